@@ -1,1 +1,1 @@
-"""Keras as it is found: backend, callbacks, seeds, threads, its methods handed over."""
+"""What the worker needs of Keras: its backend, callbacks, seeds, threads, methods and types."""

@@ -1,4 +1,4 @@
-"""Keras on TensorFlow, as everything here that is made of Keras needs it; asked before Keras is imported."""
+"""Checks that Keras runs on TensorFlow, before Keras is imported."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def keras_backend() -> str:
     try:
         found = json.loads((Path(home) / "keras.json").read_text()).get("backend")
     except (OSError, ValueError, AttributeError):
-        found = None  # as Keras has it
+        found = None  # Keras ignores such a file, too
     return str(found or "tensorflow")
 
 
 def require_tensorflow() -> None:
-    """Refuses another backend in one sentence.
+    """Refuses any backend but TensorFlow.
 
     Raises:
         Unsupported: Keras runs on JAX, PyTorch or another backend.

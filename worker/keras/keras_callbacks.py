@@ -1,4 +1,4 @@
-"""What every training loop here needs of Keras' callbacks: their list, and whether any looks at batches."""
+"""Helpers for Keras callbacks: type check, batch hooks, history."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", 
 
 
 def require_callback(callback: keras.callbacks.Callback) -> str:
-    """The name of its class.
-
-    Raises:
-        Unsupported: it is no Keras callback.
-    """
+    """The name of the callback's class. Raises: Unsupported: not a Keras callback."""
     name = type(callback).__name__
     if not isinstance(callback, keras.callbacks.Callback):
         raise Unsupported(f"callback {name}: not a keras.callbacks.Callback")
@@ -26,7 +22,7 @@ def require_callback(callback: keras.callbacks.Callback) -> str:
 
 
 def sees_batches(callbacks: Sequence[keras.callbacks.Callback]) -> bool:
-    """Whether one of them has a hook of batches: by its class, or of its own, as a `LambdaCallback`."""
+    """Whether a callback has a batch hook, in its class or on the instance (`LambdaCallback`)."""
     return any(_overrides(callback, name) for callback in callbacks for name in _BATCH_HOOKS)
 
 

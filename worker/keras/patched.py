@@ -13,7 +13,7 @@ Method = Callable[..., object]
 
 
 class _Patch:
-    """A class's method that looks up, at each call, what the calling thread has put in its place."""
+    """A method that calls the calling thread's replacement, if there is one."""
 
     def __init__(self, owner: type, name: str) -> None:
         self.owner, self.name = owner, name
@@ -23,7 +23,7 @@ class _Patch:
 
     @property
     def replacements(self) -> list[Method]:
-        """Those of the calling thread, the innermost last."""
+        """The replacements of the calling thread, the innermost last."""
         stack: list[Method] = self._local.__dict__.setdefault("stack", [])
         return stack
 

@@ -1,8 +1,8 @@
-"""Randomness that belongs to the micro-batch and not to the process.
+"""Random numbers that depend on the micro-batch, not on the process.
 
-Dropout and its kin draw from Keras `SeedGenerator`s, and `keras.random` functions without a seed from a global one;
-their state counts the calls a process has made. Before a micro-batch every generator is set to a function of (job seed,
-generator, micro-batch), so that any worker draws the same numbers for it.
+Dropout and similar layers draw from Keras `SeedGenerator`s; `keras.random` functions without a seed draw from a global
+generator. Their state counts the calls in a process. Before each micro-batch every generator is set to a function of
+(job seed, generator, micro-batch), so every worker draws the same numbers for it.
 """
 
 from __future__ import annotations
@@ -25,42 +25,42 @@ _OF_A_THREAD = (_SEED, _GENERATOR, "dtype_policy")
 
 
 def global_seed() -> int:
-    """What `keras.utils.set_random_seed` was called with last in this process; 0 where it was not."""
+    """The seed of the last `keras.utils.set_random_seed` in this process; 0 if it was never called."""
     seed = rng_utils.get_random_seed()
     return 0 if seed is None else int(seed)
 
 
 def layers_of(model: keras.Model) -> list[keras.Layer]:
-    """Every layer of a model, however nested, each once, in a fixed order."""
+    """Every layer of a model, including nested ones, each once, in a fixed order."""
     return list(dict.fromkeys(model._flatten_layers(include_self=True, recursive=True)))
 
 
 def seed_states(model: keras.Model, job_seed: int | None = None) -> list[keras.Variable]:
     """State variables (uint32 `[2]`) of the seed generators that `set_seeds` sets, in model order.
 
-    Behind them that of Keras' global generator; it is of the thread that calls, and of those that `same_keras_state`
-    lets share it. Without a job's seed none is made: it draws when it is first used, as in Keras.
+    The last one is that of Keras' global generator, which belongs to the calling thread and to threads that share it by
+    `same_keras_state`. Without a job seed it is not created: Keras creates it on first use.
     """
     states = [variable for variable in model.variables if variable.name == "seed_generator_state"]
     return states if job_seed is None else [*states, seed_generator.global_seed_generator().state]
 
 
 def same_keras_state(work: Callable[[], None]) -> Callable[[], None]:
-    """A function that works in another thread with the global state that Keras has in this one, and leaves it here.
+    """Makes `work`, run in another thread, use and update the global Keras state of this thread.
 
-    Keras keeps its global seed, seed generator and dtype policy for each thread. A generator that `work` made is the
-    one of this thread once `work` has returned, unless it has been seeded anew.
+    Keras keeps its global seed, seed generator and dtype policy per thread. A generator that `work` creates becomes
+    this thread's generator, unless this thread has been seeded again.
     """
     ours = vars(global_state.GLOBAL_STATE_TRACKER)
-    given = {name: ours[name] for name in _OF_A_THREAD if ours.get(name) is not None}
+    kept = {name: ours[name] for name in _OF_A_THREAD if ours.get(name) is not None}
 
     def working() -> None:
         theirs = vars(global_state.GLOBAL_STATE_TRACKER)
-        theirs.update(given)
+        theirs.update(kept)
         try:
             work()
         finally:
-            if ours.get(_SEED) == given.get(_SEED) and ours.get(_GENERATOR) is None:
+            if ours.get(_SEED) == kept.get(_SEED) and ours.get(_GENERATOR) is None:
                 ours[_GENERATOR] = theirs.get(_GENERATOR)
 
     return working
@@ -71,8 +71,8 @@ def set_seeds(states: list[keras.Variable], job_seed: int | None, micro_batch: t
 
     Args:
         states: From `seed_states`.
-        job_seed: Of the job; None: the generators count on from where they are.
-        micro_batch: int64 scalar tensor: its number within the job.
+        job_seed: Seed of the job; None: the generators continue from their current state.
+        micro_batch: int64 scalar tensor: number of the micro-batch within the job.
     """
     if job_seed is None:
         return

@@ -1,4 +1,4 @@
-"""TensorFlow's threads, which belong to the job: they change roundings."""
+"""Sets TensorFlow's thread counts, which are part of the job because they affect rounding."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["set_intra_op_threads"]
 
 
 def set_intra_op_threads(threads: int) -> None:
-    """Gives TensorFlow this many threads inside an operation, and one between operations.
+    """Sets this many threads within an operation, and one between operations.
 
     Raises:
-        ElastableError: TensorFlow already runs with another number.
+        ElastableError: TensorFlow has already started with another number.
     """
     if tf.config.threading.get_intra_op_parallelism_threads() == threads:
         return

@@ -1,10 +1,10 @@
-"""The temporary files of AutoGraph, taken away as soon as they have been read.
+"""Removes AutoGraph's temporary files as soon as they have been read.
 
-AutoGraph writes every function that it converts to a file, and removes the files when the process exits: those of a
-process that is killed stay for ever, and a master kills workers, as do container engines and people. What stands in a
-file is kept for tracebacks and `inspect.getsource`, where Python keeps lines of files that it does not look for again.
+AutoGraph writes every function that it converts to a file, and removes the files when the process exits. Files of a
+killed process stay for ever, and workers are killed by masters, container engines and people. The source is kept in
+`linecache`, for tracebacks and `inspect.getsource`.
 
-Importing this module does it, once for the process.
+Importing this module replaces AutoGraph's loader, once per process.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _load_source = loader.load_source
 
 
 def _load_and_remove(source: str, delete_on_exit: bool) -> tuple[ModuleType, str]:
-    """As AutoGraph's own `load_source`, without the file."""
+    """AutoGraph's `load_source`, without leaving the file."""
     module, file = _load_source(source, delete_on_exit)
     if delete_on_exit:
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-        with suppress(OSError):  # it is gone already, as after a restart of the machine's clean-up
+        with suppress(OSError):  # already gone, removed by a clean-up of the machine
             os.remove(file)
     return module, file
 

@@ -1,4 +1,4 @@
-"""`et.DistributedEmbedding`: many features and tables in one layer, configured as keras-rs' layer of that name."""
+"""`et.DistributedEmbedding`: many features and tables in one layer, compatible with keras-rs."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class _Feature:
     """A leaf of the configuration.
 
     Attributes:
-        path: Where it lies in the structure, keys joined by dots.
-        table: Position of its table in the layer.
-        length: Of its sequence; 0: it is reduced.
-        config: As the user gave it.
+        path: Its path in the structure, keys joined by dots.
+        table: Index of its table in the layer.
+        length: Length of its sequence; 0: it is reduced.
+        config: The user's description.
     """
 
     path: str
@@ -52,11 +52,11 @@ class _Feature:
 
 @dataclass(frozen=True, slots=True)
 class _Features:
-    """The configuration as it was given, kept from Keras' tracking, which would change its types.
+    """The user's configuration, hidden from Keras' tracking, which would change its types.
 
     Attributes:
         configs: The user's structure.
-        leaves: The same nest with a `_Feature` in the place of each description.
+        leaves: The same structure with a `_Feature` for each description.
         flat: The leaves in the order of the structure.
         tables: The tables, each once.
     """
@@ -69,29 +69,30 @@ class _Features:
 
 @keras.saving.register_keras_serializable(package="elastable")
 class DistributedEmbedding(keras.layers.Layer):  # type: ignore[misc]
-    """Looks a nest of features up in tables that live in an embedding store, and combines each feature's rows.
+    """Looks up a structure of features in tables of an embedding store, and combines each feature's rows.
 
-    Takes what `keras_rs.layers.DistributedEmbedding` takes and returns what that returns: features of rank 1 become
-    `[batch, dim]`; of features of rank 2 the last axis is reduced by the table's combiner. Features may share a table.
-    Each table is one of the model, by its name, and is trained by its own optimizer.
+    Same arguments and outputs as `keras_rs.layers.DistributedEmbedding`: features of rank 1 become `[batch, dim]`; of
+    features of rank 2 the last axis is reduced by the table's combiner. Features may share a table. Each table is a
+    table of the model, by its name, and has its own optimizer.
 
     Args:
-        feature_configs: A nest of `et.FeatureConfig` or `keras_rs.layers.FeatureConfig`.
-        table_stacking: Taken and not used: it lays tables out on accelerators.
-        update_stats: False; True is of keras-rs' JAX backend alone.
+        feature_configs: A structure of `et.FeatureConfig` or `keras_rs.layers.FeatureConfig`.
+        table_stacking: Accepted without effect: it lays tables out on accelerators.
+        update_stats: Must be False; True belongs to keras-rs' JAX backend.
 
     Call arguments:
-        inputs: Integer ids in the nest of `feature_configs`: dense, ragged or sparse; or what `preprocess` returned.
+        inputs: Integer ids in the structure of `feature_configs`: dense, ragged or sparse; or the result of
+            `preprocess`.
         weights: The weight of every id in its combination, in the same structure.
         training: As in Keras.
 
     Returns:
-        The nest of `feature_configs` with `[batch, dim]` for each feature, or `[batch, max_sequence_length, dim]`.
+        The structure of `feature_configs` with `[batch, dim]` for each feature, or `[batch, max_sequence_length, dim]`.
 
     Raises:
-        BadSpec: a description that is none, or of a table that cannot be.
+        BadSpec: an invalid description of a feature or table.
         Unsupported: `update_stats=True`.
-        BadInput: inputs or weights in another structure.
+        BadInput: inputs or weights of another structure.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class DistributedEmbedding(keras.layers.Layer):  # type: ignore[misc]
     def preprocess(
         self, inputs: TensorStructure, weights: TensorStructure | None = None, training: bool = False
     ) -> _Packed:
-        """Inputs and weights as one structure, which `call` takes in the place of its inputs; optional."""
+        """Inputs and weights as one structure, which `call` accepts as its inputs; optional."""
         packed = {"inputs": self._by_path("inputs", inputs)}
         if weights is not None:
             packed["weights"] = self._by_path("weights", weights)
@@ -165,7 +166,7 @@ class DistributedEmbedding(keras.layers.Layer):  # type: ignore[misc]
         return output
 
     def get_config(self) -> dict[str, object]:
-        """Everything needed to make the layer again, in keras-rs' form: tables apart, features naming them by place."""
+        """Everything needed to create the layer again, as in keras-rs: features refer to tables by index."""
         features = keras.tree.map_structure(_config_of_feature, self._features.leaves)
         return {
             **super().get_config(),
@@ -175,13 +176,13 @@ class DistributedEmbedding(keras.layers.Layer):  # type: ignore[misc]
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> DistributedEmbedding:
-        """The layer that `get_config` told."""
+        """The layer from its config."""
         config = dict(config)
         tables = [TableConfig.from_config(table) for table in config.pop("tables")]
 
         def feature_of(part: object) -> FeatureConfig | None:
             if not (isinstance(part, dict) and isinstance(part.get("table"), int)):
-                return None  # a part of the structure, to be looked into
+                return None  # an inner node of the structure
             return FeatureConfig(**{**part, "table": tables[part["table"]]})
 
         config["feature_configs"] = keras.tree.traverse(feature_of, config["feature_configs"])
@@ -205,10 +206,10 @@ class DistributedEmbedding(keras.layers.Layer):  # type: ignore[misc]
 def _leaves_of(
     structure: TensorStructure, features: Structure[_Feature], where: str
 ) -> Iterator[tuple[_Feature, TensorLike]]:
-    """Each feature with its part of the nest; a list and a tuple are the same, as they are in a saved model.
+    """Each feature with its value; lists and tuples are equivalent, as in a saved model.
 
     Raises:
-        BadInput: naming the place where the nests differ.
+        BadInput: names where the structures differ.
     """
     if isinstance(features, _Feature):
         yield features, structure
@@ -243,7 +244,7 @@ def _read(feature_configs: Structure[FeatureConfig]) -> _Features:
             tables.append(config.table)
         flat.append(_Feature(path, place, getattr(config, "max_sequence_length", 0), config))
     if not flat:
-        raise BadSpec("feature_configs: there are no features; give a nest of et.FeatureConfig")
+        raise BadSpec("feature_configs: there are no features; give an et.FeatureConfig, or a structure of them")
     described = tuple(map(table_config, tables))
     names = [table.name for table in described]
     twice = next((name for name in names if names.count(name) > 1), None)

@@ -1,4 +1,4 @@
-"""`et.EdlEmbedding`: the layer of the original design, by its own argument names."""
+"""`et.EdlEmbedding`: `et.Embedding` with the argument names of ElasticDL."""
 
 from __future__ import annotations
 

@@ -19,11 +19,9 @@ from elastable.worker.layers.embedding_arguments import (
     membership_spec,
     order_of_keras,
     refuse_keras_only,
-    require_size,
-    require_table_dtype,
+    require_arguments,
 )
 from elastable.worker.layers.integer_ids import take_integer_ids
-from elastable.worker.rows.combine import COMBINERS
 from elastable.worker.rows.saved_rows import load_table, refuse_legacy_file, save_table
 from elastable.worker.rows.store_backed import StoreBacked
 from elastable.worker.rows.store_layer import SavedArrays
@@ -35,37 +33,36 @@ __all__ = ["Embedding"]
 class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
     """Turns integer ids, or strings, into rows of a table that lives in an embedding store.
 
-    As `keras.layers.Embedding`, and more: any int64 ids, strings, ragged and sparse ids, combiners, tables shared
-    between layers, tables larger than this process's memory. It has no Keras weights; train it with `et.fit` or
-    `elastable train`.
+    Like `keras.layers.Embedding`, but also supports any int64 ids, strings, ragged and sparse ids, combiners, tables
+    shared between layers, and tables larger than this process's memory. It has no Keras weights; train it with
+    `model.fit`, `et.fit` or `elastable train`.
 
-    Arguments come in Keras' order, so that only the name of the layer changes.
+    Arguments have Keras' order, so only the name of the layer changes.
 
     Args:
         input_dim: Size of the vocabulary, ids are `0 <= id < input_dim`; None: any int64 id, or strings, whose ids are
             `et.hash_ids` of them.
         output_dim: Columns of a row.
         embeddings_initializer: Distribution of the rows, by Keras' names.
-        embeddings_regularizer: Applied to the rows a batch touches, once a layer, unlike Keras, where it reaches the
-            whole table.
-        embeddings_constraint: Applied to the rows a batch touches, after their update; a row that none has touched
-            reads its initial value as it is.
-        mask_zero: Id 0, or the empty string, is padding: masked as in Keras, left out by a combiner.
-        weights: The rows to begin with, `[input_dim, output_dim]`, as in Keras; they are written when training creates
-            the table.
+        embeddings_regularizer: Applied to the rows a batch touches, once per layer; in Keras it applies to the whole
+            table.
+        embeddings_constraint: Applied to the rows a batch touches, after their update; an untouched row keeps its
+            initial value.
+        mask_zero: Id 0, or the empty string, is padding: masked as in Keras, skipped by a combiner.
+        weights: Initial rows `[input_dim, output_dim]`, as in Keras; written when training creates the table.
         combiner: None, "sum", "mean" or "sqrtn": reduces the last axis of the ids. Sparse ids need one; sparse integers
             below 0 are pruned.
         table: Name of the table; layers that name the same one share it. Default: the layer's own name.
-        admission: An `et.AdmissionSpec`: when an id gets a row of its own; until then it reads its initial value, and
-            its gradients are dropped. None: at its first gradient. Not with `input_dim`.
-        eviction: An `et.EvictionSpec`: which rows are given up, and when; their ids read their initial values again.
-            None: none. Not with `input_dim`.
-        lazy: False: rows that a batch does not touch follow its step, too, as in Keras; True: they stay as they are;
-            None: as the job says (`et.fit(lazy=)`).
-        optimizer: What trains the table: a Keras optimizer, its name or its config, with a learning rate (or schedule),
-            weight decay and clipping of its own. None: the model's, as given to `compile()`.
-        table_dtype: How the store keeps the rows: None or "float32", "bfloat16" or "float16". The layer reads float32
-            in any case; `dtype` is, as in Keras, what it computes in.
+        admission: An `et.AdmissionSpec`: when an id gets a stored row; until then it reads its initial value and its
+            gradients are dropped. None: at the first gradient. Not with `input_dim`.
+        eviction: An `et.EvictionSpec`: which rows are removed, and when; their ids read their initial values again.
+            None: no eviction. Not with `input_dim`.
+        lazy: False: each step also updates rows that the batch does not touch, as in Keras; True: it does not; None:
+            the job's setting (`et.fit(lazy=)`).
+        optimizer: What trains the table: a Keras optimizer, its name or its config, with a separate learning rate (or
+            schedule), weight decay and clipping. None: the optimizer of `compile()`.
+        table_dtype: Dtype of the rows in the store: None or "float32", "bfloat16" or "float16". The layer always reads
+            float32; `dtype` is its compute dtype, as in Keras.
 
     Call arguments:
         inputs: Integers or strings: a dense tensor of any rank, ragged, or sparse of rank 2.
@@ -75,15 +72,15 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         Ids' shape + `[output_dim]`; with a combiner, ids' shape without its last axis + `[output_dim]`.
 
     Raises:
-        BadSpec: dimensions that are not positive integers or are in another order, an unknown combiner or table_dtype;
-            admission or eviction of a fixed vocabulary; an optimizer that Keras does not know.
+        BadSpec: dimensions that are not positive integers or in the wrong order, an unknown combiner or table_dtype,
+            admission or eviction with a fixed vocabulary, or an optimizer unknown to Keras.
         Unsupported: LoRA or quantization.
         BadIds: ids that are neither integers nor strings, or strings for a fixed vocabulary.
         IdOutOfRange: ids outside of a fixed vocabulary.
     """
 
     def __new__(cls, *args: object, **kwargs: object) -> Embedding:
-        """Refuses `Embedding(8, input_dim=1000)`, the order of earlier versions, before Python does in its words."""
+        """Refuses `Embedding(8, input_dim=1000)`, the argument order of earlier versions, with a helpful message."""
         if args and "input_dim" in kwargs and cls.__init__ is Embedding.__init__:
             size = kwargs["input_dim"]
             raise BadSpec(
@@ -112,23 +109,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
     ) -> None:
         refuse_keras_only(kwargs)
         super().__init__(**kwargs)
-        if output_dim is None:
-            raise BadSpec(
-                f"embedding layer {self.name!r}: output_dim is missing; {order_of_keras(f'(None, {input_dim!r})')}"
-            )
-        if mask_zero not in (False, True):
-            raise BadSpec(
-                f"embedding layer {self.name!r}: mask_zero must be True or False, got {mask_zero!r}; "
-                "give combiner by its name, combiner="
-            )
-        require_size(self.name, "output_dim", output_dim)
-        if input_dim is not None:
-            require_size(self.name, "input_dim", input_dim)
-        if combiner is not None and combiner not in COMBINERS:
-            raise BadSpec(
-                f"embedding layer {self.name!r}: combiner {combiner!r}; known ones are None, {', '.join(COMBINERS)}"
-            )
-        require_table_dtype(self.name, table_dtype)
+        output_dim = require_arguments(self.name, input_dim, output_dim, mask_zero, combiner, table_dtype)
         self.output_dim = output_dim
         self.input_dim = input_dim
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
@@ -152,12 +133,12 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         self.begin()
 
     def build(self, input_shape: object = None) -> None:
-        """Checks the table's spec; there are no weights to make."""
+        """Checks the table's spec; there are no weights to create."""
         self.table_spec()
         self.built = True
 
     def __call__(self, inputs: TensorLike, *args: object, **kwargs: object) -> tf.Tensor | tf.RaggedTensor:
-        """As of every layer; a Sequential model that begins with this one takes ids as integers."""
+        """Calls the layer; a Sequential model that starts with it takes integer ids."""
         take_integer_ids(inputs)
         return super().__call__(inputs, *args, **kwargs)
 
@@ -178,7 +159,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
     ) -> keras.KerasTensor:
         """Symbolic output of symbolic ids."""
         dtype = keras.backend.standardize_dtype(inputs.dtype)
-        if dtype == "string" or "int" in dtype:  # floats are refused where they come as values
+        if dtype == "string" or "int" in dtype:  # floats are refused when the layer is called on values
             self._note_ids(dtype)
         ragged = bool(getattr(inputs, "ragged", False)) and self.combiner is None
         shape = self.output_shape_of(tuple(inputs.shape))
@@ -189,7 +170,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         return self.output_shape_of(tuple(input_shape))
 
     def get_config(self) -> dict[str, object]:
-        """Everything needed to make the layer again."""
+        """Everything needed to create the layer again."""
         refuse_legacy_file(self)
         return {
             **super().get_config(),

@@ -1,4 +1,4 @@
-"""Arguments of `et.Embedding`, checked when the layer is made."""
+"""Checks of the arguments of `et.Embedding`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec
 from elastable.embedding_store.errors import BadSpec, Unsupported
+from elastable.worker.rows.combine import COMBINERS
 
 __all__ = [
     "initial_weights",
@@ -19,8 +20,7 @@ __all__ = [
     "membership_spec",
     "order_of_keras",
     "refuse_keras_only",
-    "require_size",
-    "require_table_dtype",
+    "require_arguments",
 ]
 
 Spec = TypeVar("Spec", AdmissionSpec, EvictionSpec)
@@ -28,7 +28,7 @@ _TABLE_DTYPES = ("float32", "bfloat16", "float16")
 
 
 def refuse_keras_only(arguments: dict[str, object]) -> None:
-    """Takes what plain Keras' layer has and a table in a store does not out of `arguments`; refuses it where given."""
+    """Removes arguments that only Keras' layer supports; refuses them if they are set."""
     for name in ("lora_rank", "lora_alpha", "quantization_config"):
         value = arguments.pop(name, None)
         if value is not None:
@@ -39,12 +39,12 @@ def refuse_keras_only(arguments: dict[str, object]) -> None:
 
 
 def order_of_keras(right: str) -> str:
-    """What a message says of the order of arguments; `right` is the caller's own, put right."""
+    """The part of a message that explains the order of arguments; `right` is the corrected call."""
     return f"the order is Keras' own, et.Embedding(input_dim, output_dim), input_dim=None for any int64 id: {right}"
 
 
 def initial_weights(layer: str, weights: npt.ArrayLike, input_dim: int | None, output_dim: int) -> Float32:
-    """The rows that Keras' argument `weights` means: an array, or a list of one."""
+    """The initial rows from Keras' argument `weights`: an array, or a list of one array."""
     only = weights[0] if isinstance(weights, list) and len(weights) == 1 else weights
     rows = np.ascontiguousarray(only, dtype=np.float32)
     if rows.shape != (input_dim, output_dim):
@@ -55,8 +55,32 @@ def initial_weights(layer: str, weights: npt.ArrayLike, input_dim: int | None, o
     return rows
 
 
-def require_table_dtype(layer: str, table_dtype: object) -> None:
-    """Refuses what rows cannot be kept in."""
+def require_arguments(
+    layer: str,
+    input_dim: int | None,
+    output_dim: int | None,
+    mask_zero: object,
+    combiner: str | None,
+    table_dtype: str | None,
+) -> int:
+    """`output_dim`; raises `BadSpec` if one of the arguments of `et.Embedding` is missing or invalid."""
+    told = f"embedding layer {layer!r}"
+    if output_dim is None:
+        raise BadSpec(f"{told}: output_dim is missing; {order_of_keras(f'(None, {input_dim!r})')}")
+    if mask_zero not in (False, True):
+        raise BadSpec(
+            f"{told}: mask_zero must be True or False, got {mask_zero!r}; give combiner by its name, combiner="
+        )
+    _require_size(layer, "output_dim", output_dim)
+    if input_dim is not None:
+        _require_size(layer, "input_dim", input_dim)
+    if combiner is not None and combiner not in COMBINERS:
+        raise BadSpec(f"{told}: combiner {combiner!r}; known ones are None, {', '.join(COMBINERS)}")
+    _require_table_dtype(layer, table_dtype)
+    return output_dim
+
+
+def _require_table_dtype(layer: str, table_dtype: object) -> None:
     if table_dtype is None or table_dtype in _TABLE_DTYPES:
         return
     told = f"embedding layer {layer!r}: table_dtype {table_dtype!r}; a layer's table is kept in "
@@ -64,21 +88,20 @@ def require_table_dtype(layer: str, table_dtype: object) -> None:
     raise BadSpec(told + ", ".join(_TABLE_DTYPES) + hint)
 
 
-def require_size(layer: str, argument: str, value: object) -> None:
-    """Refuses what is not a positive integer."""
+def _require_size(layer: str, argument: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise BadSpec(f"embedding layer {layer!r}: {argument} must be a positive integer, got {value!r}")
 
 
 def keras_optimizer_of(layer: str, optimizer: object) -> keras.optimizers.Optimizer:
-    """The Keras optimizer that an instance, a name or a config stands for.
+    """The Keras optimizer from an instance, a name or a config.
 
     Args:
         layer: Name of the embedding layer, for messages.
-        optimizer: What the layer was given.
+        optimizer: The layer's argument.
 
     Raises:
-        BadSpec: Keras makes no optimizer of it.
+        BadSpec: Keras cannot create an optimizer from it.
     """
     try:
         return keras.optimizers.get(optimizer)

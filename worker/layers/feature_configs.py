@@ -1,6 +1,6 @@
-"""Tables and features of `et.DistributedEmbedding`, described as keras-rs describes them.
+"""`et.TableConfig` and `et.FeatureConfig`, which describe the tables and features of `et.DistributedEmbedding`.
 
-Also the classes of keras-rs itself will do: all that is asked of a description is its attributes.
+The classes of keras-rs work, too: only the attributes matter.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ PLACEMENTS = ("auto", "default_device", "sparsecore")
 
 @dataclass
 class TableConfig:
-    """One table, as `keras_rs.layers.TableConfig`, with the same defaults.
+    """One table; same arguments and defaults as `keras_rs.layers.TableConfig`.
 
     Attributes:
-        name: Of the table; unique in a model.
+        name: Name of the table; unique in a model.
         vocabulary_size: Ids are `0 <= id < vocabulary_size`; None: any int64 id.
         embedding_dim: Columns of a row.
         initializer: Distribution of the rows, a Keras initializer or its name.
         optimizer: What trains the table: a Keras optimizer, its name or its config; None: the model's.
         combiner: "mean", "sum" or "sqrtn": how the last axis of the ids is reduced.
         placement: "auto" and "sparsecore": trained by `optimizer`; "default_device": by the model's optimizer, as
-            keras-rs trains such a table. Where the rows lie is said by the job (`locations=`).
+            keras-rs trains such a table. The job's `locations=` decides where the rows are stored.
         max_ids_per_partition, max_unique_ids_per_partition: For keras-rs' accelerators; not used.
     """
 
@@ -49,7 +49,7 @@ class TableConfig:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> TableConfig:
-        """The table that `config_of_table` told."""
+        """The inverse of `config_of_table`."""
         return cls(
             **{
                 **config,
@@ -61,14 +61,14 @@ class TableConfig:
 
 @dataclass
 class FeatureConfig:
-    """One feature, as `keras_rs.layers.FeatureConfig`.
+    """One feature; same arguments as `keras_rs.layers.FeatureConfig`.
 
     Attributes:
         name: Of the feature, for messages.
-        table: Where its ids are looked up; several features may have one.
-        input_shape: Of its ids, `(batch,)` or `(batch, n)`; of ragged ids n is the most there are. For readers of the
-            description: any batch size and any n will do.
-        output_shape: Of what it becomes, `(batch, embedding_dim)`; likewise.
+        table: The table its ids are looked up in; features may share a table.
+        input_shape: Shape of its ids, `(batch,)` or `(batch, n)`; for ragged ids n is the maximum. Documentation only:
+            any batch size and n work.
+        output_shape: Shape of its output, `(batch, embedding_dim)`; documentation only.
         max_sequence_length: If positive, ids `[batch, n]` are not reduced: the first that many give rows `[batch,
             max_sequence_length, embedding_dim]`, with zeros where there are fewer.
     """
@@ -81,7 +81,7 @@ class FeatureConfig:
 
 
 def refuse_feature(path: str, feature: object) -> None:
-    """Raises `BadSpec` where a leaf of the configuration is no feature of a table that can be had."""
+    """Raises `BadSpec` if a leaf of the configuration does not describe a feature."""
     table = getattr(feature, "table", None)
     missing = [name for name in ("name", "vocabulary_size", "embedding_dim") if not hasattr(table, name)]
     if missing:
@@ -96,7 +96,7 @@ def refuse_feature(path: str, feature: object) -> None:
 
 
 def table_config(table: object) -> TableConfig:
-    """A table as `et.TableConfig`, whoever's class describes it.
+    """A table description of any class as `et.TableConfig`.
 
     Raises:
         BadSpec: a combiner or placement that keras-rs does not have.
@@ -111,7 +111,7 @@ def table_config(table: object) -> TableConfig:
 
 
 def config_of_table(table: TableConfig) -> dict[str, object]:
-    """The table as JSON can hold it."""
+    """The table as JSON values."""
     return {
         **{part.name: getattr(table, part.name) for part in fields(table)},
         "initializer": keras.saving.serialize_keras_object(table.initializer),

@@ -1,7 +1,7 @@
-"""Sequential models that begin with an embedding take ids as integers, also where Keras assumes floats.
+"""Makes Sequential models that start with an embedding take integer ids where Keras would assume floats.
 
-A `keras.Sequential` that is not told of its input makes one of float32, and casts what it is given: ids above 2**24
-would become others. So where an embedding layer of ours is the first layer, that input is made int64.
+A `keras.Sequential` without an Input layer creates a float32 input and casts its arguments to it, which would change
+ids above 2**24. So if the first layer is one of our embedding layers, that input becomes int64.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _SEQUENTIAL_BUILD = keras.Sequential.build.__code__
 
 
 def take_integer_ids(ids: TensorLike) -> None:
-    """Makes the symbolic input int64 of every Sequential model that is being built and hands `ids` on untouched.
+    """Makes the symbolic input int64 of every Sequential model that is being built and passes `ids` on unchanged.
 
     Args:
-        ids: What an embedding layer is called with; anything but a float `KerasTensor` is left alone.
+        ids: The layer's argument; anything but a float `KerasTensor` is ignored.
     """
     if not isinstance(ids, keras.KerasTensor) or not ids.dtype.startswith("float"):
         return
@@ -33,10 +33,10 @@ def take_integer_ids(ids: TensorLike) -> None:
         layer._dtype = "int64"
         ids._dtype = "int64"
         # A Sequential around this one hands its own input to it, which is another tensor.
-        ids = _given_to(local["self"])
+        ids = _input_of(local["self"])
 
 
-def _given_to(model: keras.Model) -> keras.KerasTensor | None:
+def _input_of(model: keras.Model) -> keras.KerasTensor | None:
     """The tensor that the model is called with in the Sequential that is being built around it."""
     for local in _sequentials_being_built():
         if local.get("layer") is model:

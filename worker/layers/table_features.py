@@ -1,4 +1,4 @@
-"""One table of an `et.DistributedEmbedding`, and what it makes of the ids of a feature."""
+"""One table of an `et.DistributedEmbedding`: looks up and combines the ids of its features."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["TableFeatures"]
 
 
 class TableFeatures(Embedding):
-    """The rows of one table for features of any rank; made by `et.DistributedEmbedding` only.
+    """The rows of one table for features of any rank; created by `et.DistributedEmbedding`.
 
-    As `keras_rs.layers.EmbedReduce`: ids of rank 1 are looked up, ids of a higher rank are reduced over their last
+    Like `keras_rs.layers.EmbedReduce`: ids of rank 1 are looked up, ids of higher rank are also reduced over the last
     axis, in float32.
     """
 
@@ -27,12 +27,12 @@ class TableFeatures(Embedding):
 
         Args:
             inputs: Integer ids: dense of any rank, ragged or sparse of rank 2.
-            weights: Of each id in its combination, of the same kind and shape; None: 1.
+            weights: Weight of each id in its combination, of the same kind and shape; None: 1.
             training: As in Keras.
-            length: If positive, rows as a sequence of that length in the place of a combination.
+            length: If positive, return a sequence of this length instead of a combination.
 
         Raises:
-            BadIds: a sequence with weights, or of ids of another rank than 2.
+            BadIds: a sequence with weights, or with ids whose rank is not 2.
         """
         if length:
             return self._sequence(inputs, weights, length, training)
@@ -47,7 +47,7 @@ class TableFeatures(Embedding):
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
 
     def _single(self, ids: tf.Tensor, weights: TensorLike | None, training: bool | None) -> tf.Tensor:
-        """One id is its own mean, whatever its weight; in a sum the weight counts."""
+        """The mean of one id is its row, whatever its weight; a sum applies the weight."""
         flat = flatten_ids(self.name, ids, None, None, False)
         rows = shape_rows(flat, self._rows_of(flat.ids, training), None, self.output_dim)
         if weights is not None and self.combiner == "sum":

@@ -1,4 +1,4 @@
-"""The parts of a micro-batch's loss that a version combines differently, and what is shown of each."""
+"""The parts of a micro-batch's loss that a version combines differently, and what each adds to the loss metrics."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["LossPart", "loss_parts", "require_rowwise", "shown_losses"]
 
 @dataclass(frozen=True, slots=True)
 class LossPart:
-    """Terms of a loss that are divided alike.
+    """Terms of a loss that are divided by the same number.
 
     Attributes:
-        kind: By what; None: as the job's `average` says.
+        kind: What they are divided by; None: decided by the job's `average`.
         amount: With `DivisorKind.AMOUNT` the divisor, a float64 scalar; else None.
         loss: Their sum.
         losses: Place of a metric's total -> the mean that they add to it.
@@ -35,7 +35,7 @@ class LossPart:
 
 
 def loss_parts(model: keras.Model, loss: tf.Tensor, terms: Sequence[LossTerm], average: str) -> list[LossPart]:
-    """The parts of a loss, that with most of it first.
+    """The parts of a loss, those that depend on the batch first.
 
     Args:
         model: For messages.
@@ -44,7 +44,7 @@ def loss_parts(model: keras.Model, loss: tf.Tensor, terms: Sequence[LossTerm], a
         average: How the job combines micro-batches; see `JobSpec`.
 
     Raises:
-        Unsupported: with "mean", a term of which it cannot be seen what it was divided by.
+        Unsupported: with "mean", a term with an unknown divisor.
     """
     if average == "records":
         return [LossPart(DivisorKind.RECORDS, None, loss)]
@@ -54,7 +54,7 @@ def loss_parts(model: keras.Model, loss: tf.Tensor, terms: Sequence[LossTerm], a
     for term in sorted(terms, key=lambda term: not term.of_batch):
         groups.setdefault(_group(term, average), []).append(term)
     if len(groups) == 1:
-        # The loss as it is: terms would be added in another order.
+        # The loss itself: adding its terms again could change the order of additions.
         ((kind, _),) = groups
         return [LossPart(kind, next(iter(groups.values()))[0].amount, loss)]
     return [LossPart(kind, alike[0].amount, _sum(alike)) for (kind, _), alike in groups.items()]
@@ -76,7 +76,7 @@ def _refuse_unknown(model: keras.Model, terms: Sequence[LossTerm]) -> None:
         if term.kind is None:
             raise Unsupported(
                 f"model {model.name!r}: with grads_to_wait above 1 it must be known what every term of the loss is "
-                f"divided by, and of one it cannot be seen (operation {term.told}). Return one value for each record "
+                f"divided by, and of one it cannot be seen (operation {term.where}). Return one value for each record "
                 "from a loss function, so that Keras reduces them; or end a term of add_loss or compute_loss in "
                 "keras.ops.mean or keras.ops.sum over the records; or say which it is with et.averaged(term) or "
                 "et.summed(term); or let every micro-batch weigh its records: average='records' "
@@ -87,9 +87,9 @@ def _refuse_unknown(model: keras.Model, terms: Sequence[LossTerm]) -> None:
 def shown_losses(
     model: keras.Model, parts: Sequence[LossPart], recorded: Sequence[RecordedLoss], penalty: tf.Tensor | None
 ) -> tuple[list[LossPart], Mapping[int, tf.Tensor]]:
-    """The parts with what they add to Keras' loss metrics, and what a penalty on rows adds.
+    """The parts with what they add to Keras' loss metrics, and what a penalty on rows adds to them.
 
-    A mean over records needs none: metric states of micro-batches are summed as they are.
+    Not needed for a mean over records: metric states of micro-batches are summed directly.
     """
     if [part.kind for part in parts] == [DivisorKind.RECORDS] or parts[0].loss.shape.rank != 0:
         return list(parts), {}
@@ -108,10 +108,10 @@ def shown_losses(
 
 
 def require_rowwise(layer: keras.Layer) -> None:
-    """Refuses a regularizer of a table that does not treat rows separately: micro-batches cannot be combined.
+    """Refuses a table's regularizer that does not treat rows separately, so micro-batches cannot be combined.
 
     Raises:
-        Unsupported: naming layer and regularizer.
+        Unsupported: names layer and regularizer.
     """
     rows = tf.constant(np.random.default_rng(0).normal(size=(4, layer.output_dim)).astype(np.float32))
     penalty = layer.embeddings_regularizer

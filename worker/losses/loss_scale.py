@@ -1,7 +1,7 @@
-"""Loss scaling: gradients of a loss times a number, and divided by it again, so that float16 does not lose small ones.
+"""Loss scaling: the gradient of the scaled loss, divided by the scale, so that float16 does not lose small gradients.
 
-The scale of `keras.optimizers.LossScaleOptimizer` is a number of the version. It comes to workers as one more state of
-the model; the master changes it with each version (`elastable.master.keras.keras_update`).
+The scale of `keras.optimizers.LossScaleOptimizer` is part of the version. Workers receive it as one more state of the
+model; the master updates it with each version (`elastable.master.keras.keras_update`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _KEPT = "_elastable_loss_scale"
 
 
 def scale_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    """The variable of a scale that changes, alone; none where the optimizer has no such scale."""
+    """The variable of a dynamic loss scale as a list; empty if the optimizer has none."""
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return []
     if optimizer.built:
         return [optimizer.dynamic_scale]
     if not hasattr(optimizer, _KEPT):
-        # A worker's optimizer makes no step: it is not built, and takes no memory for moments.
+        # A worker's optimizer makes no steps: it is not built, so it allocates no moments.
         scale = keras.Variable(optimizer.initial_scale, dtype="float32", trainable=False, name="dynamic_scale")
         object.__setattr__(optimizer, _KEPT, scale)
     return [getattr(optimizer, _KEPT)]

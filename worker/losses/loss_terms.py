@@ -1,9 +1,9 @@
-"""The terms of a traced loss, and what each was divided by.
+"""Splits a traced loss into terms, and finds what each was divided by.
 
-A version's gradient is that of one batch of all its records, so micro-batches must be combined term by term: a mean
-over records by records, a masked mean by what the mask let through, a sum by nothing. The graph of the loss is walked
-from its end: through sums and constant factors, down to terms whose divisor is known. What is not known is said to be
-so, and never guessed.
+A version's gradient must equal that of one batch of all its records, so micro-batches are combined term by term: a mean
+over records is weighted by records, a masked mean by the number of unmasked values, a sum by nothing. The graph of the
+loss is followed back through sums and constant factors to terms with a known divisor. An unknown divisor is reported,
+never guessed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["LossTerm", "averaged", "loss_terms", "summed"]
 
 _AVERAGED, _SUMMED = "elastable_averaged", "elastable_summed"
 
-# What a value depends on: nothing of the batch, its shape alone, or what is in it.
+# What a value depends on: nothing of the batch, only its shape, or its contents.
 _CONSTANT, _SHAPE, _BATCH = range(3)
 _SHAPE_OPS = ("Shape", "ShapeN", "Size", "Rank")
 _THROUGH = ("Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "Snapshot")
@@ -36,24 +36,24 @@ class LossTerm:
 
     Attributes:
         value: The term with its factors, a scalar.
-        kind: What it was divided by; None: that cannot be seen.
+        kind: What it was divided by; None: unknown.
         amount: With `DivisorKind.AMOUNT` the divisor, a float64 scalar; else None.
         of_batch: Whether it depends on the batch; a regularizer of weights does not.
-        told: The operation where the walk ended, for messages.
+        where: The operation where the walk ended, for messages.
     """
 
     value: tf.Tensor
     kind: DivisorKind | None
     amount: tf.Tensor | None
     of_batch: bool
-    told: str
+    where: str
 
 
 def averaged(value: tf.Tensor) -> tf.Tensor:
     """Marks a scalar of a loss as a mean over the records of the batch; changes no number.
 
-    For terms of `add_loss` and `compute_loss`, and losses that return one number, where it cannot be seen from their
-    operations. See docs/model-file.md.
+    For terms of `add_loss` and `compute_loss`, and losses that return a scalar, whose operations do not show it. See
+    docs/model-file.md.
     """
     return tf.identity(value, name=_AVERAGED)
 
@@ -69,17 +69,17 @@ def loss_terms(
     """The terms of a loss that is traced into a graph.
 
     Args:
-        loss: A scalar, or a value for each record (reduction "none"), whose gradient is that of its sum.
+        loss: A scalar, or a value per record (reduction "none"), whose gradient is that of the sum.
         recorded: The reductions of Keras' losses in it.
-        batch: The tensors of the graph that hold data of the batch.
-        rows: Those that hold rows of tables.
+        batch: Tensors of the graph that hold data of the batch.
+        rows: Tensors that hold rows of tables.
     """
     walk = _Walk(recorded, batch, rows)
     found = [_Leaf(loss, (), _UNKNOWN, None)] if loss.shape.rank is None else walk.leaves(loss)
     terms = []
     for leaf in found:
         value = leaf.tensor if leaf.tensor.shape.rank == 0 else tf.reduce_sum(leaf.tensor)
-        # A number beside a value for each record would count once for every record.
+        # A scalar added to a value per record would count once per record.
         mixed = loss.shape.rank != 0 and leaf.tensor.shape.rank != loss.shape.rank
         for factor in leaf.factors:
             value = value * tf.cast(factor, value.dtype)
@@ -166,7 +166,7 @@ class _Walk:
             return None
         if depends == _SHAPE:
             return [_Leaf(tensor, factors, DivisorKind.RECORDS, None)]
-        # Weights or a mask of the data, summed by hand: with them the divisor is no function of the model.
+        # Weights or a mask from the data, summed by the user: the divisor must not depend on trained values.
         counts = [] if self._is_trained(below) else self.leaves(below)
         if len(counts) == 1 and counts[0].kind == DivisorKind.NOTHING and not counts[0].factors:
             return [_Leaf(tensor, factors, DivisorKind.AMOUNT, tf.cast(below, tf.float64))]
@@ -189,7 +189,7 @@ class _Walk:
         return [_Leaf(tensor, factors, _BARE_SUM if self._is_scaled_by_size(source) else DivisorKind.NOTHING, None)]
 
     def depends(self, tensor: tf.Tensor) -> int:
-        """What of the batch a tensor depends on."""
+        """What part of the batch a tensor depends on."""
         waiting = [tensor]
         while waiting:
             last = waiting[-1]
@@ -211,14 +211,14 @@ class _Walk:
         return min(most, _SHAPE) if tensor.op.type in _SHAPE_OPS else most
 
     def _is_scaled_by_size(self, tensor: tf.Tensor) -> bool:
-        """Whether the size of the batch went into a value by arithmetic: as in `sum(x / batch_size)`."""
+        """Whether the batch size is used in arithmetic, as in `sum(x / batch_size)`."""
         return any(
             operation.type in _ARITHMETIC and any(self.depends(part) == _SHAPE for part in operation.inputs)
             for operation in ancestors(tensor)
         )
 
     def _is_trained(self, tensor: tf.Tensor) -> bool:
-        """Whether a value is computed from rows or variables, and so has a gradient of its own."""
+        """Whether a value is computed from rows or variables, and so has a gradient."""
         return any(
             operation.type.startswith(_READS) or any(part.ref() in self._rows for part in operation.outputs)
             for operation in ancestors(tensor)

@@ -1,9 +1,9 @@
-"""What Keras' losses divide by, noted while a step is traced.
+"""Records what Keras' losses divide by while a step is traced.
 
-Every `keras.losses.Loss` ends in Keras' `reduce_weighted_values`: values of a batch, sample weights and a mask go in,
-the loss comes out. Only there can be seen whether it is a sum, a mean over records, or was divided by weights or by
-what a mask lets through. The function is wrapped once, when this module is imported; without a recorder in the thread
-it does what Keras' own does.
+Every `keras.losses.Loss` ends in Keras' `reduce_weighted_values`, which turns the values of a batch, sample weights and
+a mask into the loss. Only there is it visible whether the loss is a sum, a mean over records, or divided by weights or
+by the size of a mask. The function is wrapped once, when this module is imported; in a thread that records nothing it
+is Keras' own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from elastable.worker.keras.graphs import ancestors
 
 __all__ = ["RecordedLoss", "recorded_losses"]
 
-#: Operations whose output has as many rows as the data make it, and not as the batch has.
+#: Operations whose output size depends on the data, not only on the batch size.
 _SIZED_BY_DATA = ("Where", "Unique", "DynamicPartition", "StringSplit", "RaggedRange")
 
 _current = threading.local()
@@ -33,7 +33,7 @@ class RecordedLoss:
     """One reduction.
 
     Attributes:
-        result: What it gave: a scalar, or with reduction "none" a value for each record.
+        result: The loss: a scalar, or with reduction "none" a value per record.
         kind: What it was divided by.
         amount: With `DivisorKind.AMOUNT` that divisor, a float64 scalar; else None.
     """
@@ -45,7 +45,7 @@ class RecordedLoss:
 
 @contextmanager
 def recorded_losses() -> Iterator[list[RecordedLoss]]:
-    """Notes the reductions of this thread while the block runs, in order."""
+    """Records the reductions of this thread within the block, in order."""
     before = getattr(_current, "found", None)
     found: list[RecordedLoss] = []
     _current.found = found
@@ -64,9 +64,9 @@ def _reduce(
 ) -> tf.Tensor:
     result = _keras_reduce(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
     found = getattr(_current, "found", None)
-    # Without a graph nobody asks for them. One number for a whole batch is a loss that was reduced by somebody else.
+    # Only graphs are analysed. A scalar for a whole batch has been reduced elsewhere.
     if found is not None and not tf.executing_eagerly() and tf.convert_to_tensor(values).shape.rank != 0:
-        # A tensor of its own: Keras may return the very values it was given.
+        # A new tensor: Keras may return its arguments unchanged.
         result = tf.identity(result)
         kind, amount = _divisor(values, sample_weight, mask, reduction, dtype)
         found.append(RecordedLoss(result, kind, amount))
@@ -88,7 +88,7 @@ def _divisor(
         )
         return DivisorKind.AMOUNT, tf.reduce_sum(tf.cast(weights, tf.float64))
     if mask is not None:
-        # Keras scales what the mask lets through by total / valid, and divides by the number of values.
+        # Keras scales the unmasked values by total / valid, and divides by the number of values.
         mask = tf.cast(mask, tf.float64)
         each = tf.cast(tf.size(values), tf.float64) / tf.maximum(tf.cast(tf.size(mask), tf.float64), 1.0)
         return DivisorKind.AMOUNT, tf.reduce_sum(mask) * each
@@ -104,5 +104,5 @@ def _counts_records(values: tf.Tensor) -> bool:
     return not any(operation.type.startswith(_SIZED_BY_DATA) for operation in ancestors(values))
 
 
-# As it is written: AutoGraph would convert it, as it converts what a model calls.
+# AutoGraph would convert it, as it converts everything that a model calls.
 keras_loss.reduce_weighted_values = tf.autograph.experimental.do_not_convert(_reduce)

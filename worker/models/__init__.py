@@ -1,1 +1,1 @@
-"""A person's model: loaded, built, moved to the store, exported."""
+"""The user's model: loading, building, moving tables to a store, exporting."""

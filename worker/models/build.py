@@ -1,4 +1,4 @@
-"""A model made ready to be trained: seeded, built, its metrics and loss in place."""
+"""Builds a model and checks that it can be trained."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _log = logging.getLogger(__name__)
 
 
 def as_tensors(batch: object, source: str = "the reader") -> TensorBatch:
-    """A batch of arrays as the same nest of tensors: RaggedArrays and SparseArrays as TensorFlow's.
+    """A batch of arrays as the same structure of tensors, with TensorFlow's ragged and sparse tensors.
 
     Raises:
-        BadInput: no batch; `source` says where it comes from.
+        BadInput: not a batch; `source` names its origin.
     """
     tensors: TensorBatch = tf.nest.map_structure(_as_tensor, require_parts(batch, source))
     return tensors
@@ -75,9 +75,9 @@ def make_model(
     Args:
         make: Returns a compiled Keras model.
         sample: A batch, for its shapes.
-        seed: Keras' global seed, so that every process begins with equal dense variables.
-        offload_above: Keras embeddings of more elements than this get their tables in the store and never allocate
-            them; 0: none.
+        seed: Keras' global seed, so that every process starts with equal dense variables.
+        offload_above: Keras embeddings with more elements than this are offloaded to the store and never allocated; 0:
+            none.
         on_worker: Tables that become Keras variables.
     """
     keras.utils.set_random_seed(seed & 0xFFFFFFFF)
@@ -94,13 +94,12 @@ def build_model(model: keras.Model, sample: TensorBatch) -> None:
     """Runs the model once on `sample`, so that all variables exist.
 
     Raises:
-        ModelError, Unsupported: a model that is not compiled, fails on its own data, or asks for what cannot be
-            honoured.
+        ModelError, Unsupported: a model that is not compiled, fails on its own data, or uses unsupported features.
     """
     _refuse_unsupported(model)
     try:
         if overrides(model, "train_step"):
-            # In a graph, so that nothing is computed: the step may move states and metrics.
+            # In a graph, so that nothing is computed: the step may change states and metrics.
             with entered(PlanScope()):
                 tf.function(lambda: rehearse(model, sample), autograph=False).get_concrete_function()
         else:
@@ -118,7 +117,7 @@ def build_model(model: keras.Model, sample: TensorBatch) -> None:
 
 
 def _refuse_unsupported(model: keras.Model) -> None:
-    """Refuses by name what `compile()` or the model ask for and the step cannot honour."""
+    """Refuses features of `compile()` or the model that the step does not support, by name."""
     if not getattr(model, "compiled", False):
         raise ModelError(f"model {model.name!r} is not compiled; call model.compile(optimizer, loss, ...) first")
     strategy = getattr(model, "_distribute_strategy", None)
@@ -129,7 +128,7 @@ def _refuse_unsupported(model: keras.Model) -> None:
             "with variables of their own et.ReplicaTrainer"
         )
     if model.jit_compile is True:
-        # As Keras itself does for a model that XLA cannot compile; the numbers differ by rounding alone.
+        # Keras does the same for a model that XLA cannot compile; the numbers differ only by rounding.
         _log.warning(
             "model %r: compile(jit_compile=True) has no effect: its steps run without XLA, because the number of "
             "unique ids differs from batch to batch",
@@ -139,9 +138,9 @@ def _refuse_unsupported(model: keras.Model) -> None:
 
 @contextmanager
 def _states_kept(model: keras.Model) -> Iterator[None]:
-    """Afterwards the layers' states are as before, or, of layers built meanwhile, as they were initialised.
+    """Restores the layers' states after the block; those of layers built meanwhile to their initial values.
 
-    A layer may count its calls or move an average whether it trains or not; this call is none of the program's.
+    A layer may count its calls or update an average; this call must not count.
     """
     values: list[tuple[keras.Variable, keras.Initializer | npt.NDArray[np.generic]]] = [
         (variable, np.array(variable)) for variable in model.non_trainable_variables
@@ -167,7 +166,7 @@ def _states_kept(model: keras.Model) -> Iterator[None]:
 
 
 def _require_sums(model: keras.Model, done: Forward) -> None:
-    """Refuses a user's metric whose state is no sum over records, so that micro-batches cannot be merged.
+    """Refuses a user's metric whose state is not a sum over records, because micro-batches could not be merged.
 
     Raises:
         Unsupported: naming the metric: seeing the same predictions again does not double its state.
@@ -176,7 +175,7 @@ def _require_sums(model: keras.Model, done: Forward) -> None:
     own = [metric for metric in metrics if type(metric).__module__.split(".")[0] != "keras"]
     if not own:
         return
-    # A model that is not trained yet may predict zeros, of which every state is a multiple.
+    # An untrained model may predict zeros, for which every state looks like a sum.
     seen = replace(done, predicted=tf.nest.map_structure(_between_zero_and_one, done.predicted))
     model.reset_metrics()
     update_metrics(model, seen, seen.loss)

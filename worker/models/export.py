@@ -1,4 +1,4 @@
-"""A trained model as a plain Keras model, for where there is no Elastable."""
+"""Exports a trained model as a plain Keras model that runs without Elastable."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ _BLOCK_ROWS = 1 << 16
 def export_keras(model: keras.Model, store: EmbeddingStore, path: str | Path) -> Path:
     """Writes `model` with its tables as a `.keras` file that loads without Elastable.
 
-    A model of plain Keras layers, of which some are offloaded, may be of any kind; the file needs its class where it is
-    a subclass.
+    A model whose only tables are offloaded Keras layers may be of any kind; loading a subclassed one needs its class.
 
     Raises:
         Unsupported: see `plain_model`.
@@ -55,11 +54,11 @@ def plain_model(model: keras.Model, store: EmbeddingStore) -> keras.Model:
     """The same Functional or Sequential model with plain Keras layers only.
 
     A fixed table becomes a `keras.layers.Embedding` of all its rows. A table of any int64 ids becomes an
-    `IntegerLookup` over the ids that were trained, and an `Embedding` of their rows; ids it has never seen share one
-    row, the mean of the initial distribution, where the store would have given each an initial value of its own.
+    `IntegerLookup` over the ids that were trained, and an `Embedding` of their rows; untrained ids share one row, the
+    mean of the initial distribution, where the store would give each its own initial value.
 
     Raises:
-        Unsupported: a model that is subclassed, or ids that are sparse or ragged.
+        Unsupported: a subclassed model, or sparse or ragged ids.
     """
     if not _is_functional(model):
         raise Unsupported(
@@ -95,7 +94,7 @@ def plain_model(model: keras.Model, store: EmbeddingStore) -> keras.Model:
 
 
 def _worker_tables(model: keras.Model) -> dict[str, EmbeddingStore]:
-    """Tables that stay on the worker, each in a store: table name -> store."""
+    """Tables on the worker, each copied to a store: table name -> store."""
     homes: dict[str, EmbeddingStore] = {}
     for layer in model._flatten_layers():
         if isinstance(layer, StoreBacked) and layer.on_worker and layer.table_name not in homes:
@@ -142,7 +141,7 @@ def _lookup_of(layer: keras.Layer, store: EmbeddingStore, spec: TableSpec) -> ke
     if spec.vocabulary_size is not None:
         return None
     ids = _trained_ids(store, spec.name)
-    # Keras wants a token for "unknown" that is no id; it never reaches the model.
+    # Keras needs an "unknown" token that is not an id; it never reaches the model.
     known = set(ids.tolist())
     unused = next(token for token in range(-1, -2 - len(ids), -1) if token not in known)
     return keras.layers.IntegerLookup(
@@ -153,7 +152,7 @@ def _lookup_of(layer: keras.Layer, store: EmbeddingStore, spec: TableSpec) -> ke
 def _composed(
     layer: Embedding, table: keras.layers.Embedding, lookup: keras.layers.IntegerLookup | None
 ) -> keras.Model:
-    """A small functional model in the place of a layer that plain Keras has no single layer for."""
+    """A small functional model that replaces a layer without a plain Keras equivalent."""
     ids = _symbolic_ids(layer)
     rows = table(ids if lookup is None else lookup(ids))
     output = rows if layer.combiner is None else _reduced(rows, ids, layer)
@@ -196,7 +195,7 @@ def _trained_ids(store: EmbeddingStore, table: str) -> Int64:
 
 
 def _table_values(store: EmbeddingStore, spec: TableSpec) -> Float32:
-    """float32 `[vocabulary, dim]`; for a dynamic table row 0 stands for every unknown id."""
+    """float32 `[vocabulary, dim]`; in a dynamic table row 0 is that of unknown ids."""
     if spec.vocabulary_size is not None:
         return _rows_of(store, spec, np.arange(spec.vocabulary_size, dtype=np.int64))
     means: dict[str, Callable[[], float]] = {

@@ -1,4 +1,4 @@
-"""What a Keras optimizer keeps beside an embedding that was its variable, and is a table of a store now."""
+"""Moves the slots of a Keras optimizer between an offloaded embedding's former variable and its table."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _BLOCK_ROWS = 1 << 16
 
 
 def keras_slots(optimizer: keras.optimizers.Optimizer, layer: StoreBacked, spec: TableSpec) -> Float32 | None:
-    """float32 `[vocabulary, slot_width]`: the slots that the optimizer has for the layer's former variable.
+    """float32 `[vocabulary, slot_width]`: the optimizer's slots of the layer's former variable.
 
-    None where it has none: the layer never had a variable, or the optimizer was not built with it.
+    None if there are none: the layer never had a variable, or the optimizer was not built with it.
 
     Raises:
-        Unsupported: the optimizer keeps something else.
+        Unsupported: the optimizer keeps other values.
     """
     variables = _variables(optimizer, layer, spec)
     if variables is None:
@@ -33,7 +33,7 @@ def keras_slots(optimizer: keras.optimizers.Optimizer, layer: StoreBacked, spec:
 
 
 def give_back_slots(optimizer: keras.optimizers.Optimizer, layer: StoreBacked, store: EmbeddingStore) -> None:
-    """Brings the optimizer's own variables up to date with the table, for whoever writes them into a file."""
+    """Copies the table's slots into the optimizer's variables, before they are written to a file."""
     spec = store.specs()[layer.table_name]
     variables = _variables(optimizer, layer, spec) or []
     slots = np.concatenate([np.asarray(variable) for variable in variables], axis=1) if variables else None

@@ -1,10 +1,10 @@
-"""The model file: the contract between a person's program and a job.
+"""The model file: what a user's Python file defines for a job.
 
 A model file is a Python file that defines
 
 * `model()` -> a compiled Keras model,
 * `data(split)` -> the records of split "train" or "validation": a Reader, or a tuple (x, y) or (x, y, sample_weight) of
-  arrays; None where there is no such split,
+  arrays; None if there is no such split,
 * optionally `callbacks()` -> a list of Keras callbacks, run by the master.
 """
 
@@ -35,7 +35,7 @@ class ModelFile:
 
     Attributes:
         path: Absolute path.
-        sha256: Of its bytes, so that all processes run the same one.
+        sha256: Hash of its bytes, to check that all processes run the same file.
     """
 
     path: Path
@@ -54,11 +54,11 @@ class ModelFile:
         return model
 
     def reader(self, split: str) -> Reader | None:
-        """The records of a split, or None where it has none.
+        """The records of a split, or None if the file has none.
 
         Raises:
             ModelError: `data()` raised.
-            BadInput: data that is empty or of no known kind.
+            BadInput: data that is empty or of an unsupported type.
         """
         if split not in SPLITS:
             raise ModelError(f"split {split!r}: known splits are {', '.join(SPLITS)}")
@@ -89,7 +89,7 @@ class ModelFile:
         return list(callbacks)
 
     def blamed(self, what: str, error: Exception) -> ModelError | None:
-        """The error with the line of the file that raised it; None where it does not come from the file."""
+        """The error with the line of the model file that raised it; None if it was raised elsewhere."""
         if isinstance(error, ElastableError) or not _own_frames(self.path, error):
             return None
         return _told(self.path, what, error)
@@ -104,15 +104,15 @@ class ModelFile:
 
 
 def load_model_file(path: str | Path, sha256: str | None = None) -> ModelFile:
-    """Runs the model file at `path`: the very bytes that were hashed.
+    """Runs the model file at `path`: exactly the bytes that were hashed.
 
     Args:
-        path: Of the file. What it imports from its own folder is not hashed.
-        sha256: What its bytes must hash to; None: anything.
+        path: Path of the file. Modules that it imports from its own folder are not hashed.
+        sha256: Expected hash of its bytes; None: any.
 
     Raises:
-        ModelError: no such file, bytes of another hash (nothing was run then), code that raises (with the line that
-            did), or a file without `model` or `data`.
+        ModelError: no such file, another hash (then nothing was run), code that raises (with its line), or a file
+            without `model` or `data`.
     """
     file = Path(path).expanduser().resolve()
     if not file.is_file():
@@ -128,7 +128,7 @@ def load_model_file(path: str | Path, sha256: str | None = None) -> ModelFile:
             "every process must run the same model file"
         )
     module = importlib.util.module_from_spec(spec)
-    # Siblings of the file import as they would from `python MODEL.py`.
+    # Modules next to the file can be imported, as with `python MODEL.py`.
     if str(file.parent) not in sys.path:
         sys.path.insert(0, str(file.parent))
     sys.modules[spec.name] = module
@@ -143,7 +143,7 @@ def load_model_file(path: str | Path, sha256: str | None = None) -> ModelFile:
 
 
 def _own_frames(file: Path, error: BaseException) -> list[traceback.FrameSummary]:
-    """The lines of the file, and of its siblings, that led to the error."""
+    """The stack frames of the error that are in the file, or in modules next to it."""
     inside = [frame for frame in traceback.extract_tb(error.__traceback__) if os.path.dirname(frame.filename)]
     return [frame for frame in inside if Path(frame.filename).parent == file.parent]
 

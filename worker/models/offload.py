@@ -1,8 +1,8 @@
-"""Plain Keras embeddings moved to the store, without touching the model.
+"""Moves plain Keras embeddings to the store without changing the model.
 
-A `keras.layers.Embedding` above a size becomes an `OffloadedEmbedding` by changing its class before it is built: it is
-the same object in the same model, keeps its config to the letter, and never allocates its table. On export it becomes a
-plain layer again.
+A `keras.layers.Embedding` above a given size becomes an `OffloadedEmbedding` by changing its class before it is built.
+It is the same object in the same model, keeps its config, and never allocates its table. On export it becomes a plain
+layer again.
 """
 
 from __future__ import annotations
@@ -30,17 +30,16 @@ from elastable.worker.rows.whole_table import WholeTable
 __all__ = ["OffloadedEmbedding", "bring_back", "offload_built", "offloading"]
 
 _log = logging.getLogger(__name__)
-_LOADED = -2  # steps that no optimizer has
+_LOADED = -2  # a number of steps that no optimizer has
 
 
 class OffloadedEmbedding(StoreBacked, keras.layers.Embedding):  # type: ignore[misc]
-    """A Keras embedding whose table lives in the store; made by `offloading` only.
+    """A Keras embedding whose table lives in the store; created by `offloading`.
 
-    To whoever asks for its `__class__`, as Keras does when it writes, clones or copies a model, it is the
-    `keras.layers.Embedding` that it was.
+    Its `__class__`, which Keras uses to write, clone and copy models, is still `keras.layers.Embedding`.
 
     Attributes:
-        variable_path: Of the Keras variable that it had; None: it never had one.
+        variable_path: Path of its former Keras variable; None: it never had one.
     """
 
     variable_path: str | None = None
@@ -51,7 +50,7 @@ class OffloadedEmbedding(StoreBacked, keras.layers.Embedding):  # type: ignore[m
         return kind
 
     def build(self, input_shape: object = None) -> None:
-        """Makes no weights."""
+        """Creates no weights."""
         self.built = True
 
     def call(self, inputs: TensorLike, training: bool | None = None) -> tf.Tensor:
@@ -61,12 +60,12 @@ class OffloadedEmbedding(StoreBacked, keras.layers.Embedding):  # type: ignore[m
         return self.embed(inputs, None, training)
 
     def get_config(self) -> dict[str, object]:
-        """That of the plain layer."""
+        """The config of the plain layer."""
         refuse_legacy_file(self)
         return dict(keras.layers.Embedding.get_config(self))
 
     def save_own_variables(self, store: SavedArrays) -> None:
-        """Writes the rows as the plain layer does; raises `Unsupported` where there are too many (`et.save`)."""
+        """Writes the rows as the plain layer does; raises `Unsupported` if there are too many (`et.save`)."""
         store["0"] = all_rows(self)
         optimizer = None if self._trained_by is None else self._trained_by()
         if optimizer is not None and isinstance(self._source, EmbeddingStore):
@@ -103,7 +102,7 @@ def _offload(layer: keras.Layer) -> None:
 
 @contextmanager
 def offloading(above: int) -> Iterator[None]:
-    """While the block runs, Keras embeddings of more than `above` elements are offloaded as they are built."""
+    """Within the block, Keras embeddings with more than `above` elements are offloaded when they are built."""
     if above <= 0:
         yield
         return
@@ -112,7 +111,7 @@ def offloading(above: int) -> Iterator[None]:
         def build(self: keras.layers.Embedding, input_shape: object = None) -> None:
             if type(self) is keras.layers.Embedding and not self.built and _elements(self) > above:
                 _offload(self)
-                # Keras binds `build` to an instance when it is made: name the class.
+                # Keras binds `build` to the instance at creation: call the class's.
                 OffloadedEmbedding.build(self, input_shape)
                 return
             plain_build(self, input_shape)
@@ -127,7 +126,7 @@ def offload_built(model: keras.Model, above: int) -> dict[str, Float32]:
     """Offloads the already built embeddings of a model.
 
     Returns:
-        Table name -> float32 `[vocabulary, dim]`: the values they had, for the store.
+        Table name -> float32 `[vocabulary, dim]`: their values, for the store.
     """
     values = {}
     for layer in layers_of(model):
@@ -148,7 +147,7 @@ def offload_built(model: keras.Model, above: int) -> dict[str, Float32]:
 
 
 def _refuse_held_elsewhere(model: keras.Model, layer: keras.Layer) -> None:
-    """Raises `Unsupported` where another layer has the variable as a weight of its own."""
+    """Raises `Unsupported` if another layer holds the variable as a weight."""
     for other in layers_of(model):
         weights = (*other._trainable_variables, *other._non_trainable_variables)
         if other is not layer and any(weight is layer._embeddings for weight in weights):
@@ -160,7 +159,7 @@ def _refuse_held_elsewhere(model: keras.Model, layer: keras.Layer) -> None:
 
 
 def _tie(model: keras.Model, variable: keras.Variable, table: WholeTable) -> None:
-    """Puts the table in the place of the variable where operations of Functional models are called with it."""
+    """Replaces the variable by the table in the arguments of a Functional model's operations."""
 
     def swap(argument: object) -> object:
         return table if argument is variable else argument

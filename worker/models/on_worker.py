@@ -1,7 +1,7 @@
-"""Tables that stay on the workers: ordinary Keras variables, trained as any other dense variable.
+"""Keeps small tables on the workers, as Keras variables trained like any other dense variable.
 
-A table so small that asking a store for its rows costs more than sending all of it along with the dense variables (see
-`elastable.embedding_store.composite.placement.locations`).
+For tables so small that a lookup costs more than sending the whole table with the dense variables
+(`elastable.embedding_store.composite.placement.locations`).
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ __all__ = ["keep_on_worker"]
 
 
 def keep_on_worker(
-    model: keras.Model, tables: Mapping[str, TableSpec], given: Mapping[str, Float32] | None = None
+    model: keras.Model, tables: Mapping[str, TableSpec], initial: Mapping[str, Float32] | None = None
 ) -> None:
-    """Gives the layers of these tables a Keras variable in the place of the store.
+    """Replaces the store of these tables' layers by a Keras variable.
 
-    It begins with the rows that the store would have begun with: those given here or to the layer, those that the layer
-    reads already, else the initial values. Layers that share a table share the variable. Must be done before the
+    It starts with the rows that the store would have started with: those in `initial` or of the layer, those that the
+    layer already reads, or else the initial values. Layers that share a table share the variable. Call this before the
     optimizer is built.
 
     Args:
         model: A built model.
-        tables: Of fixed vocabulary, by name.
-        given: Table name -> float32 `[vocabulary, dim]`, where there are such.
+        tables: Tables of fixed vocabulary, by name.
+        initial: Table name -> float32 `[vocabulary, dim]`, for tables that do not start with initial values.
 
     Raises:
-        ModelError: the optimizer has counted its variables already.
-        Unsupported: a table with an optimizer of its own.
+        ModelError: the optimizer is already built.
+        Unsupported: a table with a separate optimizer.
     """
     if tables and getattr(model.optimizer, "built", False):
         raise ModelError(
@@ -57,7 +57,7 @@ def keep_on_worker(
                 f"optimizer trains it, and has an optimizer of its own ({type(layer.optimizer).__name__}): place the "
                 "table in a store, or leave optimizer= out"
             )
-        rows = _rows_of(layer, spec, (given or {}).get(spec.name))
+        rows = _rows_of(layer, spec, (initial or {}).get(spec.name))
         if isinstance(layer, OffloadedEmbedding):
             bring_back(layer, rows)
             continue
@@ -66,9 +66,9 @@ def keep_on_worker(
         layer.keep_on_worker(variables[spec.name])
 
 
-def _rows_of(layer: StoreBacked, spec: TableSpec, given: Float32 | None) -> Float32:
-    if given is not None:
-        return given
+def _rows_of(layer: StoreBacked, spec: TableSpec, initial: Float32 | None) -> Float32:
+    if initial is not None:
+        return initial
     assert spec.vocabulary_size is not None
     ids = np.arange(spec.vocabulary_size, dtype=np.int64)
     if layer.source is not None:

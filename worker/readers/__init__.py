@@ -1,4 +1,4 @@
-"""Readers: numbered records, any range of which can be fetched. No TensorFlow here."""
+"""Readers: numbered records, fetched in any order. No TensorFlow here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a model file's `data()` or `et.fit` was given, as a Reader."""
+"""Converts the data of `et.fit` or a model file's `data()` to a Reader."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def as_reader(data: object, endless: bool = False) -> Reader:
     """A Reader of `data`.
 
     Args:
-        data: A Reader; a tuple (x,), (x, y) or (x, y, sample_weight); a dict with the keys "x" and, where there are
-            any, "y" and "sample_weight". x, y and sample_weight are arrays or nests of them.
-        endless: Whether it may be an EndlessReader: records to train on may, not those to evaluate on.
+        data: A Reader; a tuple (x,), (x, y) or (x, y, sample_weight); a dict with the key "x" and optionally "y" and
+            "sample_weight". x, y and sample_weight are arrays or pytrees of them.
+        endless: Whether an EndlessReader is allowed: for training data, not for validation data.
 
     Raises:
-        BadInput: anything else, by name, with what would be right. Streams too: whether several processes see the same
-            records in theirs is for a person to say.
+        BadInput: anything else; the message says what to pass. Streams too: only the user knows whether all processes
+            see the same records.
     """
     if isinstance(data, EndlessReader) and not endless:
         raise BadInput(

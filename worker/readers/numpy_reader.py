@@ -1,4 +1,4 @@
-"""Records that lie in NumPy arrays, in memory or memory-mapped."""
+"""Records in NumPy arrays, in memory or memory-mapped."""
 
 from __future__ import annotations
 
@@ -23,16 +23,15 @@ class NumpyReader(Reader):
     """Arrays whose first axis is the records.
 
     Args:
-        x: Features: an array, or a dict/tuple/list nest of arrays. Whatever has `__array__` will do (a memory-mapped
-            .npy file, a pandas Series, a tensor). Records of different lengths: an object array of lists or arrays, a
-            RaggedArray, a `tf.RaggedTensor`; sparse ones: a `tf.SparseTensor` or a SciPy sparse matrix. Neither is ever
-            padded.
+        x: Features: an array, or a pytree of arrays. Anything with `__array__` works (a memory-mapped .npy file, a
+            pandas Series, a tensor). Records of different lengths: an object array of lists or arrays, a RaggedArray, a
+            `tf.RaggedTensor`; sparse ones: a `tf.SparseTensor` or a SciPy sparse matrix. Neither is ever padded.
         y: Targets, likewise; None: batches are `(x,)`.
         sample_weight: Weights, likewise.
         name: What errors call this source.
 
     Raises:
-        BadInput: no records, lengths that differ, or leaves that are no arrays.
+        BadInput: no records, different lengths, or leaves that are not arrays.
     """
 
     def __init__(self, x: object, y: object = None, sample_weight: object = None, *, name: str = "arrays") -> None:
@@ -47,15 +46,9 @@ class NumpyReader(Reader):
 
     @property
     def shuffle_block(self) -> int | None:
-        """None: any record is cheap."""
         return None
 
     def take(self, indices: Int64) -> Batch:
-        """The records at `indices`, copied.
-
-        Raises:
-            BadInput: an index out of range.
-        """
         rows = checked_indices(indices, self._records, self._name)
 
         def pick(leaf: Leaf) -> Leaf:

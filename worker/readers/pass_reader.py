@@ -1,4 +1,4 @@
-"""A stream with an end as `model.fit` reads it: anew for each pass, in its own order and its own batches."""
+"""A finite stream as `model.fit` reads it: again for each pass, in its own order and batches."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 
 __all__ = ["PassReader"]
 
-_KEPT = 64  # batches of later passes that stay at hand, for what is computed again
-_LOOKED_AT = 2  # batches of a PyDataset whose shapes Keras looks at before it begins
+_KEPT = 64  # batches of later passes that are kept, for micro-batches that are computed again
+_LOOKED_AT = 2  # batches of a PyDataset that Keras reads for their shapes before it starts
 
 
 class PassReader(StreamReader):
-    """What `StreamReader` takes, read anew for each pass over the data, as plain Keras does.
+    """A stream that is read again for each pass over the data, as in plain Keras.
 
-    So a stream that shuffles or augments by itself does so in every pass, and a `keras.utils.PyDataset` is told where
-    passes begin and end. Batches are those of the stream, of whatever sizes (`Reader.batches`). The first pass is read
-    when the reader is made, into files as those of `StreamReader`; later ones as they are trained, of which the last
-    few batches are kept.
+    So a stream that shuffles or augments does so in every pass, and the epoch hooks of a `keras.utils.PyDataset` are
+    called. Batches are those of the stream, of any sizes (`Reader.batches`). The first pass is read into files, like
+    those of `StreamReader`, when the reader is created; later passes are read as they are trained, and their last few
+    batches are kept.
 
     Args:
         batches: As of `StreamReader`.
-        count: As there; a pass is no more than so many batches.
-        shuffle: Whether the batches of a `PyDataset` come in an order that Python's `random` draws, as in Keras. Other
-            streams shuffle by themselves or not at all.
-        first_pass: The number of the pass that is read first; earlier ones are never asked for.
+        count: As of `StreamReader`; the most batches in a pass.
+        shuffle: Whether Python's `random` shuffles the batches of a `PyDataset`, as in Keras. Other streams shuffle
+            themselves or not at all.
+        first_pass: Number of the first pass that is read; earlier ones are never requested.
         goes_on: Whether Keras would begin the next pass within an epoch (`steps_per_epoch`).
 
     Raises:
@@ -62,26 +62,22 @@ class PassReader(StreamReader):
         self._later = _LaterPasses(passes, len(self.sizes), self._name)
 
     def __len__(self) -> int:
-        """The records of a pass, or a number as near to it as batches of `batch_records` allow."""
+        """The number of records in a pass, as closely as batches of `batch_records` allow."""
         full = len(self.sizes) * self.batch_records
         return max(full - self.batch_records + 1, min(full, sum(self.sizes)))
 
     @property
     def batches(self) -> int:
-        """Batches of a pass."""
         return len(self.sizes)
 
     @property
     def in_order(self) -> bool:
-        """True: a stream is trained as it comes."""
         return True
 
     def of_pass(self, number: int) -> Reader:
-        """The records of a pass."""
         return self if number <= self._first_pass else _Later(self, self._later, number - self._first_pass - 1)
 
     def batch(self, number: int) -> Batch:
-        """A batch of the first pass."""
         start = sum(self.sizes[:number])
         return self.take(np.arange(start, start + self.sizes[number], dtype=np.int64))
 
@@ -103,14 +99,14 @@ class _Later(Reader):
         return self._whole.batches
 
     def take(self, indices: Int64) -> Batch:
-        raise BadInput("a stream gives whole batches alone")  # nobody asks: `batches` says so
+        raise BadInput("a stream gives whole batches alone")  # never called, because `batches` is set
 
     def batch(self, number: int) -> Batch:
         return self._passes.batch(self._number * self.batches + number)
 
 
 class _LaterPasses:
-    """The batches of all passes but the first, one behind the other."""
+    """The batches of all passes after the first, one after another."""
 
     def __init__(self, passes: Iterator[Iterator[object]], batches: int, name: str) -> None:
         self._of_one, self._name = batches, name
@@ -120,10 +116,10 @@ class _LaterPasses:
         self._kept: deque[Batch] = deque(maxlen=_KEPT)
 
     def batch(self, number: int) -> Batch:
-        """Batch `number` of the stream; no more than one thread at a time reads on.
+        """Batch `number` of the stream; one thread at a time reads on.
 
         Raises:
-            BadInput: a pass has ended too early, or the batch is kept no more.
+            BadInput: a pass ended too early, or the batch is no longer kept.
         """
         with self._lock:
             while self._next <= number:
@@ -153,7 +149,7 @@ class _LaterPasses:
                         "et.StreamReader, which reads it once, or say steps_per_epoch= of a stream that repeats"
                     )
                 if read == self._of_one - 1:
-                    next(one, None)  # whoever gives the batches learns that it was the last
+                    next(one, None)  # tells the source that it was the last
                 yield batch
 
 
@@ -168,7 +164,7 @@ def _passes(data: object, count: int | None, shuffle: bool, goes_on: bool) -> It
 
 def _of_py_dataset(data: keras.utils.PyDataset, shuffle: bool, first: bool) -> Iterator[object]:
     if first:
-        # As Keras, whose numbers come out where these change what the data set gives.
+        # As in Keras, in case these calls change what the data set returns.
         for number in range(min(_LOOKED_AT, data.num_batches)):
             data[number]
         data.on_epoch_end()
@@ -184,6 +180,6 @@ def _of_py_dataset(data: keras.utils.PyDataset, shuffle: bool, first: bool) -> I
 def _of_stream(data: object, count: int | None, once_more: bool) -> Iterator[object]:
     yield from batches_of(data, count)
     if once_more and is_dataset(data):
-        # Keras opens a dataset whose length it knows again after its last batch, and one that shuffles by a seed
-        # counts how often it was opened.
+        # After its last batch Keras opens a dataset of known length again, and a seeded shuffle counts how often it
+        # was opened.
         iter(data)

@@ -1,4 +1,4 @@
-"""Readers over other readers: a part of the records, and weights by class."""
+"""Readers that wrap another reader: a part of its records, or class weights."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class PartReader(Reader):
 
     Args:
         reader: The other reader.
-        start: Its first record here.
-        stop: The record after its last one here.
+        start: The first record.
+        stop: The record after the last one.
 
     Raises:
-        BadInput: there are no such records.
+        BadInput: the range is empty or exceeds the reader.
     """
 
     def __init__(self, reader: Reader, start: int, stop: int) -> None:
@@ -37,15 +37,9 @@ class PartReader(Reader):
 
     @property
     def shuffle_block(self) -> int | None:
-        """As of the other reader."""
         return self._reader.shuffle_block
 
     def take(self, indices: Int64) -> Batch:
-        """The records at `indices`.
-
-        Raises:
-            BadInput: an index out of range.
-        """
         return self._reader.take(checked_indices(indices, self._records, "part") + self._start)
 
 
@@ -54,10 +48,10 @@ class ClassWeightReader(Reader):
 
     Args:
         reader: Gives `(x, y)`; `y` is one array, of class numbers `[n]` or `[n, 1]`, or one-hot `[n, classes]`.
-        class_weight: Class -> weight; a class that is not there weighs 1.
+        class_weight: Class -> weight; the default weight is 1.
 
     Raises:
-        BadInput: no mapping of class numbers to weights, targets that are several, or weights of the reader's own.
+        BadInput: not a mapping of class numbers to weights, several targets, or a reader with sample weights.
     """
 
     def __init__(self, reader: Reader, class_weight: Mapping[int, float]) -> None:
@@ -75,12 +69,10 @@ class ClassWeightReader(Reader):
 
     @property
     def shuffle_block(self) -> int | None:
-        """As of the other reader."""
         return self._reader.shuffle_block
 
     @property
     def in_order(self) -> bool:
-        """As of the other reader."""
         return self._reader.in_order
 
     @property
@@ -90,15 +82,12 @@ class ClassWeightReader(Reader):
 
     @property
     def batches(self) -> int | None:
-        """As of the other reader."""
         return self._reader.batches
 
     def batch(self, number: int) -> Batch:
-        """A batch of the other reader, with weights."""
         return self._weighted(self._reader.batch(number))
 
     def of_pass(self, number: int) -> Reader:
-        """The records of a pass of the other reader, weighted alike."""
         found = self._reader.of_pass(number)
         if found is self._reader:
             return self
@@ -107,7 +96,6 @@ class ClassWeightReader(Reader):
         return weighted
 
     def take(self, indices: Int64) -> Batch:
-        """The records at `indices`, with float32 `[n]` weights."""
         return self._weighted(self._reader.take(indices))
 
     def _weighted(self, batch: Batch) -> Batch:

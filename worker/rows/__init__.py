@@ -1,1 +1,1 @@
-"""Rows of a layer: where they come from, what they begin with, how they are combined and saved."""
+"""Rows of a layer: their source, initial values, combination and saving."""

@@ -1,7 +1,6 @@
-"""From the ids of one call to flat ids, and from flat rows back to the call's output.
+"""Flattens the ids of a call, and shapes flat rows into the call's output.
 
-One call's ids come dense, ragged or sparse; everything between sees only flat int64 `[n]` ids and float32 `[n, dim]`
-rows.
+Ids may be dense, ragged or sparse; everything in between handles flat int64 `[n]` ids and float32 `[n, dim]` rows.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ COMBINERS = ("sum", "mean", "sqrtn")
 
 @dataclass(frozen=True, slots=True)
 class FlatIds:
-    """The ids of a call, flattened, with what is needed to shape the output.
+    """The flattened ids of a call, with what is needed to shape its output.
 
     Attributes:
         ids: int64 `[n]`.
-        source: The tensor as it was given (dense or ragged), or the sparse tensor without its pruned entries.
-        weights: `[n]` or None: of each id in its combination.
+        source: The original tensor (dense or ragged), or the sparse tensor without its pruned entries.
+        weights: `[n]` or None: weight of each id in its combination.
     """
 
     ids: tf.Tensor
@@ -44,12 +43,12 @@ def flatten_ids(
 ) -> FlatIds:
     """Flattens the ids of one call of the layer named `layer`.
 
-    Sparse integers below 0 are pruned, as in `tf.nn.safe_embedding_lookup_sparse`. Under `mask_zero` a combiner leaves
-    id 0, or the empty string, out.
+    Sparse integers below 0 are pruned, as in `tf.nn.safe_embedding_lookup_sparse`. Under `mask_zero` a combiner skips
+    id 0, or the empty string.
 
     Raises:
         BadIds: ids that are neither integers nor strings, strings for a fixed vocabulary (`input_dim`), or weights that
-            are not one for each id or have no meaning.
+            do not match the ids or have no combiner.
         BadSpec: sparse ids without a combiner.
     """
     require_id_dtype(layer, inputs.dtype.name, input_dim)
@@ -74,7 +73,7 @@ def flatten_ids(
 
 
 def _is_kept(values: tf.Tensor, mask_zero: bool) -> tf.Tensor:
-    """Whether an id is none of padding: 0, or the empty string."""
+    """Whether each id is not padding (0, or the empty string)."""
     if values.dtype == tf.string:
         return tf.not_equal(values, "") if mask_zero else tf.ones_like(values, tf.bool)
     return tf.not_equal(values, tf.zeros([], values.dtype))
@@ -86,7 +85,7 @@ def _flat(weights: TensorLike) -> tf.Tensor:
 
 def _flatten_sparse(layer: str, inputs: TensorLike, weights: TensorLike | None, mask_zero: bool) -> FlatIds:
     ids = as_int64(layer, inputs.values)
-    # The hashes of half the strings are below 0.
+    # Half of all string hashes are below 0.
     pruned = ids > 0 if mask_zero else ids >= 0
     kept = _is_kept(inputs.values, mask_zero) if inputs.dtype == tf.string else pruned
     source = tf.sparse.retain(inputs, kept)
@@ -101,9 +100,9 @@ def shape_rows(flat: FlatIds, rows: tf.Tensor, combiner: str | None, dim: int) -
     """The output of a call from its flat rows.
 
     Args:
-        flat: What `flatten_ids` gave.
+        flat: The result of `flatten_ids`.
         rows: float32 `[n, dim]`.
-        combiner: None, or how the last axis of the ids is reduced.
+        combiner: How the last axis of the ids is reduced; None: not at all.
         dim: Columns.
 
     Returns:

@@ -1,9 +1,8 @@
-"""Rows of a store in an exported graph, which is run where there is no store.
+"""Rows of a store as constants of an exported graph, which runs without a store.
 
-While a model is exported (`model.export`, `tf.saved_model.save`), a lookup becomes constants and operations of
-TensorFlow: all rows of a fixed table, or the rows of a table of any ids with their ids, sorted, to be searched. An id
-that has no row gets its initial value from the same bits as everywhere
-(`elastable.embedding_store.rows.initial_values`).
+While a model is exported (`model.export`, `tf.saved_model.save`), a lookup becomes TensorFlow constants and operations:
+all rows of a fixed table, or the rows of a table of any ids and their sorted ids, which are searched. An id without a
+row gets its initial value from the same random bits as in the store (`elastable.embedding_store.rows.initial_values`).
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _HALVES = {"float16": tf.float16, "bfloat16": tf.bfloat16}
 
 
 def export_format() -> str | None:
-    """What a model is being exported to, by whoever called; None: it is not."""
+    """The format a model is being exported to, from the call stack; None: no export is running."""
     frame, found = sys._getframe(), None
     while frame is not None:
         name = frame.f_code.co_filename.replace("\\", "/")
@@ -57,13 +56,13 @@ def export_format() -> str | None:
 
 
 def integer_ids_in_export(layer: StoreLayer, inputs: TensorLike) -> TensorLike:
-    """The ids as they are, but where Keras exports a subclassed model with float inputs, not knowing what it takes.
+    """Casts the float inputs with which Keras exports a subclassed model; other ids are returned unchanged.
 
-    Beside what it exports by the signature that it is given, Keras traces a default signature of floats. There small
-    ids are cast, as Keras casts them; where floats cannot hold all ids, the default signature fails when it is called.
+    Besides the user's signature, Keras traces a default signature with floats. There small ids are cast, as Keras casts
+    them; if floats cannot hold all ids, the default signature fails when it is called.
 
     Raises:
-        Unsupported: floats in what is exported itself; says how to give the signature.
+        Unsupported: floats in the user's own signature; explains how to pass one.
     """
     if not inputs.dtype.is_floating or export_format() is None:
         return inputs
@@ -84,14 +83,14 @@ def integer_ids_in_export(layer: StoreLayer, inputs: TensorLike) -> TensorLike:
 def _is_default_signature() -> bool:
     frame = sys._getframe()
     while frame is not None:
-        if frame.f_code.co_name in ("serving_default", "tf__serving_default"):  # as autograph names it
+        if frame.f_code.co_name in ("serving_default", "tf__serving_default"):  # AutoGraph's name for it
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False
 
 
 def exported_rows(layer: StoreLayer, ids: tf.Tensor, kind: str) -> tf.Tensor:
-    """The rows of int64 `[n]` ids as a part of the graph that is traced, float32 `[n, dim]`.
+    """float32 `[n, dim]`: the rows of int64 `[n]` ids, as part of the traced graph.
 
     Args:
         layer: A layer with its table in a store.
@@ -99,7 +98,7 @@ def exported_rows(layer: StoreLayer, ids: tf.Tensor, kind: str) -> tf.Tensor:
         kind: From `export_format`.
 
     Raises:
-        Unsupported: the table is too large, or of any ids and the format no SavedModel.
+        Unsupported: the table is too large, or takes any ids and the format is not SavedModel.
     """
     rows = layer.input_dim
     if rows is None:
@@ -124,7 +123,7 @@ def _searched(layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
 
 
 def _trained(layer: StoreLayer) -> tuple[Int64, Float32, TableSpec, np.float32]:
-    """Sorted ids, their rows, the table, and what decay has made of rows without one."""
+    """Sorted ids, their rows, the table's spec, and the decay factor of ids without a row."""
     source, name = layer.source, layer.table_name
     if source is None:
         spec = layer.table_spec(layer.seed)
@@ -158,7 +157,7 @@ def _refuse_large(layer: StoreLayer, rows: int) -> None:
 
 
 def _initial_values(spec: TableSpec, ids: tf.Tensor) -> tf.Tensor:
-    """`initial_rows` in TensorFlow: bits to the bit, normal values to a rounding of float32."""
+    """`initial_rows` in TensorFlow: the same bits; normal values differ by a rounding of float32 at most."""
     kind, a, b = spec.initializer.kind, spec.initializer.a, spec.initializer.b
     if kind in ("zeros", "ones", "constant"):
         value = {"zeros": 0.0, "ones": 1.0}.get(kind, a)

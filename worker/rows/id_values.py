@@ -1,4 +1,4 @@
-"""From the values a layer is called on to int64 ids: integers as they are, strings by their hash."""
+"""Converts a layer's inputs to int64 ids: integers unchanged, strings by their hash."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["as_int64", "refuse_weights_unlike", "require_id_dtype"]
 
 
 def require_id_dtype(layer: str, dtype: str, input_dim: int | None) -> None:
-    """Refuses what makes no ids, by dtype.
+    """Refuses inputs whose dtype cannot be ids.
 
     Args:
         layer: Name of the layer, for messages.
-        dtype: Of its inputs, as Keras writes it.
+        dtype: Dtype of its inputs, by Keras' name.
         input_dim: Its vocabulary; None: any id.
 
     Raises:
-        BadIds: floats, booleans, or strings where ids are below a fixed size.
+        BadIds: floats, booleans, or strings for a fixed vocabulary.
     """
     if dtype == "string" and input_dim is not None:
         raise BadIds(
@@ -40,14 +40,13 @@ def as_int64(layer: str, values: tf.Tensor) -> tf.Tensor:
     Strings become their FarmHash `Fingerprint64`, as `elastable.embedding_store.native.ids.string_ids` says.
 
     Raises:
-        BadIds: a uint64 above 2**63 - 1, where the tensor has values. In a graph it is `tf.errors.InvalidArgumentError`
-            when the graph runs.
+        BadIds: a uint64 above 2**63 - 1, in eager mode. A graph raises `tf.errors.InvalidArgumentError` when it runs.
     """
     if values.dtype == tf.string:
         return tf.bitcast(tf.fingerprint(values), tf.int64)
     if values.dtype != tf.uint64:
         return tf.cast(values, tf.int64)
-    ids = tf.bitcast(values, tf.int64)  # the larger ones are negative now
+    ids = tf.bitcast(values, tf.int64)  # larger values have become negative
     told = f"embedding layer {layer!r}: ids must be at most 2**63 - 1, the largest id of a table; got "
     if tf.executing_eagerly():
         large = tf.boolean_mask(values, ids < 0)
@@ -59,11 +58,11 @@ def as_int64(layer: str, values: tf.Tensor) -> tf.Tensor:
 
 
 def refuse_weights_unlike(layer: str, inputs: TensorLike, weights: TensorLike) -> None:
-    """Refuses weights that are not one for each id: with the ids flattened, they would weigh others.
+    """Refuses weights that do not match the ids: after flattening they would apply to other ids.
 
     Raises:
-        BadIds: of another kind (ragged, sparse, dense) or static shape than the ids; or, where both have values, of
-            another raggedness. In a graph the latter is `tf.errors.InvalidArgumentError` when the graph runs.
+        BadIds: another kind (ragged, sparse, dense) or static shape than the ids, or in eager mode other row lengths.
+            In a graph the latter raises `tf.errors.InvalidArgumentError` when it runs.
     """
     kinds = [_kind(value) for value in (inputs, weights)]
     if kinds[0] != kinds[1] and kinds != ["sparse", "dense"]:

@@ -1,4 +1,4 @@
-"""Keras initializers as distributions of a store's initial values."""
+"""Converts Keras initializers to the distributions of a store's initial values."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["initializer_spec", "seed_of", "was_seeded"]
 def initializer_spec(
     layer: str, initializer: keras.Initializer, vocabulary_size: int | None, dim: int
 ) -> InitializerSpec:
-    """The distribution that a Keras initializer draws `[vocabulary_size, dim]` from.
+    """The distribution from which a Keras initializer draws `[vocabulary_size, dim]`.
 
     Raises:
-        Unsupported: an initializer that is no distribution by (id, column), or one scaled by the vocabulary of a table
-            that has none.
+        Unsupported: an initializer that cannot be computed per (id, column), or one scaled by the vocabulary for a
+            table without one.
     """
     kinds = keras.initializers
     known = (kinds.Zeros, kinds.Ones, kinds.Constant, kinds.RandomUniform, kinds.RandomNormal, kinds.TruncatedNormal)
-    # A class derived from one of them counts as that one, unless it draws in a way of its own.
+    # A subclass counts as its base, unless it overrides how it draws.
     kind = next((base for base in (*known, kinds.VarianceScaling) if _draws_as(initializer, base)), None)
     if kind is kinds.Zeros:
         return InitializerSpec("zeros")
@@ -71,14 +71,14 @@ def _scaled(layer: str, initializer: keras.Initializer, vocabulary_size: int | N
 
 
 def seed_of(initializer: keras.Initializer, otherwise: int) -> int:
-    """The seed that a person gave the initializer, or `otherwise`.
+    """The user's seed of the initializer, or `otherwise`.
 
-    Keras invents a random seed where none was given, which would differ in every process; the config keeps only what
-    was given.
+    Without a seed Keras draws one at random, which would differ in every process; the config contains only the user's
+    seed.
     """
     return int(initializer.get_config()["seed"]) if was_seeded(initializer) else otherwise
 
 
 def was_seeded(initializer: keras.Initializer) -> bool:
-    """Whether a person gave the initializer an integer seed."""
+    """Whether the user gave the initializer an integer seed."""
     return isinstance(initializer.get_config().get("seed"), int)

@@ -1,4 +1,4 @@
-"""The rows that a table begins with where they are not a function of each id: given ones, or Keras' own draw."""
+"""Initial rows that are not a function of each id: the user's `weights=`, or Keras' own draw."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from elastable.worker.rows.store_layer import StoreLayer
 __all__ = ["LARGEST_DRAW", "first_rows"]
 
 LARGEST_DRAW = 1 << 22
-"""Elements, 16 MiB: the largest table that is drawn whole."""
+"""Elements (16 MiB) of the largest table that is drawn whole."""
 
 _DRAWN = "_elastable_drawn"
 
 
 def first_rows(layer: StoreLayer, unseeded: bool) -> Float32 | None:
-    """All rows that a layer's table begins with, where they are not `initial_rows` of its spec.
+    """All initial rows of a layer's table, if they are not `initial_rows` of its spec.
 
-    They are those that the layer was given as `weights=`, or what Keras' own layer would draw: of the initializer's
-    seed, which Keras chooses where a person gave none, by `keras.utils.set_random_seed` if that was called.
+    They are the layer's `weights=`, or what Keras' own layer would draw with the initializer's seed. Without a seed
+    Keras chooses one, by `keras.utils.set_random_seed` if that was called.
 
     Args:
         layer: A store-backed layer.
-        unseeded: Whether an initializer without a seed of its own draws, too.
+        unseeded: Whether to draw also from an initializer without a seed.
 
     Returns:
-        float32 `[input_dim, output_dim]`. None for rows that are not random, for tables of any ids, and for more than
-        `LARGEST_DRAW` elements.
+        float32 `[input_dim, output_dim]`. None for rows that are not random, tables of any ids, and more than
+            `LARGEST_DRAW` elements.
     """
     if layer.pretrained is not None:
         return np.asarray(layer.pretrained, np.float32)
@@ -45,7 +45,7 @@ def first_rows(layer: StoreLayer, unseeded: bool) -> Float32 | None:
 
 def _draw(layer: StoreLayer) -> Float32 | None:
     initializer = layer.embeddings_initializer
-    # A SeedGenerator as its seed counts the draws of all that share it: what Keras would draw is not known here.
+    # A SeedGenerator counts the draws of everything that shares it: what Keras would draw is unknown here.
     if layer.input_dim is None or not isinstance(getattr(initializer, "seed", None), int):
         return None
     if layer.input_dim * layer.output_dim > LARGEST_DRAW:

@@ -1,7 +1,7 @@
-"""Rows of layers with tables in a store, as `model.save` and `save_weights` write them and as they are loaded again.
+"""How `model.save` and `save_weights` write the rows of tables in a store, and how they are loaded.
 
-An offloaded `keras.layers.Embedding` is written as the plain layer that it was: one array of all rows. An
-`et.Embedding` writes ids and rows with their slots, the table's spec and what it has counted.
+An offloaded `keras.layers.Embedding` is written as the plain layer: one array of all rows. An `et.Embedding` writes
+ids, rows, slots, the table's spec and its counters.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
     "writing_tables_of",
 ]
 
-#: A table whose rows take more is not written, unless one says so.
+#: A larger table is written only within `writing_tables_of`.
 LARGEST_TABLE_BYTES = 1 << 30
 
 _BLOCK_ROWS = 1 << 16
@@ -47,7 +47,7 @@ _largest: ContextVar[int] = ContextVar("largest_table_bytes", default=LARGEST_TA
 
 @contextmanager
 def writing_tables_of(largest_table_bytes: int) -> Iterator[None]:
-    """While the block runs, tables of up to so many bytes (float32 rows) are written into files of Keras."""
+    """Within the block, tables of up to this many bytes (float32 rows) are written into Keras files."""
     token = _largest.set(largest_table_bytes)
     try:
         yield
@@ -56,10 +56,10 @@ def writing_tables_of(largest_table_bytes: int) -> Iterator[None]:
 
 
 def all_rows(layer: StoreLayer) -> Float32:
-    """float32 `[vocabulary, dim]`: every row of a layer's fixed table, as it reads them now.
+    """float32 `[vocabulary, dim]`: every row of a layer's fixed table.
 
     Raises:
-        Unsupported: the table is larger than what is written, or takes any id.
+        Unsupported: the table is too large, or takes any id.
     """
     count = require_all_rows(layer)
     _refuse_large(layer, count * layer.output_dim * 4)
@@ -81,15 +81,15 @@ def require_all_rows(layer: StoreLayer) -> int:
 
 
 def load_all_rows(layer: StoreLayer, rows: Float32) -> None:
-    """Gives a fixed table these rows; slots stay as they are, as of a Keras variable that is assigned.
+    """Writes all rows of a fixed table; slots do not change, as when a Keras variable is assigned.
 
     Args:
-        layer: A layer whose table lives in a store, or is going to.
+        layer: A layer whose table lives, or will live, in a store.
         rows: float32 `[vocabulary, dim]`.
 
     Raises:
         BadInput: rows of another shape.
-        Unsupported: the layer reads from where it cannot write.
+        Unsupported: the layer's source is not writable.
     """
     rows = np.ascontiguousarray(rows, np.float32)
     if rows.shape != (layer.input_dim, layer.output_dim):
@@ -110,13 +110,13 @@ def save_table(layer: StoreLayer, store: SavedArrays) -> None:
     """Writes the table of an `et.Embedding` into its part of a Keras file.
 
     Raises:
-        Unsupported: the table is larger than what is written, or is not at hand here.
+        Unsupported: the table is too large, or its store is not in this process.
     """
     if layer.on_worker or (layer.source is None and first_rows(layer, unseeded=True) is not None):
         store["all_rows"] = all_rows(layer)
         return
     if layer.source is None:
-        return  # initial values, which follow from the config and the seed
+        return  # initial values follow from the config and the seed
     source, name = _writable(layer), layer.table_name
     _refuse_large(layer, source.row_count(name) * layer.output_dim * 4)
     spec = source.specs()[name]
@@ -136,11 +136,11 @@ def save_table(layer: StoreLayer, store: SavedArrays) -> None:
 def load_table(layer: StoreLayer, store: SavedArrays) -> None:
     """Reads what `save_table` wrote.
 
-    A layer that has no store yet gets one of its own, one that has keeps it. Slots are those of the file where it holds
-    an optimizer like the layer's, as Keras loads the optimizer with the weights.
+    A layer without a store gets a new one; otherwise the rows go into its store. Slots are loaded if the file's
+    optimizer is like the layer's, as Keras loads the optimizer with the weights.
 
     Raises:
-        BadInput: the file is of another table.
+        BadInput: the file contains another table.
     """
     if "all_rows" in store:
         load_all_rows(layer, np.asarray(store["all_rows"]))
@@ -170,7 +170,7 @@ def load_table(layer: StoreLayer, store: SavedArrays) -> None:
 
 
 def _put_untouched(source: EmbeddingStore, saved: _Saved) -> None:
-    """Ids of a fixed table that had no row when it was saved read what they read then."""
+    """Restores ids of a fixed table that had no row when it was saved: they read the same values as then."""
     name = saved.spec.name
     for start in range(0, saved.vocabulary or 0, _BLOCK_ROWS):
         ids = np.arange(start, min(start + _BLOCK_ROWS, saved.vocabulary or 0), dtype=np.int64)
@@ -182,7 +182,7 @@ def _put_untouched(source: EmbeddingStore, saved: _Saved) -> None:
 
 
 class _Saved:
-    """A table read from a file into a store of its own."""
+    """A table read from a file into a new store."""
 
     def __init__(self, spec: TableSpec, ids: Int64, store: MemoryStore) -> None:
         self.spec, self.ids, self.store = spec, ids, store
@@ -222,7 +222,7 @@ def _writable(layer: StoreLayer) -> EmbeddingStore:
 
 
 def refuse_legacy_file(layer: StoreLayer) -> None:
-    """Raises `Unsupported` while Keras writes a file of its old HDF5 format, which has no place for rows of a store."""
+    """Raises `Unsupported` while Keras writes an HDF5 file of the old format, which cannot hold tables in a store."""
     if global_state.get_global_attribute("use_legacy_config", None):
         raise Unsupported(
             f"embedding layer {layer.name!r}: a legacy HDF5 file cannot hold a table of a store; save to a .keras "

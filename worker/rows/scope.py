@@ -1,13 +1,11 @@
-"""Where an embedding call gets its rows from: the scope that is current while a model runs.
+"""The current scope decides where an embedding call reads its rows.
 
-* no scope: the layer's own source, or initial values (eager use, `predict`);
+* no scope: the layer's source, or initial values (eager use, `predict`);
 * `PlanScope`: a step is traced to learn which ids every call needs;
-* `StepScope`: rows come from the Batch Embedding Tensors handed to the step;
-* `elastable.worker.step.traced.tape_scope.TapeScope`: rows are read at the call, for tapes of one's own.
+* `StepScope`: rows come from the Batch Embedding Tensors passed to the step;
+* `elastable.worker.step.traced.tape_scope.TapeScope`: rows are read at each call, for the user's own tapes.
 
-A scope lasts for the whole step: the model, its loss and its metrics.
-
-Scopes are per thread, because tracing is.
+A scope covers the whole step: the model, its loss and its metrics. Scopes are per thread, like tracing.
 """
 
 from __future__ import annotations
@@ -34,8 +32,7 @@ __all__ = [
     "refuse_inner_call",
 ]
 
-#: Marks the rows a plan pretends to have looked up, so that ids computed from
-#: them are recognised as not plannable.
+#: Marks the zeros a plan returns as rows, so that ids computed from them are recognised as not plannable.
 PLANNED_ROWS = "elastable_planned_rows"
 
 
@@ -53,13 +50,13 @@ class EmbeddingCall:
 
 
 class PlanScope:
-    """Records the ids of every embedding call and answers zeros."""
+    """Records the ids of every embedding call and returns zeros as rows."""
 
     def __init__(self) -> None:
         self.calls: list[EmbeddingCall] = []
 
     def rows(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
-        """Zeros `[n, dim]` in the place of the rows, after recording `ids`."""
+        """Records `ids` and returns zeros `[n, dim]`."""
         self.calls.append(EmbeddingCall(layer, ids))
         zeros = tf.zeros([tf.shape(ids)[0], layer.output_dim])
         return tf.identity(zeros, name=PLANNED_ROWS)
@@ -67,16 +64,15 @@ class PlanScope:
 
 @dataclass(slots=True)
 class StepScope:
-    """Gives every planned call its gather, and looks the others up in the graph.
+    """Gathers the rows of planned calls from the BETs, and looks up the others within the graph.
 
     Attributes:
-        layers: The layer of every call, in call order, as the plan saw them.
+        layers: The layer of every planned step's call, in call order.
         inverses: For every call an int32 `[n]` tensor of positions in its table's BET; None for a call that could not
             be planned.
         bets: Table name -> float32 `[unique ids, dim]`, watched by the tape.
-        lookup: What an unplanned call asks: (table, ids) -> rows.
-        tape: Watches the BETs of unplanned calls before they are used; a watch after the use would yield no gradient at
-            all.
+        lookup: (table, ids) -> rows, for calls that could not be planned.
+        tape: Watches the BETs of unplanned calls before they are used; a later watch would give no gradient.
         unplanned: (table, unique ids, BET) of every unplanned call.
     """
 
@@ -103,12 +99,12 @@ class StepScope:
         return tf.gather(self.watched(layer, self.bets[layer.table_name], None), self.inverses[call])
 
     def watched(self, layer: StoreLayer, rows: tf.Tensor, in_graph: int | None) -> tf.Tensor:
-        """The rows of a call, or of the `in_graph`th that could not be planned, as they are gathered from."""
+        """The rows that a call gathers from; `in_graph` is the number of a call that could not be planned."""
         return rows
 
     def _look_up_in_graph(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
         if self.lookup is None:
-            raise ModelError(f"embedding layer {layer.name!r}: its ids cannot be planned and no lookup is at hand")
+            raise ModelError(f"embedding layer {layer.name!r}: its ids cannot be planned and no lookup is available")
         lookup = self.lookup
         unique, inverse = tf.unique(ids)
         rows = tf.numpy_function(lambda asked: lookup(layer.table_name, asked), [unique], tf.float32)
@@ -120,7 +116,7 @@ class StepScope:
 
 
 def refuse_inner_call(layer: StoreLayer) -> NoReturn:
-    """Raises `Unsupported` for a layer whose ids are computed in a graph within the step's."""
+    """Raises `Unsupported` for a layer that is called inside an inner graph of the step."""
     raise Unsupported(
         f"embedding layer {layer.name!r} is called inside of a loop, a condition or a compiled function; call it "
         "outside and hand its output in"
@@ -128,28 +124,28 @@ def refuse_inner_call(layer: StoreLayer) -> NoReturn:
 
 
 class RowScope(Protocol):
-    """Answers the embedding calls of a step."""
+    """Provides rows to the embedding calls of a step."""
 
     def rows(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
         """float32 `[n, dim]`: the rows of a call's int64 `[n]` ids."""
 
 
 Scope = TypeVar("Scope", bound=RowScope)
-_standing = threading.local()
+_current = threading.local()
 
 
 def current_scope() -> RowScope | None:
-    """The scope of this thread, if any."""
-    scope: RowScope | None = getattr(_standing, "scope", None)
+    """The current scope of this thread, if there is one."""
+    scope: RowScope | None = getattr(_current, "scope", None)
     return scope
 
 
 @contextmanager
 def entered(scope: Scope) -> Iterator[Scope]:
-    """Makes `scope` the thread's scope while the block runs."""
+    """Makes `scope` the thread's current scope within the block."""
     before = current_scope()
-    _standing.scope = scope
+    _current.scope = scope
     try:
         yield scope
     finally:
-        _standing.scope = before
+        _current.scope = before

@@ -1,4 +1,4 @@
-"""What every Keras layer with its table in a store shares."""
+"""The base class of Keras layers whose tables live in a store."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ __all__ = ["StoreBacked"]
 
 
 class StoreBacked:
-    """What every layer with its table in a store shares; mixed into Keras layers.
+    """Base of every layer with its table in a store; mixed into Keras layers.
 
-    The layer has no Keras weights. Where its rows come from is decided at each call: from the scope that stands
-    (`elastable.worker.rows.scope`), else from the attached source, else they are the initial values.
+    The layer has no Keras weights. Each call reads its rows from the current scope (`elastable.worker.rows.scope`), or
+    else from the attached source, or else they are the initial values.
     """
 
     name: str
@@ -58,12 +58,12 @@ class StoreBacked:
     _source: RowSource | None
     _seed: int | None
     _keras_seed: int
-    """Keras' global seed when the layer was made: it is kept by thread, and graphs read rows in other threads."""
+    """Keras' global seed when the layer was created: it is per thread, and graphs read rows in other threads."""
     _trained_by: weakref.ref[keras.optimizers.Optimizer] | None = None
     _steps: int | None = None
     _id_kind: str | None = None
     _here: tuple[keras.Variable, ...] = ()
-    """The variable of a table that stays on the worker."""
+    """The variable of a table that is kept on the worker."""
 
     @property
     def table_name(self) -> str:
@@ -72,16 +72,16 @@ class StoreBacked:
 
     @property
     def table_is_explicit(self) -> bool:
-        """Whether the table was named by the user, and so may be shared."""
+        """Whether the user named the table, so that layers may share it."""
         return self.table is not None
 
     def table_spec(self, seed: int | None = None, optimizer: OptimizerSpec | None = None) -> TableSpec:
         """The table this layer needs.
 
         Args:
-            seed: Of the initial values, unless the initializer carries its own. None: Keras' global seed when the layer
-                was made, else 0.
-            optimizer: Of the rows.
+            seed: Seed of the initial values, unless the initializer has one. None: Keras' global seed when the layer
+                was created, else 0.
+            optimizer: Optimizer of the rows.
         """
         spec = initializer_spec(self.name, self.embeddings_initializer, self.input_dim, self.output_dim)
         return TableSpec(
@@ -102,16 +102,16 @@ class StoreBacked:
 
     @property
     def on_worker(self) -> bool:
-        """Whether the table is a Keras variable here, and not in a store."""
+        """Whether the table is a Keras variable on the worker instead of in a store."""
         return bool(self._here)
 
     def keep_on_worker(self, variable: keras.Variable) -> None:
-        """Reads rows from a Keras variable `[input_dim, output_dim]` from now on, and never from a store."""
+        """Reads rows from a Keras variable `[input_dim, output_dim]` from now on instead of a store."""
         # Past Keras' tracking: the variable belongs to the first of the layers that share it.
         object.__setattr__(self, "_here", (variable,))
 
     def begin(self) -> None:
-        """Reads initial values from now on, of the seed that Keras has now."""
+        """Reads initial values from now on, of Keras' current seed."""
         self._keras_seed = global_seed()
         self.attach(None)
 
@@ -122,53 +122,53 @@ class StoreBacked:
 
     @property
     def was_trained(self) -> bool:
-        """Whether an optimizer of this process trained the table, or the one that a file holds."""
+        """Whether the table was trained in this process, or loaded with trained rows."""
         return self._trained_by is not None or self._steps is not None
 
     def trained_by(self, optimizer: keras.optimizers.Optimizer) -> bool:
-        """Whether this very optimizer trained the table last: then the rows' slots are its own, and it goes on.
+        """Whether this very optimizer trained the table last, so that it can continue with the rows' slots.
 
-        Of rows that were loaded it is the one that was loaded with them, which has as many steps behind it.
+        For loaded rows it is the optimizer that was loaded with them, recognised by its number of steps.
         """
         if self._steps is not None:
             return int(optimizer.iterations) == self._steps
         return self._trained_by is not None and self._trained_by() is optimizer
 
     def note_trained_by(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """This optimizer trains the table from now on."""
+        """Records that this optimizer trains the table."""
         # Past Keras' tracking.
         object.__setattr__(self, "_trained_by", weakref.ref(optimizer))
         self._steps = None
 
     @property
     def steps_trained(self) -> int:
-        """Steps of the optimizer that trained the table, for whoever loads both; -1: it is gone."""
+        """Steps of the optimizer that trained the table, saved with the rows; -1: it no longer exists."""
         optimizer = None if self._trained_by is None else self._trained_by()
         held = -1 if self._steps is None else self._steps
         return held if optimizer is None else int(optimizer.iterations)
 
     def note_steps(self, steps: int) -> None:
-        """The rows were loaded, with the slots of an optimizer that has so many steps behind it."""
+        """Records that the rows were loaded with the slots of an optimizer that has made this many steps."""
         self._steps = steps
 
     @property
     def embeddings(self) -> keras.Variable | WholeTable:
-        """All rows of a fixed table, in the place of the variable that a `keras.layers.Embedding` has."""
+        """All rows of a fixed table, like the variable of a `keras.layers.Embedding`."""
         return self._here[0] if self._here else WholeTable(self)
 
     def all_rows_tensor(self) -> tf.Tensor:
-        """Every row, looked up like those of any other call; raises `Unsupported` for a table of any id."""
+        """Every row, looked up as in any other call; raises `Unsupported` for a table of any id."""
         require_all_rows(self)
         return self._rows_of(tf.range(self.input_dim, dtype=tf.int64), None)
 
     @property
     def seed(self) -> int:
-        """Of the initial values, where no source is attached."""
+        """Seed of the initial values while no source is attached."""
         return self._keras_seed if self._seed is None else self._seed
 
     @property
     def source(self) -> RowSource | None:
-        """Where rows are read from outside of training, if attached."""
+        """The source of rows outside of training, if one is attached."""
         return self._source
 
     def read_rows(self, ids: Int64) -> Float32:
@@ -195,10 +195,10 @@ class StoreBacked:
         return tf.cast(shape_rows(flat, rows, self.combiner, self.output_dim), self.compute_dtype)
 
     def _note_ids(self, dtype: str) -> None:
-        """Learns from the first call what the table's ids are.
+        """Records at the first call whether the table's ids are integers or strings.
 
         Raises:
-            BadIds: no ids, or strings after integers or the other way round.
+            BadIds: not a dtype of ids, or strings and integers in different calls.
         """
         require_id_dtype(self.name, dtype, self.input_dim)
         kind = "farmhash64" if dtype == "string" else "int64"
@@ -207,11 +207,11 @@ class StoreBacked:
                 f"embedding layer {self.name!r}: called on strings and on integers, and a row cannot be both's; hash "
                 "the strings before (et.hash_ids), or use two layers"
             )
-        # Past Keras' tracking, and its refusal of changes to a layer that is built.
+        # Past Keras' tracking, which refuses changes to a built layer.
         object.__setattr__(self, "_id_kind", kind)
 
     def worker_rows(self) -> Float32:
-        """A copy of all rows `[input_dim, output_dim]` of a table that stays on the worker."""
+        """A copy of all rows `[input_dim, output_dim]` of a table on the worker."""
         return np.array(self._here[0], np.float32)
 
     def _rows_of(self, ids: tf.Tensor, training: bool | None) -> tf.Tensor:

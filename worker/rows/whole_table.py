@@ -1,4 +1,4 @@
-"""`layer.embeddings` of a layer whose table lives in a store: a stand-in for the Keras variable."""
+"""`layer.embeddings` of a layer whose table lives in a store: it acts like the Keras variable."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def _on_rows(operate: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
 
 
 class WholeTable:
-    """All rows of a fixed table, looked up whenever they are used as a tensor.
+    """All rows of a fixed table, looked up each time they are used as a tensor.
 
-    Within a model's forward pass that is a lookup of every id, and gradients reach every row, as where weights are
-    tied. Its cost goes with the table.
+    In a model's forward pass this looks up every id, and gradients reach every row, e.g. for tied weights. The cost
+    grows with the table.
 
     Args:
         layer: A layer whose table is in a store.
@@ -59,11 +59,11 @@ class WholeTable:
         return self._layer.all_rows_tensor()
 
     def numpy(self) -> Float32:
-        """The rows as they are now, float32 `[vocabulary, dim]`."""
+        """The current rows, float32 `[vocabulary, dim]`."""
         return all_rows(self._layer)
 
     def assign(self, value: npt.ArrayLike) -> None:
-        """Gives the table these rows, `[vocabulary, dim]`; slots stay as they are."""
+        """Writes all rows `[vocabulary, dim]`; slots do not change."""
         load_all_rows(self._layer, np.asarray(value))
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Float32:

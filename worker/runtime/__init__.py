@@ -1,1 +1,1 @@
-"""A worker's life: tasks, rows ahead, one micro-batch after the other."""
+"""The worker's main loop: tasks, prefetched rows, micro-batches."""

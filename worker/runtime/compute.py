@@ -1,4 +1,4 @@
-"""One micro-batch, from its task to its gradients: everything but the waiting."""
+"""Computes one micro-batch, from its task to its gradients."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from elastable.embedding_store.errors import BadInput, ModelError, NotFinite, Un
 from elastable.embedding_store.support.retry import retry
 from elastable.master.api import DenseSnapshot, JobSpec, Task, TaskKind, Tensor
 from elastable.master.tasks.record_order import RecordOrder, record_order
-from elastable.worker.keras.structures import TensorBatch
+from elastable.worker.keras.structures import BatchSpec, TensorBatch
 from elastable.worker.models.build import as_tensors, sample_batch
 from elastable.worker.readers import Reader
 from elastable.worker.runtime.dense_mirror import DenseMirror
 from elastable.worker.step.batch_checks import not_finite_columns, require_like
 from elastable.worker.step.id_plan import IdPlan, plan_ids
 from elastable.worker.step.id_set import IdSets, make_id_sets
-from elastable.worker.step.model_step import EvaluateStep
+from elastable.worker.step.model_step import EvaluateStep, Lookup
 from elastable.worker.step.own_train_step import OwnTrainStep
 from elastable.worker.step.tensor_specs import batch_spec, records_in
-from elastable.worker.step.traced.step_plan import plan_step
+from elastable.worker.step.traced.step_plan import StepPlan, plan_step
 from elastable.worker.step.train_step import StepResult, TrainStep, dense_parts
 
 __all__ = ["MicroBatchComputer", "Prepared", "require_same_records"]
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A task with its records read and its ids known: ready for any version.
+    """A task whose records are read and ids are known: ready for any version.
 
     Attributes:
         task: The task.
@@ -53,10 +53,10 @@ class Prepared:
 
 
 def require_same_records(job: JobSpec, readers: Mapping[TaskKind, Reader]) -> None:
-    """Refuses splits that are not as long as the master's.
+    """Refuses splits whose lengths differ from the master's.
 
     Raises:
-        BadInput: naming the split and both lengths.
+        BadInput: names the split and both lengths.
     """
     for kind, split, expected in (
         (TaskKind.TRAIN, "train", job.train_records),
@@ -78,6 +78,25 @@ def _require_same_turns(model: keras.Model, job: JobSpec, turns: int) -> None:
         )
 
 
+def _train_step(
+    model: keras.Model,
+    job: JobSpec,
+    spec: BatchSpec,
+    plan: IdPlan,
+    steps: StepPlan | None,
+    look_up: Lookup,
+    keras_draws: bool,
+) -> TrainStep:
+    several = job.micro_batches_per_version > 1 and job.average != "batches"
+    average = job.average if several else None
+    # With turns, a micro-batch comes several times and cannot continue from the previous one's random state.
+    alone = steps is None or steps.turns == 1 or job.grads_to_wait == 1
+    seed = None if keras_draws and alone else job.seed
+    if steps is None:
+        return TrainStep(model, spec, plan, look_up, seed, average)
+    return OwnTrainStep(model, spec, plan, look_up, seed, average, steps)
+
+
 class MicroBatchComputer:
     """Reads, plans and computes micro-batches of one job with one model.
 
@@ -85,14 +104,14 @@ class MicroBatchComputer:
 
     Args:
         model: A built model.
-        job: What is computed.
+        job: The job's parameters.
         readers: The splits.
         sample: A batch, for its shapes.
-        source: Where calls whose ids cannot be planned look rows up.
+        source: Source of rows for calls whose ids cannot be planned.
         specs: Of the tables.
-        deadline_s: How long the source may be away when a step looks up ids that could not be planned.
-        keras_draws: Whether random layers draw on from where they are, as in `model.fit`: for one process alone, which
-            computes every micro-batch in its order. False: by the job's seed and the micro-batch.
+        deadline_s: Seconds to retry a lookup of ids that could not be planned.
+        keras_draws: Whether random layers continue from their current state, as in `model.fit`: for a single process
+            that computes all micro-batches in order. False: they depend on the job's seed and the micro-batch.
     """
 
     def __init__(
@@ -116,7 +135,7 @@ class MicroBatchComputer:
         if TaskKind.EVALUATE in readers:
             validation = sample_batch(readers[TaskKind.EVALUATE])
             require_like(self._spec[:2], validation[:2], int(records_in(validation)), "the validation data")
-            # Either of the two may be weighted alone, as in Keras.
+            # Training and validation data may have weights independently, as in Keras.
             self._likes[TaskKind.EVALUATE] = (*self._spec[:2], *batch_spec(validation)[2:])
         steps = plan_step(model, self._spec)
         self._turns = 1 if steps is None else steps.turns
@@ -129,21 +148,15 @@ class MicroBatchComputer:
         look_up = partial(look_up_in, source)
         look_up_quietly = partial(look_up_in, source.unpromoted())
 
-        several = job.micro_batches_per_version > 1 and job.average != "batches"
-        average = job.average if several else None
         self._plans: dict[TaskKind, IdPlan] = {TaskKind.TRAIN: plan_ids(model, self._spec, training=True)}
-        # Several micro-batches that come in turn cannot each go on from where the one before left the generators.
-        alone = self._turns == 1 or job.grads_to_wait == 1
-        seed = None if keras_draws and alone else job.seed
-        given = (model, self._spec, self._plans[TaskKind.TRAIN], look_up, seed, average)
-        self._train = TrainStep(*given) if steps is None else OwnTrainStep(*given, steps)
+        self._train = _train_step(model, job, self._spec, self._plans[TaskKind.TRAIN], steps, look_up, keras_draws)
         if TaskKind.EVALUATE in readers:
             like = self._likes[TaskKind.EVALUATE]
             self._plans[TaskKind.EVALUATE] = plan_ids(model, like, training=False)
             self._evaluate = EvaluateStep(model, like, self._plans[TaskKind.EVALUATE], look_up_quietly)
 
     def prepare(self, task: Task) -> Prepared:
-        """Reads the task's records and finds the ids they need."""
+        """Reads the task's records and computes their ids."""
         reader, records = self._readers[task.kind], task.stop - task.start
         if reader.batches is None:
             source = f"{type(reader).__name__}.take()"
@@ -161,13 +174,13 @@ class MicroBatchComputer:
         return Prepared(task, batch, ids, records)
 
     def _order(self, task: Task) -> RecordOrder:
-        """The records of the task's epoch, in the order in which they are computed."""
+        """The order in which the records of the task's epoch are computed."""
         reader = self._readers[task.kind]
         shuffled = self._job.shuffle and task.kind is TaskKind.TRAIN and not reader.in_order
         return record_order(len(reader), task.epoch, self._job.seed, shuffled, reader.shuffle_block)
 
     def hold(self, snapshot: DenseSnapshot) -> None:
-        """Computes on this version's dense part from now on, and trains what that version trains."""
+        """Uses this version's dense part from now on, and trains what that version trains."""
         self._mirror.assign(snapshot)
         self._train.hold(snapshot.trainable)
 
@@ -175,7 +188,7 @@ class MicroBatchComputer:
         """Gradients, states and metric state of a micro-batch."""
         task, job = prepared.task, self._job
         of_pass = -(-job.train_records // job.micro_batch_size)
-        # Alike in every turn: what is drawn belongs to the records.
+        # The same in every turn: random numbers belong to the records.
         number = task.epoch * of_pass + task.start // job.micro_batch_size
         turn = task.version % self._turns if self._turns > 1 else 0
         result = self._train(prepared.batch, bets, prepared.ids, number, turn)
@@ -184,10 +197,10 @@ class MicroBatchComputer:
         return result
 
     def _blame_data(self, prepared: Prepared, loss: float) -> None:
-        """Says which columns made a loss of NaN or Inf; where none did, the master names the gradient.
+        """Names the columns that caused a loss of NaN or Inf; if there are none, the master names the gradient.
 
         Raises:
-            NotFinite: the job refuses what is not finite.
+            NotFinite: the job refuses values that are not finite.
         """
         columns = not_finite_columns(prepared.batch)
         if not columns:

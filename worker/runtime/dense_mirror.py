@@ -1,4 +1,4 @@
-"""The worker's copy of the dense part of a version."""
+"""Copies the dense part of a version into the worker's model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class DenseMirror:
     """Writes snapshots into a model's variables and states.
 
     Args:
-        variables: Those that the job's optimizer knows, in model order.
+        variables: Variables of the job's optimizer, in model order.
         states: All other weights, in model order.
     """
 
@@ -28,10 +28,10 @@ class DenseMirror:
         self._shapes = [tuple(target.shape) for target in self._targets]
 
     def assign(self, snapshot: DenseSnapshot) -> None:
-        """Makes the model's dense part that of the snapshot.
+        """Writes the snapshot into the model.
 
         Raises:
-            ModelError: the master's model has other variables than this one.
+            ModelError: the master's model has different variables.
         """
         values = (*snapshot.variables, *snapshot.states)
         if [tuple(value.shape) for value in values] != self._shapes:
@@ -41,5 +41,5 @@ class DenseMirror:
                 f"here {dict(zip(self._paths, self._shapes, strict=True))}; run the same model file everywhere"
             )
         for target, value in zip(self._targets, values, strict=True):
-            # Raw, as a version's workers all wait for this; shapes are known to fit.
+            # A raw operation: all workers of a version wait for this, and the shapes are known to match.
             tf.raw_ops.AssignVariableOp(resource=target.handle, value=tf.convert_to_tensor(value, target.dtype))

@@ -1,4 +1,4 @@
-"""A worker's life: join, take tasks, look up, compute, report, until the job ends."""
+"""The worker's main loop: join, take tasks, look up rows, compute, report, until the job ends."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _VERSION_WAIT_S = 0.05
 
 
 class Worker:
-    """Computes micro-batches of a job until there are none left.
+    """Computes micro-batches of a job until none are left.
 
     Args:
         master: The master, or its client.
@@ -56,8 +56,8 @@ class Worker:
         source: Where rows are looked up.
         session: The session that `master.join(identity)` opened.
         identity: This start of the worker.
-        deadline_s: How long a master or store may stay away.
-        ahead: Tasks that are read and planned ahead.
+        deadline_s: Seconds that the master or store may be unreachable.
+        ahead: Number of tasks to read and plan ahead.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Worker:
         self._deadline_s = deadline_s
         self._naming = push_naming(session.job, identity.incarnation)
         self._snapshots: dict[TaskKind, DenseSnapshot] = {}
-        self._ahead_since: float | None = None  # when the master was first seen at an earlier version, of late
+        self._ahead_since: float | None = None  # since when the master has been at an earlier version
         self._stopped = False
         self._feed = TaskFeed(master, identity.incarnation, computer.prepare, ahead)
         self._rows_ahead = RowsAhead(source, deadline_s)
@@ -87,7 +87,7 @@ class Worker:
         """Works until the job ends; the number of micro-batches that counted.
 
         Raises:
-            ElastableError: what made it stop, also told to the master.
+            ElastableError: what stopped it; also reported to the master.
         """
         counted = 0
         self._feed.start()
@@ -109,25 +109,25 @@ class Worker:
         return counted
 
     def stop(self) -> None:
-        """Makes `run` return after the micro-batch in work."""
+        """Makes `run` return after the current micro-batch."""
         self._stopped = True
 
     def _attempt(self, prepared: Prepared) -> int:
-        """Computes the task if its version is there; 1 if it counted."""
+        """Computes the task if its version is committed; 1 if the result counted."""
         try:
             if not self._hold(prepared.task):
                 self._feed.idle()
                 return 0
             counted = self._train(prepared) if prepared.task.kind is TaskKind.TRAIN else self._evaluate(prepared)
         except StaleVersion as stale:
-            # Somebody else computed it: its lease had been given on.
+            # Another worker computed it: its lease had been reassigned.
             _log.info("micro-batch %d dropped: %s", prepared.task.micro_batch, stale)
             counted = 0
         except FutureVersion as ahead:
             self._go_back(ahead)
             return 0
         except NotJoined:
-            # The master was started again while this was computed, and knows nobody yet.
+            # The master restarted during the computation and does not know this session.
             self._rejoin()
             return 0
         self._feed.done(prepared)
@@ -145,7 +145,7 @@ class Worker:
             if held is None:
                 return False
             self._snapshots[task.kind] = held
-        # Also where the version is held already: the micro-batch before changed the states.
+        # Even if the version has not changed: the previous micro-batch changed the states.
         self._computer.hold(held)
         return True
 
@@ -191,7 +191,7 @@ class Worker:
         source = source_for(self._source, prepared.task)
 
         def look_up() -> dict[str, Float32]:
-            self._feed.refuse_failed()  # a store that is gone for good ends the job before this worker's patience
+            self._feed.refuse_failed()  # a store that is lost for good ends the job before the retries run out
             return source.lookup(asked, version)
 
         return retry(look_up, "a lookup", self._deadline_s, on=(Unavailable,))
@@ -202,25 +202,25 @@ class Worker:
             self._rows_ahead.begin(self._feed.following(prepared))
 
     def _go_back(self, ahead: FutureVersion) -> None:
-        """Begins anew with a master that stands at an earlier version: it was started again.
+        """Starts again with a restarted master, which is at an earlier version.
 
         Raises:
-            FutureVersion: that goes on for longer than the deadline, so it is no restart.
+            FutureVersion: the master stays behind for longer than the deadline, so it is not a restart.
         """
         self._ahead_since = self._ahead_since or time.monotonic()
         if time.monotonic() - self._ahead_since > self._deadline_s:
             raise ahead
-        _log.warning("the master stands at an earlier version: %s", ahead)
+        _log.warning("the master is at an earlier version: %s", ahead)
         self._rejoin(keep=False)
 
     def _rejoin(self, keep: bool = True) -> None:
-        """Opens another session, with this master or the one in its place.
+        """Opens a new session, with this master or its replacement.
 
-        What is prepared may stay: a push names what it computed, so it counts once whether the lease is still this
-        worker's or not. Values do not: they are read anew.
+        Prepared tasks may be kept: a push identifies its micro-batch, so it counts once, whoever holds the lease. Rows
+        and dense values are read again.
 
         Raises:
-            JobFailed: the master runs another job, or this one otherwise.
+            JobFailed: the master runs another job, or this one with other settings.
         """
         _log.warning("the session with the master ended; joining again")
         self._session.close()
@@ -234,16 +234,16 @@ class Worker:
 
     def _tell(self, error: Exception) -> None:
         if isinstance(error, JobFailed) or (isinstance(error, Unavailable) and not self._session.alive()):
-            # It is the master that said so, perhaps that of another job; or that cannot be reached.
+            # The master reported it, perhaps that of another job, or it cannot be reached.
             return
-        # What fails here fails everywhere, but for a server out of reach, credentials and memory that is short here.
-        # Whether a shard is lost the master finds out for itself: this worker's way to it may be cut.
+        # What fails here fails on every worker, except an unreachable server, credentials, and too little memory.
+        # The master itself decides whether a shard is lost: only this worker's connection may be broken.
         local = Unavailable | ShardLost | Unauthenticated | PermissionDenied | VersionError | MemoryError
         fatal = not isinstance(error, local)
         try:
             self._master.report_failure(self._identity.incarnation, error, fatal)
         except ElastableError as silence:
-            _log.warning("the master could not be told of %s: %s", error, silence)
+            _log.warning("the master could not be informed of %s: %s", error, silence)
 
 
 def _refuse_other_job(before: JobSpec, now: JobSpec) -> None:

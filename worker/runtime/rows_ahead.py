@@ -1,4 +1,4 @@
-"""The rows of the next micro-batch, looked up while the one before it is computed."""
+"""Prefetches the rows of the next micro-batch while the current one is computed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elastable.worker.runtime.compute import Prepared
 
 __all__ = ["RowsAhead", "source_for"]
 
-#: How long a lookup waits for its version at the source; longer waits are the worker's own.
+#: Seconds a lookup waits for its version at the source; the worker itself retries for longer.
 _WAIT_S = 1.0
 _IDLE_S = 1.0
 
@@ -22,19 +22,19 @@ Rows = dict[str, Float32]
 
 
 def source_for(source: RowSource, task: Task) -> RowSource:
-    """The source as a task reads it: evaluation leaves caches as they are."""
+    """The source for a task: lookups for evaluation do not change caches."""
     return source if task.kind is TaskKind.TRAIN else source.unpromoted()
 
 
 class RowsAhead:
-    """Looks up at most one synchronous micro-batch ahead, in a thread of its own.
+    """Looks up at most one synchronous micro-batch ahead, in a separate thread.
 
-    The rows are those of the micro-batch's own version: where that is yet to be committed, the lookup waits at the
-    source. So they are on their way while the dense part of the version is.
+    The rows are those of the micro-batch's version; if that is not committed yet, the lookup waits at the source. So
+    rows and dense part of a version are transferred at the same time.
 
     Args:
         source: Where rows are looked up.
-        deadline_s: How long a lookup under way is waited for.
+        deadline_s: Seconds to wait for a running lookup.
     """
 
     def __init__(self, source: RowSource, deadline_s: float) -> None:
@@ -45,7 +45,7 @@ class RowsAhead:
         self._rows.set_result({})
         self._waiting: SimpleQueue[tuple[Prepared, Future[Rows]]] = SimpleQueue()
         self._closed = False
-        # A daemon: a lookup that waits for a master that is gone must not keep the process.
+        # A daemon: a lookup that waits for a lost master must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="elastable-rows-ahead", daemon=True)
 
     def start(self) -> None:
@@ -53,17 +53,17 @@ class RowsAhead:
         self._thread.start()
 
     def begin(self, following: Prepared | None) -> None:
-        """Starts the lookup of a micro-batch; no more than one is under way."""
+        """Starts the lookup of a micro-batch, unless one is still running."""
         if following is None or following is self._asked or not following.ids.unique or not self._rows.done():
             return
         self._asked, self._rows = following, Future()
         self._waiting.put((following, self._rows))
 
     def take(self, prepared: Prepared) -> Rows | None:
-        """The rows of a micro-batch whose version is committed; None: they are yet to be looked up.
+        """The rows of a micro-batch whose version is committed; None: look them up.
 
         Raises:
-            ElastableError: what the lookup failed with.
+            ElastableError: the error of the lookup.
         """
         if prepared is not self._asked:
             return None
@@ -71,14 +71,14 @@ class RowsAhead:
         try:
             return self._rows.result(timeout=self._deadline_s + _WAIT_S)
         except (FutureVersion, Unavailable, TimeoutError):
-            return None  # now that the version is there, or with more patience, it may succeed
+            return None  # it may succeed once the version is committed, or with more retries
 
     def forget(self) -> None:
-        """What is looked up is of another master's store, perhaps: it is not used."""
+        """Discards the running lookup: its rows may come from another master's store."""
         self._asked = None
 
     def close(self) -> None:
-        """Lets the thread end."""
+        """Ends the thread."""
         self._closed = True
 
     def _run(self) -> None:

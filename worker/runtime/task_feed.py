@@ -1,4 +1,4 @@
-"""Tasks leased, read and planned ahead of their turn, in a thread of their own."""
+"""Leases, reads and plans tasks ahead of time, in a separate thread."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["TaskFeed"]
 _LOOK_EVERY_S = 0.25
 _LEASE_WAIT_S = 1.0
 _IDLE_WAIT_S = 0.1
-_FEW = 3  # evaluations at hand, below which the master is asked for more
+_FEW = 3  # with fewer prepared evaluations the master is asked for more
 
 
 class TaskFeed:
-    """Keeps a few prepared tasks ready, the earliest first.
+    """Keeps a few tasks prepared, the earliest first.
 
-    Ahead of time go data and ids only, never values: rows and dense variables are read when a task's version is there.
-    The master is told what is held whenever it is asked for more, so that an answer that was lost is given again, and
-    what is done elsewhere is dropped.
+    Only data and ids are prepared, never values: rows and dense variables are read when a task's version is committed.
+    Each request to the master lists the tasks held here, so a lost reply is repeated and tasks done elsewhere are
+    dropped.
     """
 
     def __init__(self, master: MasterApi, incarnation: str, prepare: Callable[[Task], Prepared], ahead: int) -> None:
@@ -48,7 +48,7 @@ class TaskFeed:
         """The earliest prepared task, waiting up to `wait_s` seconds for one.
 
         Raises:
-            ElastableError: what leasing or preparing failed with.
+            ElastableError: the error of leasing or preparing.
         """
         with self._changed:
             self._changed.wait_for(
@@ -59,47 +59,47 @@ class TaskFeed:
             return self._ready[min(self._ready)] if self._ready else None
 
     def refuse_failed(self) -> None:
-        """Raises what leasing or preparing failed with, where it did: the job may be over."""
+        """Raises the error of leasing or preparing, if there is one: the job may be over."""
         with self._changed:
             if self._failure is not None:
                 raise self._failure
 
     def following(self, prepared: Prepared) -> Prepared | None:
-        """The earliest prepared task behind `prepared`, if there is one already."""
+        """The earliest prepared task after `prepared`, if there is one."""
         with self._changed:
             behind = [task for task in self._ready if task > prepared.task]
             return self._ready[min(behind)] if behind else None
 
     def idle(self) -> None:
-        """Is told that nothing of what is prepared can be done yet: the master may have something that can."""
+        """Records that no prepared task can be computed yet: the master may have one that can."""
         with self._changed:
             self._idle = True
             self._changed.notify_all()
 
     def finished(self) -> bool:
-        """Whether no task is left and none will come; not after a failure, which `head` raises."""
+        """Whether no task is left or will come; False after a failure, which `head` raises."""
         with self._changed:
             return self._finished and not self._ready and self._failure is None
 
     def done(self, prepared: Prepared) -> None:
-        """Takes a task out, computed or dropped."""
+        """Removes a task that was computed or dropped."""
         with self._changed:
             self._ready.pop(prepared.task, None)
             if prepared.task.kind is TaskKind.EVALUATE:
-                # There may be more; what is ahead would leave no room for them, and may have to wait for them.
+                # There may be more; tasks prepared ahead would leave no room for them, and may have to wait for them.
                 self._idle |= sum(task.kind is TaskKind.EVALUATE for task in self._ready) < _FEW
             self._changed.notify_all()
 
     @property
     def outside(self) -> bool:
-        """Whether the master has said that this worker has no session."""
+        """Whether the master reported that this worker has no session."""
         return self._outside
 
     def begin_anew(self, keep: bool) -> None:
-        """Is told that a session was opened, perhaps with another master.
+        """Records that a new session was opened, perhaps with another master.
 
         Args:
-            keep: Whether what is prepared may be of use: the master is told of it, and says what is not.
+            keep: Whether to keep prepared tasks: the next request lists them, and the master revokes what is obsolete.
         """
         with self._changed:
             self._outside = False
@@ -109,7 +109,7 @@ class TaskFeed:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Ends the thread; waits for it a few seconds."""
+        """Stops the thread and waits a few seconds for it."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -127,7 +127,7 @@ class TaskFeed:
 
     def _lease_more(self) -> bool:
         with self._changed:
-            # Several at a time: a call for every task would cost the master more than its answer is worth.
+            # Several at a time: one call per task would cost the master too much.
             self._changed.wait_for(
                 lambda: self._stopping or self._idle or 2 * len(self._ready) <= self._ahead, timeout=_LOOK_EVERY_S
             )
@@ -142,7 +142,7 @@ class TaskFeed:
         try:
             lease = self._master.lease_tasks(self._incarnation, want, wait_s, holding)
         except NotJoined:
-            # The session broke, or the master is another process now: the loop joins again.
+            # The session ended, or the master was replaced: the loop joins again.
             with self._changed:
                 self._outside = life == self._life
                 self._changed.notify_all()
@@ -153,7 +153,7 @@ class TaskFeed:
             prepared = self._prepare(task)
             with self._changed:
                 if life != self._life:
-                    return True  # they are the master's of before; the new one knows best
+                    return True  # leased by the previous master; the new one decides
                 self._ready[task] = prepared
                 self._changed.notify_all()
         if lease.finished:
@@ -161,7 +161,7 @@ class TaskFeed:
         return not lease.finished
 
     def _drop(self, revoked: Iterable[Task]) -> None:
-        """Done by others, or of versions that the master does not hand out."""
+        """Drops tasks that others did, or of versions that are no longer handed out."""
         with self._changed:
             for task in revoked:
                 self._ready.pop(task, None)

@@ -1,1 +1,1 @@
-"""A step: from a batch to ids, from rows to loss and gradients."""
+"""One step: from a batch to ids, and from rows to loss and gradients."""

@@ -1,4 +1,4 @@
-"""Refusing batches that are not what the model was built for, or that hold NaN: by the name of the column."""
+"""Checks batches: structure, dtypes, shapes, NaN and Inf; errors name the column."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["not_finite_columns", "require_like", "require_parts"]
 
 
 def require_parts(batch: object, source: str) -> Batch:
-    """A batch as a tuple of one to three parts; those at its end that are None are left out.
+    """A batch as a tuple of one to three parts, without trailing None.
 
     Raises:
         BadInput: anything else.
@@ -37,16 +37,16 @@ def require_parts(batch: object, source: str) -> Batch:
 
 
 def require_like(spec: BatchSpec, batch: TensorBatch, records: int, source: str) -> None:
-    """Refuses a batch that a step of `spec` cannot take.
+    """Refuses a batch that does not match `spec`.
 
     Args:
         spec: `batch_spec` of the first records of the training data.
         batch: Tensors.
-        records: How many were asked for.
-        source: Where the batch comes from, for messages.
+        records: Number of records requested.
+        source: Origin of the batch, for messages.
 
     Raises:
-        BadInput: other columns, another dtype or shape, or another number of records; by the name of the column.
+        BadInput: other columns, dtypes, shapes or number of records; names the column.
     """
     wanted, given = _named(spec), _named(batch)
     if list(wanted) != list(given):
@@ -54,7 +54,7 @@ def require_like(spec: BatchSpec, batch: TensorBatch, records: int, source: str)
             f"{source}: holds {', '.join(given)}, and the first records of the training data {', '.join(wanted)}"
         )
     for name, value in given.items():
-        if not wanted[name].is_compatible_with(value):  # also where one is ragged and the other is not
+        if not wanted[name].is_compatible_with(value):  # also if only one of them is ragged
             told, first = (_told(part) for part in (batch_spec(value), wanted[name]))
             raise BadInput(f"{source}: {name} is {told}, and {first} in the first records of the training data")
         if value.shape.rank == 0:

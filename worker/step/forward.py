@@ -1,4 +1,4 @@
-"""What Keras computes on one batch: the model, its loss and its metrics.
+"""The forward pass of one batch, as in Keras: the model, its loss and its metrics.
 
 This is `keras.Model.train_step` without the gradient, and `test_step`. The id plan and the compiled steps both run it,
 so an embedding may be called wherever Keras runs a model's code: in `call`, `compute_loss`, `compute_metrics`, in what
@@ -43,16 +43,16 @@ def forward(model: keras.Model, batch: TensorBatch, training: bool) -> Forward:
     if getattr(model, "_compute_loss_has_training_arg", True):
         loss = model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight, training=training)
     else:
-        # An override written for Keras before 3.3, which had no such argument; Keras calls it by position.
+        # An override for Keras before 3.3, without this argument; Keras calls it by position.
         loss = model.compute_loss(x, y, predicted, weight)
     return Forward(x, y, weight, predicted, loss)
 
 
 def update_metrics(model: keras.Model, done: Forward, loss: tf.Tensor) -> None:
-    """Counts a batch in the metrics of the model, and its loss in Keras' own loss metric."""
+    """Updates the model's metrics, and Keras' loss metric."""
     records = records_in(done.x)
     tracker = getattr(model, "_loss_tracker", None)
-    # A model may leave Keras' tracker out of `metrics`, and keep one of its own.
+    # A model may leave Keras' tracker out of `metrics` and use its own.
     if tracker is not None and any(metric is tracker for metric in model.metrics):
         tracker.update_state(loss, sample_weight=tf.cast(records, tf.float32))
     model.compute_metrics(done.x, done.y, done.predicted, done.weight)

@@ -1,8 +1,8 @@
-"""The id plan: the part of a step that leads from a batch to ids, cut out and compiled.
+"""The id plan: the part of a step that computes ids from a batch, as a separate compiled function.
 
-The whole step (model, loss and metrics) is traced once with its embedding calls recording the ids they are asked for
-and answering zeros. What those ids need, and nothing else, becomes a function of its own; so a worker knows every id of
-a micro-batch before, and apart from, the step.
+The whole step (model, loss and metrics) is traced once; its embedding calls record their ids and return zeros. The part
+of the graph that those ids need becomes a separate function, so a worker knows every id of a micro-batch before it runs
+the step.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class IdPlan:
-    """Ids of every embedding call as a function of the batch.
+    """Computes the ids of every embedding call from a batch.
 
     Attributes:
         layers: The layer of every call, in call order.
-        planned: For every call whether its ids can be known beforehand.
+        planned: For every call, whether its ids can be computed before the step.
     """
 
     layers: tuple[StoreLayer, ...]
@@ -50,7 +50,7 @@ class IdPlan:
         return tuple(layer.table_name for layer, known in zip(self.layers, self.planned, strict=True) if known)
 
     def ids(self, batch: TensorBatch) -> list[Int64]:
-        """int64 `[n]` ids of every planned call for the batch (x, ...), shaped as the plan was told."""
+        """int64 `[n]` ids of every planned call, for a batch (x, ...) that matches the plan's spec."""
         if self._function is None:
             return []
         flat = [tf.convert_to_tensor(part) for part in tf.nest.flatten(batch, expand_composites=True)]
@@ -61,23 +61,23 @@ class IdPlan:
 
 
 def _cause(error: tf.errors.OpError) -> str:
-    """What an operation said, without the trace of where it was made."""
+    """The message of an operation's error, without the trace of its creation."""
     lines = [line.strip() for line in str(error.message).splitlines() if line.strip()]
     told = next((line for line in lines if line.startswith("assertion failed:")), lines[-1] if lines else "")
     return told.removeprefix("assertion failed:").strip().replace("\\'", "'").replace("] [", " ").strip("[]")
 
 
 def plan_ids(model: keras.Model, spec: BatchSpec, training: bool) -> IdPlan:
-    """Traces the step of `model` on a batch of `spec` and cuts its id plan out.
+    """Traces the step of `model` on a batch of `spec` and extracts its id plan.
 
     Args:
         model: A compiled and built model.
         spec: TypeSpecs of a batch (x,), (x, y) or (x, y, sample_weight); ids may come from any of them.
-        training: Whether it is a training step, or one of evaluation.
+        training: Whether it is a training or an evaluation step.
 
     Raises:
-        ModelError: an embedding that is no layer of the model.
-        Unsupported: an embedding called inside of a loop or a condition.
+        ModelError: an embedding that is not a layer of the model.
+        Unsupported: an embedding called inside a loop or a condition.
     """
     scope, method = PlanScope(), "train_step" if training else "test_step"
 

@@ -1,4 +1,4 @@
-"""Id sets: the unique ids of a batch, and where every position finds its row."""
+"""Id sets: the unique ids of a batch, and the row index of every position."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class IdSets:
 
 
 def make_id_sets(tables: Sequence[str], calls: Sequence[Int64], specs: Mapping[str, TableSpec]) -> IdSets:
-    """One id set a table, over all of its calls together.
+    """One id set per table, over all of its calls.
 
     Args:
         tables: The table of every planned call, in call order.
@@ -40,8 +40,8 @@ def make_id_sets(tables: Sequence[str], calls: Sequence[Int64], specs: Mapping[s
         specs: The tables of the job.
 
     Raises:
-        TableNotFound: the store does not hold it, or lost it.
-        IdOutOfRange: an id that a fixed table does not have, naming table, id and position.
+        TableNotFound: the store does not contain it, or lost it.
+        IdOutOfRange: an id outside a fixed table; names table, id and position.
     """
     unique: dict[str, Int64] = {}
     inverses: list[npt.NDArray[np.int32]] = [np.zeros(0, np.int32)] * len(calls)

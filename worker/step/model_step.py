@@ -1,4 +1,4 @@
-"""What training and evaluation share: a model's step with Batch Embedding Tensors in the place of tables."""
+"""The base of training and evaluation steps: a model with Batch Embedding Tensors instead of tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from elastable.worker.step.trainable import is_trained
 
 __all__ = ["EvaluateStep", "Lookup", "ModelStep", "PartTensors", "arrays"]
 
-#: (table, int64 ids) -> float32 rows: for calls that could not be planned.
+#: (table, int64 ids) -> float32 rows, for calls that could not be planned.
 Lookup = Callable[[str, Int64], Float32]
 
 
@@ -49,7 +49,7 @@ Output = TypeVar("Output")
 
 
 class ModelStep(Generic[Output]):
-    """A compiled call of a model with BETs in the place of tables.
+    """A compiled call of a model with BETs instead of tables.
 
     Args:
         model: A compiled and built model.
@@ -86,7 +86,7 @@ class ModelStep(Generic[Output]):
 
     def _call(self, batch: TensorBatch, bets: Mapping[str, tf.Tensor], ids: IdSets, micro_batch: int) -> Output:
         if self._function is None:
-            # Concrete: nothing is traced anew, so nothing has to be looked up for every call.
+            # A concrete function: calls skip the search for a matching trace.
             self._function = tf.function(self._body, input_signature=self._inputs).get_concrete_function()
         flat = tf.nest.flatten(batch, expand_composites=True)
         arrays = [*(bets[table] for table in self._tables), *ids.inverses, np.int64(micro_batch)]
@@ -105,7 +105,7 @@ class ModelStep(Generic[Output]):
         return batch, bets, inverses, flat[-1]
 
     def _forward(self, batch: TensorBatch, scope: StepScope) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """The loss, and the penalty on rows that comes to it (None: there is none); with metrics updated from reset."""
+        """The loss, and the penalty on rows (None: there is none); metrics are reset and updated."""
         self._model.reset_metrics()
         with entered(scope):
             done = forward(self._model, batch, self._training)
@@ -119,7 +119,7 @@ class ModelStep(Generic[Output]):
         return done.loss, penalty
 
     def _penalty(self, bets: Mapping[str, tf.Tensor]) -> tf.Tensor | None:
-        # Once a layer, over the rows of its table that this batch touches.
+        # Once per layer, over the rows of its table that this batch touches.
         layers = dict.fromkeys(layer for layer in self._plan.layers)
         terms = [
             layer.embeddings_regularizer(bets[layer.table_name])
@@ -139,7 +139,7 @@ class EvaluateStep(ModelStep[list[tf.Tensor]]):
         super().__init__(model, spec, plan, lookup, training=False)
 
     def __call__(self, batch: TensorBatch, bets: Mapping[str, Float32], ids: IdSets) -> tuple[Tensor, ...]:
-        """Metric state (from reset) of the micro-batch alone; arguments as in `TrainStep`."""
+        """Metric state of this micro-batch only; arguments as in `TrainStep`."""
         return arrays(self._call(batch, bets, ids, 0))
 
     def _body(self, *flat: tf.Tensor) -> list[tf.Tensor]:
@@ -155,6 +155,6 @@ class EvaluateStep(ModelStep[list[tf.Tensor]]):
 
 
 def arrays(tensors: Sequence[tf.Tensor]) -> tuple[Tensor, ...]:
-    """As NumPy arrays."""
-    # A scalar tensor's numpy() is no array.
+    """The tensors as NumPy arrays."""
+    # numpy() of a scalar tensor is not an array.
     return tuple(np.asarray(tensor.numpy()) for tensor in tensors)

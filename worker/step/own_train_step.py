@@ -1,4 +1,4 @@
-"""The compiled step of a model with a `train_step` of its own."""
+"""The compiled step of a model that overrides `train_step`."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ __all__ = ["OwnTrainStep"]
 
 
 class OwnTrainStep(TrainStep):
-    """Runs the model's `train_step`, whose `step.apply` yields the gradients. As `TrainStep` otherwise.
+    """Runs the model's `train_step`, whose `step.apply` calls provide the gradients; otherwise like `TrainStep`.
 
     Args:
         model, spec, plan, lookup, seed, average: As of `TrainStep`.
-        steps: What the step does.
+        steps: The plan of the step.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class OwnTrainStep(TrainStep):
                     f"embedding layer {layer.name!r}: in a train_step of its own the loss is the model's; leave "
                     "embeddings_regularizer out, and add it to the loss for the rows that the layer returned"
                 )
-        seen_by_tapes(tf.zeros([1, 1]))  # makes its variable, outside of any graph
+        seen_by_tapes(tf.zeros([1, 1]))  # creates its variable outside of any graph
         self._steps = steps
         super().__init__(model, spec, plan, lookup, seed, average, dense_parts(model, steps))
 
     def _refuse_eager(self) -> None:
-        """Nothing: `Gathering` refuses it in the first step."""
+        """Does nothing: `Gathering` refuses it in the first step."""
 
     def _body(self, *flat: tf.Tensor) -> StepTensors:
         batch, bets, inverses, micro_batch = self._unpack(flat)
@@ -73,7 +73,7 @@ class OwnTrainStep(TrainStep):
             gathering.end()
             states, metrics, draws = map(values, (self._states, self._model.metrics_variables, self._seed_states))
         if self._steps.turns > 1 and self._seed is None and self._turn == self._steps.turns - 1:
-            # Keras' own draws go on from where the whole step leaves them.
+            # Keras' draws continue from where the whole step leaves them.
             for state, value in zip(self._seed_states, draws, strict=True):
                 state.assign(value)
         self._unplanned = [table for table, _, _ in scope.unplanned]
@@ -87,7 +87,7 @@ class OwnTrainStep(TrainStep):
 
     @contextmanager
     def _states_of_turn(self) -> Iterator[Callable[[Sequence[keras.Variable]], list[tf.Tensor]]]:
-        """Holds states to what the turn changes; yields what reads their values at the end of the block."""
+        """Lets only this turn's assignments change states; yields a function that reads their values at the end."""
         if self._steps.turns == 1:
             yield lambda variables: [tf.convert_to_tensor(variable.value) for variable in variables]
             return
@@ -96,12 +96,12 @@ class OwnTrainStep(TrainStep):
             scope.end()
 
     def _counting(self) -> Callable[[keras.metrics.Metric, object], bool]:
-        """Says of each update of a metric, as they come, whether the turn counts it."""
+        """Decides for each metric update, in order, whether this turn counts it."""
         turns = iter(self._steps.metrics)
         return lambda metric, arguments: next(turns, self._turn) == self._turn
 
     def _pushed(self, applied: Applied, scope: OwnStepScope, first: bool) -> PartTensors:
-        """(amount, losses, dense, planned, unplanned) as `TrainStep` gives them."""
+        """The gradient of one `step.apply`."""
         frozen = frozen_tables(self._model, list(self._plan.layers))
         planned: dict[str, list[tuple[tf.Tensor, tf.Tensor]]] = {table: [] for table in self._tables}
         unplanned: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}

@@ -1,4 +1,4 @@
-"""Signatures of batches: one trace serves every batch size and every raggedness."""
+"""Signatures of batches: one trace serves all batch sizes and row lengths."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["batch_spec", "flat_spec", "pack_flat", "records_in"]
 
 
 def batch_spec(batch: TensorBatch) -> BatchSpec:
-    """The TypeSpecs of a nest of tensors, with the first axis left open."""
+    """The TypeSpecs of a batch, with an open first axis."""
 
     def open_first_axis(value: TensorLike) -> tf.TypeSpec:
         if isinstance(value, tf.RaggedTensor):
@@ -28,18 +28,18 @@ def batch_spec(batch: TensorBatch) -> BatchSpec:
 
 
 def flat_spec(spec: BatchSpec) -> list[tf.TensorSpec]:
-    """The plain TensorSpecs that a nest of TypeSpecs consists of."""
+    """The TensorSpecs of the components of a structure of TypeSpecs."""
     return list(tf.nest.flatten(spec, expand_composites=True))
 
 
 def pack_flat(spec: BatchSpec, tensors: Iterable[tf.Tensor]) -> TensorBatch:
-    """The nest that `spec` describes, of plain tensors in `flat_spec`'s order."""
+    """The structure that `spec` describes, from component tensors in `flat_spec`'s order."""
     batch: TensorBatch = tf.nest.pack_sequence_as(spec, list(tensors), expand_composites=True)
     return batch
 
 
 def records_in(structure: TensorStructure) -> tf.Tensor:
-    """int32 scalar: the length of the first axis of a nest of tensors, whose parts may be ragged or sparse."""
+    """int32 scalar: the length of the first axis of a structure of dense, ragged or sparse tensors."""
     first = tf.nest.flatten(structure)[0]
     if isinstance(first, tf.RaggedTensor):
         return tf.cast(first.nrows(), tf.int32)

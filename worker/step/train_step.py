@@ -38,13 +38,13 @@ __all__ = [
 ]
 
 
-#: Keeps AutoGraph away from a function: it is for what users write.
+#: Keeps AutoGraph from converting a function; it is meant for the user's code.
 as_written = tf.autograph.experimental.do_not_convert
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one micro-batch yields; see `elastable.master.api.Push` for the shapes."""
+    """The result of one micro-batch; see `elastable.master.api.Push` for the shapes."""
 
     loss: float
     dense: tuple[Tensor, ...]
@@ -73,12 +73,12 @@ class TrainStep(ModelStep[StepTensors]):
         spec: TypeSpecs of its batches.
         plan: Its id plan.
         lookup: For calls that could not be planned.
-        seed: Of dropout; None: random layers draw on from where they are, as in Keras.
-        average: How its micro-batches are combined with others (`JobSpec.average`); None: each is a version alone.
-        parts: Its variables and states; None: `dense_parts(model)`.
+        seed: Seed of dropout; None: random layers continue from their current state, as in Keras.
+        average: How micro-batches are combined (`JobSpec.average`); None: each is a version.
+        parts: The model's variables and states; None: `dense_parts(model)`.
 
     Raises:
-        Unsupported: a regularizer of a table that cannot be combined; in the first call, a loss that cannot be.
+        Unsupported: a table's regularizer, or in the first call a loss, that cannot be combined over micro-batches.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class TrainStep(ModelStep[StepTensors]):
                 self._refuse_eager()
 
     def hold(self, trainable: bytes) -> None:
-        """Trains from now on what `read_trainable` said is trained; b"": as the model is."""
+        """Trains what these flags (`read_trainable`) select from now on; b"": the model's current flags."""
         self._trace_of(trainable, self._turn)
 
     def _trace_of(self, trainable: bytes, turn: int) -> None:
@@ -127,11 +127,11 @@ class TrainStep(ModelStep[StepTensors]):
             batch: (x,), (x, y) or (x, y, sample_weight), as tensors.
             bets: Table name -> float32 `[u, dim]`: the rows of `ids.unique`.
             ids: The id sets of the batch.
-            micro_batch: Its number within the job, alike in every turn of its step; seeds dropout.
-            turn: Of the step; see `elastable.worker.step.traced.step_plan`.
+            micro_batch: Its number within the job, the same in every turn of its step; seeds dropout.
+            turn: Turn of the step; see `elastable.worker.step.traced.step_plan`.
         """
         self._trace_of(self._trainable, turn)
-        with imposed(self._model, self._trainable):  # it may be traced, or run, now
+        with imposed(self._model, self._trainable):  # it may be traced, or run, within this call
             loss, parts, states, metrics = self._call(batch, bets, ids, micro_batch)
         kinds = self._kinds[self._trainable, self._turn]
         gradients = [self._as_part(kind, part, ids) for kind, part in zip(kinds, parts, strict=True)]
@@ -168,9 +168,9 @@ class TrainStep(ModelStep[StepTensors]):
         batch, bets, inverses, micro_batch = self._unpack(flat)
         set_seeds(self._seed_states, self._seed, micro_batch)
         frozen = frozen_tables(self._model, list(self._plan.layers))
-        # Persistent where a graph is made: there may be several parts to differentiate.
+        # Persistent in a graph: there may be several parts to differentiate.
         with tf.GradientTape(persistent=not tf.executing_eagerly()) as tape, recorded_losses() as recorded:
-            # Before their use: a watch that comes later finds no path to the loss.
+            # Before their use: a later watch would find no path to the loss.
             tape.watch([bet for table, bet in bets.items() if table not in frozen])
             scope = StepScope(self._plan.layers, inverses, bets, self._lookup, tape)
             loss, penalty = self._forward(batch, scope)
@@ -206,7 +206,7 @@ class TrainStep(ModelStep[StepTensors]):
         return parts if penalty is None else [*parts, LossPart(DivisorKind.ROWS, None, penalty, shown)]
 
     def _gradient(self, tape: tf.GradientTape, part: LossPart, scope: StepScope, first: bool) -> PartTensors:
-        """(amount, losses, dense, planned, unplanned) of a part; the first has a gradient for every dense variable."""
+        """The gradient of a part; the first part has one for every dense variable."""
         trained = {id(variable) for variable in self._model.trainable_weights}
         variables = [variable.value for variable in self._variables if id(variable) in trained]
         bets = [scope.bets[table] for table in self._tables]
@@ -235,7 +235,7 @@ class TrainStep(ModelStep[StepTensors]):
         )
 
     def _refuse_eager(self) -> None:
-        """Without a graph no terms are seen: it is traced once, and a loss of one part is what it must have."""
+        """Traces the step once, because terms are only visible in a graph; refuses a loss of several parts."""
         tf.function(self._body, input_signature=self._inputs).get_concrete_function()
         plain = (DivisorKind.RECORDS, DivisorKind.NOTHING)
         first, *others = self._kinds[b"", 0]
@@ -257,13 +257,13 @@ def _refuse_unplanned_regularizers(plan: IdPlan) -> None:
 
 
 def dense_parts(model: keras.Model, steps: StepPlan | None = None) -> tuple[list[keras.Variable], list[keras.Variable]]:
-    """The weights of a model in model order: those that its optimizer knows, or is going to know, and all others.
+    """The weights of a model in model order: those its optimizer trains, or will train, and all others.
 
-    With the others goes the loss scale, where it changes from version to version (`loss_scale`).
+    The others include a dynamic loss scale (`loss_scale`).
 
     Args:
         model: A built model.
-        steps: What its own `train_step` does; those that one of its updates changes are the first.
+        steps: The plan of its own `train_step`; the first list then has the weights that its updates change.
     """
     if steps is not None and steps.several:
         return list(steps.variables), list(steps.states)
@@ -276,7 +276,7 @@ def dense_parts(model: keras.Model, steps: StepPlan | None = None) -> tuple[list
 
 
 def dense_gradient(gradient: Gradient, variable: tf.Variable) -> tf.Tensor:
-    """The gradient of a variable; zero where the loss does not reach it."""
+    """The gradient of a variable; zeros if the loss does not depend on it."""
     return tf.zeros_like(variable) if gradient is None else tf.convert_to_tensor(gradient)
 
 

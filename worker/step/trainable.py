@@ -1,8 +1,8 @@
-"""What of a model is trained: Keras' `trainable`, as a job holds to it.
+"""Keras' `trainable` flags in a job.
 
 Keras reads `trainable` when it traces its train function: at the first batch after `compile`, and again after
-`make_train_function(force=True)`. What was read is in force until then, whatever the flags of layers say meanwhile. A
-job does the same, so the flags that are in force are kept beside the model, and put on it while a step is traced.
+`make_train_function(force=True)`. Until then later changes of the flags have no effect. A job does the same: it keeps
+the flags in force separately and sets them on the model while a step is traced.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def read_trainable(model: keras.Model) -> bytes:
 
 @contextmanager
 def imposed(model: keras.Model, trainable: bytes) -> Iterator[None]:
-    """While the block runs the model has these flags (`put_trainable`); b"": its own."""
+    """Sets these flags on the model within the block (`put_trainable`); b"": changes nothing."""
     before = read_trainable(model)
     if not trainable or trainable == before:
         yield
@@ -40,10 +40,10 @@ def imposed(model: keras.Model, trainable: bytes) -> Iterator[None]:
 
 
 def put_trainable(model: keras.Model, trainable: bytes) -> None:
-    """Gives a model the flags that `read_trainable` read from it, or from an equal one.
+    """Sets the flags that `read_trainable` read from this model, or an equal one.
 
     Raises:
-        ModelError: they are of another model.
+        ModelError: the flags belong to another model.
     """
     layers, weights = layers_of(model), model.weights
     if len(trainable) != len(layers) + len(weights):
@@ -51,7 +51,7 @@ def put_trainable(model: keras.Model, trainable: bytes) -> None:
             f"model {model.name!r} has {len(layers)} layers and {len(weights)} weights, and was told which of "
             f"{len(trainable)} are trained: run the same model file everywhere"
         )
-    # Past Keras' setters, which pass a layer's flag on to all below it.
+    # Past Keras' setters, which pass a layer's flag on to its sublayers.
     for layer, flag in zip(layers, trainable, strict=False):
         layer._trainable = bool(flag)
     for weight, flag in zip(weights, trainable[len(layers) :], strict=True):
@@ -59,22 +59,23 @@ def put_trainable(model: keras.Model, trainable: bytes) -> None:
 
 
 def is_trained(model: keras.Model, layer: StoreLayer) -> bool:
-    """Whether the table of a store-backed layer is trained by the flags as they are.
+    """Whether the table of a store-backed layer is trained under the current flags.
 
-    As a Keras weight is: `layer.trainable` is set by each of its parents', and of those the model's alone is asked.
+    As for a Keras weight: setting a parent's flag sets `layer.trainable`; of the parents, only the model itself is
+    checked.
     """
     return bool(model.trainable and layer.trainable)
 
 
 def frozen_tables(model: keras.Model, layers: Sequence[StoreLayer]) -> tuple[str, ...]:
-    """Names of the tables that are not trained by the flags as they are, sorted.
+    """Sorted names of the tables that are not trained under the current flags.
 
     Args:
         model: A built model.
         layers: Its layers with tables in a store.
 
     Raises:
-        ModelError: layers that share a table differ in whether it is trained.
+        ModelError: layers that share a table have different flags.
     """
     trained: dict[str, StoreLayer] = {}
     for layer in layers:

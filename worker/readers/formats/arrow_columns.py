@@ -1,4 +1,4 @@
-"""Arrow columns as arrays of records, and the refusal of those that are none."""
+"""Converts Arrow columns to arrays of records, and refuses other types."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["ColumnChoice", "arrow_types", "refuse_type", "to_arrays"]
 
 @dataclass(frozen=True, slots=True)
 class ColumnChoice:
-    """Which columns are features, target and weight.
+    """The columns that are features, target and weight.
 
     Attributes:
-        features: Names; None: all columns that are neither label nor weight.
+        features: Their names; None: all columns but label and weight.
         label: The target's name; None: batches are `(x,)`.
         weight: The sample weight's name, if there is one.
-        fill_null: Column -> value in place of nulls; [] makes empty lists of them. Without one, nulls in a column of
-            floats are NaN, and in any other column an error.
+        fill_null: Column -> replacement of nulls; [] for empty lists. Without one, nulls in a float column become NaN,
+            and in any other column are an error.
     """
 
     features: Sequence[str] | None = None
@@ -43,7 +43,7 @@ class ColumnChoice:
         """The features among the columns `found` in `source`.
 
         Raises:
-            BadInput: a column that was chosen and is not there, or is there twice, or no features.
+            BadInput: a chosen column is missing or occurs twice, or there are no features.
         """
         others = [name for name in (self.label, self.weight) if name is not None]
         found = list(found)
@@ -63,15 +63,15 @@ class ColumnChoice:
 
 
 def arrow_types(wanted: Mapping[str, str], known: Sequence[str], source: str) -> dict[str, pa.DataType]:
-    """Column -> Arrow type of a person's `column_types`.
+    """Column -> Arrow type, from the user's `column_types`.
 
     Args:
         wanted: Column -> name of an Arrow type such as "int64"; "list<int64>" for lists.
-        known: The columns that there are.
+        known: The existing columns.
         source: For messages.
 
     Raises:
-        BadInput: a column that is not there, or a name of no type.
+        BadInput: an unknown column or type.
     """
     types = {}
     for name, kind in wanted.items():
@@ -96,7 +96,7 @@ def to_arrays(table: pa.Table, fill_null: Mapping[str, object], source: str) -> 
     of `str`, lists of one fixed size `[records, size]`, and other lists ragged. No integer passes through a float.
 
     Raises:
-        BadInput: nulls where they cannot be, a uint64 above 2**63 - 1, other types.
+        BadInput: nulls that are not allowed, a uint64 above 2**63 - 1, other types.
     """
     return {
         name: _to_array(table.column(name).combine_chunks(), fill_null.get(name), f"{source}: column {name!r}")
@@ -146,7 +146,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def refuse_type(kind: pa.DataType, where: str) -> None:
-    """Refuses an Arrow type that makes no array.
+    """Refuses an Arrow type that cannot become an array.
 
     Raises:
         BadInput: timestamps, structs, maps and the like; lists within lists of one fixed size.

@@ -1,4 +1,4 @@
-"""Readers over ranges that are decoded whole: a few of them stay decoded."""
+"""The base of readers whose records are decoded in blocks, with a cache of decoded blocks."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Transform = Callable[[Batch], Batch]
 
 
 class BlockReader(Reader):
-    """A record space of blocks, one behind the other.
+    """Records in blocks, one block after another.
 
     Args:
         counts: Records in each block.
         features: Names of the columns that make up x, a dict.
         choice: Label and weight.
-        transform: Batch -> batch, one record for each; applied to what is taken.
-        cached_blocks: Decoded blocks that are kept, the last used ones.
+        transform: Batch -> batch with the same number of records; applied to the result of `take`.
+        cached_blocks: Number of decoded blocks to keep, the last used ones.
         name: What errors call this source.
 
     Raises:
@@ -73,7 +73,7 @@ class BlockReader(Reader):
         """Decodes a block: column name -> array of its records.
 
         Raises:
-            BadInput: the source is not what it was, or malformed.
+            BadInput: the source has changed or is malformed.
         """
 
     def take(self, indices: Int64) -> Batch:

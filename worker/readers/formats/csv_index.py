@@ -1,4 +1,4 @@
-"""Where the records of a CSV file begin: one pass over its bytes, then any range can be read."""
+"""Finds where the records of a CSV file begin, in one pass over its bytes, so that any range can be read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MODE, _RECORDS, _RECORD_LINE = 0, 3, 4
 
 @dataclass(frozen=True, slots=True)
 class CsvIndex:
-    """Blocks of a file's records, the header not among them.
+    """Blocks of a file's records, without the header.
 
     Attributes:
         header: Bytes before the first record; b"" in a file without header.
@@ -41,7 +41,7 @@ class CsvIndex:
 def index_csv(file: DataFile, block_records: int, delimiter: str, has_header: bool) -> CsvIndex:
     """Finds the blocks of `block_records` records each (the last may have fewer).
 
-    A record ends with its line, unless within quotes; empty lines are no records.
+    A record ends with its line, unless within quotes; empty lines are skipped.
 
     Raises:
         BadInput: a quote that is never closed, or a file that cannot be read.

@@ -21,10 +21,10 @@ __all__ = ["CsvReader"]
 class CsvReader(BlockReader):
     """CSV files of one header as one record space, in the order given.
 
-    Each file is scanned once, when the reader is made, for where its records begin. x is a dict of arrays: integers,
-    float32, booleans, or object arrays of `str`; dates and times stay strings. Types are those of the first block of
-    the first file, unless `column_types` says otherwise. Folders named `key=value`, within a folder or glob that is
-    given, are columns, too.
+    Each file is scanned once for the positions of its records, when the reader is created. x is a dict of arrays:
+    integers, float32, booleans, or object arrays of `str`; dates and times stay strings. Types are inferred from the
+    first block of the first file, unless `column_types` sets them. Folders named `key=value`, in a folder or glob that
+    you pass, become columns, too.
 
     Args:
         paths: A file, a glob, a folder, or several of them: paths of this machine or URLs (`s3://`, `gs://`, `abfs://`,
@@ -34,17 +34,17 @@ class CsvReader(BlockReader):
         weight: Column of the sample weights.
         transform: Batch -> batch, one record for each.
         delimiter: One ASCII character.
-        column_names: Names for files that have no header; None: the first record names the columns.
+        column_names: Column names for files without a header; None: the first record is the header.
         column_types: Column -> name of an Arrow type, such as "float64".
-        fill_null: Column -> value in place of nulls ("", "NA", "NULL", ...).
-        filesystem: A `pyarrow.fs.FileSystem` or fsspec file system that the paths are of; None: this machine's, or that
-            of a path's URL.
+        fill_null: Column -> replacement of nulls ("", "NA", "NULL", ...).
+        filesystem: A `pyarrow.fs.FileSystem` or fsspec file system for the paths; None: the local one, or that of a
+            path's URL.
         block_records: Records that are read and parsed together.
         cached_blocks: Parsed blocks that are kept.
 
     Raises:
         BadInput: no records; a missing file or column; headers that differ; a malformed record in the first block
-            (later ones are met, with file and line, when their block is read).
+            (later ones raise, with file and line, when their block is read).
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class CsvReader(BlockReader):
         return types
 
     def _refuse_large_integers(self, place: int, local: int, name: str) -> None:
-        """Arrow takes a column of integers that int64 cannot hold for floats, which would merge ids."""
+        """Refuses integers beyond int64, which Arrow would read as floats and so merge ids."""
         texts = self._parse(self._files[place], self._indexes[place], local, {name: pa.string()})[name].drop_null()
         whole = pc.match_substring_regex(texts, r"^\s*[+-]?[0-9]+\s*$")
         if len(texts) and pc.all(whole).as_py():
@@ -163,7 +163,7 @@ class CsvReader(BlockReader):
     def _read(self, text: bytes, types: Mapping[str, pa.DataType]) -> pa.Table:
         return csv.read_csv(
             pa.BufferReader(text),
-            # One block of Arrow's own, so that types are those of all records.
+            # One Arrow block, so that types are inferred from all records.
             csv.ReadOptions(column_names=self._names, use_threads=False, block_size=max(len(text), 1 << 16)),
             csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
             csv.ConvertOptions(include_columns=self._in_file, column_types=dict(types)),
@@ -172,7 +172,7 @@ class CsvReader(BlockReader):
     def _told(
         self, file: DataFile, line: int, text: bytes, types: Mapping[str, pa.DataType], error: Exception
     ) -> BadInput:
-        """Finds the first malformed record by bisection: a prefix that holds it cannot be read."""
+        """Finds the first malformed record by bisection: a prefix that contains it cannot be read."""
         starts, lines = record_starts(text, self._delimiter)
         ends = [*starts[1:].tolist(), len(text)]
         good, bad = 0, len(ends)

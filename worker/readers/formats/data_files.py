@@ -37,8 +37,8 @@ class DataFile:
     Attributes:
         filesystem: A `pyarrow.fs.FileSystem`.
         path: Its path there.
-        name: What errors call it: the path or URL.
-        partitions: (key, value) of each `key=value` folder that it was found in, outermost first; None is Hive's null.
+        name: Its name in errors: the path or URL.
+        partitions: (key, value) of each `key=value` folder it lies in, outermost first; None is Hive's null.
     """
 
     filesystem: arrow_fs.FileSystem
@@ -47,7 +47,7 @@ class DataFile:
     partitions: tuple[tuple[str, str | None], ...] = ()
 
     def open(self) -> pa.NativeFile:
-        """The file, opened for reading at any position.
+        """Opens the file for reading at any position.
 
         Raises:
             BadInput: it cannot be opened.
@@ -64,13 +64,13 @@ class DataFile:
 def find_files(
     paths: Paths, kind: str, suffixes: Sequence[str], filesystem: FileSystem | None = None
 ) -> list[DataFile]:
-    """The files that `paths` name, in the order given; those of a folder or a glob sorted by path.
+    """The files that `paths` name, in that order; those of a folder or a glob sorted by path.
 
     Args:
         paths: A file, a glob (`*`, `?`, `[...]` within a folder's name, `**` for folders of any depth), a folder with
-            all that lies in it, or several of these. Paths of this machine, or URLs.
+            all its files, or several of these. Paths of this machine, or URLs.
         kind: "Parquet" or "CSV", for messages.
-        suffixes: What names of files in a folder may end in.
+        suffixes: Allowed endings of file names in a folder.
         filesystem: A `pyarrow.fs.FileSystem` or an fsspec file system that all paths are of; None: this machine's, or
             that of a path's URL.
 
@@ -96,7 +96,7 @@ def find_files(
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A path with its file system: Arrow's own, or fsspec's with Arrow's face over it."""
+    """A path with its file system: Arrow's, or fsspec's wrapped by Arrow."""
 
     arrow: arrow_fs.FileSystem
     fsspec: fsspec.AbstractFileSystem | None
@@ -183,7 +183,7 @@ class _Opened:
 
 
 def _arrow_from_url(url: str) -> tuple[arrow_fs.FileSystem, str]:
-    """Arrow's file system of a URL. A glob's signs are not a URL's: they are put aside while it is parsed."""
+    """Arrow's file system of a URL. Glob characters are not valid in a URL, so they are removed while it is parsed."""
     place, question, options = url.partition("?")
     if question and "=" not in options:  # a glob's question mark
         place, question, options = url, "", ""
@@ -194,13 +194,13 @@ def _arrow_from_url(url: str) -> tuple[arrow_fs.FileSystem, str]:
 
 
 def _relative(path: str, folder: str) -> str:
-    """The part of a path below a folder; a web server's as it reads without its escapes."""
+    """The part of a path below a folder; for a web server without URL escapes."""
     below = path[len(folder) :].lstrip("/")
     return unquote(below) if path.startswith(("http://", "https://")) else below
 
 
 def _is_hidden(path: str) -> bool:
-    """Whether a name in it begins with "." or "_", as those that Spark and Hive write beside data."""
+    """Whether a name in it begins with "." or "_", like those that Spark and Hive write next to data."""
     return any(part.startswith((".", "_")) for part in path.split("/"))
 
 

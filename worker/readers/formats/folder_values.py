@@ -1,4 +1,4 @@
-"""The columns that a data set keeps in the names of its folders, as Hive does: `day=2024-01-31/part-0.parquet`."""
+"""Columns from folder names, as in Hive: `day=2024-01-31/part-0.parquet`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def partition_types(files: Sequence[DataFile], types: Mapping[str, pa.DataType])
     A key whose values are all integers is int64; every other is a string.
 
     Args:
-        files: They must all lie in folders of the same keys.
-        types: Column -> Arrow type that is wanted instead.
+        files: Files in folders with the same keys.
+        types: Column -> Arrow type that overrides the inferred one.
 
     Raises:
         BadInput: keys that differ from file to file, or a value beyond int64.

@@ -1,4 +1,4 @@
-"""Records in Parquet files: row groups are the ranges."""
+"""Records in Parquet files, decoded by row group."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class ParquetReader(BlockReader):
     """Parquet files as one record space, in the order given.
 
     x is a dict of arrays: see `arrow_columns.to_arrays` for their types; lists are ragged. Strings are arrays of `str`,
-    because dictionary codes would change their meaning from one row group to the next. Folders named `key=value`,
-    within a folder or glob that is given, are columns, too, as in Hive: int64 where all values are integers, else
-    strings; a column of the files goes before one of that name. Pages that carry a checksum are verified.
+    because dictionary codes differ between row groups. Folders named `key=value`, in a folder or glob that you pass,
+    become columns, too, as in Hive: int64 if all values are integers, else strings; a column of the files takes
+    precedence. Pages that carry a checksum are verified.
 
     Args:
         paths: A file, a glob, a folder, or several of them: paths of this machine or URLs (`s3://`, `gs://`, `abfs://`,
@@ -38,14 +38,14 @@ class ParquetReader(BlockReader):
         transform: Batch -> batch, one record for each.
         column_types: Column -> name of the Arrow type to read it as, such as "int64" or "list<int64>"; a value that
             does not fit it is an error.
-        fill_null: Column -> value in place of nulls.
-        filesystem: A `pyarrow.fs.FileSystem` or fsspec file system that the paths are of; None: this machine's, or that
-            of a path's URL.
-        cached_row_groups: Decoded row groups that are kept.
+        fill_null: Column -> replacement of nulls.
+        filesystem: A `pyarrow.fs.FileSystem` or fsspec file system for the paths; None: the local one, or that of a
+            path's URL.
+        cached_row_groups: Number of decoded row groups to keep.
 
     Raises:
-        BadInput: no records; a missing or broken file; a missing column; a column of a type that cannot be read, or of
-            different types in two files.
+        BadInput: no records; a missing or broken file; a missing column; a column whose type is unsupported or differs
+            between files.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class ParquetReader(BlockReader):
         place, group = self._places[block]
         file, fragment = self._files[place], self._fragments[place]
         try:
-            # Opened for each read: thousands of files would be as many handles.
-            # Not by the fragment's own scan, which takes a fourth longer for one row group.
+            # Opened for each read: thousands of files would need as many handles.
+            # The fragment's own scan takes a fourth longer for one row group.
             with pq.ParquetFile(
                 file.open(),
                 metadata=fragment.metadata,
@@ -122,7 +122,7 @@ class ParquetReader(BlockReader):
     def _check_types(self, file: DataFile, schema: pa.Schema, first: pa.Schema) -> None:
         for name in self._columns:
             if name not in schema.names:
-                continue  # in the names of its folders
+                continue  # a column from folder names
             kind, expected = schema.field(name).type, first.field(name).type
             if name in self._wanted:
                 kind = expected = self._wanted[name]
@@ -132,14 +132,14 @@ class ParquetReader(BlockReader):
 
 
 def _opened(files: Sequence[DataFile]) -> list[ds.ParquetFileFragment]:
-    """Fragments of `pyarrow.dataset`, their metadata read: several files at a time, for those that lie far away."""
+    """Fragments of `pyarrow.dataset` with their metadata; several remote files are read at a time."""
     form = ds.ParquetFileFormat()
 
     def opened(file: DataFile) -> ds.ParquetFileFragment:
         try:
             fragment = form.make_fragment(file.path, filesystem=file.filesystem)
             fragment.ensure_complete_metadata()
-            _ = fragment.physical_schema.names  # bytes until now
+            _ = fragment.physical_schema.names  # decodes the names
         except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
             raise BadInput(f"{file}: not a Parquet file that can be read: {error}") from error
         return fragment

@@ -1,1 +1,1 @@
-"""Records in memory: nests of arrays, ragged ones, tensors; what a reader is."""
+"""Records in memory: pytrees of arrays, ragged arrays, tensors, and the Reader class."""

@@ -1,4 +1,4 @@
-"""Records of different lengths, without padding and without TensorFlow: ragged and sparse arrays."""
+"""Ragged and sparse arrays: records of different lengths, without padding and without TensorFlow."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class RaggedArray:
     Attributes:
         values: The elements of all records, one after another; an array `[elements, ...]`, or another RaggedArray for
             lists of lists.
-        splits: int64 `[records + 1]`, from 0 to `len(values)`, never falling.
+        splits: int64 `[records + 1]`, from 0 to `len(values)`, ascending.
 
     Raises:
-        BadInput: splits that do not fit the values.
+        BadInput: splits that do not match the values.
     """
 
     values: Array | RaggedArray
@@ -57,21 +57,21 @@ class RaggedArray:
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """Of the elements."""
+        """Dtype of the elements."""
         return self.values.dtype
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SparseArray:
-    """Records of which only some places hold a value; the model sees it as a `tf.SparseTensor`.
+    """Records with values at some positions only; the model sees it as a `tf.SparseTensor`.
 
-    Record i holds `values[splits[i]:splits[i + 1]]` at the places `indices[splits[i]:splits[i + 1]]`.
+    Record i holds `values[splits[i]:splits[i + 1]]` at the positions `indices[splits[i]:splits[i + 1]]`.
 
     Attributes:
-        indices: int64 `[elements, rank - 1]`: where in its record a value lies.
+        indices: int64 `[elements, rank - 1]`: position of a value in its record.
         values: `[elements]`.
         splits: int64 `[records + 1]`.
-        shape: Of one record; rank - 1 sizes.
+        shape: Shape of one record; rank - 1 sizes.
     """
 
     indices: Int64
@@ -84,7 +84,7 @@ class SparseArray:
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """Of the elements."""
+        """Dtype of the elements."""
         return self.values.dtype
 
 
@@ -105,7 +105,7 @@ def taken(leaf: Leaf, rows: Int64) -> Leaf:
 
 
 def concatenated(leaves: Sequence[Leaf]) -> Leaf:
-    """The records of several leaves of one kind, one behind the other."""
+    """The records of several leaves of one kind, one after another."""
     ragged = [leaf for leaf in leaves if isinstance(leaf, RaggedArray)]
     if ragged:
         values = concatenated([leaf.values for leaf in ragged])

@@ -1,4 +1,4 @@
-"""What a reader is: numbered records, any of which can be fetched."""
+"""The Reader class: numbered records, any of which can be fetched."""
 
 from __future__ import annotations
 
@@ -15,38 +15,37 @@ __all__ = ["Batch", "Int64", "Reader", "checked_indices"]
 Int64 = npt.NDArray[np.int64]
 
 Batch = tuple[Any, ...]
-"""(x,), (x, y) or (x, y, sample_weight): arrays, or dict/tuple/list nests of them,
-whose first axis is the records. Ragged and sparse leaves are `RaggedArray` and
+"""(x,), (x, y) or (x, y, sample_weight): arrays or pytrees of arrays whose first axis is
+the records. Ragged and sparse leaves are `RaggedArray` and
 `SparseArray`."""
 
 
 class Reader(ABC):
     """Numbered records 0 .. len - 1, the same on every process of a job.
 
-    The order in which records are trained belongs to the job, not to the reader: a reader only has to fetch the records
-    it is asked for.
+    The job decides in which order records are trained; a reader only fetches the records it is asked for.
     """
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many records there are, at least 1."""
+        """The number of records, at least 1."""
 
     @property
     def shuffle_block(self) -> int | None:
-        """Records in a range that is read together; None, unless a reader says otherwise: any record is cheap.
+        """Number of records that are read together; None (the default): any record can be fetched cheaply.
 
-        A job shuffles such ranges, and the records within each, so that a micro-batch touches few of them.
+        A job shuffles such blocks, and the records within each, so that a micro-batch reads few blocks.
         """
         return None
 
     @property
     def in_order(self) -> bool:
-        """Whether records are trained in the order of their numbers, whatever a job says of shuffling."""
+        """Whether records are trained in the order of their numbers, even if the job shuffles."""
         return False
 
     @property
     def batches(self) -> int | None:
-        """Batches of a pass, where the reader makes them itself (`batch`), of whatever sizes; None: the job does."""
+        """Batches in a pass, if the reader itself makes batches (`batch`), of any sizes; None: the job makes them."""
         return None
 
     def batch(self, number: int) -> Batch:
@@ -54,7 +53,7 @@ class Reader(ABC):
         raise NotImplementedError(f"{type(self).__name__} makes no batches")
 
     def of_pass(self, number: int) -> Reader:
-        """The records of a pass, counted from 0: the same ones each time, unless a stream goes on."""
+        """The records of a pass, counted from 0: the same each time, unless it is a stream."""
         return self
 
     @abstractmethod
@@ -68,7 +67,7 @@ class Reader(ABC):
             The records in the order of `indices`.
 
         Raises:
-            BadInput: an index outside `0 <= index < len`, or a source that does not hold what it promised.
+            BadInput: an index outside `0 <= index < len`, or a source that has changed.
         """
 
 

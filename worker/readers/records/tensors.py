@@ -1,4 +1,4 @@
-"""Ragged and sparse values of other libraries as arrays of records; none of the libraries is imported."""
+"""Converts ragged and sparse values of other libraries, without importing them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NESTED = (list, tuple, np.ndarray)
 
 
 def from_tensor(value: object) -> RaggedArray | SparseArray | None:
-    """A `tf.RaggedTensor`, a `tf.SparseTensor` or a SciPy sparse matrix; None: none of them."""
+    """Converts a `tf.RaggedTensor`, a `tf.SparseTensor` or a SciPy sparse matrix; None: none of them."""
     if hasattr(value, "row_splits") and hasattr(value, "values"):
         return _from_ragged(value.values, value.row_splits)
     if hasattr(value, "dense_shape") and hasattr(value, "indices") and hasattr(value, "values"):
@@ -29,10 +29,10 @@ def from_tensor(value: object) -> RaggedArray | SparseArray | None:
 
 
 def from_lists(array: Array, name: str) -> RaggedArray | None:
-    """An object array of lists, tuples or arrays, at any depth, as ragged records; None: it holds something else.
+    """Converts an object array of lists, tuples or arrays, at any depth, to ragged records; None: of other values.
 
     Raises:
-        BadInput: lists among other things, or of different depths.
+        BadInput: lists mixed with other values, or of different depths.
     """
     if array.ndim != 1 or array.size == 0 or not isinstance(array[0], _NESTED):
         return None
@@ -44,7 +44,7 @@ def from_lists(array: Array, name: str) -> RaggedArray | None:
 
 
 def _joined(records: list[Sequence[object] | Array], name: str) -> Array | RaggedArray:
-    """The elements of all records, one after another: an array, or ragged where they are lists themselves."""
+    """The elements of all records, one after another: an array, or ragged if they are lists."""
     arrays = [record for record in records if isinstance(record, np.ndarray) and record.dtype != object]
     if len(arrays) == len(records):
         # The dtype of an empty array says nothing: it must not turn ids into floats.
@@ -73,7 +73,7 @@ def _as_one_array(elements: list[object], name: str) -> Array:
         return np.array(elements, object)
     if elements and all(isinstance(element, int | np.integer) for element in elements):
         try:
-            return np.array(elements, np.int64)  # NumPy's own choice may be a float
+            return np.array(elements, np.int64)  # NumPy's default may be a float
         except OverflowError as error:
             raise BadInput(f"{name}: an integer beyond int64: {error}") from error
     return np.array(elements) if elements else np.empty(0, np.float32)

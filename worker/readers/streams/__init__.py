@@ -1,1 +1,1 @@
-"""Streams of records, with and without an end."""
+"""Finite and endless streams of records."""

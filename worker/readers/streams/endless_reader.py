@@ -1,4 +1,4 @@
-"""Records of a stream without an end: each is trained once, and only the last few batches are kept."""
+"""Records of an endless stream: each is trained once, and only the last few batches are kept."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from elastable.worker.readers.streams.stream_reader import batch_parts, batches_
 
 __all__ = ["EndlessReader"]
 
-_READ_THROUGH = 16  # batches; to one further on, a stream that can be opened anywhere is opened anew
+_READ_THROUGH = 16  # batches; to skip more, a stream that can be opened anywhere is reopened
 
 
 class EndlessReader(Reader):
-    """A stream of which an epoch is the next `steps_per_epoch` batches.
+    """A stream in which an epoch is the next `steps_per_epoch` batches.
 
-    Nothing is stored but the last `keep_batches` batches. Records are trained in the order of the stream, never
-    shuffled; each counts once.
+    Only the last `keep_batches` batches are kept. Records are trained once each, in the order of the stream, never
+    shuffled.
 
     Args:
-        batches: What `model.fit` takes as a stream (`StreamReader` has the list), which is read once, from its
-            beginning; or a function `open(start)` that returns the stream from its batch number `start` on, counted
-            from 0, the same batches each time. A model file needs such a function: its workers each read their share,
-            and one that starts again, or takes over from another, goes on where it has to.
+        batches: A stream, as for `StreamReader`, which is read once, from its beginning; or a function `open(start)`
+            that returns the stream from batch number `start` on, counted from 0, with the same batches each time. A
+            model file needs such a function: each worker reads its share, and one that restarts or takes over from
+            another continues at the right batch.
         steps_per_epoch: Batches in an epoch.
-        keep_batches: How many stay at hand, for what is computed again.
+        keep_batches: How many batches to keep, for micro-batches that are computed again.
 
     Attributes:
         batch_records: Records of every batch.
         reopens: Whether the stream can be opened at any of its batches.
 
     Raises:
-        BadInput: no stream, one that ends, batches of other sizes or structure, or a batch that is asked for again when
-            it is kept no more.
+        BadInput: not a stream, a stream that ends, batches of different sizes or structures, or a batch that is needed
+            again but no longer kept.
     """
 
     def __init__(
@@ -75,19 +75,16 @@ class EndlessReader(Reader):
 
     @property
     def in_order(self) -> bool:
-        """True: a stream is trained as it comes."""
         return True
 
     def of_pass(self, number: int) -> Reader:
-        """The records of an epoch."""
         return _Pass(self, number)
 
     def take(self, indices: Int64) -> Batch:
-        """Records of the first epoch."""
         return self.of_pass(0).take(indices)
 
     def take_from(self, first: int, indices: Int64) -> Batch:
-        """Records `first + indices` of the stream; no more than one thread at a time reads on.
+        """Records `first + indices` of the stream; one thread at a time reads on.
 
         Raises:
             BadInput: see the class.
@@ -99,7 +96,7 @@ class EndlessReader(Reader):
             for number in np.unique(wanted).tolist():
                 members = np.flatnonzero(numbers == number)
                 part = self._batch(number)
-                pieces.append(tuple(map_arrays(partial(_taken, places[members]), nest) for nest in part))
+                pieces.append(tuple(map_arrays(partial(_taken, places[members]), tree) for tree in part))
                 order.append(members)
         back = np.argsort(np.concatenate(order), kind="stable")
         return tuple(_joined(parts, back) for parts in zip(*pieces, strict=True))
@@ -167,7 +164,7 @@ def _taken(rows: Int64, leaf: Leaf) -> Leaf:
 
 
 def _joined(parts: tuple[Structure[Leaf], ...], back: Int64) -> Structure[Leaf]:
-    """One nest of the same nests of several batches, its records in the order of `back`."""
+    """Joins the same pytree of several batches; its records have the order of `back`."""
     leaves = [[leaf for _, leaf in named_arrays(part, "")] for part in parts]
     whole = iter([taken(concatenated(same), back) for same in zip(*leaves, strict=True)])
     return map_arrays(lambda _: next(whole), parts[0])

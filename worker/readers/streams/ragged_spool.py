@@ -1,4 +1,4 @@
-"""Spools of ragged and sparse records: how long each is, beside the elements of all."""
+"""Spools of ragged and sparse records: the length of each, and the elements of all."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["AnySpool", "spool_for"]
 
 
 class AnySpool(Protocol):
-    """What `Spool` is, whatever the records are; see there."""
+    """A `Spool` of records of any kind."""
 
     def append(self, part: Leaf) -> None:
-        """Takes over more records."""
+        """Appends records."""
 
     def finish(self, records: int) -> None:
-        """Nothing more will come."""
+        """Ends writing; makes `take` possible."""
 
     def close(self) -> None:
         """Closes the files."""
@@ -32,7 +32,7 @@ class AnySpool(Protocol):
 
 
 def spool_for(name: str, folder: Path, first: Leaf) -> AnySpool:
-    """A spool for records such as those of `first`, any part of them; it is yet to be appended.
+    """An empty spool for records like those of `first`.
 
     Raises:
         BadInput: nothing can be written in `folder`.

@@ -1,4 +1,4 @@
-"""One array of a stream's records, appended batch by batch to files without a name, and read at random afterwards."""
+"""One array of a stream's records: appended batch by batch to unnamed files, then read at random."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _TEXT = "SUO"
 class Spool:
     """Appends `[n, ...]` parts of one array; `finish` makes it readable.
 
-    Numbers lie as they are, floats as float32; strings as UTF-8 or bytes, one after another, beside their lengths.
-    Files are unlinked from the start: whatever ends the process, nothing is left of them.
+    Numbers keep their dtype, floats become float32; strings are stored as UTF-8 or bytes, one after another, with their
+    lengths. Files are unlinked at once, so nothing is left when the process ends.
 
     Args:
-        name: What errors call it, as "x['user']".
-        folder: Where its files lie.
-        first: One of the parts: dtype and shape but for the first axis are those of all parts.
+        name: Its name in errors, such as "x['user']".
+        folder: Folder of its files.
+        first: One of the parts: all have its dtype, and its shape but for the first axis.
 
     Attributes:
         bytes: Written so far.
@@ -48,7 +48,7 @@ class Spool:
         self._starts: Int64 = np.zeros(1, np.int64)
 
     def append(self, part: Array) -> None:
-        """Takes over `[n, ...]` more.
+        """Appends `[n, ...]` records.
 
         Raises:
             BadInput: another shape or dtype than before, or no room on the disk.
@@ -66,7 +66,7 @@ class Spool:
         self._write(self._file, np.ascontiguousarray(part, self._dtype))
 
     def finish(self, records: int) -> None:
-        """Nothing more will come: from now on `take` may be called.
+        """Ends writing; from now on `take` may be called.
 
         Args:
             records: How many were appended.
@@ -74,7 +74,7 @@ class Spool:
         Raises:
             BadInput: no room on the disk.
         """
-        with self._room_is_needed():
+        with self._disk_errors():
             self._file.flush()
             if self._lengths is not None:
                 self._lengths.flush()
@@ -86,7 +86,7 @@ class Spool:
             self._starts = np.concatenate(([0], np.cumsum(_mapped(self._lengths, np.dtype(np.int64), (values,)))))
 
     def close(self) -> None:
-        """Closes the files; what `finish` made readable stays so. Twice is harmless."""
+        """Closes the files; finished records stay readable. Calling it twice is harmless."""
         self._file.close()
         if self._lengths is not None:
             self._lengths.close()
@@ -113,7 +113,7 @@ class Spool:
         self._text_bytes += sum(map(len, texts))
 
     def _write(self, file: IO[bytes], values: Array) -> None:
-        with self._room_is_needed():
+        with self._disk_errors():
             file.write(values.reshape(-1).view(np.uint8).data)
         self.bytes += values.nbytes
 
@@ -124,7 +124,7 @@ class Spool:
             raise BadInput(f"folder {str(self._folder)!r}: {error.strerror or error}; name one to write to") from error
 
     @contextmanager
-    def _room_is_needed(self) -> Iterator[None]:
+    def _disk_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -135,7 +135,7 @@ class Spool:
 
 
 def _kept(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
-    """As what numbers of a dtype are kept: readers give floats as float32."""
+    """The stored dtype of numbers: floats are stored as float32."""
     return np.dtype(np.float32) if dtype.kind == "f" else dtype
 
 

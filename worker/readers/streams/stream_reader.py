@@ -1,4 +1,4 @@
-"""Records of a stream of batches, read once, so that any of them can be fetched from then on."""
+"""Reads a stream of batches once, so that any of its records can be fetched afterwards."""
 
 from __future__ import annotations
 
@@ -36,32 +36,32 @@ _INFINITE, _UNKNOWN = -1, -2  # tf.data.INFINITE_CARDINALITY, UNKNOWN_CARDINALIT
 
 
 class StreamReader(Reader):
-    """What `model.fit` takes as a stream: a batched `tf.data.Dataset` (of TFRecord files, say), a
-    `keras.utils.PyDataset`, a torch `DataLoader`, or any iterable of batches.
+    """The records of a stream of batches.
 
-    A job fetches records by number, in an order of its own, so the stream is read to its end when the reader is made, a
-    batch at a time, into files that take as much room as the records as arrays and are gone with the process. Every
-    epoch sees these records: what the stream would do otherwise the next time (augment at random, shuffle anew) it does
-    once. Shuffling is the job's.
+    A stream is a batched `tf.data.Dataset` (of TFRecord files, say), a `keras.utils.PyDataset`, a torch `DataLoader`,
+    or any iterable of batches.
 
-    In a model file every process makes its own reader, and all must see the same records in the same order: leave
-    shuffles out of the stream, or seed them.
+    A job fetches records by number, in its own order. So the stream is read to its end when the reader is created, a
+    batch at a time, into files that take the room of the records as arrays and are removed with the process. Every
+    epoch has the same records: random augmentation and shuffling of the stream happen once. The job shuffles.
+
+    In a model file every process creates a reader, and all must see the same records in the same order: do not shuffle
+    the stream, or seed the shuffle.
 
     Args:
-        batches: Batches are x, (x,), (x, y) or (x, y, sample_weight): arrays, or dict/tuple/list nests of them, whose
-            first axis is the records. Ragged and sparse tensors stay what they are; nothing is padded.
-        count: Batches to take at most, of a stream without an end; None: all.
-        folder: Where the files lie; None: where the system keeps temporary ones.
-        shuffle_block: As of `Reader`. None is right while the files fit into the memory that the system has left for
-            them.
+        batches: Batches are x, (x,), (x, y) or (x, y, sample_weight): arrays, or pytrees of arrays, whose first axis is
+            the records. Ragged and sparse tensors stay what they are; nothing is padded.
+        count: The most batches to read, needed for an endless stream; None: all.
+        folder: Folder of the files; None: the system's folder for temporary files.
+        shuffle_block: As of `Reader`. None is right if the files fit into the system's free memory.
 
     Attributes:
         batch_records: Records of the first batch.
         sizes: Records of each batch.
 
     Raises:
-        BadInput: no stream, one without an end or without records, batches that differ in structure, shape or dtype, no
-            room in `folder`; names the batch, counted from 0.
+        BadInput: not a stream, an endless or empty one, batches of different structures, shapes or dtypes, or no room
+            in `folder`; names the batch, counted from 0.
     """
 
     def __init__(
@@ -104,21 +104,15 @@ class StreamReader(Reader):
 
     @property
     def shuffle_block(self) -> int | None:
-        """As given."""
         return self._shuffle_block
 
     def take(self, indices: Int64) -> Batch:
-        """The records at `indices`, copied; strings as object arrays.
-
-        Raises:
-            BadInput: an index out of range.
-        """
         rows = checked_indices(indices, self._records, self._name)
         taken = (spool.take(rows) for spool in self._spools.values())
         return tuple(map_arrays(lambda _: next(taken), part) for part in self._like)
 
     def _opened(self, batches: object, count: int | None) -> Iterator[object]:
-        """The batches that are read."""
+        """The batches to read."""
         return batches_of(batches, count)
 
     def _append(self, batch: object, folder: Path) -> None:
@@ -139,12 +133,12 @@ class StreamReader(Reader):
 
 
 def is_stream(data: object) -> bool:
-    """Whether `data` is a stream of a kind that knows whether it ends."""
+    """Whether `data` is a stream of a known library."""
     return bool(_STREAMS & _kinds_of(data))
 
 
 def is_iterator(data: object) -> bool:
-    """Whether `data` is read once, whoever reads it, and nobody knows whether it ends: a generator, say."""
+    """Whether `data` is an iterator, such as a generator: it can be read only once, and may be endless."""
     return hasattr(data, "__next__")
 
 
@@ -173,20 +167,20 @@ def is_py_dataset(data: object) -> TypeGuard[keras.utils.PyDataset]:
 
 
 def _kinds_of(data: object) -> set[str]:
-    """`package.Class` of its class and all that it is derived from: no package is imported to know it."""
+    """`package.Class` of its class and all base classes, without importing the packages."""
     return {f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(data).__mro__}
 
 
 def batches_of(data: object, count: int | None, endless: bool = False) -> Iterator[object]:
-    """The batches of a stream, at most `count` of those of one without an end.
+    """The batches of a stream, at most `count` of an endless one.
 
     Args:
-        data: What `StreamReader` takes.
-        count: As there.
-        endless: Whether it may have no end: who reads it knows when to stop.
+        data: A stream, as for `StreamReader`.
+        count: As of `StreamReader`.
+        endless: Whether an endless stream is allowed: the caller knows when to stop.
 
     Raises:
-        BadInput: no stream, or one without an end and without a count.
+        BadInput: not a stream, or an endless one without `count`.
     """
     told = (
         f"{type(data).__name__}: the stream has no end; say how many of its batches to take (count=), or where an "
@@ -201,7 +195,7 @@ def batches_of(data: object, count: int | None, endless: bool = False) -> Iterat
         batches = count if data.num_batches is None else int(data.num_batches)
         if batches is None and not endless:
             raise BadInput(told)
-        # Its own iterator goes on until somebody raises IndexError.
+        # Its own iterator continues until an IndexError.
         return (data[number] for number in (range(batches) if batches is not None else itertools.count()))
     if not isinstance(data, Iterable) or isinstance(data, str | bytes | np.ndarray | dict):
         raise BadInput(f"{type(data).__name__}: no stream of batches; give a tf.data.Dataset, a keras.utils.PyDataset, "
@@ -210,7 +204,7 @@ def batches_of(data: object, count: int | None, endless: bool = False) -> Iterat
 
 
 def batch_parts(batch: object) -> tuple[object, ...]:
-    """(x,), (x, y) or (x, y, sample_weight), as `keras.utils.unpack_x_y_sample_weight` has it."""
+    """(x,), (x, y) or (x, y, sample_weight), as in `keras.utils.unpack_x_y_sample_weight`."""
     parts = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
     while len(parts) > 1 and parts[-1] is None:
         parts = parts[:-1]

@@ -1,1 +1,1 @@
-"""A model's own `train_step`: traced, planned, and run in turns."""
+"""The user's own `train_step`: tracing, planning, and running it in turns."""

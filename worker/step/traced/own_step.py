@@ -1,6 +1,6 @@
-"""A model's own `train_step`, written with `et.step`, as the step of a worker.
+"""Runs a user's `train_step`, written with `et.step`, as a worker's step.
 
-`step.apply` yields a gradient that is pushed, in the place of an update; the plan of the step says in which turn
+`step.apply` computes a gradient to push instead of making an update; the step's plan decides in which turn
 (`elastable.worker.step.traced.step_plan`).
 """
 
@@ -43,7 +43,7 @@ _CHANGES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply")
 
 
 class Collector(Protocol):
-    """Takes what `step.apply` is called with, where a worker runs the step."""
+    """Receives the arguments of `step.apply` when a worker runs the step."""
 
     def apply(
         self,
@@ -57,14 +57,14 @@ class Collector(Protocol):
 
 
 def current_collector() -> Collector | None:
-    """The collector of this thread, if a worker runs a model's own step in it."""
+    """The collector of this thread, if a worker is running a user's step in it."""
     collector: Collector | None = getattr(_current, "collector", None)
     return collector
 
 
 @contextmanager
 def collecting(collector: Collector) -> Iterator[None]:
-    """Hands every `step.apply` of this thread to the collector while the block runs."""
+    """Passes every `step.apply` of this thread to the collector within the block."""
     before = current_collector()
     _current.collector = collector
     try:
@@ -74,12 +74,12 @@ def collecting(collector: Collector) -> Iterator[None]:
 
 
 def overrides(model: keras.Model, method: str) -> bool:
-    """Whether a model has a `train_step` or `test_step` of its own."""
+    """Whether a model overrides `train_step` or `test_step`."""
     return getattr(type(model), method, None) is not getattr(keras.Model, method)
 
 
 class _Rehearsal:
-    """Applies nothing, while a step is traced for its ids or to build the model."""
+    """Counts the calls of `step.apply`, and applies nothing."""
 
     calls = 0
 
@@ -95,10 +95,10 @@ class _Rehearsal:
 
 
 def rehearse(model: keras.Model, batch: TensorBatch) -> None:
-    """Runs a model's own `train_step` in a graph that is thrown away, or from which ids are cut.
+    """Traces a user's `train_step`, to build the model or to extract its ids.
 
     Raises:
-        Unsupported: it is not written with `et.step`.
+        Unsupported: the step is not written with `et.step`.
     """
     rehearsal = _Rehearsal()
     with collecting(rehearsal):
@@ -112,7 +112,7 @@ def rehearse(model: keras.Model, batch: TensorBatch) -> None:
 
 
 def refuse_own_updates(model: keras.Model, graph: tf.Graph) -> None:
-    """Raises `Unsupported` where a traced step changes trainable variables itself: the master would not hear of it."""
+    """Raises `Unsupported` if a traced step assigns trainable variables itself: the master would not know."""
     handles = {id(weight.value.handle): weight.path for weight in model.trainable_weights}
     inside = {inner.ref(): handles[id(outer)] for outer, inner in graph.captures if id(outer) in handles}
     for operation in graph.get_operations():
@@ -126,7 +126,7 @@ def refuse_own_updates(model: keras.Model, graph: tf.Graph) -> None:
 
 @dataclass(slots=True)
 class OwnStepScope(StepScope):
-    """A step's rows, as tapes see them that the model opens.
+    """A step's rows, recorded by the tapes that the user opens.
 
     Attributes:
         seen: (layer, number of the call among those in the graph or None, rows) of every call, in order.
@@ -143,7 +143,7 @@ class OwnStepScope(StepScope):
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What a `step.apply` yields.
+    """The result of one `step.apply`.
 
     Attributes:
         kind, amount: What the loss is divided by; see `elastable.worker.losses.loss_parts.LossPart`.
@@ -161,17 +161,17 @@ class Applied:
 
 @dataclass(slots=True)
 class Gathering:
-    """Collects the gradients of one turn of a step.
+    """Collects the gradients of one turn.
 
     Attributes:
         model: The job's model.
-        planned: What the step applies.
+        planned: The planned `step.apply` calls.
         turn: The turn.
         scope: Of the step.
         average: As of `TrainStep`.
         recorded: The reductions of Keras' losses so far.
-        batch, rows: Tensors with data of the batch, and with rows.
-        applied: What came of it.
+        batch, rows: Tensors that hold data of the batch, and rows.
+        applied: The results so far.
     """
 
     model: keras.Model
@@ -193,11 +193,11 @@ class Gathering:
         of: Trained,
         optimizer: keras.optimizers.Optimizer | None,
     ) -> None:
-        """The gradient of the loss for what it trains, where it belongs to the turn.
+        """Computes the gradient of the loss, if it belongs to this turn.
 
         Raises:
-            ModelError: the step applies more often than it was planned.
-            Unsupported: a loss whose micro-batches cannot be combined.
+            ModelError: the step calls `apply` more often than planned.
+            Unsupported: a loss that cannot be combined over micro-batches.
         """
         number, self._calls = self._calls, self._calls + 1
         if number >= len(self.planned):
@@ -205,7 +205,7 @@ class Gathering:
         planned = self.planned[number]
         if planned.turn != self.turn:
             return
-        # A train_step is converted by AutoGraph, with what it calls.
+        # AutoGraph converts a train_step and everything it calls.
         kind, amount = tf.autograph.experimental.do_not_convert(self._divisor)(loss)
         trained = {id(variable) for variable in self.model.trainable_weights}
         variables = [variable for variable in planned.variables if id(variable) in trained]
@@ -221,7 +221,7 @@ class Gathering:
         self.applied.append(Applied(kind, amount, loss, found, dict(zip(calls, rows, strict=True))))
 
     def end(self) -> None:
-        """The step is over. Raises `ModelError` where it did not apply as it was planned."""
+        """Ends the step. Raises `ModelError` if it called `apply` less often than planned."""
         if self._calls != len(self.planned):
             self._refuse_other_calls()
 

@@ -1,7 +1,7 @@
-"""What a traced step computes from what, and when: reads of variables and rows, and the changes between them.
+"""Dependencies in a traced step: which values are computed from which reads of variables and rows, and when.
 
-A `train_step` that applies gradients in turn reads some weights before an update and some after it. Each read has a
-position among the operations of the graph, and so has each change; whether a version holds what was read follows.
+A `train_step` with several updates reads some weights before an update and some after it. Each read and each change has
+a position among the operations of the graph; comparing them shows whether a version contains the values that were read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from elastable.worker.keras.graphs import is_stateful
 
 __all__ = ["Change", "Reads", "StepGraph", "here", "stale_reads"]
 
-#: Operations that take a variable and do not read its value.
+#: Operations that take a variable without reading its value.
 _NO_READ = ("VariableShape", "VarIsInitializedOp", "Assign", "DestroyResourceOp")
 _CALLS = ("If", "While", "Case", "PartitionedCall", "StatefulPartitionedCall")
 
@@ -26,8 +26,8 @@ class Reads:
     """What tensors are computed from.
 
     Attributes:
-        places: (what was read, position of the read).
-        drawn: Names of the operations of chance, or with effects, among what they are computed from.
+        places: (variable or table that was read, position of the read).
+        drawn: Names of random operations, or operations with effects, that they depend on.
     """
 
     places: frozenset[tuple[Hashable, int]]
@@ -50,7 +50,7 @@ class Change:
 
 
 def here() -> int:
-    """The position of the operation that is made next."""
+    """The position of the next operation to be created."""
     return len(tf.compat.v1.get_default_graph().get_operations())
 
 
@@ -76,7 +76,7 @@ class StepGraph:
         self._rows = rows or {}
 
     def reads(self, tensors: object) -> Reads:
-        """What the tensors (nested; others than tensors are skipped) are computed from."""
+        """What the tensors in a structure are computed from; other values are skipped."""
         flat = tf.nest.flatten(tensors, expand_composites=True)
         waiting = [each.op for each in flat if tf.is_tensor(each) and hasattr(each, "op")]
         seen: set[str] = set()
@@ -102,7 +102,7 @@ class StepGraph:
     ) -> list[tuple[keras.Variable, int, tf.Tensor | keras.Variable]]:
         """(variable, position, new value or increment) of every assignment to one of these, in order.
 
-        One within a condition, a loop or a compiled function has the variable itself for its value.
+        For one within a condition, a loop or a compiled function the value is the variable itself.
         """
         wanted = {id(variable): variable for variable in variables}
         found = []
@@ -123,13 +123,13 @@ def _draws(operation: tf.Operation) -> bool:
 
 
 def stale_reads(reads: Reads, turn: int, applied: Sequence[Change], assigned: Sequence[Change] = ()) -> list[Hashable]:
-    """Of what is read, what the version of a turn does not hold as it was read; none: it can be computed there.
+    """What was read at another time than the version of a turn provides; empty: it can be computed in that turn.
 
     Args:
-        reads: Of what is to be computed.
-        turn: Where.
-        applied: The changes by updates of the step; they stand from the next turn on.
-        assigned: Those by assignments; they also stand in their own turn.
+        reads: Reads of the value to compute.
+        turn: The turn that would compute it.
+        applied: Changes by the step's updates; visible from the next turn on.
+        assigned: Changes by assignments; also visible in their own turn.
     """
     stale = []
     for key, position in sorted(reads.places, key=lambda read: read[1]):

@@ -1,12 +1,12 @@
-"""The plan of a model's own `train_step`: which gradients it applies, and on which version each is computed.
+"""The plan of a user's `train_step`: which gradients it applies, and on which version each is computed.
 
-`step.apply` may be called several times, by several optimizers. Gradients of the same weights are one version, as are
-those of two tapes that were both open before the first `apply`. A gradient of weights that an earlier `apply` of the
-step has changed is computed on a version of its own: the step takes *turns*, and every micro-batch of it comes again in
-each, with the weights of the turn before. A worker computes in each turn what belongs to it.
+A step may call `step.apply` several times, with several optimizers. Gradients of the same weights make one version, for
+example those of two tapes that were both open before the first `apply`. A gradient of weights that an earlier `apply`
+has changed needs a later version: the step takes several *turns*, and all its micro-batches are computed again in each
+turn, with the weights that the previous turn produced.
 
-So the numbers are those of a loop that applies one gradient after the other to one batch of all records. What cannot be
-computed from the weights of one version is refused by name: it would need weights that are gone.
+So the numbers are those of a loop that applies one gradient after the other to one batch of all records. A value that
+cannot be computed from the weights of a single version is refused by name.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ __all__ = ["StepPlan", "plan_step"]
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What a step does, in the order in which it does it.
+    """The plan of a step, in execution order.
 
     Attributes:
         applies: Every `step.apply`.
-        metrics: For every update of a metric the turn in which it is counted.
-        assigned: For every assignment of a state the turn in which it is made.
-        states: The model's weights that no update changes, in model order.
+        metrics: For every metric update, the turn that counts it.
+        assigned: For every assignment of a state, the turn that makes it.
+        states: Weights that no update changes, in model order.
         variables: All others, in model order.
-        several: Whether the step does anything but one update of the whole model by the optimizer of `compile()`.
+        several: Whether the step does more than one update of the whole model by the optimizer of `compile()`.
     """
 
     applies: tuple[PlannedApply, ...]
@@ -53,7 +53,7 @@ class StepPlan:
 
     @property
     def turns(self) -> int:
-        """Versions that a step makes."""
+        """Number of versions that a step makes."""
         return self.applies[-1].turn + 1
 
     def optimizers(self) -> dict[str, keras.optimizers.Optimizer]:
@@ -62,15 +62,15 @@ class StepPlan:
 
 
 def plan_step(model: keras.Model, spec: BatchSpec) -> StepPlan | None:
-    """Traces a model's own `train_step` on batches of `spec`; None: the model has Keras' own.
+    """Traces a user's `train_step` on batches of `spec`; None: the model does not override it.
 
     Args:
         model: A built model.
         spec: TypeSpecs of a batch (x,), (x, y) or (x, y, sample_weight).
 
     Raises:
-        ModelError: a loss that depends on nothing that is trained.
-        Unsupported: a step that workers cannot compute turn by turn, by name of what it reads or changes.
+        ModelError: a loss that does not depend on anything trained.
+        Unsupported: a step that cannot be computed turn by turn; names what it reads or changes.
     """
     if not overrides(model, "train_step"):
         return None
@@ -130,7 +130,7 @@ class _Planner:
         )
 
     def _turns(self, reads: Sequence[Reads]) -> list[Change]:
-        """The update of every apply: in the turn before, where it can be computed there, else in one of its own."""
+        """Assigns every apply to a turn: the current one if it can be computed there, else a new one."""
         applied: list[Change] = []
         for number, ((apply, _, position), found) in enumerate(zip(self._trace.applies, reads, strict=True)):
             keys = frozenset([*map(id, apply.variables), *apply.tables])
@@ -167,7 +167,7 @@ class _Planner:
         return changes
 
     def _counted(self, name: str, given: object, applied: Sequence[Change], drawn: list[set[str]]) -> int:
-        """The first turn in which what a metric is given can be computed."""
+        """The first turn that can compute a metric's arguments."""
         found = self._graph.reads(given)
         stale: list[Hashable] = []
         for turn in range(len(drawn)):
@@ -219,7 +219,7 @@ class _Planner:
             seen |= names
 
     def _refuse_two_owners(self) -> None:
-        """Raises where a table has two optimizers, or an optimizer trains other layers than before."""
+        """Raises if a table has two optimizers, or an optimizer trains different layers in different calls."""
         owners: dict[str, keras.optimizers.Optimizer] = {}
         trained: dict[int, tuple[keras.Layer, ...]] = {}
         for apply in self._applies:
@@ -238,7 +238,7 @@ class _Planner:
                     )
 
     def _refuse_optimizers(self) -> None:
-        """Raises where an optimizer says what is one for a whole model and its whole training."""
+        """Raises for optimizer settings that only make sense for one update of the whole model."""
         applies = self._applies
         own = [layer.optimizer for apply in applies for layer in apply.layers if hasattr(layer, "table_spec")]
         for optimizer in [*(apply.optimizer for apply in applies), *own]:

@@ -1,4 +1,4 @@
-"""A model's own `train_step`, traced: what it looks up, what it applies, which metrics it updates."""
+"""Traces a user's `train_step`: its lookups, its `step.apply` calls, its metric updates."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Trained: TypeAlias = keras.Layer | Sequence[keras.Layer] | None
 
 @contextmanager
 def metric_updates(model: keras.Model, count: Callable[[keras.metrics.Metric, object], bool]) -> Iterator[None]:
-    """While the block runs `count(metric, arguments)` is asked before each update of a metric whether it is made."""
+    """Within the block, each metric update is made only if `count(metric, arguments)` returns True."""
     inside: list[keras.metrics.Metric] = []
 
     def asking(metric: keras.metrics.Metric) -> Callable[..., object]:
         update = metric.update_state
 
         def update_state(*args: object, **kwargs: object) -> object:
-            # A metric of several updates them within its own update.
+            # A compound metric updates its parts within its own update.
             if inside:
                 return update(*args, **kwargs)
             if not count(metric, (args, kwargs)):
@@ -83,13 +83,13 @@ class PlannedApply:
 
 @dataclass(slots=True)
 class StepTrace:
-    """Records a step: a scope of rows, and a collector of what is applied.
+    """Records a step: a scope for its lookups and a collector for its `step.apply` calls.
 
     Attributes:
         model: A built model.
         applies: (the apply, its gradients, its position in the graph) for every `step.apply`.
-        metrics: (name, arguments) of every update of a metric.
-        lookups: Name of the operation that yields the rows of a call -> (table, operations that were there then).
+        metrics: (name, arguments) of every metric update.
+        lookups: Name of the operation that returns the rows of a call -> (table, position of the lookup).
     """
 
     model: keras.Model
@@ -100,7 +100,7 @@ class StepTrace:
     _graph: tf.Graph | None = None
 
     def rows(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
-        """Rows of the shape of those of the ids."""
+        """Zeros of the shape of the rows."""
         graph = tf.compat.v1.get_default_graph()
         self._graph = self._graph or graph
         if graph is not self._graph or ids.graph is not graph:
@@ -112,7 +112,7 @@ class StepTrace:
         return rows
 
     def count(self, metric: keras.metrics.Metric, arguments: object) -> bool:
-        """Every metric is updated."""
+        """Records the update, and lets it happen."""
         self.metrics.append((metric.name, arguments))
         return True
 

@@ -1,4 +1,4 @@
-"""Lookups that tapes of a user's own see: rows of the moment, and their gradients."""
+"""Lookups under the user's own tapes: current rows, and their gradients."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class TapeLookup:
 
     Attributes:
         layer: The layer called.
-        unique: int64 `[u]`: its ids, each once.
-        rows: float32 `[u, dim]` tensor that the call gathered from; tapes have seen it.
+        unique: int64 `[u]`: its unique ids.
+        rows: float32 `[u, dim]` tensor that the call gathered from, watched by all open tapes.
     """
 
     layer: StoreLayer
@@ -35,7 +35,7 @@ class TapeLookup:
 
 
 class TapeScope:
-    """Reads rows as they are when a layer is called, and remembers what was read."""
+    """Reads the current rows at each call, and records the lookups."""
 
     def __init__(self) -> None:
         self.lookups: list[TapeLookup] = []
@@ -58,9 +58,9 @@ class TapeScope:
 
 
 def seen_by_tapes(rows: tf.Tensor) -> tf.Tensor:
-    """The same rows, of which every tape in work can give the gradient.
+    """The same rows, watched by every open tape.
 
-    A tape follows what is computed from a trainable variable, so zero times one is added.
+    Tapes record everything computed from a trainable variable, so zero times a variable is added.
     """
     if not _anchor:
         with tf.init_scope():
@@ -69,7 +69,7 @@ def seen_by_tapes(rows: tf.Tensor) -> tf.Tensor:
 
 
 def slices_of(lookups: Sequence[TapeLookup], gradients: Sequence[Gradient]) -> dict[str, Slices]:
-    """Table name -> the gradients of its lookups; None: a tape that did not reach the rows."""
+    """Table name -> the gradients of its lookups; a gradient of None is skipped."""
     found: dict[str, list[tuple[Int64, Float32]]] = {}
     for lookup, gradient in zip(lookups, gradients, strict=True):
         if gradient is None:

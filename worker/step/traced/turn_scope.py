@@ -1,4 +1,4 @@
-"""The states of a model in one turn of a step that takes several: only what the turn changes is changed."""
+"""The model's states in one turn of a step with several: only this turn's assignments take effect."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["TurnScope"]
 
 
 class TurnScope(keras.StatelessScope):  # type: ignore[misc]
-    """Keras variables keep their values while the step is traced, and have their new ones for those who read them here.
+    """While the step is traced, Keras variables keep their values; reads within the scope see the new ones.
 
-    Every turn traces the whole step. Assignments of another turn's part are left out: they stand already, or are not
-    due. Generators of random numbers go on in every turn as in the whole step, so that each draws what is its own.
+    Every turn traces the whole step. Assignments that belong to another turn are skipped: they have been made already,
+    or come later. Random generators advance in every turn as in the whole step, so that each draws the same numbers.
 
     Args:
         model: The job's model, for messages.
-        states: Weights that no optimizer changes.
-        assigned: For every assignment of one of them, in order, the turn that it belongs to.
-        turn: This one.
+        states: Weights that no optimizer updates.
+        assigned: For every assignment to one of them, in order, its turn.
+        turn: The current turn.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class TurnScope(keras.StatelessScope):  # type: ignore[misc]
         self._made = 0
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
-        """Of a variable and its new value; see the class."""
+        """Records a (variable, new value) pair; see the class."""
         if id(update[0]) in self._states:
             number, self._made = self._made, self._made + 1
             if number < len(self._assigned) and self._assigned[number] != self._turn:
@@ -42,11 +42,11 @@ class TurnScope(keras.StatelessScope):  # type: ignore[misc]
         super().add_update(update)
 
     def values(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-        """The variables' values now, as tensors; to be called within the scope."""
+        """The variables' current values as tensors; call it within the scope."""
         return [tf.convert_to_tensor(variable.value) for variable in variables]
 
     def end(self) -> None:
-        """The step is over. Raises `ModelError` where it did not assign as it was planned."""
+        """Ends the step. Raises `ModelError` if it made other assignments than planned."""
         if self._made != len(self._assigned):
             raise ModelError(
                 f"model {self._model.name!r}: its train_step assigned states {self._made} times, and was planned with "
