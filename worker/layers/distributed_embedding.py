@@ -216,18 +216,18 @@ def _leaves_of(
         return
     if isinstance(features, Mapping):
         if not isinstance(structure, Mapping) or set(structure) != set(features):
-            told = (
+            message = (
                 f"the keys {sorted(map(str, structure))}"
                 if isinstance(structure, Mapping)
                 else type(structure).__name__
             )
-            raise BadInput(f"{where}: feature_configs have the keys {sorted(map(str, features))}, got {told}")
+            raise BadInput(f"{where}: feature_configs have the keys {sorted(map(str, features))}, got {message}")
         for key, part in features.items():
             yield from _leaves_of(structure[key], part, f"{where}[{key!r}]")
         return
     if not isinstance(structure, list | tuple) or len(structure) != len(features):
-        told = f"{len(structure)}" if isinstance(structure, list | tuple) else type(structure).__name__
-        raise BadInput(f"{where}: feature_configs have a list of {len(features)} features here, got {told}")
+        message = f"{len(structure)}" if isinstance(structure, list | tuple) else type(structure).__name__
+        raise BadInput(f"{where}: feature_configs have a list of {len(features)} features here, got {message}")
     for place, part in enumerate(features):
         yield from _leaves_of(structure[place], part, f"{where}[{place}]")
 

@@ -64,18 +64,18 @@ def require_arguments(
     table_dtype: str | None,
 ) -> int:
     """`output_dim`; raises `BadSpec` if one of the arguments of `et.Embedding` is missing or invalid."""
-    told = f"embedding layer {layer!r}"
+    message = f"embedding layer {layer!r}"
     if output_dim is None:
-        raise BadSpec(f"{told}: output_dim is missing; {order_of_keras(f'(None, {input_dim!r})')}")
+        raise BadSpec(f"{message}: output_dim is missing; {order_of_keras(f'(None, {input_dim!r})')}")
     if mask_zero not in (False, True):
         raise BadSpec(
-            f"{told}: mask_zero must be True or False, got {mask_zero!r}; give combiner by its name, combiner="
+            f"{message}: mask_zero must be True or False, got {mask_zero!r}; give combiner by its name, combiner="
         )
     _require_size(layer, "output_dim", output_dim)
     if input_dim is not None:
         _require_size(layer, "input_dim", input_dim)
     if combiner is not None and combiner not in COMBINERS:
-        raise BadSpec(f"{told}: combiner {combiner!r}; known ones are None, {', '.join(COMBINERS)}")
+        raise BadSpec(f"{message}: combiner {combiner!r}; known ones are None, {', '.join(COMBINERS)}")
     _require_table_dtype(layer, table_dtype)
     return output_dim
 
@@ -83,9 +83,9 @@ def require_arguments(
 def _require_table_dtype(layer: str, table_dtype: object) -> None:
     if table_dtype is None or table_dtype in _TABLE_DTYPES:
         return
-    told = f"embedding layer {layer!r}: table_dtype {table_dtype!r}; a layer's table is kept in "
+    message = f"embedding layer {layer!r}: table_dtype {table_dtype!r}; a layer's table is kept in "
     hint = ": int8 tables are served, not trained (embedding_store.convert_table)" if table_dtype == "int8" else ""
-    raise BadSpec(told + ", ".join(_TABLE_DTYPES) + hint)
+    raise BadSpec(message + ", ".join(_TABLE_DTYPES) + hint)
 
 
 def _require_size(layer: str, argument: str, value: object) -> None:
@@ -125,16 +125,16 @@ def membership_spec(layer: str, kind: type[Spec], value: object, input_dim: int 
         BadSpec: anything else, fields that cannot be, or a fixed vocabulary.
     """
     argument = "admission" if kind is AdmissionSpec else "eviction"
-    told = f"embedding layer {layer!r}: {argument}"
+    message = f"embedding layer {layer!r}: {argument}"
     if value is None:
         return None
     if input_dim is not None:
-        raise BadSpec(f"{told} is for tables of any ids: leave input_dim out (it is {input_dim})")
+        raise BadSpec(f"{message} is for tables of any ids: leave input_dim out (it is {input_dim})")
     if isinstance(value, kind):
         return value
     if not isinstance(value, Mapping):
-        raise BadSpec(f"{told} must be None or an et.{kind.__name__}, got {value!r}")
+        raise BadSpec(f"{message} must be None or an et.{kind.__name__}, got {value!r}")
     try:
         return kind(**value)
     except TypeError as error:
-        raise BadSpec(f"{told}: {dict(value)} are no fields of et.{kind.__name__}: {error}") from error
+        raise BadSpec(f"{message}: {dict(value)} are no fields of et.{kind.__name__}: {error}") from error

@@ -56,10 +56,10 @@ class TableFeatures(Embedding):
 
     def _sequence(self, ids: TensorLike, weights: TensorLike | None, length: int, training: bool | None) -> tf.Tensor:
         if weights is not None or ids.shape.rank != 2:
-            told = "weights" if weights is not None else f"ids of rank {ids.shape.rank}"
+            message = "weights" if weights is not None else f"ids of rank {ids.shape.rank}"
             raise BadIds(
                 f"table {self.name!r}: a sequence (max_sequence_length={length}) takes ids of rank 2 and no weights, "
-                f"got {told}"
+                f"got {message}"
             )
         sparse = _positions(ids, length)
         flat = flatten_ids(self.name, sparse.values, None, None, False)

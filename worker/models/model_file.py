@@ -92,7 +92,7 @@ class ModelFile:
         """The error with the line of the model file that raised it; None if it was raised elsewhere."""
         if isinstance(error, ElastableError) or not _own_frames(self.path, error):
             return None
-        return _told(self.path, what, error)
+        return _as_model_error(self.path, what, error)
 
     def _call(self, name: str, *arguments: object) -> object:
         try:
@@ -100,7 +100,7 @@ class ModelFile:
         except ElastableError:
             raise
         except (Exception, SystemExit) as error:
-            raise _told(self.path, f"{name}({', '.join(map(repr, arguments))})", error) from error
+            raise _as_model_error(self.path, f"{name}({', '.join(map(repr, arguments))})", error) from error
 
 
 def load_model_file(path: str | Path, sha256: str | None = None) -> ModelFile:
@@ -135,7 +135,7 @@ def load_model_file(path: str | Path, sha256: str | None = None) -> ModelFile:
     try:
         exec(compile(source, str(file), "exec"), module.__dict__)
     except (Exception, SystemExit) as error:
-        raise _told(file, "loading it", error) from error
+        raise _as_model_error(file, "loading it", error) from error
     for name in ("model", "data"):
         if not callable(getattr(module, name, None)):
             raise ModelError(f"{file}: defines no {name}(); a model file defines model() and data(split)")
@@ -148,7 +148,7 @@ def _own_frames(file: Path, error: BaseException) -> list[traceback.FrameSummary
     return [frame for frame in inside if Path(frame.filename).parent == file.parent]
 
 
-def _told(file: Path, what: str, error: BaseException) -> ModelError:
+def _as_model_error(file: Path, what: str, error: BaseException) -> ModelError:
     own = _own_frames(file, error)
     line = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
     return ModelError(f"{file}: {what} raised {type(error).__name__}{line}: {error}")

@@ -67,16 +67,16 @@ def integer_ids_in_export(layer: StoreLayer, inputs: TensorLike) -> TensorLike:
     if not inputs.dtype.is_floating or export_format() is None:
         return inputs
     shape = [None, *inputs.shape.as_list()[1:]]
-    told = (
+    message = (
         f"embedding layer {layer.name!r}: Keras exports subclassed models with float inputs, as it does not know what "
         f"they take: model.export(path, input_signature=[tf.TensorSpec({shape}, tf.int64)]) says it, with an entry for "
         "each input of the model"
     )
     if not _is_default_signature():
-        raise Unsupported(told)
+        raise Unsupported(message)
     if layer.input_dim is not None and layer.input_dim <= _EXACT_FLOATS:
         return tf.cast(inputs, tf.int64)
-    with tf.control_dependencies([tf.debugging.Assert(False, [told])]):
+    with tf.control_dependencies([tf.debugging.Assert(False, [message])]):
         return tf.cast(inputs, tf.int64)
 
 

@@ -208,18 +208,18 @@ class MicroBatchComputer:
         task = prepared.task
         own = self._readers[task.kind].batches is not None
         rows = range(prepared.records) if own else self._order(task).take(task.start, task.stop)
-        told = "; ".join(
+        message = "; ".join(
             f"{name} holds NaN or Inf in {len(found)} of its {prepared.records} records, such as "
             f"record {rows[found[0]]}"
             for name, found in columns.items()
         )
-        told = f"the loss of micro-batch {task.micro_batch} is {loss}: {told}"
+        message = f"the loss of micro-batch {task.micro_batch} is {loss}: {message}"
         if self._job.not_finite == "refuse":
             raise NotFinite(
-                f"{told}. Drop or fill these values; or leave such micro-batches out with not_finite='skip' "
+                f"{message}. Drop or fill these values; or leave such micro-batches out with not_finite='skip' "
                 "(--not-finite skip)"
             )
-        _log.warning("%s; it is left out (not_finite='skip')", told)
+        _log.warning("%s; it is left out (not_finite='skip')", message)
 
     def evaluate(self, prepared: Prepared, bets: Mapping[str, Float32]) -> tuple[Tensor, ...]:
         """Metric state of a micro-batch."""

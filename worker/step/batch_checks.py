@@ -55,8 +55,8 @@ def require_like(spec: BatchSpec, batch: TensorBatch, records: int, source: str)
         )
     for name, value in given.items():
         if not wanted[name].is_compatible_with(value):  # also if only one of them is ragged
-            told, first = (_told(part) for part in (batch_spec(value), wanted[name]))
-            raise BadInput(f"{source}: {name} is {told}, and {first} in the first records of the training data")
+            message, first = (_described(part) for part in (batch_spec(value), wanted[name]))
+            raise BadInput(f"{source}: {name} is {message}, and {first} in the first records of the training data")
         if value.shape.rank == 0:
             raise BadInput(f"{source}: {name} is a single value; the first axis must be the records")
         found = int(records_in(value))
@@ -88,7 +88,7 @@ def _named(batch: Sequence[TensorStructure] | BatchSpec) -> dict[str, TensorLike
     return dict(named_parts(batch))
 
 
-def _told(spec: tf.TypeSpec) -> str:
+def _described(spec: tf.TypeSpec) -> str:
     shape = ", ".join("n" if place == 0 else str(size) for place, size in enumerate(spec.shape))
     kind = {"RaggedTensorSpec": "ragged ", "SparseTensorSpec": "sparse "}.get(type(spec).__name__, "")
     return f"{kind}{spec.dtype.name} [{shape}]"

@@ -63,8 +63,8 @@ class IdPlan:
 def _cause(error: tf.errors.OpError) -> str:
     """The message of an operation's error, without the trace of its creation."""
     lines = [line.strip() for line in str(error.message).splitlines() if line.strip()]
-    told = next((line for line in lines if line.startswith("assertion failed:")), lines[-1] if lines else "")
-    return told.removeprefix("assertion failed:").strip().replace("\\'", "'").replace("] [", " ").strip("[]")
+    message = next((line for line in lines if line.startswith("assertion failed:")), lines[-1] if lines else "")
+    return message.removeprefix("assertion failed:").strip().replace("\\'", "'").replace("] [", " ").strip("[]")
 
 
 def plan_ids(model: keras.Model, spec: BatchSpec, training: bool) -> IdPlan:

@@ -48,8 +48,8 @@ def put_trainable(model: keras.Model, trainable: bytes) -> None:
     layers, weights = layers_of(model), model.weights
     if len(trainable) != len(layers) + len(weights):
         raise ModelError(
-            f"model {model.name!r} has {len(layers)} layers and {len(weights)} weights, and was told which of "
-            f"{len(trainable)} are trained: run the same model file everywhere"
+            f"model {model.name!r} has {len(layers)} layers and {len(weights)} weights, but got trainable flags "
+            f"of {len(trainable)}: run the same model file everywhere"
         )
     # Past Keras' setters, which pass a layer's flag on to its sublayers.
     for layer, flag in zip(layers, trainable, strict=False):
@@ -81,9 +81,9 @@ def frozen_tables(model: keras.Model, layers: Sequence[StoreLayer]) -> tuple[str
     for layer in layers:
         other = trained.setdefault(layer.table_name, layer)
         if is_trained(model, layer) != is_trained(model, other):
-            told = " and ".join(f"{each.name!r} (trainable={each.trainable})" for each in (other, layer))
+            message = " and ".join(f"{each.name!r} (trainable={each.trainable})" for each in (other, layer))
             raise ModelError(
-                f"layers {told} share the table {layer.table_name!r}, which is either trained or frozen: set trainable "
+                f"layers {message} share the table {layer.table_name!r}, which is either trained or frozen: set trainable "
                 "alike on both, or give one of them a table of its own"
             )
     return tuple(sorted(name for name, layer in trained.items() if not is_trained(model, layer)))

@@ -81,8 +81,8 @@ class CsvReader(BlockReader):
         self._in_file = [name for name in self._columns if name not in self._partitions]
         self._places = [(p, block) for p, index in enumerate(self._indexes) for block in range(index.counts.size)]
         counts = [int(self._indexes[place].counts[block]) for place, block in self._places]
-        told = ", ".join(map(str, self._files[:3])) + (", ..." if len(self._files) > 3 else "")
-        super().__init__(counts, names, choice, transform, cached_blocks, told)
+        source = ", ".join(map(str, self._files[:3])) + (", ..." if len(self._files) > 3 else "")
+        super().__init__(counts, names, choice, transform, cached_blocks, source)
         self._types = self._infer_types({name: kind for name, kind in wanted.items() if name in self._names})
 
     def read_block(self, block: int) -> Block:
@@ -152,7 +152,7 @@ class CsvReader(BlockReader):
         try:
             table = self._read(text, types)
         except pa.ArrowException as error:
-            raise self._told(file, int(index.lines[local]), text, types, error) from error
+            raise self._malformed(file, int(index.lines[local]), text, types, error) from error
         if table.num_rows != index.counts[local]:
             raise BadInput(
                 f"{file}: {table.num_rows} records from line {index.lines[local]} on, where there were "
@@ -169,7 +169,7 @@ class CsvReader(BlockReader):
             csv.ConvertOptions(include_columns=self._in_file, column_types=dict(types)),
         )
 
-    def _told(
+    def _malformed(
         self, file: DataFile, line: int, text: bytes, types: Mapping[str, pa.DataType], error: Exception
     ) -> BadInput:
         """Finds the first malformed record by bisection: a prefix that contains it cannot be read."""

@@ -79,8 +79,8 @@ class ParquetReader(BlockReader):
         self._places = [(place, group.id) for place, fragment in enumerate(fragments) for group in fragment.row_groups]
         counts = [group.num_rows for fragment in fragments for group in fragment.row_groups]
         self._fragments = fragments
-        told = ", ".join(map(str, self._files[:3])) + (", ..." if len(self._files) > 3 else "")
-        super().__init__(counts, names, choice, transform, cached_row_groups, told)
+        source = ", ".join(map(str, self._files[:3])) + (", ..." if len(self._files) > 3 else "")
+        super().__init__(counts, names, choice, transform, cached_row_groups, source)
 
     def read_block(self, block: int) -> Block:
         """Decodes a row group.

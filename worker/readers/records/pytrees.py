@@ -107,8 +107,8 @@ def records_of(arrays: list[tuple[str, Leaf]], source: str) -> int:
     """
     lengths = {name: len(array) for name, array in arrays}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        raise BadInput(f"{source}: arrays must have one length, but {told} records")
+        message = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise BadInput(f"{source}: arrays must have one length, but {message} records")
     records = next(iter(lengths.values()))
     if records == 0:
         raise BadInput(f"{source}: empty, {next(iter(lengths))} has 0 records; there must be at least one")

@@ -182,19 +182,19 @@ def batches_of(data: object, count: int | None, endless: bool = False) -> Iterat
     Raises:
         BadInput: not a stream, or an endless one without `count`.
     """
-    told = (
+    message = (
         f"{type(data).__name__}: the stream has no end; say how many of its batches to take (count=), or where an "
         "epoch ends (et.EndlessReader(stream, steps_per_epoch))"
     )
     if is_dataset(data):
         if count is None and not endless and int(data.cardinality()) == _INFINITE:
-            raise BadInput(told)
+            raise BadInput(message)
         opened: Iterator[object] = iter(data)
         return opened
     if is_py_dataset(data):
         batches = count if data.num_batches is None else int(data.num_batches)
         if batches is None and not endless:
-            raise BadInput(told)
+            raise BadInput(message)
         # Its own iterator continues until an IndexError.
         return (data[number] for number in (range(batches) if batches is not None else itertools.count()))
     if not isinstance(data, Iterable) or isinstance(data, str | bytes | np.ndarray | dict):
