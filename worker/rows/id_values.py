@@ -47,13 +47,13 @@ def as_int64(layer: str, values: tf.Tensor) -> tf.Tensor:
     if values.dtype != tf.uint64:
         return tf.cast(values, tf.int64)
     ids = tf.bitcast(values, tf.int64)  # larger values have become negative
-    told = f"embedding layer {layer!r}: ids must be at most 2**63 - 1, the largest id of a table; got "
+    message = f"embedding layer {layer!r}: ids must be at most 2**63 - 1, the largest id of a table; got "
     if tf.executing_eagerly():
         large = tf.boolean_mask(values, ids < 0)
         if len(large):
-            raise BadIds(f"{told}{large[0].numpy()}; view them as int64, or hash them (et.hash_ids)")
+            raise BadIds(f"{message}{large[0].numpy()}; view them as int64, or hash them (et.hash_ids)")
         return ids
-    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(ids >= 0), [told, values], summarize=8)]):
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(ids >= 0), [message, values], summarize=8)]):
         return tf.identity(ids)
 
 
@@ -67,21 +67,21 @@ def refuse_weights_unlike(layer: str, inputs: TensorLike, weights: TensorLike) -
     kinds = [_kind(value) for value in (inputs, weights)]
     if kinds[0] != kinds[1] and kinds != ["sparse", "dense"]:
         raise BadIds(f"embedding layer {layer!r}: ids are {kinds[0]} and their weights {kinds[1]}; make both alike")
-    told = f"embedding layer {layer!r}: weights must be shaped as the ids"
+    message = f"embedding layer {layer!r}: weights must be shaped as the ids"
     if kinds == ["dense", "dense"] and not inputs.shape.is_compatible_with(weights.shape):
-        raise BadIds(f"{told}; ids are {inputs.shape}, weights {weights.shape}")
+        raise BadIds(f"{message}; ids are {inputs.shape}, weights {weights.shape}")
     pairs: list[tuple[tf.Tensor, tf.Tensor]] = []
     if kinds == ["ragged", "ragged"]:
         if inputs.ragged_rank != weights.ragged_rank:
-            raise BadIds(f"{told}; ids have {inputs.ragged_rank} ragged axes, weights {weights.ragged_rank}")
+            raise BadIds(f"{message}; ids have {inputs.ragged_rank} ragged axes, weights {weights.ragged_rank}")
         pairs = list(zip(inputs.nested_row_splits, weights.nested_row_splits, strict=True))
     elif kinds == ["sparse", "sparse"]:
         pairs = [(inputs.indices, weights.indices)]
     for ours, theirs in pairs:
         try:
-            tf.debugging.assert_equal(tf.cast(ours, tf.int64), tf.cast(theirs, tf.int64), message=told)
+            tf.debugging.assert_equal(tf.cast(ours, tf.int64), tf.cast(theirs, tf.int64), message=message)
         except tf.errors.InvalidArgumentError as error:
-            raise BadIds(f"{told}: they differ in where records begin or lie") from error
+            raise BadIds(f"{message}: they differ in where records begin or lie") from error
 
 
 def _kind(value: TensorLike) -> str:

@@ -81,9 +81,9 @@ def frozen_tables(model: keras.Model, layers: Sequence[StoreLayer]) -> tuple[str
     for layer in layers:
         other = trained.setdefault(layer.table_name, layer)
         if is_trained(model, layer) != is_trained(model, other):
-            message = " and ".join(f"{each.name!r} (trainable={each.trainable})" for each in (other, layer))
+            both = " and ".join(f"{each.name!r} (trainable={each.trainable})" for each in (other, layer))
             raise ModelError(
-                f"layers {message} share the table {layer.table_name!r}, which is either trained or frozen: set trainable "
+                f"layers {both} share the table {layer.table_name!r}, which is either trained or frozen: set trainable "
                 "alike on both, or give one of them a table of its own"
             )
     return tuple(sorted(name for name, layer in trained.items() if not is_trained(model, layer)))
