@@ -105,10 +105,7 @@ class DistributedEmbedding(keras.layers.Layer):  # type: ignore[misc]
     ) -> None:
         super().__init__(**kwargs)
         if update_stats:
-            raise Unsupported(
-                f"layer {self.name!r}: update_stats=True measures the buffers of keras-rs' JAX backend, of which there "
-                "are none here: leave it out"
-            )
+            raise Unsupported(f"layer {self.name!r}: update_stats=True belongs to keras-rs' JAX backend: leave it out")
         self._features = _read(feature_configs)
         self._table_stacking = repr(table_stacking) if table_stacking is None else table_stacking
         self._tables = [_table_layer(table) for table in self._features.tables]

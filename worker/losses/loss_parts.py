@@ -75,12 +75,11 @@ def _refuse_unknown(model: keras.Model, terms: Sequence[LossTerm]) -> None:
     for term in terms:
         if term.kind is None:
             raise Unsupported(
-                f"model {model.name!r}: with grads_to_wait above 1 it must be known what every term of the loss is "
-                f"divided by, and of one it cannot be seen (operation {term.where}). Return one value for each record "
-                "from a loss function, so that Keras reduces them; or end a term of add_loss or compute_loss in "
-                "keras.ops.mean or keras.ops.sum over the records; or say which it is with et.averaged(term) or "
-                "et.summed(term); or let every micro-batch weigh its records: average='records' "
-                "(--average records)"
+                f"model {model.name!r}: with grads_to_wait above 1 every term of the loss needs a known divisor, and "
+                f"that of operation {term.where} is unknown. Return one value per record from a loss function, so "
+                "that Keras reduces them; or end a term of add_loss or compute_loss in keras.ops.mean or "
+                "keras.ops.sum over the records; or mark it with et.averaged(term) or et.summed(term); or weight "
+                "micro-batches by their records: average='records' (--average records)"
             )
 
 
@@ -117,6 +116,6 @@ def require_rowwise(layer: keras.Layer) -> None:
     penalty = layer.embeddings_regularizer
     if not np.isclose(penalty(rows), sum(float(penalty(half)) for half in tf.split(rows, 2)), rtol=1e-4):
         raise Unsupported(
-            f"embedding layer {layer.name!r}: its regularizer {type(penalty).__name__} joins the "
-            "rows of a batch, so that with grads_to_wait above 1 no micro-batch can compute it; use grads_to_wait=1"
+            f"embedding layer {layer.name!r}: its regularizer {type(penalty).__name__} combines the rows of a batch, "
+            "so micro-batches cannot compute it separately (grads_to_wait above 1); use grads_to_wait=1"
         )

@@ -123,9 +123,9 @@ def _refuse_unsupported(model: keras.Model) -> None:
     strategy = getattr(model, "_distribute_strategy", None)
     if strategy is not None:
         raise Unsupported(
-            f"model {model.name!r} was made under tf.distribute's {type(strategy).__name__}, which copies variables by "
-            "itself: make it outside of the strategy's scope; several workers are elastable train --workers, replicas "
-            "with variables of their own et.ReplicaTrainer"
+            f"model {model.name!r} was made under tf.distribute's {type(strategy).__name__}, which copies variables "
+            "itself: create it outside the strategy's scope; for several workers use elastable train --workers, for "
+            "replicas with separate variables et.ReplicaTrainer"
         )
     if model.jit_compile is True:
         # Keras does the same for a model that XLA cannot compile; the numbers differ only by rounding.
@@ -186,7 +186,7 @@ def _require_sums(model: keras.Model, done: Forward) -> None:
             if not np.allclose(np.array(variable), 2 * value, rtol=1e-3, atol=1e-6):
                 raise Unsupported(
                     f"metric {metric.name!r} ({type(metric).__name__}): its state {variable.path!r} is no sum over "
-                    "records (the same batch again does not double it), so micro-batches cannot be merged; "
+                    "records (seeing the same batch twice does not double it), so micro-batches cannot be merged; "
                     "keep sums and counts in the state and compute from them in result(), or use a callback"
                 )
 

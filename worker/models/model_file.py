@@ -67,9 +67,9 @@ class ModelFile:
             reader = None if records is None else as_reader(records, endless=split == "train")
             if isinstance(reader, EndlessReader) and not reader.reopens:
                 raise BadInput(
-                    "an EndlessReader of a stream that is read once: workers that start again or take over could not "
-                    "go back in it; give it a function open(start) that returns the stream from a batch on, such as "
-                    "lambda start: dataset.skip(start)"
+                    "an EndlessReader of a stream that can be read only once: a worker that restarts or takes over "
+                    "could not go back in it; pass a function open(start) that returns the stream from a batch on, "
+                    "such as lambda start: dataset.skip(start)"
                 )
             return reader
         except BadInput as error:

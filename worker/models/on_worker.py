@@ -43,8 +43,8 @@ def keep_on_worker(
     """
     if tables and getattr(model.optimizer, "built", False):
         raise ModelError(
-            f"model {model.name!r}: its optimizer {model.optimizer.name!r} is built, so no table can become a variable "
-            "of the workers any more; make the model anew"
+            f"model {model.name!r}: its optimizer {model.optimizer.name!r} is built, so no table can become a "
+            "variable of the workers; create the model again"
         )
     variables: dict[str, keras.Variable] = {}
     for layer in store_layers(model):
@@ -53,9 +53,9 @@ def keep_on_worker(
             continue
         if layer.optimizer is not None:
             raise Unsupported(
-                f"embedding layer {layer.name!r}: its table {spec.name!r} is placed on the workers, where the model's "
-                f"optimizer trains it, and has an optimizer of its own ({type(layer.optimizer).__name__}): place the "
-                "table in a store, or leave optimizer= out"
+                f"embedding layer {layer.name!r}: its table {spec.name!r} is placed on the workers, where the "
+                "model's optimizer trains it, but the layer has a separate optimizer "
+                f"({type(layer.optimizer).__name__}): place the table in a store, or leave optimizer= out"
             )
         rows = _rows_of(layer, spec, (initial or {}).get(spec.name))
         if isinstance(layer, OffloadedEmbedding):

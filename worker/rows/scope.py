@@ -119,7 +119,7 @@ def refuse_inner_call(layer: StoreLayer) -> NoReturn:
     """Raises `Unsupported` for a layer that is called inside an inner graph of the step."""
     raise Unsupported(
         f"embedding layer {layer.name!r} is called inside of a loop, a condition or a compiled function; call it "
-        "outside and hand its output in"
+        "outside and pass its output in"
     )
 
 

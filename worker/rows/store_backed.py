@@ -204,7 +204,7 @@ class StoreBacked:
         kind = "farmhash64" if dtype == "string" else "int64"
         if self._id_kind not in (None, kind):
             raise BadIds(
-                f"embedding layer {self.name!r}: called on strings and on integers, and a row cannot be both's; hash "
+                f"embedding layer {self.name!r}: called on strings and on integers, which cannot share rows; hash "
                 "the strings before (et.hash_ids), or use two layers"
             )
         # Past Keras' tracking, which refuses changes to a built layer.
@@ -223,16 +223,16 @@ class StoreBacked:
     def _read_in_graph(self, ids: tf.Tensor, training: bool | None) -> tf.Tensor:
         if training:
             raise ModelError(
-                f"embedding layer {self.name!r}: its table lives in a store, which Keras' own train step "
-                "cannot train; use et.fit(model, x, y, ...) or elastable train. Where you did, the model does not know "
-                "the layer, as where a Lambda or a function calls it: make it an attribute of the layer that calls it"
+                f"embedding layer {self.name!r}: its table lives in a store, which Keras' own train step cannot "
+                "train; use et.fit(model, x, y, ...) or elastable train. If you did, the model does not know the "
+                "layer, because a Lambda or a function calls it: make it an attribute of the layer that calls it"
             )
         if getattr(self, "trainable", True) and record.could_possibly_record():
             # Its rows would be constants to the tape, and the table would never learn.
             raise ModelError(
                 f"embedding layer {self.name!r} is called under a tf.GradientTape outside of a step that trains its "
-                "table; use model.fit, et.fit(model, x, y, ...), or et.step(model) for a loop of your own, or set "
-                "trainable=False on the layer where its rows are meant to be constants"
+                "table; use model.fit, et.fit(model, x, y, ...), or et.step(model) for your own loop, or set "
+                "trainable=False on the layer if its rows are meant to be constants"
             )
         if tf.executing_eagerly():
             return tf.convert_to_tensor(self.read_rows(ids.numpy()))

@@ -98,7 +98,7 @@ def plan_ids(model: keras.Model, spec: BatchSpec, training: bool) -> IdPlan:
             refuse_inner_call(call.layer)
         if call.layer.table_name not in of_model:
             raise ModelError(
-                f"embedding layer {call.layer.name!r}: the model does not know the layer, as where a Lambda or a "
+                f"embedding layer {call.layer.name!r}: the model does not know the layer, because a Lambda or a "
                 "function calls it, so it would not be trained: make it an attribute of the layer that calls it"
             )
     planned = tuple(_is_plannable(call) for call in scope.calls)

@@ -112,8 +112,8 @@ class ModelStep(Generic[Output]):
             penalty = self._penalty(scope.bets)
             if penalty is not None and done.loss.shape.rank != 0:
                 raise Unsupported(
-                    f"model {self._model.name!r}: a loss of a value for each record (reduction 'none') and an "
-                    "embeddings_regularizer, which Keras cannot add either; use reduction='sum'"
+                    f"model {self._model.name!r}: a loss with a value for each record (reduction 'none') cannot be "
+                    "combined with an embeddings_regularizer, in Keras either; use reduction='sum'"
                 )
             update_metrics(self._model, done, done.loss if penalty is None else done.loss + penalty)
         return done.loss, penalty

@@ -48,7 +48,7 @@ class OwnTrainStep(TrainStep):
         for layer in plan.layers:
             if layer.embeddings_regularizer is not None:
                 raise Unsupported(
-                    f"embedding layer {layer.name!r}: in a train_step of its own the loss is the model's; leave "
+                    f"embedding layer {layer.name!r}: a model with its own train_step computes the whole loss; leave "
                     "embeddings_regularizer out, and add it to the loss for the rows that the layer returned"
                 )
         seen_by_tapes(tf.zeros([1, 1]))  # creates its variable outside of any graph

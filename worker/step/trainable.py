@@ -83,7 +83,7 @@ def frozen_tables(model: keras.Model, layers: Sequence[StoreLayer]) -> tuple[str
         if is_trained(model, layer) != is_trained(model, other):
             both = " and ".join(f"{each.name!r} (trainable={each.trainable})" for each in (other, layer))
             raise ModelError(
-                f"layers {both} share the table {layer.table_name!r}, which is either trained or frozen: set trainable "
-                "alike on both, or give one of them a table of its own"
+                f"layers {both} share the table {layer.table_name!r}, which is either trained or frozen: set "
+                "trainable alike on both, or use a separate table for one of them"
             )
     return tuple(sorted(name for name, layer in trained.items() if not is_trained(model, layer)))

@@ -279,7 +279,7 @@ def test_a_shuffle_of_batches_is_refused() -> None:
 def test_a_distribution_strategy_is_refused() -> None:
     with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
         model = program(et.Embedding)
-    with pytest.raises(Unsupported, match=r"tf.distribute's MirroredStrategy.* outside of the strategy's scope"):
+    with pytest.raises(Unsupported, match=r"tf.distribute's MirroredStrategy.* outside the strategy's scope"):
         model.fit(X, Y, verbose=0)
 
 

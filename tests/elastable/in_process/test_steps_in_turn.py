@@ -319,10 +319,13 @@ STRAY.build((None, 4))
     [
         (
             both_tapes,
-            r"step\.apply number 2 is computed from .* as it was before step\.apply number 1, and that changes",
+            r"step\.apply number 2 is computed from .* as it was before step\.apply number 1, which changes",
         ),
-        (mixed, r"step\.apply number 2 is computed from .* in a tape of its own after that step\.apply; or add"),
-        (measured_late, r"metric 'error' is updated with what its train_step computes of .* after step\.apply"),
+        (mixed, r"step\.apply number 2 is computed from .* in a separate tape after that step\.apply; or add"),
+        (
+            measured_late,
+            r"metric 'error' is updated with values that its train_step computes from .* after step\.apply",
+        ),
         (drawn_once, r"drawn once in its train_step and used on both sides .* keras\.random\.SeedGenerator"),
         (metric_in_loss, r"computed from the metric variable '.*(total|count)"),
         (two_optimizers, r"table 'rows' is trained by two optimizers"),

@@ -145,7 +145,7 @@ def test_where_a_stream_without_an_end_is_refused(tmp_path: Path) -> None:
     text = "import itertools\nimport numpy as np\nimport elastable as et\ndef model(): pass\ndef data(split):\n"
     text += "    forever = (np.zeros(3) for _ in itertools.count())\n    return et.EndlessReader(%s, 2)\n"
     (tmp_path / "m.py").write_text(text % "forever")
-    with pytest.raises(BadInput, match=r"read once: .* give it a function open\(start\)"):
+    with pytest.raises(BadInput, match=r"read only once: .* pass a function open\(start\)"):
         load_model_file(tmp_path / "m.py").reader("train")
     (tmp_path / "n.py").write_text(text % "lambda start: forever")
     assert len(load_model_file(tmp_path / "n.py").reader("train") or ()) == 6

@@ -159,6 +159,6 @@ def refuse_type(kind: pa.DataType, where: str) -> None:
     plain = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_string)
     if not any(test(kind) for test in (*plain, pa.types.is_large_string, pa.types.is_binary)):
         raise BadInput(
-            f"{where}: type {whole} is no number, boolean or string, nor a list of them; store it as one, or say "
-            "what to read it as by column_types"
+            f"{where}: type {whole} is no number, boolean or string, nor a list of them; store it as one of these, "
+            "or set column_types"
         )

@@ -119,8 +119,8 @@ def refuse_own_updates(model: keras.Model, graph: tf.Graph) -> None:
         changed = inside.get(operation.inputs[0].ref()) if operation.inputs else None
         if changed is not None and operation.type.startswith(_CHANGES):
             raise Unsupported(
-                f"model {model.name!r}: its train_step changes {changed!r} itself, which no other worker and not the "
-                "master would hear of; leave all updates to step.apply"
+                f"model {model.name!r}: its train_step changes {changed!r} itself, which the master and the other "
+                "workers would not know; leave all updates to step.apply"
             )
 
 
@@ -236,8 +236,8 @@ class Gathering:
             return None, None
         if tf.executing_eagerly():
             raise Unsupported(
-                f"model {self.model.name!r}: compile(run_eagerly=True), a train_step of its own and grads_to_wait "
-                "above 1; leave run_eagerly out"
+                f"model {self.model.name!r}: compile(run_eagerly=True) does not work with its own train_step and "
+                "grads_to_wait above 1; leave run_eagerly out"
             )
         parts = loss_parts(self.model, loss, loss_terms(loss, self.recorded, self.batch, self.rows), self.average)
         if len(parts) > 1:

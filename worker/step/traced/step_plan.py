@@ -176,26 +176,27 @@ class _Planner:
                 drawn[turn] |= found.drawn
                 return turn
         raise Unsupported(
-            f"model {self._model.name!r}: metric {name!r} is updated with what its train_step computes of "
+            f"model {self._model.name!r}: metric {name!r} is updated with values that its train_step computes from "
             f"{self._name(stale[0])} after step.apply has changed it, or from before and after at once. In a job a "
-            "version's new weights are there in the next step; update the metric with what the loss was computed of"
+            "version's new weights exist only in the next step; update the metric with values that the loss was "
+            "computed from"
         )
 
     def _refuse_stale(self, what: str, reads: Reads, turn: int, applied: Sequence[Change]) -> None:
         stale = stale_reads(reads, turn, applied, self._assigned)
         if stale:
             raise Unsupported(
-                f"model {self._model.name!r}: in its train_step {what} is computed from {self._name(stale[0])} as it "
-                "is at another time than the rest, and step.apply changes it between; compute all of it before that "
-                "step.apply, or all of it anew between it and the next one"
+                f"model {self._model.name!r}: in its train_step {what} is computed from {self._name(stale[0])} at "
+                "another time than the rest, and step.apply changes it in between; compute all of it before that "
+                "step.apply, or all of it again between it and the next one"
             )
 
     def _refuse_passed(self, number: int, stale: Sequence[Hashable]) -> None:
         raise Unsupported(
             f"model {self._model.name!r}: the loss of step.apply number {number} is computed from "
-            f"{self._name(stale[0])} as it was before step.apply number {number - 1}, and that changes it, so that no "
-            "version of the job has these weights together with the new ones. Compute the loss, and what it is "
-            "computed of, anew in a tape of its own after that step.apply; or add the losses up and apply once"
+            f"{self._name(stale[0])} as it was before step.apply number {number - 1}, which changes it, so no "
+            "version of the job has these weights together with the new ones. Compute the loss, and everything it "
+            "depends on, again in a separate tape after that step.apply; or add the losses up and apply once"
         )
 
     def _refuse_counters(self, reads: Reads, number: int) -> None:
@@ -226,8 +227,8 @@ class _Planner:
             if trained.setdefault(id(apply.optimizer), apply.roots) != apply.roots:
                 raise Unsupported(
                     f"model {self._model.name!r}: the optimizer {apply.optimizer.name!r} is given for other layers "
-                    "than before; an optimizer trains the same layers (of=) in every step.apply, as Keras builds it "
-                    "for them"
+                    "than before; an optimizer must train the same layers (of=) in every step.apply, because Keras "
+                    "builds it for them"
                 )
             for table in apply.tables:
                 if owners.setdefault(table, apply.optimizer) is not apply.optimizer:
@@ -250,8 +251,8 @@ class _Planner:
                     asked = asked or f"{type(optimizer).__name__}({name}={getattr(optimizer, name)!r})"
             if asked:
                 raise Unsupported(
-                    f"model {self._model.name!r}: {asked} in a train_step that applies several times, or by another "
-                    "optimizer than that of compile(), or a part of the model; leave it out"
+                    f"model {self._model.name!r}: {asked} is not supported in a train_step that applies several "
+                    "times, or by another optimizer than that of compile(), or to a part of the model; leave it out"
                 )
 
     def _is_several(self) -> bool:
