@@ -22,7 +22,13 @@ from benchmarks.harness import Row, compare, interleaved, publish, rate
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.tiers.redis.block import Block
+from elastable.embedding_store.tiers.redis.ledger import Kept
+from elastable.embedding_store.tiers.redis.more_commands import MoreCommands
+from elastable.embedding_store.tiers.redis.redis_connection import Deadline
 from elastable.embedding_store.tiers.redis.redis_store import RedisStore
+from elastable.embedding_store.tiers.redis.registry import Registry
+from elastable.embedding_store.tiers.redis.row_commits import RowCommits
 from elastable.process.heap import keep_freed_memory
 from tests.servers import redis_binary, running_server, valkey_binary
 
@@ -51,8 +57,9 @@ def main() -> None:
         for store in stores.values():
             store.create_table(TableSpec("t", _DIM, None, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.01)))
             store.put("t", [RowBlock(np.arange(_ROWS), values, np.ones((_ROWS, _DIM), np.float32))])
-        stores["bare"]._commits.leaves_before_images = False
-        commits = {name: _committing(store, batches, values[:_BATCH]) for name, store in stores.items()}
+        stores["bare"]._commits.__class__ = _BareCommits
+        records = {"kept": _RECORD, "bare": None}
+        commits = {name: _committing(store, batches, values[:_BATCH], records[name]) for name, store in stores.items()}
         rounds = interleaved({name: rate(commit, _BATCH) for name, commit in commits.items()}, _ROUNDS)
         what = "commit with before-images and record, against the same without"
         rows = [compare(what, "rows/s", rounds["kept"], rounds["bare"], 0.85)]
@@ -60,13 +67,23 @@ def main() -> None:
     publish("redis_commits", f"adagrad, {_BATCH:,} rows x {_DIM} a commit, one server; 1 MiB records", rows)
 
 
-def _committing(store: RedisStore, batches: list[Int64], gradients: Float32) -> Callable[[], None]:
+class _BareCommits(RowCommits):
+    """Commits without before-images: only here, as none of them could be undone."""
+
+    def _before(
+        self, block: Block, stamps: Int64, commit: Commit, registry: Registry, deadline: Deadline
+    ) -> tuple[MoreCommands, Kept, Registry]:
+        return MoreCommands.none(len(stamps)), Kept(0, 0, registry.serial), registry
+
+
+def _committing(
+    store: RedisStore, batches: list[Int64], gradients: Float32, record: bytes | None
+) -> Callable[[], None]:
     versions = count(store.version() + 1)
 
     def commit() -> None:
         version = next(versions)
         update = TableUpdate(batches[version % len(batches)], gradients)
-        record = _RECORD if store._commits.leaves_before_images else None
         store.commit(Commit(version, {"t": update}, version - 1, {}, record))
 
     return commit

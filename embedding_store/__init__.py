@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from elastable.embedding_store.contract.initializer_spec import SCALED_INITIALIZERS
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableStatistics, TableUpdate
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import (
@@ -21,7 +22,6 @@ from elastable.embedding_store.contract.spec import (
     TableSpec,
 )
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.contract.variance_scaling import SCALED_INITIALIZERS
 from elastable.embedding_store.errors import (
     BadGradient,
     BadIds,

@@ -100,28 +100,23 @@ class _DirectPlaces:
 
     @property
     def capacity(self) -> int:
-        """As in `IdIndex`."""
         return len(self._ids.array)
 
     @property
     def row_ids(self) -> Int64:
-        """As in `IdIndex`."""
         ids: Int64 = self._ids.array[: self.count, 0]
         return ids
 
     @property
     def bytes(self) -> int:
-        """As in `IdIndex`."""
         return int(self._places.array.nbytes) + 8 * self.count
 
     def find(self, ids: Int64, places: Int64) -> int:
-        """As in `IdIndex`."""
         np.take(self._places.array[:, 0], ids, out=places, mode="clip")
         np.subtract(places, 1, out=places)
         return int(np.count_nonzero(places < 0))
 
     def reserve(self, more: int) -> None:
-        """As in `IdIndex`."""
         needed = self.count + more
         if needed > self.capacity:
             self._ids.grow(max(needed, self.capacity * 5 // 4))

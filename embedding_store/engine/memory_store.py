@@ -85,20 +85,16 @@ class MemoryStore(TableLookups, BaseStore):
             return True
 
     def specs(self) -> dict[str, TableSpec]:
-        """As in `RowSource.specs`."""
         with self._lock.reading():
             return {name: table.spec for name, table in self._tables.items()}
 
     def version(self) -> int:
-        """As in `RowSource.version`."""
         return self._version
 
     def wait_for_version(self, version: int, timeout_s: float) -> bool:
-        """As in `RowSource.wait_for_version`."""
         return self._lock.wait_until(lambda: self._version >= version, timeout_s)
 
     def commit(self, commit: Commit) -> None:
-        """As in `EmbeddingStore.commit`."""
         with self._lock.writing():
             self._finish(commit, self._stage(commit))
 
@@ -117,7 +113,6 @@ class MemoryStore(TableLookups, BaseStore):
         return finish
 
     def pin(self, version: int | None = None, lease_s: float = 60.0) -> Snapshot:
-        """As in `EmbeddingStore.pin`."""
         seconds = require_lease(lease_s)
         with self._lock.writing():
             self._require_open()
@@ -125,7 +120,6 @@ class MemoryStore(TableLookups, BaseStore):
         return MemoryPin(self._lock, self._pool, self._table, self.specs, self._pins, lease)
 
     def pins(self) -> tuple[PinStatistics, ...]:
-        """As in `EmbeddingStore.pins`."""
         if self._pins.overdue:
             with self._lock.writing():
                 self._pins.sweep()
@@ -133,7 +127,6 @@ class MemoryStore(TableLookups, BaseStore):
             return self._pins.statistics()
 
     def reset_version(self, version: int) -> None:
-        """As in `EmbeddingStore.reset_version`."""
         require_version(version)
         with self._lock.writing():
             self._pins.refuse_change(f"the version cannot be reset to {version}")
@@ -143,7 +136,6 @@ class MemoryStore(TableLookups, BaseStore):
             self._changes += 1
 
     def row_count(self, table: str) -> int:
-        """As in `EmbeddingStore.row_count`."""
         with self._lock.reading():
             return self._table(table).count
 
@@ -154,7 +146,6 @@ class MemoryStore(TableLookups, BaseStore):
         return self._blocks(found, require_block_rows(block_rows))
 
     def read_rows(self, table: str, ids: Int64) -> RowBlock:
-        """As in `EmbeddingStore.read_rows`."""
         with self._lock.reading():
             found = self._table(table)
             return found.stored(require_ids(found.spec, ids))
@@ -171,7 +162,6 @@ class MemoryStore(TableLookups, BaseStore):
                 found.put(checked)
 
     def delete(self, table: str, ids: Int64) -> int:
-        """As in `EmbeddingStore.delete`."""
         with self._lock.writing():
             found = self._table(table)
             count = found.delete(require_ids(found.spec, ids))
@@ -179,7 +169,6 @@ class MemoryStore(TableLookups, BaseStore):
             return count
 
     def table_statistics(self, table: str) -> TableStatistics:
-        """As in `EmbeddingStore.table_statistics`."""
         with self._lock.reading():
             return self._table(table).statistics()
 
@@ -193,7 +182,6 @@ class MemoryStore(TableLookups, BaseStore):
             self._changes += 1
 
     def clear(self, table: str) -> None:
-        """As in `EmbeddingStore.clear`."""
         with self._lock.writing():
             found = self._table(table)
             self._pins.refuse_change(f"table {table!r} cannot be cleared")
@@ -201,7 +189,6 @@ class MemoryStore(TableLookups, BaseStore):
             self._changes += 1
 
     def drop_table(self, table: str) -> None:
-        """As in `EmbeddingStore.drop_table`."""
         with self._lock.writing():
             self._table(table)
             self._pins.refuse_change(f"table {table!r} cannot be dropped")
@@ -231,8 +218,8 @@ class MemoryStore(TableLookups, BaseStore):
         tables = [self._table(name) for name in commit.updates]
         updates = [require_update(t.spec, u) for t, u in zip(tables, commit.updates.values(), strict=True)]
         for table in self._tables.values():
-            if table.following is not None:
-                table.following.steps.prepare(commit.step, self._rate(table, commit))
+            if table.replay is not None:
+                table.replay.steps.prepare(commit.step, self._rate(table, commit))
         return [
             (table, table.stage(update, commit.step, self._rate(table, commit)))
             for table, update in zip(tables, updates, strict=True)

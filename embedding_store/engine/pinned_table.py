@@ -9,7 +9,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.engine.following.following_table import Following
+from elastable.embedding_store.engine.dense_replay.table_replay import DenseReplay
 from elastable.embedding_store.engine.membership.row_membership import RowMembership
 from elastable.embedding_store.engine.row_images import BeforeImages
 from elastable.embedding_store.engine.table_rows import TableRows
@@ -35,7 +35,7 @@ class PinnedTable(TableReader):
         directory, rows, members: Of the table as it stands.
         since: What was saved for the version, for the next one that is pinned, and so on.
         sequence: Changes of rows so far of which images were taken.
-        following: Of a table whose rows follow steps.
+        replay: Of a table whose rows follow steps.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class PinnedTable(TableReader):
         members: RowMembership,
         since: Sequence[BeforeImages],
         sequence: int,
-        following: Following | None = None,
+        replay: DenseReplay | None = None,
     ) -> None:
         self.sequence = sequence
-        self._following = following
+        self._replay = replay
         self._since = since
         self._standing, self._standing_rows, self._members = directory, rows, members
         changed = any(images.rows for images in since)
@@ -65,7 +65,7 @@ class PinnedTable(TableReader):
         """What the table kept besides its rows."""
         kept = next((images.admission_counts for images in self._since if images.admission_counts is not None), None)
         counts = self._members.admission_counts() if kept is None else kept.copy()
-        decay = None if self._following is None else self._following.untouched_decay(self._since[0].step)
+        decay = None if self._replay is None else self._replay.untouched_decay(self._since[0].step)
         return TableState(counts, decay)
 
     def stored(self, ids: Int64) -> RowBlock:
@@ -126,7 +126,6 @@ class PinnedTable(TableReader):
         return np.concatenate(found)
 
     def _write_initial(self, ids: Int64, places: Int64, out: Float32) -> None:
-        """As in `TableReader._write_initial`."""
         super()._write_initial(ids, places, out)
         scale_rows(out, places, self._standing_rows.untouched)
 
@@ -176,7 +175,6 @@ class _Places:
         self.count = directory.count
 
     def find(self, ids: Int64, places: Int64) -> int:
-        """As in `RowDirectory.find`."""
         self._directory.find(ids, places)
         found = np.empty(len(ids), np.int64)
         for number in range(len(self._since), 0, -1):  # what an older version has saved stands in the end
@@ -198,7 +196,6 @@ class _Rows:
         self.plain = None
 
     def read(self, places: Int64, out: Float32, stream: bool = False) -> None:
-        """As in `RowValues.read`."""
         of = places >> _PLACE_BITS
         self._rows.read(np.where(of == 0, places, -1), out, stream)
         for number, images in enumerate(self._since, 1):

@@ -32,7 +32,6 @@ class TableLookups(RowSource):
         """
 
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
-        """As in `RowSource.lookup`."""
         with self._lock.reading():
             tables = self._readers(ids, version)
             requests = [rows_request(table.spec, of) for table, of in zip(tables, ids.values(), strict=True)]

@@ -127,17 +127,14 @@ class ResidentRows(TableRows):
 
     @property
     def plain(self) -> Float32 | None:
-        """As in `TableRows.plain`."""
         return self._weights.plain
 
     @property
     def plain_slots(self) -> Float32:
-        """As in `TableRows.plain_slots`."""
         slots: Float32 = self._slots.array
         return slots
 
     def grow(self, rows: int) -> None:
-        """As in `TableRows.grow`."""
         self._weights.grow(rows)
         self._slots.grow(rows)
 
@@ -148,32 +145,26 @@ class ResidentRows(TableRows):
         """All rows are at hand."""
 
     def read(self, positions: Int64, out: Float32, stream: bool = False) -> None:
-        """As in `TableRows.read`."""
         self._weights.read(positions, out, stream)
 
     def block(self, positions: Int64) -> tuple[Float32, Float32]:
-        """As in `TableRows.block`."""
         weights = np.empty((len(positions), self._dim), np.float32)
         self._weights.read(positions, weights)
         return weights, self._slots.array[positions]
 
     def copy(self, positions: Int64, weights: Float32, slots: Float32, stream: bool = False) -> None:
-        """As in `TableRows.copy`."""
         self._weights.read(positions, weights, stream)
         if slots.shape[1]:
             gather(self._slots.array, positions, slots, stream and can_stream(slots))
 
     def slabs(self) -> tuple[Slab, ...] | None:
-        """As in `TableRows.slabs`."""
         return self._weights.slabs()
 
     def write(self, positions: Int64, weights: Float32, slots: Float32) -> None:
-        """As in `TableRows.write`."""
         self._weights.write(positions, weights)
         self._slots.array[positions] = slots
 
     def initialise(self, ids: Int64, positions: Int64) -> None:
-        """As in `TableRows.initialise`."""
         self._weights.initialise(ids, positions)
         self._slots.array[positions] = self._initial_slots
 

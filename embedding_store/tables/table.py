@@ -166,7 +166,6 @@ class EmbeddingTable:
         return self.store.delete(self.name, as_ids(ids, self.name).reshape(-1))
 
     def statistics(self) -> TableStatistics:
-        """As in `EmbeddingStore.table_statistics`."""
         return self.store.table_statistics(self.name)
 
     def clear(self) -> None:

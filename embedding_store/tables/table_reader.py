@@ -29,31 +29,21 @@ class FindsPositions(Protocol):
     """What is read of a `RowDirectory`."""
 
     @property
-    def count(self) -> int:
-        """As in `RowDirectory`."""
-        ...
+    def count(self) -> int: ...
 
     @property
-    def marks(self) -> Words | None:
-        """As in `RowDirectory.marks`."""
-        ...
+    def marks(self) -> Words | None: ...
 
-    def find(self, ids: Int64, positions: Int64) -> int:
-        """As in `RowDirectory.find`."""
-        ...
+    def find(self, ids: Int64, positions: Int64) -> int: ...
 
 
 class ReadsRows(Protocol):
     """What is read of `TableRows` or `RowValues`."""
 
     @property
-    def plain(self) -> Float32 | None:
-        """As in `RowValues.plain`."""
-        ...
+    def plain(self) -> Float32 | None: ...
 
-    def read(self, positions: Int64, out: Float32, stream: bool = False) -> None:
-        """As in `RowValues.read`."""
-        ...
+    def read(self, positions: Int64, out: Float32, stream: bool = False) -> None: ...
 
 
 class TableReader:

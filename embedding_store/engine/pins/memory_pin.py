@@ -54,13 +54,11 @@ class MemoryPin(TableLookups, Snapshot):
         return self._lease.version
 
     def renew(self, lease_s: float | None = None) -> None:
-        """As in `Snapshot.renew`."""
         seconds = None if lease_s is None else require_lease(lease_s)
         with self._lock.reading():
             self._pins.renew(self._lease, seconds)
 
     def row_count(self, table: str) -> int:
-        """As in `Snapshot.row_count`."""
         with self._lock.reading():
             return self._at(table).count
 
@@ -71,7 +69,6 @@ class MemoryPin(TableLookups, Snapshot):
         return self._blocks(table, require_block_rows(block_rows))
 
     def read_rows(self, table: str, ids: Int64) -> RowBlock:
-        """As in `Snapshot.read_rows`."""
         with self._lock.reading():
             found = self._at(table)
             return found.stored(require_ids(found.spec, ids))

@@ -110,7 +110,6 @@ class CachedSource(BaseSource):
         return self._source.version()
 
     def wait_for_version(self, version: int, timeout_s: float) -> bool:
-        """As in `RowSource.wait_for_version`."""
         return self._source.wait_for_version(version, timeout_s)
 
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:

@@ -51,25 +51,20 @@ class CachedStore(CachedSource, BaseStore):
         return self._store
 
     def lookup_when(self, ids: Mapping[str, Int64], version: int, wait_s: float) -> dict[str, Float32]:
-        """As in `RowSource.lookup_when`."""
         return RowSource.lookup_when(self, ids, version, wait_s)
 
     def create_table(self, spec: TableSpec) -> bool:
-        """As in `EmbeddingStore.create_table`."""
         return self._store.create_table(spec)
 
     def drop_table(self, table: str) -> None:
-        """As in `EmbeddingStore.drop_table`."""
         with self._changing(table):
             self._store.drop_table(table)
             self._caches.pop(table, None)  # another of its name may have another spec
 
     def commit(self, commit: Commit) -> None:
-        """As in `EmbeddingStore.commit`."""
         self._commit(commit, lambda: self._store.commit(commit))
 
     def stage(self, commit: Commit) -> Callable[[], None]:
-        """As in `EmbeddingStore.stage`."""
         finish = self._store.stage(commit)
         return lambda: self._commit(commit, finish)
 
@@ -106,7 +101,6 @@ class CachedStore(CachedSource, BaseStore):
             self.forget()
 
     def reset_version(self, version: int) -> None:
-        """As in `EmbeddingStore.reset_version`."""
         with self._lock.writing():
             self._require_open()
             self._store.reset_version(version)
@@ -114,7 +108,6 @@ class CachedStore(CachedSource, BaseStore):
             self._epoch += 1
 
     def row_count(self, table: str) -> int:
-        """As in `EmbeddingStore.row_count`."""
         return self._store.row_count(table)
 
     def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
@@ -133,12 +126,10 @@ class CachedStore(CachedSource, BaseStore):
                 self._store.put(table, [block])
 
     def delete(self, table: str, ids: Int64) -> int:
-        """As in `EmbeddingStore.delete`."""
         with self._changing(table, ids):
             return self._store.delete(table, ids)
 
     def clear(self, table: str) -> None:
-        """As in `EmbeddingStore.clear`."""
         with self._changing(table):
             self._store.clear(table)
 

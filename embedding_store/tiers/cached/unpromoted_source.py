@@ -22,19 +22,15 @@ class UnpromotedSource(BaseSource):
         self._source, self._look_up = source, look_up
 
     def specs(self) -> dict[str, TableSpec]:
-        """As in `RowSource.specs`."""
         return self._source.specs()
 
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
-        """As in `RowSource.lookup`."""
         return self._look_up(ids, version)
 
     def version(self) -> int:
-        """As in `RowSource.version`."""
         return self._source.version()
 
     def wait_for_version(self, version: int, timeout_s: float) -> bool:
-        """As in `RowSource.wait_for_version`."""
         return self._source.wait_for_version(version, timeout_s)
 
     def close(self) -> None:

@@ -128,7 +128,6 @@ class FileRows(TableRows):
         return sum(map(len, self._missed))
 
     def read(self, positions: Int64, out: Float32, stream: bool = False) -> None:
-        """As in `TableRows.read`."""
         frames, cold = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
         cold = cold[: self._hot.find(positions, frames, cold)]
         self._frames.rows.read(frames, out, stream)
@@ -181,7 +180,6 @@ class FileRows(TableRows):
         return weights, slots
 
     def write(self, positions: Int64, weights: Float32, slots: Float32) -> None:
-        """As in `TableRows.write`."""
         if self._read_only:
             self._hot.remove(positions)
         here, frames, cold = self._places(positions)
@@ -191,7 +189,6 @@ class FileRows(TableRows):
             scratch.rows.write(np.arange(len(piece)), weights[piece], slots[piece])
 
     def initialise(self, ids: Int64, positions: Int64) -> None:
-        """As in `TableRows.initialise`."""
         here, frames, cold = self._places(positions)
         self._frames.rows.initialise(ids[here], frames)
         self._hot.marks[frames] = 1

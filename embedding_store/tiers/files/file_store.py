@@ -90,18 +90,15 @@ class FileStore(MemoryStore):
             raise
 
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
-        """As in `RowSource.lookup`."""
         rows = super().lookup(ids, version)
         self._settle()
         return rows
 
     def lookup_into(self, requests: Sequence[LookupRequest], version: int | None = None, split: bool = True) -> None:
-        """As in `RowSource.lookup_into`."""
         super().lookup_into(requests, version, split)
         self._settle()
 
     def reset_version(self, version: int) -> None:
-        """As in `EmbeddingStore.reset_version`."""
         require_version(version)
         with self._lock.writing():
             self._require_open()

@@ -116,7 +116,6 @@ class FileTable(MemoryTable):
             super().put(block)
 
     def delete(self, ids: Int64) -> int:
-        """As in `MemoryTable.delete`."""
         self._before_change()
         return super().delete(ids)
 
@@ -139,7 +138,7 @@ class FileTable(MemoryTable):
                 file.write(content)
         state = self.state()
         counts = None if state.admission_counts is None else self._save_file(_COUNTS, state.admission_counts.tobytes())
-        steps = None if self.following is None else self._save_file(_STEPS, self.following.steps.save())
+        steps = None if self.replay is None else self._save_file(_STEPS, self.replay.steps.save())
         return SavedIds(count, columns, crc32, self.direct, counts, steps, state.untouched_decay)
 
     def remove_files(self) -> None:
@@ -222,8 +221,8 @@ class FileTable(MemoryTable):
         if saved.columns == 4:
             self._members.put(positions, rows[:, 2:].copy())
         self.put_state(self._saved_state(saved))
-        if saved.steps is not None and self.following is not None:
-            self.following.steps.restore(self._saved_file(_STEPS, None, saved.steps))
+        if saved.steps is not None and self.replay is not None:
+            self.replay.steps.restore(self._saved_file(_STEPS, None, saved.steps))
 
     def _saved_state(self, saved: SavedIds) -> TableState:
         if saved.sightings is None:

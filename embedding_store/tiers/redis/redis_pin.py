@@ -35,13 +35,11 @@ class RedisPin(BaseSnapshot):
         super().__init__(entry.version, store.specs)
 
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
-        """As in `RowSource.lookup`."""
         refuse_other_version(self._version, version)
         self._require_open()
         return self._store.lookup_then(ids, self._version, self._token)
 
     def row_count(self, table: str) -> int:
-        """As in `Snapshot.row_count`."""
         self._require_standing()
         catalog, found, topology, seconds = self._store.where(table)
         count = rows_then(topology, catalog, found, self._entry.moment, seconds)
@@ -49,14 +47,12 @@ class RedisPin(BaseSnapshot):
         return count
 
     def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
-        """As in `Snapshot.scan`."""
         self._require_standing()
         catalog, found, topology, seconds = self._store.where(table)
         ids = ids_then(topology, catalog, found, self._entry.moment, seconds)
         return in_blocks(ids, require_block_rows(block_rows), lambda some: self._rows(table, some))
 
     def read_rows(self, table: str, ids: Int64) -> RowBlock:
-        """As in `Snapshot.read_rows`."""
         self._require_open()
         spec = self._store.where(table)[1].spec
         rows = self._rows(table, require_ids(spec, ids))
@@ -69,7 +65,6 @@ class RedisPin(BaseSnapshot):
         return TableState()
 
     def renew(self, lease_s: float | None = None) -> None:
-        """As in `Snapshot.renew`."""
         self._lease_s = self._lease_s if lease_s is None else require_lease(lease_s)
         self._require_open()
         self._store.pin_registry.renew(self._token, self._version, self._lease_s, self._store.deadline())

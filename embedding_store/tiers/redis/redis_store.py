@@ -233,7 +233,6 @@ class RedisStore(RedisReader, BaseStore):
             self._commits.forget()
 
     def row_count(self, table: str) -> int:
-        """As in `EmbeddingStore.row_count`."""
         deadline = self.deadline()
         names = self._names(self._table(table, deadline))
         lengths: list[int] = self._topology.call([(key, ("HLEN", key)) for key, _, _ in names], deadline)

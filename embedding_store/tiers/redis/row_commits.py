@@ -59,15 +59,10 @@ class Staged:
 
 
 class RowCommits:
-    """Makes commits. For one thread at a time.
-
-    Attributes:
-        leaves_before_images: False measures what they cost, and keeps no promise.
-    """
+    """Makes commits. For one thread at a time."""
 
     def __init__(self, topology: Topology, namespace: str, writer: Writer, held_bytes: int = 0) -> None:
         """`held_bytes`: of memory, for rows that the next commits need not read."""
-        self.leaves_before_images = True
         self._held = HeldRows(held_bytes)
         self._topology, self._namespace, self._writer = topology, namespace, writer
         self._unfinished: int | None = None
@@ -149,8 +144,6 @@ class RowCommits:
         self, block: Block, stamps: Int64, commit: Commit, registry: Registry, deadline: Deadline
     ) -> tuple[MoreCommands, Kept, Registry]:
         """What leaves the rows as they are now; settles pins first."""
-        if not self.leaves_before_images:
-            return MoreCommands.none(len(stamps)), Kept(0, 0, registry.serial), registry
         rows, size = before_bytes(block)
         registry = self._writer.settle(registry, size, deadline)
         self._writer.purge(block.catalog, registry, deadline)

@@ -29,7 +29,7 @@ from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import TableState
 from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.following import following_table as following
+from elastable.embedding_store.engine.dense_replay import table_replay
 from elastable.embedding_store.errors import BadInput, BadSpec, Unsupported
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.optimizers.dense_replay import chapter, table_steps
@@ -185,11 +185,11 @@ def test_steps_that_nobody_needs_are_forgotten(
 ) -> None:
     """A row is brought to the present before its last step is forgotten, and pinned versions keep theirs."""
     monkeypatch.setattr(chapter, "_FEWEST", 8)
-    monkeypatch.setattr(following, "TableSteps", lambda name, form: table_steps.TableSteps(name, form, most=MOST))
+    monkeypatch.setattr(table_replay, "TableSteps", lambda name, form: table_steps.TableSteps(name, form, most=MOST))
     with ExitStack() as held, STORES[kind](held, tmp_path) as store:
         assert isinstance(store, MemoryStore)
         store.create_table(table())
-        remembered = store._tables["t"].following
+        remembered = store._tables["t"].replay
         assert remembered is not None
         longest = 0
         pin = None
@@ -277,7 +277,7 @@ def test_specs_say_it_everywhere() -> None:
 def test_optimizers_that_move_nothing_need_nothing() -> None:
     with MemoryStore(1) as store:
         store.create_table(table(optimizer=OptimizerSpec.of("sgd", lazy=False)))
-        assert store._tables["t"].following is None
+        assert store._tables["t"].replay is None
 
 
 @pytest.mark.parametrize("name", ["ftrl", "nadam", "lion"])

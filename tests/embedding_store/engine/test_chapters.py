@@ -28,8 +28,7 @@ from elastable.embedding_store import (
 from elastable.embedding_store.contract.row_data import TableState
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.following import following_table as following
-from elastable.embedding_store.engine.following import sweep
+from elastable.embedding_store.engine.dense_replay import sweep, table_replay
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.optimizers.dense_replay import table_steps
 from elastable.embedding_store.optimizers.registry import row_optimizer
@@ -224,7 +223,7 @@ def test_chapters_that_no_row_needs_are_forgotten(kind: str, tmp_path: Path, mon
         with ExitStack() as held, STORES[kind](held, tmp_path / str(most)) as store:
             assert isinstance(store, MemoryStore)
             store.create_table(TableSpec("t", DIM, ROWS, optimizer=OPTIMIZERS["adamw"]))
-            remembered, counts, pinned = store._tables["t"].following, [], []
+            remembered, counts, pinned = store._tables["t"].replay, [], []
             assert remembered is not None
             for number in range(1, 301):
                 step(store, number, number % 2 == 0)
@@ -280,7 +279,7 @@ class ChaptersInAnyHistory(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="chapters-", dir=fast))
         self.held = ExitStack()
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(following, "TableSteps", lambda name, form: table_steps.TableSteps(name, form, most=MOST))
+        self.patch.setattr(table_replay, "TableSteps", lambda name, form: table_steps.TableSteps(name, form, most=MOST))
         self.made = 0
         self.whole: EmbeddingStore = self.held.enter_context(MemoryStore(1, direct_bytes=1 << 30))
         self.killed = self.new("direct")

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from elastable.embedding_store.contract.initializer_spec import SCALED_INITIALIZERS
 from elastable.embedding_store.contract.spec import InitializerSpec, TableSpec
-from elastable.embedding_store.contract.variance_scaling import SCALED_INITIALIZERS
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadIds, BadSpec, IdOutOfRange, ModelError, Unsupported
 from elastable.embedding_store.rows.fresh_rows import fresh_rows

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.engine.following.following_rows import CaughtUpRows, caught_up_rows
-from elastable.embedding_store.engine.following.sweep import Sweep
+from elastable.embedding_store.engine.dense_replay.replayed_rows import ReplayedRows, replayed_rows
+from elastable.embedding_store.engine.dense_replay.sweep import Sweep
 from elastable.embedding_store.engine.membership.row_membership import RowMembership
 from elastable.embedding_store.engine.table_rows import MakeRows, TableRows
 from elastable.embedding_store.engine.table_versions import TableVersions
@@ -15,12 +15,12 @@ from elastable.embedding_store.native.range_pool import SERIAL
 from elastable.embedding_store.optimizers.base import RowOptimizer
 from elastable.embedding_store.optimizers.dense_replay.table_steps import TableSteps
 
-__all__ = ["Following", "following"]
+__all__ = ["DenseReplay", "dense_replay"]
 
 _MOST_DECAY = 1e15  # in logarithms: beyond it another step would be lost in rounding
 
 
-class Following:
+class DenseReplay:
     """The steps of one table, and the sweep that keeps them few.
 
     With weight decay, rows that were never updated decay as well, all by one factor: `TableState.untouched_decay`.
@@ -35,7 +35,7 @@ class Following:
 
     def rows(self, make_rows: MakeRows) -> MakeRows:
         """Rows as `make_rows` makes them, that follow the steps."""
-        return caught_up_rows(make_rows, self.steps)
+        return replayed_rows(make_rows, self.steps)
 
     def take(
         self,
@@ -54,7 +54,7 @@ class Following:
                 versions.save(ids, positions, rows, members, SERIAL)
 
         self.steps.take(step, rate, ends_chapter)
-        assert isinstance(rows, CaughtUpRows)
+        assert isinstance(rows, ReplayedRows)
         self._sweep.go_on(directory, rows, save, versions.oldest_step)
 
     def begin_anew(self) -> None:
@@ -74,7 +74,7 @@ class Following:
             raise BadInput(f"rows that were never updated cannot have decayed by e**{decay:g}")
 
 
-def following(spec: TableSpec, optimizer: RowOptimizer) -> Following | None:
+def dense_replay(spec: TableSpec, optimizer: RowOptimizer) -> DenseReplay | None:
     """What a table needs to follow steps; None: they only move rows that have a gradient.
 
     Raises:
@@ -87,4 +87,4 @@ def following(spec: TableSpec, optimizer: RowOptimizer) -> Following | None:
             f"table {spec.name!r}: lazy=False needs float32 rows, as catching up moves them by less than {spec.dtype} "
             "can tell; leave lazy=True, or keep the table in float32"
         )
-    return Following(TableSteps(spec.name, optimizer.dense_form))
+    return DenseReplay(TableSteps(spec.name, optimizer.dense_form))

@@ -15,10 +15,10 @@ from elastable.embedding_store.optimizers.base import RowOptimizer
 from elastable.embedding_store.optimizers.dense_replay.following_optimizer import CatchUpOptimizer, stamped
 from elastable.embedding_store.optimizers.dense_replay.table_steps import TableSteps
 
-__all__ = ["CaughtUpRows", "caught_up_rows"]
+__all__ = ["ReplayedRows", "replayed_rows"]
 
 
-class CaughtUpRows(TableRows):
+class ReplayedRows(TableRows):
     """Other rows, with the slot that says up to which step each is caught up.
 
     What is read (`read`, `block`) is of the present, and nothing is written by
@@ -36,13 +36,12 @@ class CaughtUpRows(TableRows):
         # Where moments alone decay, weights are what lies there, and are read as any others.
         self._moving = steps.form.moves_weights
 
-    def as_of(self, step: int | None) -> CaughtUpRows:
+    def as_of(self, step: int | None) -> ReplayedRows:
         """The same rows, to be read as of a step that is remembered."""
-        return CaughtUpRows(self._inner, self._steps, step)
+        return ReplayedRows(self._inner, self._steps, step)
 
     @property
     def plain(self) -> Float32 | None:
-        """As in `TableRows.plain`."""
         return None if self._moving else self._inner.plain
 
     def slabs(self) -> tuple[Slab, ...] | None:
@@ -51,28 +50,22 @@ class CaughtUpRows(TableRows):
 
     @property
     def untouched(self) -> np.float32:
-        """As in `TableRows.untouched`."""
         return self._steps.at(self._step).kept
 
     @property
     def follows(self) -> bool:
-        """As in `TableRows.follows`."""
         return True
 
     def grow(self, rows: int) -> None:
-        """As in `TableRows.grow`."""
         self._inner.grow(rows)
 
     def allocate(self, positions: Int64) -> None:
-        """As in `TableRows.allocate`."""
         self._inner.allocate(positions)
 
     def prepare(self, positions: Int64, fresh: Int64, pool: RangePool) -> None:
-        """As in `TableRows.prepare`."""
         self._inner.prepare(positions, fresh, pool)
 
     def read(self, positions: Int64, out: Float32, stream: bool = False) -> None:
-        """As in `TableRows.read`."""
         if not self._moving:
             self._inner.read(positions, out, stream)
             return
@@ -88,7 +81,6 @@ class CaughtUpRows(TableRows):
             scatter_rows(rows, live, out)
 
     def block(self, positions: Int64) -> tuple[Float32, Float32]:
-        """As in `TableRows.block`."""
         return self.seen(*self._inner.block(positions))
 
     def copy(self, positions: Int64, weights: Float32, slots: Float32, stream: bool = False) -> None:
@@ -96,13 +88,11 @@ class CaughtUpRows(TableRows):
         self._inner.copy(positions, weights, slots, stream)
 
     def seen(self, weights: Float32, slots: Float32) -> tuple[Float32, Float32]:
-        """As in `TableRows.seen`."""
         order = np.arange(len(weights))
         self._steps.at(self._step).catch_up(weights, order, slots, order)
         return weights, slots[:, :-1].copy()
 
     def write(self, positions: Int64, weights: Float32, slots: Float32) -> None:
-        """As in `TableRows.write`."""
         self._inner.write(positions, weights, stamped(slots, self._steps.now))
 
     def bring(self, positions: Int64, step: int) -> None:
@@ -123,14 +113,13 @@ class CaughtUpRows(TableRows):
         self._inner.update(batch)
 
     def close(self) -> None:
-        """As in `TableRows.close`."""
         self._inner.close()
 
 
-def caught_up_rows(make_rows: MakeRows, steps: TableSteps) -> MakeRows:
+def replayed_rows(make_rows: MakeRows, steps: TableSteps) -> MakeRows:
     """Rows as `make_rows` makes them, which follow the steps of a table."""
 
     def make(spec: TableSpec, optimizer: RowOptimizer, rows: int) -> TableRows:
-        return CaughtUpRows(make_rows(spec, CatchUpOptimizer(optimizer, steps), rows), steps)
+        return ReplayedRows(make_rows(spec, CatchUpOptimizer(optimizer, steps), rows), steps)
 
     return make

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.engine.following.following_rows import CaughtUpRows
+from elastable.embedding_store.engine.dense_replay.replayed_rows import ReplayedRows
 from elastable.embedding_store.native.ids.row_directory import RowDirectory
 from elastable.embedding_store.optimizers.dense_replay.table_steps import TableSteps
 
@@ -34,7 +34,7 @@ class Sweep:
     def go_on(
         self,
         directory: RowDirectory,
-        rows: CaughtUpRows,
+        rows: ReplayedRows,
         save: Callable[[Int64, Int64], None],
         needed: Callable[[], int | None],
     ) -> None:

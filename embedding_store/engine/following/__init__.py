@@ -1,1 +1,0 @@
-"""Tables whose rows follow steps without a gradient, too (`lazy=False`)."""
