@@ -6,7 +6,6 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from elastable.embedding_store.composite.placement.locations import (
     STORAGES,
@@ -72,17 +71,17 @@ def read_locations(path: Path, store: str) -> Locations:
         BadSpec: a location or a number that cannot be.
     """
     try:
-        told = tomllib.loads(path.read_text(encoding="utf-8"))
+        given = tomllib.loads(path.read_text(encoding="utf-8"))
     except UNREADABLE as error:
         raise BadInput(f"location file {path}: {error}") from error
-    _refuse_unknown(path, "", told, ("stores", "weight", "optimizer_state", "accumulator", "overrides"))
+    _refuse_unknown(path, "", given, ("stores", "weight", "optimizer_state", "accumulator", "overrides"))
     default = storage_of_url(store)
-    weight = _settings(path, "weight", told.get("weight", {}), TensorLocationSettings(TensorLocation(default)))
-    state = _settings(path, "optimizer_state", told.get("optimizer_state", {}), weight)
-    accumulator = _settings(path, "accumulator", told.get("accumulator", {}), TensorLocationSettings())
-    overrides = {str(name): TensorLocation(str(where)) for name, where in _table(path, told, "overrides").items()}
+    weight = _settings(path, "weight", given.get("weight", {}), TensorLocationSettings(TensorLocation(default)))
+    state = _settings(path, "optimizer_state", given.get("optimizer_state", {}), weight)
+    accumulator = _settings(path, "accumulator", given.get("accumulator", {}), TensorLocationSettings())
+    overrides = {str(name): TensorLocation(str(where)) for name, where in _table(path, given, "overrides").items()}
     stores = {"memory": "memory", default: store}
-    for storage, url in _table(path, told, "stores").items():
+    for storage, url in _table(path, given, "stores").items():
         if storage not in STORAGES[1:] or not isinstance(url, str):
             raise BadInput(
                 f"location file {path}: [stores] {storage} = {url!r}; give URLs of {', '.join(STORAGES[1:])}"
@@ -91,29 +90,29 @@ def read_locations(path: Path, store: str) -> Locations:
     return Locations(LocationSettings(weight, state, accumulator, overrides), stores)
 
 
-def _settings(path: Path, kind: str, told: Any, default: TensorLocationSettings) -> TensorLocationSettings:
-    if not isinstance(told, dict):
-        raise BadInput(f"location file {path}: {kind} must be a table ([{kind}]), got {told!r}")
-    _refuse_unknown(path, f"[{kind}] ", told, ("storage", _SHARDING, *_LEAST))
-    least = {name: told.get(name, getattr(default, name)) for name in _LEAST}
+def _settings(path: Path, kind: str, given: object, default: TensorLocationSettings) -> TensorLocationSettings:
+    if not isinstance(given, dict):
+        raise BadInput(f"location file {path}: {kind} must be a table ([{kind}]), got {given!r}")
+    _refuse_unknown(path, f"[{kind}] ", given, ("storage", _SHARDING, *_LEAST))
+    least = {name: given.get(name, getattr(default, name)) for name in _LEAST}
     for name, number in least.items():
         if isinstance(number, bool) or not isinstance(number, int):
             raise BadInput(f"location file {path}: [{kind}] {name} must be an integer, got {number!r}")
-    sharded = told.get(_SHARDING, default.location.replicated_tensor_sharding)
+    sharded = given.get(_SHARDING, default.location.replicated_tensor_sharding)
     if not isinstance(sharded, bool):
         raise BadInput(f"location file {path}: [{kind}] {_SHARDING} must be true or false, got {sharded!r}")
-    storage = str(told.get("storage", default.location.storage))
+    storage = str(given.get("storage", default.location.storage))
     return TensorLocationSettings(TensorLocation(storage, replicated_tensor_sharding=sharded), **least)
 
 
-def _table(path: Path, told: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = told.get(name, {})
+def _table(path: Path, given: Mapping[str, object], name: str) -> Mapping[str, object]:
+    found = given.get(name, {})
     if not isinstance(found, dict):
         raise BadInput(f"location file {path}: {name} must be a table ([{name}]), got {found!r}")
     return found
 
 
-def _refuse_unknown(path: Path, where: str, told: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    unknown = sorted(set(told) - set(known))
+def _refuse_unknown(path: Path, where: str, given: Mapping[str, object], known: tuple[str, ...]) -> None:
+    unknown = sorted(set(given) - set(known))
     if unknown:
         raise BadInput(f"location file {path}: {where}{unknown[0]!r} is unknown; known are {', '.join(known)}")
