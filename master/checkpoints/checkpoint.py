@@ -121,7 +121,10 @@ def open_checkpoint(place: str | Path) -> Checkpoint:
             of another checkpoint, by name, and with an older checkpoint that is whole.
         BadInput: a URL of an unknown kind.
     """
-    home, name = located(place)
+    found = located(place)
+    if found is None:
+        raise CheckpointError(f"{place}: no checkpoint there; expected a folder ckpt-<version> with {MANIFEST}")
+    home, name = found
     with suggesting_older(home, name):
         return open_named(home, name)
 

@@ -99,7 +99,7 @@ def _write_files(
         for number, (name, spec) in enumerate(sorted(source.specs().items())):
             known = base is not None and name in base.manifest.tables
             tables[name] = write_rows(out, f"table-{number:04d}", source, spec, changes if known else None)
-        entries = out.wait()
+        entries = out.entries()
     builds = base is not None and not all(entry.whole for entry in tables.values())
     return Manifest(
         progress.version,

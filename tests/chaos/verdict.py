@@ -10,7 +10,6 @@ import numpy as np
 
 from elastable.embedding_store.open_store import open_store
 from elastable.master.checkpoints.checkpoint import open_checkpoint
-from elastable.master.checkpoints.storage.checkpoint_locations import find_checkpoint
 from tests.chaos.records import RECORDS, trainings, trainings_followed
 from tests.chaos.schedules import Schedule, Shape
 from tests.chaos.stores import forgets
@@ -35,7 +34,7 @@ class Ending:
 
 def ending_of(home: Path) -> Ending:
     """What the newest checkpoint and the run directories below `home` hold."""
-    saved = open_checkpoint(find_checkpoint(home / "checkpoints"))
+    saved = open_checkpoint(home / "checkpoints")
     numbers = dict(saved.dense())
     for table in saved.manifest.tables:
         blocks = list(saved.rows(table))

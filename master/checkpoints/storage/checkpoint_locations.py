@@ -12,7 +12,6 @@ from elastable.master.checkpoints.storage.checkpoint_names import version_named
 __all__ = [
     "checkpoint_names",
     "files_at",
-    "find_checkpoint",
     "located",
     "newest_checkpoint",
     "require_writable_checkpoints",
@@ -55,41 +54,24 @@ def checkpoint_names(files: CheckpointFiles) -> list[str]:
 
 
 def newest_checkpoint(place: str | Path) -> str | None:
-    """As `find_checkpoint`; None where there is none.
+    """The address of the checkpoint at `place`, or of the newest one in it; None where there is none.
 
     Raises:
         CheckpointError: the place cannot be read.
+        BadInput: see `files_at`.
     """
-    found = _located(place)
+    found = located(place)
     return None if found is None else found[0].at(found[1])
 
 
-def find_checkpoint(place: str | Path) -> str:
-    """The address of the checkpoint at `place`, or of the newest of those side by side in it.
-
-    Raises:
-        CheckpointError: there is none.
-        BadInput: as `files_at`.
-    """
-    home, name = located(place)
-    return home.at(name)
-
-
-def located(place: str | Path) -> tuple[CheckpointFiles, str]:
-    """The folder and the name of the checkpoint that `find_checkpoint` finds."""
-    found = _located(place)
-    if found is None:
-        raise CheckpointError(f"{place}: no checkpoint there; expected a folder ckpt-<version> with {MANIFEST}")
-    return found
-
-
-def _located(place: str | Path) -> tuple[CheckpointFiles, str] | None:
+def located(place: str | Path) -> tuple[CheckpointFiles, str] | None:
+    """The folder and the name of the checkpoint that `newest_checkpoint` finds."""
     text = str(place).rstrip("/") or "."
     try:
         for folder in (text, f"{text}/checkpoints"):
             files = files_at(folder)
             if MANIFEST in files.names():
-                return _beside(folder)
+                return _in_its_folder(folder)
             names = checkpoint_names(files)
             if names:
                 return files, names[-1]
@@ -98,7 +80,7 @@ def _located(place: str | Path) -> tuple[CheckpointFiles, str] | None:
     return None
 
 
-def _beside(checkpoint: str) -> tuple[CheckpointFiles, str]:
+def _in_its_folder(checkpoint: str) -> tuple[CheckpointFiles, str]:
     if "://" in checkpoint:
         home, _, name = checkpoint.rpartition("/")
         return files_at(home), name

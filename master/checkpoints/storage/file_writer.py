@@ -6,8 +6,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from types import TracebackType
-from typing import Self
 
 from elastable.master.api import Tensor
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
@@ -19,7 +17,7 @@ from elastable.master.checkpoints.storage.throttle import Throttle
 __all__ = ["FileWriter"]
 
 
-class FileWriter:
+class FileWriter(BoundedPool[tuple[str, FileEntry]]):
     """Writes files of a draft. Used as a context, which waits for all of them.
 
     Args:
@@ -30,10 +28,10 @@ class FileWriter:
     """
 
     def __init__(self, files: CheckpointFiles, draft: str, note: Mapping[str, str], background: bool = False) -> None:
+        super().__init__(background)
         self._files = files
         self._draft = draft
         self._note = note
-        self._threads: BoundedPool[tuple[str, FileEntry]] = BoundedPool(background)
         self._throttle = Throttle() if background else None
 
     def put(self, name: str, tensors: Mapping[str, Sequence[Tensor]]) -> None:
@@ -42,11 +40,11 @@ class FileWriter:
         Raises:
             OSError: of a file submitted earlier.
         """
-        self._threads.do(partial(self._write, name, tensors))
+        self.do(partial(self._write, name, tensors))
 
-    def wait(self) -> dict[str, FileEntry]:
+    def entries(self) -> dict[str, FileEntry]:
         """Every file by name, once all are written. Raises `OSError`."""
-        return dict(self._threads.wait())
+        return dict(self.wait())
 
     def _write(self, name: str, tensors: Mapping[str, Sequence[Tensor]]) -> tuple[str, FileEntry]:
         parts = parts_of(tensors, self._note)
@@ -60,12 +58,3 @@ class FileWriter:
 
     def _working(self) -> AbstractContextManager[None]:
         return nullcontext() if self._throttle is None else self._throttle.working()
-
-    def __enter__(self) -> Self:
-        self._threads.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._threads.__exit__(kind, error, trace)

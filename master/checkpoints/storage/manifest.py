@@ -128,13 +128,13 @@ class Manifest:
         try:
             fields = json.loads(text)
             if fields.get("format") == 1:
-                return _of_format_1(fields, hashlib.sha256(text).hexdigest())
+                return _parsed(_upgraded(fields), 1, hashlib.sha256(text).hexdigest())
             if fields.get("format") != FORMAT:
                 raise CheckpointError(f"format {fields.get('format')!r}; this version reads formats 1 and {FORMAT}")
             checksum = fields.pop("checksum")
             if _checksum(fields) != checksum:
                 raise CheckpointError("its bytes are not the ones that were written")
-            return _of_format_2(fields, checksum)
+            return _parsed(fields, FORMAT, checksum)
         except MALFORMED as error:
             raise CheckpointError(f"it is no manifest of a checkpoint: {error}") from error
 
@@ -170,7 +170,17 @@ def _table_fields(entry: TableEntry) -> dict[str, object]:
     }
 
 
-def _of_format_2(fields: Mapping[str, Any], checksum: str) -> Manifest:
+def _upgraded(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of a manifest of format 1, as format 2 names them."""
+    tables = {
+        name: {"sightings": None, **entry, "written": entry["rows"], "whole": True, "live": None}
+        for name, entry in fields["tables"].items()
+    }
+    files = {name: {"sha256": sha256, "bytes": None} for name, sha256 in fields["sha256"].items()}
+    return {**fields, "tables": tables, "files": files, "base": None, "written": ""}
+
+
+def _parsed(fields: Mapping[str, Any], version_of_format: int, checksum: str) -> Manifest:
     tables = {
         str(name): TableEntry(
             spec_from_json(json.dumps(entry["spec"])),
@@ -183,30 +193,19 @@ def _of_format_2(fields: Mapping[str, Any], checksum: str) -> Manifest:
         )
         for name, entry in fields["tables"].items()
     }
+    files = {
+        str(name): FileEntry(entry["sha256"], None if version_of_format == 1 else int(entry["bytes"]))
+        for name, entry in fields["files"].items()
+    }
+    base = None if fields["base"] is None else Base(**fields["base"])
     return Manifest(
         int(fields["version"]),
         fields["job"],
         fields["progress"],
         tables,
-        {str(name): FileEntry(entry["sha256"], int(entry["bytes"])) for name, entry in fields["files"].items()},
-        None if fields["base"] is None else Base(**fields["base"]),
+        files,
+        base,
         str(fields["written"]),
-        checksum=checksum,
-    )
-
-
-def _of_format_1(fields: Mapping[str, Any], checksum: str) -> Manifest:
-    tables = {
-        str(name): TableEntry(
-            spec_from_json(json.dumps(entry["spec"])),
-            int(entry["rows"]),
-            int(entry["rows"]),
-            tuple(entry["files"]),
-            state=entry.get("sightings"),
-        )
-        for name, entry in fields["tables"].items()
-    }
-    files = {str(name): FileEntry(sha256) for name, sha256 in fields["sha256"].items()}
-    return Manifest(
-        int(fields["version"]), fields["job"], fields["progress"], tables, files, format=1, checksum=checksum
+        version_of_format,
+        checksum,
     )

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from elastable.master.checkpoints.checkpoint import open_checkpoint
-from elastable.master.checkpoints.storage.checkpoint_locations import find_checkpoint
 from tests.elastable.conftest import JOB, Trained
 from tests.elastable.processes import CLICK_JOB, Hold, elastable, is_running, run_elastable
 
@@ -61,7 +60,7 @@ def stopped_at(version: int, number: signal.Signals, home: Path, command: list[s
     assert version <= result["version"] < 40
     assert f"{result['stopped']} at version {result['version']}; go on with:\n" in train.out
     again = command_to_go_on(train.out)
-    saved = find_checkpoint(again[again.index("--checkpoint-dir") + 1])
+    saved = open_checkpoint(again[again.index("--checkpoint-dir") + 1]).address
     assert Path(saved).name == f"ckpt-{result['version']:010d}"
     return again
 
@@ -79,7 +78,7 @@ def test_interrupted_twice_and_resumed_equals_uninterrupted(trained: Trained, tm
         assert "resuming at version" in train.out
         assert "go on with" not in train.out
     checkpoints = third[third.index("--checkpoint-dir") + 1]
-    assert_same_model(find_checkpoint(checkpoints), trained.checkpoint)
+    assert_same_model(checkpoints, trained.checkpoint)
     result = json.loads((tmp_path / "runs" / "latest" / "result.json").read_text())
     assert result["metrics"] == trained.result["metrics"]
     # There is nothing left to do: it says what there was.

@@ -12,7 +12,6 @@ from elastable.embedding_store.tiers.redis.redis_store import RedisStore
 from elastable.jobs.resume import Beginning, fill_store
 from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import open_checkpoint
-from elastable.master.checkpoints.storage.checkpoint_locations import find_checkpoint
 from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.master.commits.dense_part import NoDense
 from tests.master.checkpoints.jobs import DYNAMIC, FIXED, JOB, created, dense_of, progress_of, rows, train
@@ -27,7 +26,7 @@ class Dense(NoDense):
 
 
 def resume(store: RedisStore, home: Path | None, job: JobSpec = JOB, overwrite: bool = False) -> Beginning:
-    checkpoint = None if home is None else open_checkpoint(find_checkpoint(home))
+    checkpoint = None if home is None else open_checkpoint(home)
     tables = {spec.name: spec for spec in (FIXED, DYNAMIC)}
     return fill_store(
         store, tables, Dense(), job, checkpoint=checkpoint, resume=True, overwrite=overwrite  # type: ignore[arg-type]

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from elastable.master.checkpoints.storage.checkpoint_locations import find_checkpoint
 from elastable.master.wire.client import MasterClient
 from tests.elastable.conftest import JOB, Trained
 from tests.elastable.jobs.test_interrupted import assert_same_model
@@ -98,7 +97,7 @@ class TestRestarts:
         assert restarts.codes == [0, 0, 0], "\n".join(errors)
 
     def test_the_model_is_that_of_an_undisturbed_job(self, restarts: Restarts, trained: Trained) -> None:
-        assert_same_model(find_checkpoint(restarts.home / "checkpoints"), trained.checkpoint)
+        assert_same_model(restarts.home / "checkpoints", trained.checkpoint)
         result = json.loads((restarts.home / "runs" / "latest" / "result.json").read_text())
         assert result["metrics"] == trained.result["metrics"]
 

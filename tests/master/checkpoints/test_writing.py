@@ -22,7 +22,7 @@ from elastable.embedding_store.errors import BadInput, CheckpointError
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.checkpoints.storage.checkpoint_files import LocalFiles
-from elastable.master.checkpoints.storage.checkpoint_locations import files_at, find_checkpoint
+from elastable.master.checkpoints.storage.checkpoint_locations import files_at, newest_checkpoint
 from elastable.master.checkpoints.writing import write_checkpoint
 from tests.master.checkpoints.jobs import JOB, SPECS, created, dense_of, progress_of, rows, train
 
@@ -53,7 +53,7 @@ def test_everything_comes_back_on_any_store(place: str, source: str) -> None:
     with created(made) as store:
         train(store, 7)
         address = saved(place, store)
-        assert address == find_checkpoint(place) == find_checkpoint(address)
+        assert address == newest_checkpoint(place) == newest_checkpoint(address)
         found = open_checkpoint(place)
         assert (found.version, found.manifest.kind, found.address) == (7, "full", address)
         assert found.progress() == progress_of(7)
@@ -125,7 +125,7 @@ def test_the_same_version_again_takes_the_place_of_the_first(place: str) -> None
         train(store, 3)
         first, second = saved(place, store, keep=0), saved(place, store, keep=0)
         assert (Path(first).name, Path(second).name) == ("ckpt-0000000003", "ckpt-0000000003-2")
-        assert find_checkpoint(place) == second
+        assert newest_checkpoint(place) == second
         assert files_at(place).names() == ["ckpt-0000000003-2"]
         train(store, 1)
         assert Path(saved(place, store, keep=1)).name == "ckpt-0000000004"

@@ -16,7 +16,7 @@ from elastable.jobs.options import JobOptions
 from elastable.jobs.prepare import prepare_job
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.listing import list_checkpoints
-from elastable.master.checkpoints.storage.checkpoint_locations import find_checkpoint
+from elastable.master.checkpoints.storage.checkpoint_locations import newest_checkpoint
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.training.replica_trainer import ReplicaTrainer
@@ -60,7 +60,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, np.
     def work(group: ReplicaGroup) -> Any:
         trainer = fitted(trainer_of(group, BOTH), epochs=1)
         address = trainer.save(home)
-        assert address == find_checkpoint(home)
+        assert address == newest_checkpoint(home)
         assert address.endswith("ckpt-0000000005")  # 22 records in batches of 5
         return whole(trainer)
 
@@ -124,7 +124,7 @@ def test_a_truncated_file_is_refused_by_name_on_every_replica(saved: Any, tmp_pa
     home, _ = saved
     torn = tmp_path / "ckpt-0000000005"
     torn.mkdir()
-    for file in Path(find_checkpoint(home)).iterdir():
+    for file in Path(open_checkpoint(home).address).iterdir():
         content = bytearray(file.read_bytes())
         if file.name == "dense.safetensors":
             content[-1] ^= 1
