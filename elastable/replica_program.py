@@ -25,12 +25,12 @@ def main() -> None:
     keep_freed_memory()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    told_by, words = int(sys.argv[1]), sys.argv[2:]  # the program gets arguments of its own
+    report_to, words = int(sys.argv[1]), sys.argv[2:]  # the program gets its own arguments
     code, why = _run(words)
     if code != 0:
         _leave_groups(why or f"exit code {code}")
     with suppress(OSError):
-        os.write(told_by, why.encode())
+        os.write(report_to, why.encode())
     sys.exit(code)
 
 
@@ -45,7 +45,7 @@ def _run(words: list[str]) -> tuple[int, str]:
     except ElastableError as error:
         traceback.print_exc()
         return exit_code_of(error), _said(error)
-    except Exception as error:  # noqa: BLE001 - shown, and told by the exit code
+    except Exception as error:  # noqa: BLE001 - shown, and reported by the exit code
         traceback.print_exc()
         return ExitCode.UNEXPECTED, _said(error)
     return ExitCode.DONE, ""

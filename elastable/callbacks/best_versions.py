@@ -1,7 +1,7 @@
 """The best version of a job, kept whole for `EarlyStopping(restore_best_weights=True)`.
 
 Keras copies all weights whenever an epoch was the best so far, and puts them back in the end. What it copies are the
-dense weights; the rows of the tables are kept beside them, in a checkpoint of that version.
+dense weights; the rows of the tables are kept in a checkpoint of that version.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class BestVersions:
                 self._seen[name], self._noted[name] = weights, checkpoint
 
     def look(self) -> None:
-        """To be called after the callbacks were told that an epoch has ended.
+        """Call it after the callbacks' `on_epoch_end`.
 
         Raises:
             CheckpointError: a best version cannot be written.
@@ -107,7 +107,7 @@ class BestVersions:
                 self._seen[name] = callback.best_weights
 
     def end(self) -> None:
-        """To be called after the callbacks were told that training has ended: they have restored dense weights.
+        """Call it after the callbacks' `on_train_end`: they have restored dense weights.
 
         Raises:
             CheckpointError: the best version cannot be read.

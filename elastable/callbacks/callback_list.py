@@ -32,7 +32,7 @@ class JobCallbacks:
         freezing: Told whenever callbacks may have frozen layers.
         best: Told whenever callbacks may have kept weights, or put them back.
         in_job: Whether this is a job, which is resumed by its own means.
-        verbose: What callbacks are told of the caller's `verbose`.
+        verbose: The `verbose` that callbacks see.
 
     Raises:
         Unsupported: a callback that would move the dense variables and leave the tables, by name.
@@ -97,7 +97,7 @@ class JobCallbacks:
     def version(self, step: int, logs: Mapping[str, float], last: bool = True) -> bool:
         """A step is committed; True if training is to stop.
 
-        With `compile(steps_per_execution=)` callbacks see so many steps as one, as in Keras.
+        With `compile(steps_per_execution=)` callbacks see that many steps as one, as in Keras.
 
         Args:
             step: Its place in its epoch, counted from 0.

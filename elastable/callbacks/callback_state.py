@@ -50,7 +50,7 @@ def states_of(callbacks: Sequence[keras.callbacks.Callback]) -> dict[str, object
 
 
 def restore_states(callbacks: Sequence[keras.callbacks.Callback], states: Mapping[str, Any]) -> None:
-    """Gives callbacks the states that `states_of` told of; to be called once they were told that training begins.
+    """Gives callbacks the states that `states_of` returned; call it after their `on_train_begin`.
 
     One that was not there then begins anew; what is kept of one that is gone is left out, with a warning.
 

@@ -116,14 +116,14 @@ class _Progress:
         if kind == "epoch":
             self.triples += values["triples"]
             self.seconds += now - self._last
-            told = f"loss {values['loss']:.4f}  {values['triples'] / (now - self._last):,.0f} triples/s"
+            line = f"loss {values['loss']:.4f}  {values['triples'] / (now - self._last):,.0f} triples/s"
             noted = {"loss": values["loss"]}
         else:
-            told = "  ".join(f"{name.removeprefix('val_')} {values[name]:.4f}" for name in ("val_mrr", "val_hits@10"))
+            line = "  ".join(f"{name.removeprefix('val_')} {values[name]:.4f}" for name in ("val_mrr", "val_hits@10"))
             noted = {name: value for name, value in values.items() if name in ("val_mrr", "val_hits@1", "val_hits@10")}
-            told += f"  best {place.best_mrr:.4f}"
+            line += f"  best {place.best_mrr:.4f}"
         self._directory.record(kind, place.step, place.epochs, noted)
-        self._console.print(f"epoch {place.epochs}/{self._epochs}  {told}", highlight=False, soft_wrap=True)
+        self._console.print(f"epoch {place.epochs}/{self._epochs}  {line}", highlight=False, soft_wrap=True)
         self._last = time.perf_counter()
 
 

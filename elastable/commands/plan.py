@@ -65,20 +65,10 @@ def plan(options: _PlanOptions) -> None:
 
 
 def _as_json(placements: tuple[Placement, ...], dense: list[tuple[str, tuple[int, ...], int]]) -> dict[str, object]:
+    names = ("table", "kind", "rows", "row", "elements", "row_bytes", "bytes", "reason")
     return {
         "tables": [
-            {
-                "table": line.table,
-                "kind": line.kind,
-                "rows": line.rows,
-                "row": line.row,
-                "elements": line.elements,
-                "row_bytes": line.row_bytes,
-                "bytes": line.bytes,
-                "location": line.location.storage,
-                "reason": line.reason,
-            }
-            for line in placements
+            {**{name: getattr(line, name) for name in names}, "location": line.location.storage} for line in placements
         ],
         "dense": [{"variable": path, "shape": list(shape), "bytes": size} for path, shape, size in dense],
     }

@@ -1,4 +1,4 @@
-"""`et.fit`: a whole job in the current process, with a store of its own."""
+"""`et.fit`: a whole job in the current process, with its own store."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def _run(
         joined,
         schedule,
         master.stop,
-        told=lambda epoch, logs: progress.epoch(epoch, epochs, logs),
+        on_epoch=lambda epoch, logs: progress.epoch(epoch, epochs, logs),
         evaluated=evaluated,
     )
     joined.begin()
@@ -221,7 +221,7 @@ def _worker_beside(master: Master, computer: MicroBatchComputer, store: Embeddin
         try:
             worker.run()
         except ElastableError:
-            # The worker has told the master, whose run() raises it in the caller's thread.
+            # The worker has reported it to the master, whose run() raises it in the caller's thread.
             return
         except Exception as error:  # noqa: BLE001 - whatever it is, run() must raise it and not wait
             master.report_failure(identity.incarnation, error, fatal=True)

@@ -56,7 +56,7 @@ def train_batch(model: keras.Model, reader: Reader) -> dict[str, float]:
         kept = {}
         object.__setattr__(model, _KEPT, kept)  # past Keras' tracking: it lives as long as the model does
     form = repr(batch_spec(batch))
-    if form not in kept or not kept[form].stands():
+    if form not in kept or not kept[form].is_current():
         kept[form] = _BatchTrainer(model, batch)
     return kept[form].train(batch, len(reader))
 
@@ -90,8 +90,8 @@ class _BatchTrainer:
         given = (model, spec, self._plan, lambda table, ids: self._store.lookup({table: ids})[table], None, None)
         self._step = TrainStep(*given) if steps is None else OwnTrainStep(*given, steps)
 
-    def stands(self) -> bool:
-        """Whether what was made of the model is still so."""
+    def is_current(self) -> bool:
+        """Whether the model is still compiled and attached as it was."""
         same = all(layer.source is self._store for layer in store_layers(self._model))
         return same and (self._model.optimizer, self._model._compile_loss) == self._compiled
 

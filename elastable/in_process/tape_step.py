@@ -1,4 +1,4 @@
-"""`et.step`: a training step of one's own, with tapes and losses as one likes.
+"""`et.step`: a custom training step, with any tapes and losses.
 
 In this process a step applies a gradient at once: variables by the Keras optimizer, rows by a commit to the store, with
 the same optimizer's numbers.
@@ -145,7 +145,7 @@ def _refuse_averages(part: _Part) -> None:
     for optimizer in (part.optimizer, *own):
         if inner_optimizer(optimizer).use_ema:
             raise Unsupported(
-                f"et.step: {type(inner_optimizer(optimizer)).__name__}(use_ema=True): a loop of one's own has no end "
+                f"et.step: {type(inner_optimizer(optimizer)).__name__}(use_ema=True): a custom loop has no end "
                 "at which rows become their averages; leave it out, or write the step as the model's train_step and "
                 "train with et.fit"
             )
@@ -181,7 +181,7 @@ class TapeStep:
 
         Raises:
             ModelError: no optimizer, or nothing that the loss depends on.
-            Unsupported: something of the optimizer or of a layer that a step of one's own cannot honour, by name.
+            Unsupported: a setting of the optimizer or of a layer that a custom step cannot honour, by name.
         """
         part = self._part(of, optimizer)
         variables = list(part.weights)
@@ -239,7 +239,7 @@ class CollectedStep:
 def step(
     model: keras.Model, *, store: EmbeddingStore | None = None, seed: int | None = None, lazy: bool = True
 ) -> TapeStep | CollectedStep:
-    """A training step of one's own: `with et.step(model) as step: ... step.apply(tape, loss)`.
+    """A custom training step: `with et.step(model) as step: ... step.apply(tape, loss)`.
 
     Within the block embedding layers read the rows as they are at the moment of the call, and a `tf.GradientTape` sees
     them. `apply` may be called as often as there are losses; each call is one step of its optimizer. The first step

@@ -1,4 +1,4 @@
-"""Checkpoints of a job, written beside its training from a pinned version."""
+"""Checkpoints of a job, written from a pinned version while training goes on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Begin = Callable[[Snapshot, Mapping[str, Tensor], Progress], Callable[[], str]]
 
 
 class CheckpointWriter:
-    """Writes one checkpoint at a time, in a thread of its own.
+    """Writes one checkpoint at a time, in a separate thread.
 
     Where one is due while the one before it is being written, training waits: none is left out. One that fails is
     warned of, and the next one is tried: hours of training are not to end because a disk is full for a while. If its
@@ -48,7 +48,7 @@ class CheckpointWriter:
         self._outrun = False
 
     def begin(self, dense: Mapping[str, Tensor], progress: Progress) -> None:
-        """Begins to write the version that stands; to be called between two commits."""
+        """Begins to write the current version; call it between two commits."""
         self.wait()
         version = progress.version
         try:

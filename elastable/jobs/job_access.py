@@ -21,7 +21,7 @@ _OTHER_TOKENS = ("ELASTABLE_TOKEN_FILE", "ELASTABLE_READER_TOKEN_FILE")
 class JobAccess:
     """Credentials of a job's processes.
 
-    Workers that the command itself starts have a token of their own, made for this job, in their environment. Where
+    Workers that the command itself starts have a separate token, made for this job, in their environment. Where
     nobody set a token, they are then the only workers: other callers of this host may look on. Workers that come from
     elsewhere, to `elastable master`, have the token that was set, or need none.
 

@@ -51,8 +51,8 @@ class JobHooks(Hooks):
         run: Where metrics are noted; None: nowhere.
         save: Begins to write a checkpoint; None: none are written.
         checkpoint_every: Versions between checkpoints; 0: none but the last.
-        told: Called with (epoch, logs) after each epoch.
-        evaluated: Called with (version, logs) after each evaluation beside training.
+        on_epoch: Called with (epoch, logs) after each epoch.
+        evaluated: Called with (version, logs) after each evaluation during training.
         rows_changed: Called with the updates of each commit.
         version: That the job begins with: 0, or where an earlier run of it ended.
     """
@@ -65,7 +65,7 @@ class JobHooks(Hooks):
         run: RunDirectory | None = None,
         save: Callable[[], None] | None = None,
         checkpoint_every: int = 0,
-        told: Callable[[int, Mapping[str, float]], None] = lambda epoch, logs: None,
+        on_epoch: Callable[[int, Mapping[str, float]], None] = lambda epoch, logs: None,
         evaluated: Callable[[int, Mapping[str, float]], None] = lambda version, logs: None,
         rows_changed: Callable[[Mapping[str, TableUpdate]], None] = lambda updates: None,
         version: int = 0,
@@ -76,7 +76,7 @@ class JobHooks(Hooks):
         self._run = run
         self._save = save
         self._every = checkpoint_every
-        self._told = told
+        self._on_epoch = on_epoch
         self._evaluated = evaluated
         self._rows_changed = rows_changed
         self._untrained = UntrainedTables(callbacks.model)
@@ -90,23 +90,19 @@ class JobHooks(Hooks):
         self.logs: Mapping[str, float] = {}
 
     def state(self) -> Mapping[str, object]:
-        """What callbacks remember."""
         return self._callbacks.states()
 
     def on_epoch_begin(self, epoch: int) -> None:
-        """Tells the callbacks."""
         self._callbacks.begin_epoch(epoch)
         if self._made_one:
             # Not in the first one: the workers are still on their way.
             self.stopwatch.start()
 
     def on_rows(self, updates: Mapping[str, TableUpdate]) -> None:
-        """Tells whoever collects what the next checkpoint has to hold."""
         self._rows_changed(updates)
         self._untrained.saw(updates)
 
     def on_version(self, version: int, logs: Mapping[str, float]) -> None:
-        """Tells the callbacks, notes metrics now and then, saves when it is time."""
         if not self._made_one:
             before = self._schedule.records_before
             self.untimed_records = before(version) - before(version - 1)
@@ -123,26 +119,22 @@ class JobHooks(Hooks):
             self._save()
 
     def stops_epoch(self) -> bool:
-        """Whether a callback stopped training at the version that stands."""
         return self._stopped
 
     def on_evaluation_begin(self, version: int) -> None:
-        """Evaluation is no training."""
         self.stopwatch.pause()
 
     def on_evaluation(self, version: int, logs: Mapping[str, float]) -> None:
-        """Notes what was measured of that very version."""
         if self._run is not None:
             self._run.record("evaluation", version, self._schedule.epoch(version - 1), logs)
         self._evaluated(version, logs)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
-        """Notes the epoch, tells the callbacks, and stops the job if one of them wants it."""
         self.stopwatch.pause()
         self._untrained.end()
         self.logs = dict(logs)
         if self._run is not None:
             self._run.record("epoch", self._version, epoch, logs)
-        self._told(epoch, logs)
+        self._on_epoch(epoch, logs)
         if self._callbacks.end_epoch(epoch, logs):
             self._stop("a callback stopped training")

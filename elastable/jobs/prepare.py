@@ -213,7 +213,7 @@ def _where_workers_look(options: JobOptions) -> str:
     elsewhere = storage_of_url(options.store) == "redis" or options.store.startswith("grpc://")
     if options.locations is not None or not elsewhere:
         return "master"
-    # Whoever may join is told: the login is each process' own.
+    # Everybody who may join sees the URL: each process has its own login.
     return split_login(options.store)[0]
 
 

@@ -1,4 +1,4 @@
-"""Where a job begins: anew, at a checkpoint, or at the version that stands in a store which outlived its master."""
+"""Where a job begins: anew, at a checkpoint, or at the current version of a store that outlived its master."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def _refuse_live_owner(store: EmbeddingStore) -> None:
 
 
 def _standing(store: EmbeddingStore) -> VersionRecord | None:
-    """What stands with the version of the store, once what broke off in its middle is taken back."""
+    """What the store keeps with its version, once an interrupted commit is rolled back."""
     if not store.keeps_records:
         return None
     taken_back = store.recover()
@@ -255,11 +255,11 @@ def _create(store: EmbeddingStore, tables: Mapping[str, TableSpec], overwrite: b
 def _await_pins(store: EmbeddingStore) -> None:
     """Until what a master that died had pinned has run out: no table is dropped before. Readers that live go on."""
     give_up = time.monotonic() + _PINS_END_S
-    told = False
+    warned = False
     while (pins := store.pins()) and time.monotonic() < give_up:
         left = max(pin.lease_left_s for pin in pins)
-        if not told:
-            told = True
+        if not warned:
+            warned = True
             _log.warning(
                 "versions %s of the store are pinned; if it was by a master that died they are free in %.0f s",
                 ", ".join(map(str, sorted({pin.version for pin in pins}))),

@@ -121,4 +121,4 @@ def _tell(client: MasterClient, identity: WorkerIdentity, error: Exception, fata
     try:
         client.report_failure(identity.incarnation, error, fatal)
     except ElastableError as silence:
-        _log.warning("the master could not be told of %s: %s", error, silence)
+        _log.warning("%s could not be reported to the master: %s", error, silence)

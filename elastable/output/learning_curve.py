@@ -51,7 +51,7 @@ def _base(name: str) -> str:
 def _plot(
     panel: Axes, lines: Sequence[Mapping[str, Any]], kinds: Sequence[str], name: str, style: str, label: str
 ) -> None:
-    # Sorted: an evaluation beside training ends when later versions have been noted.
+    # Sorted: an evaluation during training ends when later versions have been noted.
     points = sorted((line["version"], line[name]) for line in lines if line["kind"] in kinds and name in line)
     if points:
         versions, values = zip(*points, strict=True)

@@ -84,7 +84,7 @@ class JobProgress:
 
     def show(self, status: JobStatus) -> None:
         """Shows how far the job is."""
-        self._tell_refusals(status)
+        self._show_refusals(status)
         metrics = "  ".join(f"{name} {value:.4f}" for name, value in list(status.metrics.items())[:3])
         fields: dict[str, Any] = {
             "epoch": f"{min(status.epoch + 1, status.epochs)}/{status.epochs}",
@@ -105,7 +105,7 @@ class JobProgress:
                 soft_wrap=True,
             )
 
-    def _tell_refusals(self, status: JobStatus) -> None:
+    def _show_refusals(self, status: JobStatus) -> None:
         """A lasting line for every worker that failed, and what is waited for where none can."""
         for refusal in status.refusals:
             reason = refusal.error, refusal.message
@@ -115,18 +115,18 @@ class JobProgress:
             who = f"worker pid {refusal.worker.pid} on {refusal.worker.host}" if refusal.worker.host else "a worker"
             often = f" ({refusal.count} workers so far)" if refusal.count > 1 else ""
             waits = "" if status.workers or status.state != "waiting" else "; waiting for one that can"
-            told = f"{who} failed{often}: {refusal.error}: {refusal.message}{waits}"
-            self._console.print(f"[yellow]{escape(told)}[/yellow]", highlight=False, soft_wrap=True)
+            line = f"{who} failed{often}: {refusal.error}: {refusal.message}{waits}"
+            self._console.print(f"[yellow]{escape(line)}[/yellow]", highlight=False, soft_wrap=True)
 
     def epoch(self, epoch: int, epochs: int, logs: Mapping[str, float]) -> None:
         """A lasting line for an epoch that is over."""
-        told = "  ".join(f"{name} {value:.4f}" for name, value in logs.items())
-        self._console.print(f"epoch {epoch + 1}/{epochs}  {told}", highlight=False, soft_wrap=True)
+        line = "  ".join(f"{name} {value:.4f}" for name, value in logs.items())
+        self._console.print(f"epoch {epoch + 1}/{epochs}  {line}", highlight=False, soft_wrap=True)
 
     def evaluation(self, version: int, logs: Mapping[str, float]) -> None:
-        """A lasting line for a version that was evaluated beside training."""
-        told = "  ".join(f"{name} {value:.4f}" for name, value in logs.items())
-        self._console.print(f"version {version:,}  {told}", highlight=False, soft_wrap=True)
+        """A lasting line for a version that was evaluated during training."""
+        line = "  ".join(f"{name} {value:.4f}" for name, value in logs.items())
+        self._console.print(f"version {version:,}  {line}", highlight=False, soft_wrap=True)
 
 
 def summary_table(result: Mapping[str, Any], metrics: Mapping[str, float], paths: Mapping[str, str]) -> Table:

@@ -24,7 +24,7 @@ def keep_freed_memory() -> None:
     they are freed, so that each of their pages faults again at the next step, which costs more than all the copying
     that is done with them.
 
-    What the environment says (MALLOC_TRIM_THRESHOLD_, ...) stands. Where the C library is another one, nothing happens.
+    Environment variables (MALLOC_TRIM_THRESHOLD_, ...) take precedence. Without glibc nothing happens.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -19,7 +19,7 @@ SIGNAL_REASONS = {int(signal.SIGINT): "interrupted", int(signal.SIGTERM): "termi
 def stopping_on_signals(stop: Callable[[str], None], console: Console) -> Iterator[None]:
     """Calls `stop` with a reason at the first signal; the second one ends the process as usual.
 
-    `stop` is called in a thread of its own: the signal may have interrupted whoever holds the lock that it needs.
+    `stop` is called in a separate thread: the signal may have interrupted whoever holds the lock that it needs.
     """
     before: dict[int, signal._HANDLER] = {}
 
