@@ -10,9 +10,10 @@ from urllib.parse import parse_qsl
 from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedSource, PartitionedStore
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.history.store_history import DEFAULT_LOG_BYTES, StoreHistory
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.support.store_url import CachedUrl, FileUrl, shard_urls
+from elastable.embedding_store.support.store_url import CachedUrl, FileUrl, MemoryUrl, shard_urls
 from elastable.embedding_store.tiers.cached.cached_source import CachedSource
 from elastable.embedding_store.tiers.cached.cached_store import CachedStore
 from elastable.embedding_store.tiers.files.file_store import DEFAULT_BUDGET, FileStore
@@ -46,7 +47,8 @@ def open_store(
     """The store at a URL, to read and to write.
 
     Args:
-        url: "memory", `grpc://host:port` of a parameter server (`elastable serve`),
+        url: "memory", with `?log=/folder` as `MemoryUrl` describes; `grpc://host:port` of a parameter server
+            (`elastable serve`),
             `file:///folder` as `FileUrl` describes, or `redis://...` or
             `rediss://...` as `RedisUrl` does; `cached+URL?rows=...` for any of the last four
             with its hot rows in memory;
@@ -68,8 +70,8 @@ def open_store(
             store = PartitionedStore(stores, strategy)
             opened.pop_all()  # which are the store's to close now
         return store
-    if url == "memory":
-        return _memory_store(threads, shared)
+    if url == "memory" or url.startswith("memory?"):
+        return _memory_store(MemoryUrl.parse(url), threads, shared)
     if _scheme(url).startswith("cached+"):
         cached = CachedUrl.parse(url)
         behind = open_store(_not_twice(cached.behind), threads, deadline_s=deadline_s)
@@ -87,7 +89,14 @@ def open_store(
     if _scheme(url) in SCHEMES:
         return RedisStore(_redis_url(url, deadline_s))
     raise _unknown(
-        url, ("memory", "file:///folder", "grpc://host:port", *(f"{scheme}://host:port" for scheme in SCHEMES))
+        url,
+        (
+            "memory",
+            "memory?log=/folder",
+            "file:///folder",
+            "grpc://host:port",
+            *(f"{scheme}://host:port" for scheme in SCHEMES),
+        ),
     )
 
 
@@ -131,7 +140,19 @@ def _or(deadline_s: float | None, default_s: float) -> float:
     return default_s if deadline_s is None else deadline_s
 
 
-def _memory_store(threads: int | None, shared: bool) -> MemoryStore:
+def _memory_store(url: MemoryUrl, threads: int | None, shared: bool) -> MemoryStore:
+    if url.log is None:
+        return _empty_memory_store(threads, shared)
+    log_bytes = DEFAULT_LOG_BYTES if url.log_bytes is None else url.log_bytes
+    with ExitStack() as opened:
+        history = opened.enter_context(StoreHistory(url.log, fsync=url.fsync, log_bytes=log_bytes))
+        store = opened.enter_context(_empty_memory_store(threads, shared))
+        store.keep_history(history)
+        opened.pop_all()  # the store closes its history
+    return store
+
+
+def _empty_memory_store(threads: int | None, shared: bool) -> MemoryStore:
     if shared:
         try:
             return SharedMemoryStore(threads)

@@ -12,11 +12,14 @@ from elastable.embedding_store.contract.refusals import refuse_conflict, refuse_
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableStatistics
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.engine.history.logged_store import LoggedStore
 from elastable.embedding_store.engine.memory_table import MemoryTable, StagedUpdate
 from elastable.embedding_store.engine.pins.memory_pin import MemoryPin
 from elastable.embedding_store.engine.pins.store_pins import StorePins
+from elastable.embedding_store.engine.row_shares import share_rows
 from elastable.embedding_store.engine.table_lookups import TableLookups
 from elastable.embedding_store.errors import StoreBroken, StoreFailed, TableNotFound
+from elastable.embedding_store.log import changes
 from elastable.embedding_store.native.range_pool import RangePool, available_cores
 from elastable.embedding_store.rows.checks import require_block, require_block_rows, require_ids, require_update
 from elastable.embedding_store.rows.commit_checks import require_numbers, require_version
@@ -27,13 +30,12 @@ from elastable.embedding_store.tables.table_reader import TableReader
 
 __all__ = ["MemoryStore"]
 
-_PIECE = 1 << 13  # rows that a thread updates in one go: fewer cost more to hand out than to do
 _MOST_THREADS = 8
 
 _Staged = tuple[MemoryTable, StagedUpdate]
 
 
-class MemoryStore(TableLookups, BaseStore):
+class MemoryStore(LoggedStore, TableLookups, BaseStore):
     """Rows in memory. Lookups share the store, commits have it alone, so a
     lookup sees one version whole, whether it names one or not.
     """
@@ -55,9 +57,8 @@ class MemoryStore(TableLookups, BaseStore):
                 laid out whole, row i at position i; a larger one only holds
                 the rows that were touched. None: an eighth of the memory
                 here, at least 1 GiB. Results do not depend on it.
-            before_image_bytes: Of memory, for what is kept of rows that change
-                while versions are pinned; where it would take more, the oldest
-                pin is given up. None: a quarter of the memory here.
+            before_image_bytes: Of memory, for rows as they were at pinned versions; where they would take more, the
+                oldest pin is given up. None: a quarter of the memory here.
             timeout_s: Seconds that a lookup waits for a commit, or a commit
                 for lookups, before `DeadlineExceeded`.
         """
@@ -82,6 +83,7 @@ class MemoryStore(TableLookups, BaseStore):
                 return False
             self._tables[spec.name] = self._new_table(spec)
             self._pins.welcome(self._tables[spec.name])
+            self._log(changes.CreateTable(spec))
             return True
 
     def specs(self) -> dict[str, TableSpec]:
@@ -99,14 +101,14 @@ class MemoryStore(TableLookups, BaseStore):
             self._finish(commit, self._stage(commit))
 
     def stage(self, commit: Commit) -> Callable[[], None]:
-        """As in `EmbeddingStore.stage`; the second half cannot fail, but for the lock."""
+        """The second half cannot fail, but for the lock."""
         with self._lock.writing():
             staged = self._stage(commit)
-            changes = self._changes
+            before = self._changes
 
         def finish() -> None:
             with self._lock.writing():
-                if self._changes != changes:
+                if self._changes != before:
                     raise StoreFailed(f"the memory store was changed while version {commit.version} was staged")
                 self._finish(commit, staged)
 
@@ -128,12 +130,15 @@ class MemoryStore(TableLookups, BaseStore):
 
     def reset_version(self, version: int) -> None:
         require_version(version)
+        self._abandon_base()
         with self._lock.writing():
             self._pins.refuse_change(f"the version cannot be reset to {version}")
             self._version = version
             for table in self._tables.values():
                 table.settle(version)
             self._changes += 1
+            self._record = None
+            self._log(changes.ResetVersion())
 
     def row_count(self, table: str) -> int:
         with self._lock.reading():
@@ -160,12 +165,14 @@ class MemoryStore(TableLookups, BaseStore):
                 self._require_open()
                 self._changes += 1
                 found.put(checked)
+                self._log(changes.PutRows(table, checked))
 
     def delete(self, table: str, ids: Int64) -> int:
         with self._lock.writing():
             found = self._table(table)
-            count = found.delete(require_ids(found.spec, ids))
+            count = found.delete(checked := require_ids(found.spec, ids))
             self._changes += 1
+            self._log(changes.DeleteRows(table, checked))
             return count
 
     def table_statistics(self, table: str) -> TableStatistics:
@@ -180,23 +187,29 @@ class MemoryStore(TableLookups, BaseStore):
         with self._lock.writing():
             self._table(table).put_state(state)
             self._changes += 1
+            self._log(changes.PutTableState(table, state))
 
     def clear(self, table: str) -> None:
+        self._abandon_base()
         with self._lock.writing():
             found = self._table(table)
             self._pins.refuse_change(f"table {table!r} cannot be cleared")
             found.clear()
             self._changes += 1
+            self._log(changes.ClearTable(table))
 
     def drop_table(self, table: str) -> None:
+        self._abandon_base()
         with self._lock.writing():
             self._table(table)
             self._pins.refuse_change(f"table {table!r} cannot be dropped")
             del self._tables[table]
             self._changes += 1
+            self._log(changes.DropTable(table))
 
     def close(self) -> None:
         """Frees the memory; afterwards every table is unknown."""
+        self._close_history()
         with self._lock.writing():
             self._closed = True
             self._pins.close()
@@ -243,7 +256,7 @@ class MemoryStore(TableLookups, BaseStore):
             with np.errstate(all="ignore"):  # as Keras does; an overflow must not end a commit half way
                 table.apply(update, start, stop)
 
-        self._run([len(update.batch) for _, update in staged], apply)
+        share_rows(self._pool, [len(update.batch) for _, update in staged], apply)
         for name, table in self._tables.items():
             if name in commit.frozen:
                 table.stay(commit.ends_chapter)
@@ -252,22 +265,10 @@ class MemoryStore(TableLookups, BaseStore):
             table.evict(commit.version)
         self._version = commit.version
         self._changes += 1
+        self._log_commit(commit, dict(staged))
 
     def _rate(self, table: MemoryTable, commit: Commit) -> float:
         return commit.learning_rates.get(table.spec.name, table.optimizer.default_learning_rate)
-
-    def _run(self, lengths: Sequence[int], work: Callable[[int, int, int], None]) -> None:
-        """Calls `work(table number, start, stop)`, the rows of all tables shared out over threads in pieces."""
-        ends = np.cumsum(lengths).tolist()
-
-        def span(first: int, last: int) -> None:
-            for number, (end, length) in enumerate(zip(ends, lengths, strict=True)):
-                start, stop = max(first, end - length), min(last, end)
-                if start < stop:
-                    work(number, start - end + length, stop - end + length)
-
-        total = sum(lengths)
-        self._pool.share(span, total, _PIECE if self._pool.threads > 1 else max(1, total))
 
     def _blocks(self, table: MemoryTable, block_rows: int) -> Iterator[RowBlock]:
         cursor = 0
@@ -291,8 +292,9 @@ class MemoryStore(TableLookups, BaseStore):
 
     def _require_open(self) -> None:
         if self._failure is not None:
+            remedy = "restore a checkpoint" if self._history is None else f"open {self._history.folder} again"
             raise StoreBroken(
-                f"the memory store failed in the middle of a commit; restore a checkpoint: {self._failure}"
+                f"the memory store failed in the middle of a commit; {remedy}: {self._failure}"
             ) from self._failure
         if self._closed:
             raise StoreFailed("the memory store is closed")

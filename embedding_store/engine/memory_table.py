@@ -9,7 +9,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
 from elastable.embedding_store.contract.update_batch import UpdateBatch
-from elastable.embedding_store.engine.table_contents import TableContents
+from elastable.embedding_store.engine.imaged_table import ImagedTable
 from elastable.embedding_store.native.range_pool import RangePool
 from elastable.embedding_store.rows.row_dtypes import round_update
 
@@ -36,7 +36,7 @@ class StagedUpdate:
     refused: int = 0
 
 
-class MemoryTable(TableContents):
+class MemoryTable(ImagedTable):
     """A table that is committed to: `stage`, `claim`, `apply`, then `follow` or `stay`, and `evict`."""
 
     def stage(self, update: TableUpdate, step: int, rate: float) -> StagedUpdate:
@@ -108,6 +108,12 @@ class MemoryTable(TableContents):
             held = (self._directory, self._rows, self._members, self.versions)
             self.replay.take(step, learning_rate, ends_chapter, *held)
 
+    def replay_step(self, step: int, rate: float, ends_chapter: bool) -> None:
+        """Counts a step again, as `follow` did."""
+        if self.replay is not None:
+            self.replay.steps.prepare(step, rate)
+            self.follow(step, rate, ends_chapter)
+
     def stay(self, ends_chapter: bool) -> None:
         """Counts no step: the table is frozen in this commit."""
         if self.replay is not None and ends_chapter:
@@ -115,6 +121,7 @@ class MemoryTable(TableContents):
 
     def evict(self, version: int) -> None:
         """Lets go of rows, as the table's eviction says for this version; cannot fail."""
+        self._removed.clear()
         if self.versions:
             self._save_unsettled()
             if self._members.counts_anew(version):
@@ -148,6 +155,7 @@ class MemoryTable(TableContents):
     def _remove(self, ids: Int64) -> int:
         """Rows of `ids` int64 `[n]` are evicted; returns how many there were."""
         self._save_of(ids)
+        self._removed.append(ids.copy())
         return self._directory.remove(ids)
 
     def _block(self, ids: Int64) -> RowBlock:

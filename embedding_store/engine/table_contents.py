@@ -66,6 +66,8 @@ class TableContents(TableReader):
         self._direct = size if size is not None and size * self._row_bytes <= direct_bytes else None
         # Of updates: they are claimed and applied one at a time.
         self._positions = Scratch(np.int64)
+        self._removed: list[Int64] = []  # ids that the last eviction took
+        self._image_rows, self._image_slots = Scratch(np.float32), Scratch(np.float32)
         self._deleted = self._written = 0
         super().__init__(spec, *self._empty(spec))
         self._members = RowMembership(spec, self._directory.capacity, new_slab)

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, unquote
 
 from elastable.embedding_store.errors import BadInput
 
-__all__ = ["CachedUrl", "FileUrl", "byte_count", "shard_urls"]
+__all__ = ["CachedUrl", "FileUrl", "MemoryUrl", "byte_count", "shard_urls"]
 
 _UNITS = {"": 1, "B": 1, **{f"{prefix}iB": 1 << (10 * power) for power, prefix in enumerate("KMGT", 1)}}
 _SIZE = re.compile(r"(\d{1,15})\s*([A-Za-z]*)")
@@ -18,6 +18,35 @@ _SIZE = re.compile(r"(\d{1,15})\s*([A-Za-z]*)")
 # The comma between two URLs; those between the hosts of one stand before no scheme.
 _NEXT_URL = re.compile(r",(?=memory(?:,|$)|[a-z]+(?:[:+][a-z]+)*://)")
 _STRATEGIES = ("token", "encoding")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUrl:
+    """`memory[?log=/folder&fsync=interval&log_bytes=1GiB]`.
+
+    Attributes:
+        log: The folder of the store's history; None: its rows end with its process.
+        fsync: When what is logged reaches the disk: `always`, `interval` or `never`.
+        log_bytes: The log's size after which a new base is written; None: the default.
+    """
+
+    log: Path | None = None
+    fsync: str = "interval"
+    log_bytes: int | None = None
+
+    @classmethod
+    def parse(cls, url: str) -> Self:
+        """Reads a URL. Raises `BadInput`, which says what is wrong with it."""
+        options = _options(url, url.partition("?")[2], ("log", "fsync", "log_bytes"))
+        folder = options.get("log")
+        if folder is None:
+            if options:
+                raise BadInput(f"store {url!r}: {', '.join(sorted(options))} is of a log: write memory?log=/folder too")
+            return cls()
+        if not folder.startswith("/") or folder == "/":
+            raise BadInput(f"store {url!r}: write memory?log=/folder, a path from the root")
+        log_bytes = byte_count(options["log_bytes"]) if "log_bytes" in options else None
+        return cls(Path(folder), options.get("fsync", "interval"), log_bytes)
 
 
 @dataclass(frozen=True, slots=True)

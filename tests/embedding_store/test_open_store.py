@@ -42,7 +42,8 @@ def test_a_source_reads_what_a_store_wrote(redis_url: str) -> None:
 @pytest.mark.parametrize("url", ["", "disk", "http://me:secret@h:1", "rediss//h", "memory://"])
 def test_unknown_schemes(url: str) -> None:
     with pytest.raises(
-        BadInput, match=r"memory, file:///folder, grpc://host:port, .*redis://host:port or rediss://host:port"
+        BadInput,
+        match=r"memory, memory\?log=/folder, file:///folder, grpc://host:port, .*redis://host:port or rediss://host:port",
     ) as refused:
         open_store(url)
     assert "secret" not in str(refused.value)

@@ -55,7 +55,7 @@ DEAREST = (
     "tests/elastable/jobs/test_evaluation_beside.py",
     "tests/embedding_store/tiers/test_file_store.py",
     "tests/master/checkpoints/test_crash_points.py",
-    "tests/elastable/jobs/test_redis_resume.py",
+    "tests/elastable/jobs/test_killed_master.py",
     "tests/worker/layers/test_distributed_embedding.py",
     "tests/elastable/callbacks/test_best_weights_job.py",
     "tests/elastable/commands/test_command.py",

@@ -116,6 +116,13 @@ class RowMembership:
             self.settle(version, directory)
             self.evicted += self._touches.evict(version, directory.row_ids, directory.count, remove)
 
+    def end_eviction(self, version: int, directory: RowDirectory) -> None:
+        """What `evict` does at this version besides taking rows away."""
+        if self._touches is not None and isinstance(directory, IdIndex):
+            self.settle(version, directory)
+            if self._touches.counts_anew(version):
+                self._touches.count_anew(len(directory.row_ids))
+
     def counts_anew(self, version: int) -> bool:
         """Whether `evict` at this version begins to count anew how often rows are touched."""
         return self._touches is not None and self._touches.counts_anew(version)

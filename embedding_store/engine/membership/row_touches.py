@@ -127,9 +127,13 @@ class RowTouches:
             tied, of_it = _nth_oldest(versions, count - gone - rule.max_rows, self._tally)
             least_id = _nth_greatest_id(versions, row_ids, tied, of_it, self._tally)
             gone += self._let_go(row_ids, tied, tied, least_id, 0, remove)
-        if self._times is not None:
-            self._times.array[: len(row_ids)] = 0
+        self.count_anew(len(row_ids))
         return gone
+
+    def count_anew(self, high: int) -> None:
+        """Forgets how often the rows below position `high` were touched."""
+        if self._times is not None:
+            self._times.array[:high] = 0
 
     def _let_go(
         self, row_ids: Int64, oldest: int, tied: int, least_id: int, least_times: int, remove: Callable[[Int64], int]

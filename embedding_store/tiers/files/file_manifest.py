@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import zlib
@@ -14,11 +13,12 @@ from elastable.embedding_store.contract.malformed import MALFORMED
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
 from elastable.embedding_store.errors import StoreFailed
-from elastable.embedding_store.tiers.files.file_table import SavedIds, sync_folder
+from elastable.embedding_store.log.folder_lock import LOCK_NAME, sync_folder
+from elastable.embedding_store.tiers.files.file_table import SavedIds
 
-__all__ = ["FileManifest", "FolderLock", "SavedTable", "read_manifest", "write_manifest"]
+__all__ = ["FileManifest", "SavedTable", "read_manifest", "write_manifest"]
 
-_MANIFEST, _LOCK = "manifest.json", "lock"
+_MANIFEST = "manifest.json"
 _BESIDE = f"{_MANIFEST}.new"  # is all that a process leaves which dies while it writes the first one
 _FORMAT = "elastable-file-store-1"
 
@@ -49,37 +49,6 @@ class FileManifest:
     made: int = 0
 
 
-class FolderLock:
-    """One process at a time has a folder; the system takes the lock back when a process ends."""
-
-    def __init__(self, folder: Path) -> None:
-        """Takes the lock; raises `StoreFailed` where another store has it, or the folder cannot be used."""
-        path = folder / _LOCK
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise StoreFailed(f"file store: {folder} cannot be used: {error.strerror}") from error
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.pread(self._fd, 20, 0).decode(errors="replace") or "unknown"
-            os.close(self._fd)
-            raise StoreFailed(f"{folder} is open already, in process {holder}: one process at a time has it") from error
-        try:
-            os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, str(os.getpid()).encode(), 0)
-        except OSError as error:
-            os.close(self._fd)
-            raise StoreFailed(f"file store: {path} cannot be written: {error.strerror}") from error
-
-    def release(self) -> None:
-        """Gives the lock back. Releasing twice is harmless."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-
 def read_manifest(folder: Path) -> FileManifest:
     """The manifest of a folder; of an empty one, an empty one.
 
@@ -90,7 +59,7 @@ def read_manifest(folder: Path) -> FileManifest:
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        found = sorted(entry.name for entry in folder.iterdir() if entry.name not in (_LOCK, _BESIDE))
+        found = sorted(entry.name for entry in folder.iterdir() if entry.name not in (LOCK_NAME, _BESIDE))
         if found:
             raise StoreFailed(
                 f"{folder} is no file store: it holds {', '.join(found[:3])} but no {_MANIFEST}; name an empty folder"

@@ -13,12 +13,12 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.memory_table import MemoryTable, StagedUpdate
 from elastable.embedding_store.errors import BadInput, StoreBroken, StoreFailed
+from elastable.embedding_store.log.folder_lock import FolderLock
 from elastable.embedding_store.rows.commit_checks import require_version
 from elastable.embedding_store.support.row_budget import RowBudget
 from elastable.embedding_store.tables.lookup_request import LookupRequest
 from elastable.embedding_store.tiers.files.file_manifest import (
     FileManifest,
-    FolderLock,
     SavedTable,
     read_manifest,
     write_manifest,

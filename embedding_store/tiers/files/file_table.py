@@ -18,6 +18,7 @@ from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.log.folder_lock import sync_folder
 from elastable.embedding_store.native.range_pool import RangePool
 from elastable.embedding_store.optimizers.base import RowOptimizer
 from elastable.embedding_store.rows.checks import require_ids
@@ -25,7 +26,7 @@ from elastable.embedding_store.support.row_budget import RowBudget
 from elastable.embedding_store.tables.earlier_state import state_from_bytes
 from elastable.embedding_store.tiers.files.file_rows import FileRows
 
-__all__ = ["FileTable", "SavedIds", "sync_folder"]
+__all__ = ["FileTable", "SavedIds"]
 
 _IDS, _COUNTS, _STEPS = "ids.int64", "sightings.uint8", "steps.float64"
 _BLOCK = 1 << 18  # ids that are written at a time
@@ -231,15 +232,6 @@ class FileTable(MemoryTable):
         if saved.untouched_decay is None:
             return state_from_bytes(self.spec, counts)
         return TableState(counts, saved.untouched_decay)
-
-
-def sync_folder(folder: Path) -> None:
-    """Returns once the names in a folder are on the disk. Raises `OSError`."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _filled(ids: Int64, positions: Int64) -> tuple[Int64, Int64]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.engine.history.store_history import StoreHistory
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadSpec, StoreFailed
 from elastable.embedding_store.rows.initial_values import initial_rows
@@ -31,6 +34,17 @@ class TestMemoryStoreWithoutDirectRows(StoreContract):
     @pytest.fixture
     def make_store(self) -> MakeStore:
         return lambda: MemoryStore(threads=1, direct_bytes=0)
+
+
+class TestMemoryStoreWithHistory(StoreContract):
+    @pytest.fixture
+    def make_store(self, tmp_path: Path) -> MakeStore:
+        def make() -> MemoryStore:
+            store = MemoryStore(threads=2)
+            store.keep_history(StoreHistory(tmp_path / uuid4().hex))
+            return store
+
+        return make
 
 
 @dataclass

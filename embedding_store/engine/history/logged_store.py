@@ -1,0 +1,141 @@
+"""The part of a memory store that keeps a history: every change is logged, and an empty store replays them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from elastable.embedding_store.contract.row_data import Commit
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.history.replaying import ReplayedTables
+from elastable.embedding_store.engine.history.store_history import StoreHistory
+from elastable.embedding_store.engine.memory_table import MemoryTable, StagedUpdate
+from elastable.embedding_store.engine.pins.memory_pin import MemoryPin
+from elastable.embedding_store.engine.pins.store_pins import StorePins
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.log.changes import Change, CommitImages, TableImages
+from elastable.embedding_store.native.range_pool import RangePool
+from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
+
+__all__ = ["LoggedStore"]
+
+_BASE_LEASE_S = 600.0
+
+
+class LoggedStore(EmbeddingStore):
+    """What `MemoryStore` does besides where it has a history; without one, nothing.
+
+    A change is applied in memory first, and logged before the lock that it was
+    made under is released: nobody sees what is not logged. Where logging fails,
+    the store is closed to everybody, and comes back at its last logged version
+    when it is opened again.
+    """
+
+    _tables: dict[str, MemoryTable]
+    _version: int
+    _changes: int
+    _failure: BaseException | None
+    _lock: ReadersWriterLock
+    _pins: StorePins
+    _pool: RangePool
+    _table: Callable[[str], MemoryTable]
+    _new_table: Callable[[TableSpec], MemoryTable]
+    _rate: Callable[[MemoryTable, Commit], float]
+    _require_open: Callable[[], None]
+    _history: StoreHistory | None = None
+    _record: bytes | None = None
+
+    def keep_history(self, history: StoreHistory) -> None:
+        """Brings the empty store to the last version of a history, and adds every later change to it.
+
+        The store closes the history.
+
+        Raises:
+            BadInput: the store is not empty.
+            StoreBroken: the history is corrupt.
+        """
+        with self._lock.writing():
+            self._require_open()
+            if self._tables or self._version or self._history is not None:
+                raise BadInput("only an empty memory store can be brought to the version of a history")
+            self._replay(history)
+            self._history = history
+            self._changes += 1
+
+    @property
+    def keeps_records(self) -> bool:
+        return self._history is not None
+
+    def record(self) -> bytes | None:
+        return self._record
+
+    def recover(self, version: int | None = None) -> int:
+        history = self._history
+        if history is None or version is None or version != self._version - 1:
+            return super().recover(version)
+        history.abandon_base()
+        with self._lock.writing():
+            self._pins.refuse_change(f"the store cannot go back to version {version}")
+            rows = history.take_back(version)
+            self._tables.clear()
+            self._replay(history)
+            self._changes += 1
+            return rows
+
+    def _log_commit(self, commit: Commit, updates: Mapping[MemoryTable, StagedUpdate]) -> None:
+        """Logs a commit that was applied: `updates`, of the tables that it names."""
+        if self._history is not None:
+            self._history.append(self._images(commit, updates), commit.version)
+            self._record = commit.record
+            self._begin_base(self._history, commit.ends_chapter)
+
+    def _log(self, change: Change) -> None:
+        """Appends a change that was made; where that fails, the store is not usable until it is opened again."""
+        if self._history is not None:
+            try:
+                self._history.append(change, self._version)
+            except Exception as error:
+                self._failure = error
+                raise
+
+    def _abandon_base(self) -> None:
+        """Before the lock is taken: whoever writes a base needs it to release its pin."""
+        if self._history is not None:
+            self._history.abandon_base()
+
+    def _close_history(self) -> None:
+        if self._history is not None:
+            self._history.close()
+
+    def _images(self, commit: Commit, updates: Mapping[MemoryTable, StagedUpdate]) -> CommitImages:
+        changed = [table for table in self._tables.values() if table in updates or table.evicted_now]
+        rates = {
+            name: self._rate(table, commit)
+            for name, table in self._tables.items()
+            if table.replay is not None and name not in commit.frozen
+        }
+        images = [
+            self._images_of(table, updates.get(table)) for table in changed if table.spec.name not in commit.frozen
+        ]
+        return CommitImages(commit.step, images, rates, commit.frozen, commit.ends_chapter, commit.record)
+
+    def _images_of(self, table: MemoryTable, update: StagedUpdate | None) -> TableImages:
+        if update is None:
+            return table.images(None, None, self._pool)
+        return table.images(update.batch, update.sighted, self._pool)
+
+    def _begin_base(self, history: StoreHistory, ends_chapter: bool) -> None:
+        # A base brings the rows of `lazy=False` tables up to date, which changes no bit only where a chapter ends.
+        if history.wants_base and (ends_chapter or all(table.replay is None for table in self._tables.values())):
+            lease = self._pins.take(self._version, None, _BASE_LEASE_S)
+            pin = MemoryPin(self._lock, self._pool, self._table, self.specs, self._pins, lease)
+            history.begin_base(pin, [table.spec for table in self._tables.values()], self._record)
+
+    def _replay(self, history: StoreHistory) -> None:
+        replayed = ReplayedTables(self._tables, self._new_table)
+        try:
+            history.replay(replayed)
+        except Exception as error:
+            self._failure = error
+            raise
+        self._version, self._record = replayed.version, replayed.record

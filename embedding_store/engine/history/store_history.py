@@ -1,0 +1,205 @@
+"""What a store in memory keeps in files, so that it comes back at its last version however its process ended."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Self
+
+from elastable.embedding_store.contract.snapshot import Snapshot
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.engine.history.replaying import ReplayedTables
+from elastable.embedding_store.errors import BadInput, ElastableError, StaleVersion, StoreBroken, VersionError
+from elastable.embedding_store.log.base_file import BaseFile, newest_base, write_base
+from elastable.embedding_store.log.changes import (
+    Change,
+    CommitImages,
+    CreateTable,
+    PutRows,
+    PutTableState,
+    ResetVersion,
+    decode_change,
+    encode_change,
+)
+from elastable.embedding_store.log.contract import Buffer
+from elastable.embedding_store.log.file_log import FileLog
+
+__all__ = ["DEFAULT_LOG_BYTES", "StoreHistory"]
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_LOG_BYTES = 1 << 30
+_BLOCK_ROWS = 65_536
+
+
+class StoreHistory:
+    """A log of a store's changes in a folder, and a base: the whole store as of one entry of the log.
+
+    When the log has grown beyond `log_bytes`, and beyond the last base, a new
+    base is written while commits continue, and the log is trimmed behind it.
+    """
+
+    def __init__(self, folder: str | Path, *, fsync: str = "interval", log_bytes: int = DEFAULT_LOG_BYTES) -> None:
+        """Opens the folder, and makes it where there is none.
+
+        Args:
+            folder: Holds the log and its base, and nothing else.
+            fsync: As `FileLog` takes it.
+            log_bytes: The log's size after which a new base is written.
+
+        Raises:
+            BadInput: an unknown policy, or `log_bytes` is not above 0.
+            StoreFailed: another process has the folder open, or it cannot be used.
+            StoreBroken: the log is corrupt.
+        """
+        if log_bytes <= 0:
+            raise BadInput(f"log_bytes={log_bytes!r}: it is above 0")
+        self._log = FileLog(folder, fsync=fsync, segment_bytes=max(1, min(64 << 20, log_bytes // 4)))
+        self._log_bytes = log_bytes
+        self._base: BaseFile | None = None
+        self._writing: threading.Thread | None = None
+        self._stopping = threading.Event()
+
+    @property
+    def folder(self) -> Path:
+        """Where everything is."""
+        return self._log.folder
+
+    @property
+    def log_size(self) -> int:
+        """Bytes that the log takes, without its base."""
+        return self._log.bytes
+
+    def replay(self, tables: ReplayedTables) -> None:
+        """Brings empty tables to the last version of the log.
+
+        Raises:
+            StoreBroken: the log or its base is corrupt, or there is no base for what was trimmed.
+        """
+        self._base = newest_base(self.folder)
+        begin = 0
+        if self._base is not None:
+            begin = self._base.sequence
+            for version, payload in self._base.payloads():
+                self._apply(tables, payload, version, self._base.path.name)
+        if begin > self._log.last or self._log.first > begin + 1:
+            raise StoreBroken(
+                f"{self.folder} is incomplete: its base includes entries up to {begin}, and its log holds "
+                f"{self._log.first} to {self._log.last}; restore a checkpoint into a new folder"
+            )
+        for entry in self._log.entries(after=begin):
+            self._apply(tables, entry.payload, entry.version, f"entry {entry.sequence}")
+
+    def take_back(self, version: int) -> int:
+        """Takes the changes after a version back from the log: `replay` brings empty tables to that version then.
+
+        Returns:
+            How many rows these changes had written.
+
+        Raises:
+            StaleVersion: the log does not reach back so far.
+        """
+        self.abandon_base()
+        begin = 0 if self._base is None else self._base.sequence
+        keep, rows = begin, 0
+        for entry in self._log.entries(after=begin):
+            if entry.version <= version:
+                keep, rows = entry.sequence, 0
+                continue
+            change = decode_change(entry.payload)
+            if isinstance(change, CommitImages):
+                rows += sum(len(images.ids) for images in change.tables)
+        if keep == begin and self._base is not None and next(self._base.payloads())[0] > version:
+            raise StaleVersion(f"{self.folder} holds no version {version}: its base is newer")
+        self._log.truncate(keep)
+        return rows
+
+    def append(self, change: Change, version: int) -> None:
+        """Appends a change, after which the store has this version.
+
+        Raises:
+            StoreFailed: it could not be written; nothing has changed.
+            StoreBroken: nothing can be written any more.
+        """
+        self._log.append(self._log.last + 1, version, encode_change(change))
+
+    @property
+    def wants_base(self) -> bool:
+        """Whether a new base should be written."""
+        size = 0 if self._base is None else self._base.bytes
+        idle = self._writing is None or not self._writing.is_alive()
+        return idle and self._log.bytes > max(self._log_bytes, size)
+
+    def begin_base(self, snapshot: Snapshot, specs: Sequence[TableSpec], record: bytes | None) -> None:
+        """Writes a base from a pinned version, on a thread of its own, and closes the snapshot.
+
+        Args:
+            snapshot: As of the last entry of the log.
+            specs: Of its tables.
+            record: `Commit.record` of its version.
+        """
+        self._writing = threading.Thread(
+            target=self._write_base,
+            args=(snapshot, specs, record, self._log.last),
+            name="log-base",
+            daemon=True,
+        )
+        self._writing.start()
+
+    def abandon_base(self) -> None:
+        """Stops writing a base, if one is being written, and waits until its pin is released."""
+        if self._writing is not None:
+            self._stopping.set()
+            self._writing.join()
+            self._writing = None
+            self._stopping.clear()
+
+    def close(self) -> None:
+        """Closes the log. Closing twice is harmless."""
+        self.abandon_base()
+        self._log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _apply(self, tables: ReplayedTables, payload: memoryview, version: int, where: str) -> None:
+        try:
+            tables.apply(decode_change(payload), version)
+        except (BadInput, VersionError, StoreBroken) as error:
+            raise StoreBroken(f"{self.folder}: {where} cannot be applied: {error}") from error
+
+    def _write_base(self, snapshot: Snapshot, specs: Sequence[TableSpec], record: bytes | None, sequence: int) -> None:
+        try:
+            with snapshot:
+                payloads = self._payloads(snapshot, specs, record)
+                base = write_base(self.folder, sequence, snapshot.version(), payloads)
+            self._log.trim(base.sequence)
+            self._base = base
+        except _Stopped:
+            pass
+        except ElastableError as error:
+            _log.warning("%s: no new base was written, and the log goes on growing: %s", self.folder, error)
+
+    def _payloads(
+        self, snapshot: Snapshot, specs: Sequence[TableSpec], record: bytes | None
+    ) -> Iterator[Sequence[Buffer]]:
+        for spec in specs:
+            name = spec.name
+            yield encode_change(CreateTable(spec))
+            for block in snapshot.scan(name, _BLOCK_ROWS):
+                snapshot.renew()
+                if self._stopping.is_set():
+                    raise _Stopped
+                yield encode_change(PutRows(name, block))
+            if state := snapshot.table_state(name):
+                yield encode_change(PutTableState(name, state))
+        yield encode_change(ResetVersion(record))
+
+
+class _Stopped(Exception):
+    """The base that is being written is not wanted any more."""

@@ -1,0 +1,1 @@
+"""Write-ahead logs: every change of a store as one entry, appended before anybody sees the change."""

@@ -1,0 +1,110 @@
+"""A whole store in one file: the changes that make it from nothing, so that the log before it can be trimmed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastable.embedding_store.errors import StoreBroken, StoreFailed
+from elastable.embedding_store.log.contract import Buffer
+from elastable.embedding_store.log.folder_lock import sync_folder
+from elastable.embedding_store.log.framing import frame_header
+from elastable.embedding_store.log.segment import SegmentReader, write_all
+
+__all__ = ["BaseFile", "newest_base", "write_base"]
+
+_SUFFIX, _DRAFT = ".base", ".base.new"
+
+
+@dataclass(frozen=True, slots=True)
+class BaseFile:
+    """A base.
+
+    Attributes:
+        path: Where it is.
+        sequence: The last log entry that it includes.
+        bytes: Its length.
+    """
+
+    path: Path
+    sequence: int
+    bytes: int
+
+    def payloads(self) -> Iterator[tuple[int, memoryview]]:
+        """The store's version and a payload, for each change in turn; a payload is valid until the next one.
+
+        Raises:
+            StoreBroken: the file is corrupt.
+        """
+        whole = False
+        with SegmentReader(self.path, first=1) as reader:
+            for entry in reader.entries():
+                whole = not len(entry.payload)  # nothing but the end is empty
+                if not whole:
+                    yield entry.version, entry.payload
+            if not whole or reader.offset < reader.size:
+                raise StoreBroken(
+                    f"{self.path} is corrupt at byte {reader.offset:,} of {reader.size:,}: restore a checkpoint into a "
+                    "new folder"
+                )
+
+
+def newest_base(folder: Path) -> BaseFile | None:
+    """The newest base of a folder; older ones, and what was not written to its end, are removed. None: there is none.
+
+    Raises:
+        StoreFailed: the folder cannot be read or written.
+    """
+    try:
+        for draft in folder.glob(f"*{_DRAFT}"):
+            draft.unlink()
+        found = sorted(path for path in folder.glob(f"*{_SUFFIX}") if path.stem.isdecimal())
+        for older in found[:-1]:
+            older.unlink()
+        if not found:
+            return None
+        return BaseFile(found[-1], int(found[-1].stem), found[-1].stat().st_size)
+    except OSError as error:
+        raise StoreFailed(f"{folder} cannot be used: {error.strerror}") from error
+
+
+def write_base(folder: Path, sequence: int, version: int, payloads: Iterable[Sequence[Buffer]]) -> BaseFile:
+    """Writes a base; on return it is on the disk, and older ones are removed.
+
+    Args:
+        folder: Of the log.
+        sequence: The last log entry that it includes.
+        version: Of the store.
+        payloads: The changes that make the store, in order; none is empty.
+
+    Raises:
+        StoreFailed: it cannot be written; the folder is as it was.
+    """
+    path = folder / f"{sequence:020d}{_SUFFIX}"
+    draft = path.with_suffix(_DRAFT)
+    try:
+        offset = previous = 0
+        fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            for number, parts in enumerate(_ended(payloads), 1):
+                header, previous = frame_header(number, version, parts, previous)
+                offset += write_all(fd, [header, *parts], offset)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        draft.replace(path)
+        sync_folder(folder)
+    except OSError as error:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise StoreFailed(f"{path} cannot be written: {error.strerror}") from error
+    newest_base(folder)
+    return BaseFile(path, sequence, offset)
+
+
+def _ended(payloads: Iterable[Sequence[Buffer]]) -> Iterator[Sequence[Buffer]]:
+    yield from payloads
+    yield []

@@ -1,0 +1,276 @@
+"""The changes of a store as entries of its log: what each holds, as bytes and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
+from elastable.embedding_store.contract.malformed import MALFORMED
+from elastable.embedding_store.contract.row_data import RowBlock, TableState
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
+from elastable.embedding_store.errors import StoreBroken
+from elastable.embedding_store.log.arrays_payload import Payload, decode_payload, encode_payload
+from elastable.embedding_store.log.contract import Buffer
+
+__all__ = [
+    "Change",
+    "ClearTable",
+    "CommitImages",
+    "CreateTable",
+    "DeleteRows",
+    "DropTable",
+    "PutRows",
+    "PutTableState",
+    "ResetVersion",
+    "TableImages",
+    "decode_change",
+    "encode_change",
+]
+
+_UNREADABLE: tuple[type[Exception], ...] = (*MALFORMED, StopIteration)  # StopIteration: an array is missing
+_Number = TypeVar("_Number", np.int64, np.float32, np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class TableImages:
+    """What a commit has made of one table's rows.
+
+    Attributes:
+        table: Its name.
+        ids: int64 `[n]`, each once: rows that were updated and are still there.
+        weights: float32 `[n, dim]`, after the update.
+        slots: float32 `[n, slot_width]`, likewise.
+        touches: int64 `[n, 2]`, `RowBlock.touches` of a table with eviction.
+        counted: int64 `[m]`: ids that the table's admission has counted once more.
+        removed: int64 `[k]`: ids whose rows were evicted.
+    """
+
+    table: str
+    ids: Int64
+    weights: Float32
+    slots: Float32
+    touches: Int64 | None
+    counted: Int64
+    removed: Int64
+
+
+@dataclass(frozen=True, slots=True)
+class CommitImages:
+    """A commit, by what it has made of rows. `step`, `frozen`, `ends_chapter` and `record` are those of `Commit`.
+
+    Attributes:
+        tables: Of every table of which a row, or a count, has changed.
+        rates: Table name -> learning rate of this step, of tables whose rows change without a gradient, too.
+    """
+
+    step: int
+    tables: Sequence[TableImages]
+    rates: Mapping[str, float] = field(default_factory=dict)
+    frozen: tuple[str, ...] = ()
+    ends_chapter: bool = False
+    record: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTable:
+    """A table that was created."""
+
+    spec: TableSpec
+
+
+@dataclass(frozen=True, slots=True)
+class DropTable:
+    """A table that was dropped."""
+
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClearTable:
+    """A table whose rows were forgotten."""
+
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
+class PutRows:
+    """Rows that were written as they are."""
+
+    table: str
+    block: RowBlock
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteRows:
+    """Rows that were taken away: ids int64 `[n]`."""
+
+    table: str
+    ids: Int64
+
+
+@dataclass(frozen=True, slots=True)
+class PutTableState:
+    """What a table keeps besides its rows, restored as it is."""
+
+    table: str
+    state: TableState
+
+
+@dataclass(frozen=True, slots=True)
+class ResetVersion:
+    """The rows were declared to be those of the entry's version, with this `Commit.record`."""
+
+    record: bytes | None = None
+
+
+Change = CommitImages | CreateTable | DropTable | ClearTable | PutRows | DeleteRows | PutTableState | ResetVersion
+"""One entry of a store's log."""
+
+
+def encode_change(change: Change) -> list[Buffer]:
+    """The payload of the change's entry."""
+    match change:
+        case CommitImages():
+            return _encode_commit(change)
+        case CreateTable(spec):
+            return encode_payload({"kind": "create", "spec": spec_to_json(spec)}, [])
+        case DropTable(table):
+            return encode_payload({"kind": "drop", "table": table}, [])
+        case ClearTable(table):
+            return encode_payload({"kind": "clear", "table": table}, [])
+        case PutRows(table, block):
+            touches = [] if block.touches is None else [block.touches]
+            return encode_payload({"kind": "put", "table": table}, [block.ids, block.weights, block.slots, *touches])
+        case DeleteRows(table, ids):
+            return encode_payload({"kind": "delete", "table": table}, [ids])
+        case PutTableState(table, state):
+            counts = [] if state.admission_counts is None else [state.admission_counts]
+            return encode_payload({"kind": "state", "table": table, "decay": state.untouched_decay}, counts)
+        case ResetVersion(record):
+            return encode_payload({"kind": "reset"}, [] if record is None else [np.frombuffer(record, np.uint8)])
+
+
+def decode_change(payload: memoryview) -> Change:
+    """The inverse of `encode_change`. Arrays are views of the payload.
+
+    Raises:
+        StoreBroken: the payload is no change.
+    """
+    decoded = decode_payload(payload)
+    try:
+        return _decoded(decoded)
+    except _UNREADABLE as error:
+        raise StoreBroken(f"a log entry of {len(payload):,} bytes is no change of a store: {error}") from error
+
+
+def _encode_commit(commit: CommitImages) -> list[Buffer]:
+    arrays: list[Int64 | Float32 | UInt8] = []
+    for images in commit.tables:
+        arrays += [images.ids, images.weights, images.slots, images.counted, images.removed]
+        arrays += [] if images.touches is None else [images.touches]
+    if commit.record is not None:
+        arrays.append(np.frombuffer(commit.record, np.uint8))
+    fields = {
+        "kind": "commit",
+        "step": commit.step,
+        "tables": [[images.table, images.touches is not None] for images in commit.tables],
+        "rates": dict(commit.rates),
+        "frozen": list(commit.frozen),
+        "ends_chapter": commit.ends_chapter,
+        "record": commit.record is not None,
+    }
+    return encode_payload(fields, arrays)
+
+
+def _decoded(payload: Payload) -> Change:
+    fields, arrays = payload.fields, iter(payload.arrays)
+    kind = fields["kind"]
+    if kind == "commit":
+        change: Change = _decoded_commit(fields, arrays)
+    elif kind == "create":
+        change = CreateTable(spec_from_json(_text(fields["spec"])))
+    elif kind == "drop":
+        change = DropTable(_text(fields["table"]))
+    elif kind == "clear":
+        change = ClearTable(_text(fields["table"]))
+    elif kind == "put":
+        ids, weights, slots = _ids(next(arrays)), _matrix(next(arrays)), _matrix(next(arrays))
+        change = PutRows(_text(fields["table"]), RowBlock(ids, weights, slots, _touches(next(arrays, None))))
+    elif kind == "delete":
+        change = DeleteRows(_text(fields["table"]), _ids(next(arrays)))
+    elif kind == "state":
+        counts, decay = next(arrays, None), fields["decay"]
+        state = TableState(None if counts is None else _bytes(counts), None if decay is None else _number(decay))
+        change = PutTableState(_text(fields["table"]), state)
+    elif kind == "reset":
+        record = next(arrays, None)
+        change = ResetVersion(None if record is None else _bytes(record).tobytes())
+    else:
+        raise ValueError(f"kind {kind!r} is unknown")
+    if left := sum(1 for _ in arrays):
+        raise ValueError(f"{left} arrays are left over")
+    return change
+
+
+def _decoded_commit(fields: Mapping[str, object], arrays: Iterator[object]) -> CommitImages:
+    step, tables, rates, frozen = fields["step"], fields["tables"], fields["rates"], fields["frozen"]
+    ends_chapter, has_record = fields["ends_chapter"], fields["record"]
+    if not (
+        isinstance(step, int)
+        and isinstance(tables, list)
+        and isinstance(rates, dict)
+        and isinstance(frozen, list)
+        and isinstance(ends_chapter, bool)
+        and isinstance(has_record, bool)
+    ):
+        raise TypeError("a field of the commit has another type")
+    images = []
+    for table, has_touches in tables:
+        ids, weights, slots, counted, removed = islice(arrays, 5)
+        touches = _touches(next(arrays)) if has_touches else None
+        rows = _ids(ids), _matrix(weights), _matrix(slots), touches
+        images.append(TableImages(_text(table), *rows, _ids(counted), _ids(removed)))
+    record = _bytes(next(arrays)).tobytes() if has_record else None
+    told = {_text(table): float(rate) for table, rate in rates.items()}
+    return CommitImages(step, images, told, tuple(map(_text, frozen)), ends_chapter, record)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} where a text should be")
+    return value
+
+
+def _number(value: object) -> float:
+    if not isinstance(value, float):
+        raise TypeError(f"{type(value).__name__} where a number should be")
+    return value
+
+
+def _ids(array: object) -> Int64:
+    return _array(array, np.int64, 1)
+
+
+def _matrix(array: object) -> Float32:
+    return _array(array, np.float32, 2)
+
+
+def _bytes(array: object) -> UInt8:
+    return _array(array, np.uint8, 1)
+
+
+def _touches(array: object) -> Int64 | None:
+    return None if array is None else _array(array, np.int64, 2)
+
+
+def _array(array: object, dtype: type[_Number], dims: int) -> npt.NDArray[_Number]:
+    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != dims:
+        raise TypeError(f"an array is not {np.dtype(dtype)} of {dims} dimensions")
+    return array

@@ -1,0 +1,95 @@
+"""What every write-ahead log promises: entries in order, each one whole or not there."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+__all__ = ["Buffer", "Log", "LogEntry"]
+
+Buffer = bytes | bytearray | memoryview
+"""Bytes to append; C-contiguous."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """One entry, as it was appended.
+
+    Attributes:
+        sequence: Its number, from 1 on and without gaps.
+        version: The store's version once the entry is applied.
+        payload: What was appended; valid until the next entry is read.
+    """
+
+    sequence: int
+    version: int
+    payload: memoryview
+
+
+class Log(ABC):
+    """The changes of one store, in order. One process appends; `append` and `trim` may run on different threads."""
+
+    @property
+    @abstractmethod
+    def first(self) -> int:
+        """The sequence number of the oldest entry that is kept; `last` + 1 when there is none."""
+
+    @property
+    @abstractmethod
+    def last(self) -> int:
+        """The sequence number of the newest entry, also when it has been trimmed; 0: nothing was ever appended."""
+
+    @property
+    @abstractmethod
+    def bytes(self) -> int:
+        """Bytes that the entries take."""
+
+    @abstractmethod
+    def append(self, sequence: int, version: int, parts: Sequence[Buffer]) -> None:
+        """Appends one entry; on return it survives the death of this process.
+
+        Whether it also survives the loss of power is the log's fsync policy.
+
+        Args:
+            sequence: `last` + 1.
+            version: The store's version once the entry is applied.
+            parts: The payload, in pieces that are joined on the way.
+
+        Raises:
+            StaleVersion, FutureVersion: another sequence number is next.
+            StoreFailed: the entry could not be written; the log is as it was.
+            StoreBroken: it could not be written, and nothing can be appended any more.
+            TakenOver: another process owns the log now.
+        """
+
+    @abstractmethod
+    def entries(self, after: int = 0) -> Iterator[LogEntry]:
+        """Every entry after a sequence number, oldest first.
+
+        Raises:
+            StoreBroken: an entry is corrupt; the message names it and where it lies.
+            BadInput: entries after `after` were trimmed.
+        """
+
+    @abstractmethod
+    def trim(self, through: int) -> None:
+        """Lets go of entries up to the sequence number `through`; the log may keep some of them a while longer."""
+
+    @abstractmethod
+    def truncate(self, after: int) -> None:
+        """Takes the entries after a sequence number back. Raises `BadInput` where entries after it were trimmed."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Frees what the log holds. Closing twice is harmless."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,260 @@
+"""A write-ahead log in a folder: segments that rotate, and a stated fsync policy."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, NoReturn, get_args
+
+from elastable.embedding_store.errors import BadInput, FutureVersion, StaleVersion, StoreBroken, StoreFailed
+from elastable.embedding_store.log.contract import Buffer, Log, LogEntry
+from elastable.embedding_store.log.folder_lock import FolderLock, sync_folder
+from elastable.embedding_store.log.framing import frame_header
+from elastable.embedding_store.log.segment import Segment, SegmentReader, segment_name, write_all
+from elastable.embedding_store.log.segments import open_segments
+
+__all__ = ["FileLog", "FsyncPolicy"]
+
+FsyncPolicy = Literal["always", "interval", "never"]
+"""When appended entries reach the disk: before `append` returns, at most an interval later, or when the system likes.
+
+Each of them keeps every entry when the process is killed; they differ in what a loss of power takes.
+"""
+
+
+class FileLog(Log):
+    """Entries in segment files of one folder, one process at a time.
+
+    A torn entry at the very end, which a process leaves that dies while it
+    appends, is dropped when the log is opened, with a warning. A corrupt entry
+    with intact ones behind it is an error: it was acknowledged once.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        fsync: str = "interval",
+        fsync_interval_s: float = 1.0,
+        segment_bytes: int = 64 << 20,
+    ) -> None:
+        """Opens the log, and makes it where there is none.
+
+        Args:
+            folder: Holds the segments and nothing else.
+            fsync: An `FsyncPolicy`.
+            fsync_interval_s: Seconds between two fsyncs with `interval`.
+            segment_bytes: A segment that has reached this size is followed by a new one.
+
+        Raises:
+            BadInput: an unknown policy, or a number that is not above 0.
+            StoreFailed: another process has the log open, or the folder cannot be used.
+            StoreBroken: the log is corrupt in its middle.
+        """
+        if fsync not in get_args(FsyncPolicy):
+            raise BadInput(f"fsync={fsync!r}: choose one of {', '.join(get_args(FsyncPolicy))}")
+        if not (fsync_interval_s > 0 and segment_bytes > 0):
+            raise BadInput(f"fsync_interval_s={fsync_interval_s!r}, segment_bytes={segment_bytes!r}: both are above 0")
+        self.folder = Path(folder)
+        self._policy, self._segment_bytes = fsync, segment_bytes
+        self._guard = threading.Lock()  # of the list of segments and of the file that is written
+        self._failure: str | None = None
+        self._fd = -1
+        self._unsynced = threading.Event()
+        self._closing = threading.Event()
+        self._syncing: threading.Thread | None = None
+        self._lock = FolderLock(self.folder)
+        try:
+            self._segments = open_segments(self.folder)
+            if self._segments:
+                self._fd = os.open(self._segments[-1].path, os.O_RDWR | os.O_CLOEXEC)
+        except BaseException:
+            self._lock.release()
+            raise
+        if fsync == "interval":
+            self._syncing = threading.Thread(
+                target=self._sync_regularly, args=(fsync_interval_s,), name="log-fsync", daemon=True
+            )
+            self._syncing.start()
+
+    @property
+    def first(self) -> int:
+        with self._guard:
+            return self._segments[0].first if self._segments else 1
+
+    @property
+    def last(self) -> int:
+        with self._guard:
+            return self._segments[-1].last if self._segments else 0
+
+    @property
+    def bytes(self) -> int:
+        with self._guard:
+            return sum(segment.bytes for segment in self._segments)
+
+    def append(self, sequence: int, version: int, parts: Sequence[Buffer]) -> None:
+        with self._guard:
+            self._require_usable()
+            newest = self._segments[-1] if self._segments else None
+            last, previous = (0, 0) if newest is None else (newest.last, newest.check)
+            if sequence != last + 1:
+                error = StaleVersion if sequence <= last else FutureVersion
+                raise error(f"{self.folder}: entry {sequence} cannot be appended, the next one is {last + 1}")
+            header, check = frame_header(sequence, version, parts, previous)
+            if newest is None or newest.bytes >= self._segment_bytes:
+                self._begin_segment(sequence, previous)
+            segment = self._segments[-1]
+            try:
+                segment.bytes += write_all(self._fd, [header, *parts], segment.bytes)
+            except OSError as error:
+                self._undo_append(segment, sequence, error)
+            segment.last, segment.check = sequence, check
+            if self._policy == "always":
+                self._sync()
+        self._unsynced.set()
+
+    def entries(self, after: int = 0) -> Iterator[LogEntry]:
+        with self._guard:
+            segments = [replace(segment) for segment in self._segments]
+        if segments and segments[0].first > after + 1:
+            raise BadInput(f"{self.folder} begins with entry {segments[0].first}: those after {after} were trimmed")
+        for segment in segments:
+            if segment.last > after:
+                yield from _entries_of(segment, after)
+
+    def trim(self, through: int) -> None:
+        """Removes whole segments; the newest one stays, and so does entry `through`: it knows where the next begins."""
+        with self._guard:
+            self._require_usable()
+            while len(self._segments) > 1 and self._segments[0].last < through:
+                path = self._segments[0].path
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as error:
+                    raise StoreFailed(f"{path} cannot be removed: {error.strerror}") from error
+                del self._segments[0]
+
+    def truncate(self, after: int) -> None:
+        """Removes and cuts segments; entry `after` has to be in the log, unless nothing was trimmed and it is 0."""
+        with self._guard:
+            self._require_usable()
+            first = self._segments[0].first if self._segments else 1
+            if not (after >= first or (after == 0 and first == 1)):
+                raise BadInput(f"{self.folder} begins with entry {first}: it cannot be truncated after entry {after}")
+            try:
+                while self._segments and self._segments[-1].first > after:
+                    self._drop_newest()
+                if self._segments and self._segments[-1].last > after:
+                    self._cut_newest(after)
+                sync_folder(self.folder)
+            except OSError as error:
+                self._failure = f"it was not truncated after entry {after}: {error.strerror}"
+                raise StoreBroken(f"{self.folder}: {self._failure}") from error
+
+    def close(self) -> None:
+        self._closing.set()
+        self._unsynced.set()
+        if self._syncing is not None:
+            self._syncing.join()
+        with self._guard:
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                try:
+                    if self._policy != "never" and self._failure is None:
+                        os.fdatasync(fd)
+                finally:
+                    os.close(fd)
+            self._failure = self._failure or "it is closed"
+            self._lock.release()
+
+    def _begin_segment(self, first: int, previous: int) -> None:
+        path = self.folder / segment_name(first)
+        try:
+            if self._fd >= 0 and self._policy != "never":
+                os.fdatasync(self._fd)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            sync_folder(self.folder)
+        except OSError as error:
+            raise StoreFailed(f"{path} cannot be made: {error.strerror}") from error
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = fd
+        self._segments.append(Segment(path, first, first - 1, 0, previous, previous))
+
+    def _undo_append(self, segment: Segment, sequence: int, error: OSError) -> NoReturn:
+        """Cuts off what was written of an entry."""
+        try:
+            os.ftruncate(self._fd, segment.bytes)
+            if not segment.bytes:
+                self._drop_newest()
+        except OSError as second:
+            self._failure = (
+                f"entry {sequence} was written in part ({error.strerror}) and cannot be cut off ({second.strerror})"
+            )
+            raise StoreBroken(f"{self.folder}: {self._failure}") from error
+        raise StoreFailed(f"{segment.path}: entry {sequence} cannot be written: {error.strerror}") from error
+
+    def _drop_newest(self) -> None:
+        segment = self._segments.pop()
+        os.close(self._fd)
+        self._fd = -1
+        segment.path.unlink(missing_ok=True)
+        if self._segments:
+            self._fd = os.open(self._segments[-1].path, os.O_RDWR | os.O_CLOEXEC)
+
+    def _cut_newest(self, after: int) -> None:
+        segment = self._segments[-1]
+        with SegmentReader(segment.path) as reader:
+            for header in reader.headers():
+                if header.sequence == after:
+                    break
+            os.ftruncate(self._fd, reader.offset)
+            os.fdatasync(self._fd)
+            assert reader.last is not None
+            segment.last, segment.check, segment.bytes = after, reader.last.check, reader.offset
+
+    def _sync(self) -> None:
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            # What the system could not write may be gone from its cache: a second fsync would report success.
+            self._failure = f"fsync failed: {error.strerror}"
+            raise StoreBroken(f"{self.folder}: {self._failure}") from error
+
+    def _sync_regularly(self, interval_s: float) -> None:
+        while not self._closing.is_set():
+            self._unsynced.wait()
+            if self._closing.wait(interval_s):
+                return
+            self._unsynced.clear()
+            with self._guard:
+                fd = os.dup(self._fd) if self._fd >= 0 else -1
+            if fd < 0:
+                continue
+            try:
+                os.fdatasync(fd)  # not under the guard: commits continue meanwhile
+            except OSError as error:
+                with self._guard:
+                    self._failure = f"fsync failed: {error.strerror}"
+            finally:
+                os.close(fd)
+
+    def _require_usable(self) -> None:
+        if self._failure is not None:
+            raise StoreBroken(f"the log in {self.folder} cannot be used: {self._failure}")
+
+
+def _entries_of(segment: Segment, after: int) -> Iterator[LogEntry]:
+    with SegmentReader(segment.path) as reader:
+        for entry in reader.entries(segment.bytes):
+            if entry.sequence > after:
+                yield entry
+        if reader.offset < segment.bytes:
+            reader.refuse_corruption()
+            lost = segment.first if reader.last is None else reader.last.sequence + 1
+            raise StoreBroken(
+                f"{segment.path} is corrupt at byte {reader.offset:,}: entries {lost} to {segment.last} cannot be read"
+            )

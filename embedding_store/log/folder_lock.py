@@ -1,0 +1,57 @@
+"""A folder that one process at a time may write."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from elastable.embedding_store.errors import StoreFailed
+
+__all__ = ["LOCK_NAME", "FolderLock", "sync_folder"]
+
+LOCK_NAME = "lock"
+
+
+class FolderLock:
+    """Held by one process at a time; the system takes it back when the process ends."""
+
+    def __init__(self, folder: Path) -> None:
+        """Makes the folder where there is none, and takes the lock.
+
+        Raises:
+            StoreFailed: another process has it, or the folder cannot be used.
+        """
+        path = folder / LOCK_NAME
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreFailed(f"{folder} cannot be used: {error.strerror}") from error
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(self._fd, 20, 0).decode(errors="replace") or "unknown"
+            os.close(self._fd)
+            raise StoreFailed(f"{folder} is open already, in process {holder}: one process at a time has it") from error
+        try:
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, str(os.getpid()).encode(), 0)
+        except OSError as error:
+            os.close(self._fd)
+            raise StoreFailed(f"{path} cannot be written: {error.strerror}") from error
+
+    def release(self) -> None:
+        """Gives the lock back. Releasing twice is harmless."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def sync_folder(folder: Path) -> None:
+    """Returns once the names in a folder are on the disk. Raises `OSError`."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

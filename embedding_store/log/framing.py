@@ -1,0 +1,114 @@
+"""How an entry lies in a file: a header that checks itself, then a payload that the header checks.
+
+```
+offset  size  field
+0       8     b"ELSTLOG1"
+8       8     sequence number, uint64
+16      8     version, uint64
+24      8     payload bytes, uint64
+32      4     CRC-32 of the payload
+36      4     the next field of the entry before; 0 for the first entry that was ever appended
+40      4     0
+44      4     CRC-32 of the 44 bytes before
+48      ...   payload
+```
+
+All integers are little-endian. Entries follow each other without gaps, and each names the one before it, so
+that a missing file is noticed.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from elastable.embedding_store.log.contract import Buffer
+
+__all__ = [
+    "HEADER_BYTES",
+    "MAGIC",
+    "MAX_PAYLOAD_BYTES",
+    "Header",
+    "frame_header",
+    "is_intact",
+    "next_intact",
+    "parse_header",
+]
+
+MAGIC = b"ELSTLOG1"
+MAX_PAYLOAD_BYTES = 1 << 36
+_FIELDS = struct.Struct("<8sQQQIII")
+_CHECK = struct.Struct("<I")
+HEADER_BYTES = _FIELDS.size + _CHECK.size
+_SEARCHED = 1 << 20  # bytes looked through at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """An entry's header.
+
+    Attributes:
+        sequence, version: As of `LogEntry`.
+        length, crc32: Bytes and CRC-32 of the payload.
+        previous: `check` of the entry before.
+        check: CRC-32 of the header.
+    """
+
+    sequence: int
+    version: int
+    length: int
+    crc32: int
+    previous: int
+    check: int
+
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of the whole entry."""
+        return HEADER_BYTES + self.length
+
+
+def frame_header(sequence: int, version: int, parts: Sequence[Buffer], previous: int) -> tuple[bytes, int]:
+    """The header of an entry whose payload is `parts`, one after the other, and its `check`."""
+    length = crc32 = 0
+    for part in parts:
+        view = memoryview(part).cast("B")
+        length, crc32 = length + len(view), zlib.crc32(view, crc32)
+    fields = _FIELDS.pack(MAGIC, sequence, version, length, crc32, previous, 0)
+    check = zlib.crc32(fields)
+    return fields + _CHECK.pack(check), check
+
+
+def parse_header(content: Buffer, offset: int = 0) -> Header | None:
+    """The header that lies at `offset`; None: there is no whole and valid one."""
+    if len(content) - offset < HEADER_BYTES:
+        return None
+    fields = bytes(content[offset : offset + _FIELDS.size])
+    magic, sequence, version, length, crc32, previous, zero = _FIELDS.unpack(fields)
+    (check,) = _CHECK.unpack_from(content, offset + _FIELDS.size)
+    if magic != MAGIC or check != zlib.crc32(fields) or zero or length > MAX_PAYLOAD_BYTES:
+        return None
+    return Header(sequence, version, length, crc32, previous, check)
+
+
+def next_intact(content: memoryview, offset: int) -> tuple[int, Header] | None:
+    """The first intact entry that begins at `offset` or behind it, wherever it lies; None: there is none."""
+    while offset < len(content):
+        window = bytes(content[offset : offset + _SEARCHED + len(MAGIC) - 1])
+        found = window.find(MAGIC)
+        if found < 0:
+            offset += _SEARCHED
+            continue
+        offset += found
+        header = parse_header(content, offset)
+        if header is not None and is_intact(content, offset, header):
+            return offset, header
+        offset += 1
+    return None
+
+
+def is_intact(content: memoryview, offset: int, header: Header) -> bool:
+    """Whether the whole payload follows the header at `offset`, and is the one that was written."""
+    payload = content[offset + HEADER_BYTES : offset + header.entry_bytes]
+    return len(payload) == header.length and zlib.crc32(payload) == header.crc32

@@ -1,0 +1,172 @@
+"""One file of a log: entries without gaps, read and checked from its beginning."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastable.embedding_store.errors import StoreBroken, StoreFailed
+from elastable.embedding_store.log.contract import Buffer, LogEntry
+from elastable.embedding_store.log.framing import HEADER_BYTES, Header, is_intact, next_intact, parse_header
+
+__all__ = ["Segment", "SegmentReader", "segment_first", "segment_name", "write_all"]
+
+_SUFFIX = ".log"
+_MOST_PIECES = 512  # that one system call writes; Linux takes 1,024
+
+
+def segment_name(first: int) -> str:
+    """The name of the file whose first entry has the sequence number `first`; names sort as the numbers do."""
+    return f"{first:020d}{_SUFFIX}"
+
+
+def segment_first(name: str) -> int | None:
+    """The sequence number in a file's name; None: it is not the name of a segment."""
+    digits = name.removesuffix(_SUFFIX)
+    return int(digits) if digits.isascii() and digits.isdecimal() and name == segment_name(int(digits)) else None
+
+
+@dataclass(slots=True)
+class Segment:
+    """A file of a log.
+
+    Attributes:
+        path: Where it is.
+        first, last: Sequence numbers of its first and its last entry.
+        bytes: Its length.
+        previous: `Header.previous` of its first entry.
+        check: `Header.check` of its last entry.
+    """
+
+    path: Path
+    first: int
+    last: int
+    bytes: int
+    previous: int
+    check: int
+
+
+class SegmentReader:
+    """Reads a segment entry by entry, each of which must follow the one before.
+
+    Attributes:
+        offset: Bytes of the file that intact entries take so far.
+        first, last: Headers of the first and of the last entry that was read; None: there was none.
+    """
+
+    def __init__(self, path: Path, first: int | None = None) -> None:
+        """Opens the file.
+
+        Args:
+            path: Of the file.
+            first: The sequence number of its first entry; None: its name says it.
+
+        Raises:
+            StoreFailed: the file cannot be opened.
+        """
+        self.path = path
+        self._first = segment_first(path.name) if first is None else first
+        self.offset = 0
+        self.first: Header | None = None
+        self.last: Header | None = None
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise StoreFailed(f"{path} cannot be read: {error.strerror}") from error
+
+    def headers(self) -> Iterator[Header]:
+        """Headers of the entries, without their payloads; ends where no whole entry begins.
+
+        Raises:
+            StoreBroken: an entry does not follow the one before.
+        """
+        size = self.size
+        while (header := self._header(size)) is not None:
+            self._advance(header)
+            yield header
+
+    def entries(self, end: int | None = None) -> Iterator[LogEntry]:
+        """The entries up to byte `end` (None: the file's length); ends where none is intact.
+
+        Raises:
+            StoreBroken: an entry does not follow the one before.
+        """
+        size = self.size if end is None else end
+        while (header := self._header(size)) is not None:
+            content = self._read(self.offset, header.entry_bytes)
+            if not is_intact(content, 0, header):
+                return
+            self._advance(header)
+            yield LogEntry(header.sequence, header.version, content[HEADER_BYTES:])
+
+    @property
+    def size(self) -> int:
+        """The file's length in bytes, now."""
+        return os.fstat(self._fd).st_size
+
+    def refuse_corruption(self) -> None:
+        """Does nothing where only a torn entry, or nothing, is behind `offset`.
+
+        Raises:
+            StoreBroken: an intact entry comes later, so what is at `offset` was whole once.
+        """
+        rest = self._read(self.offset, self.size - self.offset)
+        found = next_intact(rest, 1)
+        if found is not None:
+            place, header = found
+            raise StoreBroken(
+                f"{self.path} is corrupt at byte {self.offset:,}: the next intact entry, {header.sequence}, begins at "
+                f"byte {self.offset + place:,}; restore a checkpoint of version {header.version} or later"
+            )
+
+    def close(self) -> None:
+        """Closes the file."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> SegmentReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _advance(self, header: Header) -> None:
+        if self.last is None:
+            if header.sequence != self._first:
+                raise StoreBroken(f"{self.path} is corrupt: its first entry is {header.sequence}")
+            self.first = header
+        elif header.sequence != self.last.sequence + 1 or header.previous != self.last.check:
+            raise StoreBroken(f"{self.path} is corrupt: entry {header.sequence} comes after {self.last.sequence}")
+        self.last = header
+        self.offset += header.entry_bytes
+
+    def _header(self, size: int) -> Header | None:
+        header = parse_header(self._read(self.offset, HEADER_BYTES))
+        return None if header is None or self.offset + header.entry_bytes > size else header
+
+    def _read(self, offset: int, length: int) -> memoryview:
+        content, filled = memoryview(bytearray(length)), 0
+        try:
+            while filled < length and (count := os.preadv(self._fd, [content[filled:]], offset + filled)):
+                filled += count
+        except OSError as error:
+            raise StoreBroken(f"{self.path} cannot be read at byte {offset:,}: {error.strerror}") from error
+        return content[:filled]
+
+
+def write_all(fd: int, parts: Sequence[Buffer], offset: int) -> int:
+    """Writes `parts` one after the other at `offset`; returns how many bytes. Raises `OSError`."""
+    pieces = [memoryview(part).cast("B") for part in parts]
+    pieces = [piece for piece in pieces if len(piece)]
+    start = offset
+    while pieces:
+        written = os.pwritev(fd, pieces[:_MOST_PIECES], offset)
+        offset += written
+        while pieces and written >= len(pieces[0]):
+            written -= len(pieces.pop(0))
+        if written:
+            pieces[0] = pieces[0][written:]
+    return offset - start

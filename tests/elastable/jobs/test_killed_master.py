@@ -1,0 +1,67 @@
+"""A job whose store outlives its master goes on there when the master is killed: nothing is lost, or trained twice."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.elastable.conftest import JOB, Trained
+from tests.elastable.jobs.test_interrupted import assert_same_model
+from tests.elastable.processes import CLICK_JOB, Hold, elastable, run_elastable
+from tests.servers import running_server
+
+
+@pytest.fixture(name="store", params=["redis", "memory with a log"])
+def fixture_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "redis":
+        with running_server(request.getfixturevalue("server_binary"), tmp_path / "redis") as server:
+            yield server.url
+    else:
+        yield f"memory?log={tmp_path / 'log'}&log_bytes=200KiB"
+
+
+@pytest.mark.timeout(900)
+def test_killed_twice_and_resumed_equals_undisturbed(trained: Trained, store: str, tmp_path: Path) -> None:
+    """The rows were in memory alone there; no checkpoint is written here before the end."""
+    checkpoints = tmp_path / "checkpoints"
+    places: list[str | Path] = [
+        "--store",
+        store,
+        "--run-dir",
+        tmp_path / "runs",
+        "--checkpoint-dir",
+        checkpoints,
+        "--resume",
+    ]
+    job: list[str | Path] = [
+        "train",
+        CLICK_JOB,
+        *JOB,
+        "--deadline",
+        "30",
+        "--no-export",
+        "--evaluate-every",
+        "8",
+        *places,
+    ]
+    for version, workers in ((7, "2"), (28, "1")):
+        hold = Hold(tmp_path / f"hold-{version}", version)
+        with elastable(tmp_path, *job, "--workers", workers, env=hold.environment, name=f"to-{version}") as train:
+            hold.wait(train)
+            train.signal(signal.SIGKILL)
+            train.wait()
+        assert not checkpoints.exists() or not list(checkpoints.glob("ckpt-*"))
+    other = run_elastable("train", CLICK_JOB, *JOB[:-1], "8", "--workers", "1", *places, "--deadline", "5")
+    assert other.code != 0
+    assert "seed was 7 and is 8" in other.err
+    # Not finished yet, so --rerun changes nothing.
+    last = run_elastable(*job, "--workers", "2", "--rerun")
+    assert last.code == 0, last.err
+    assert "resuming at version 28" in last.out
+    assert_same_model(next(checkpoints.glob("ckpt-*")), trained.checkpoint)
+    result = json.loads((tmp_path / "runs" / "latest" / "result.json").read_text())
+    assert result["metrics"] == trained.result["metrics"]

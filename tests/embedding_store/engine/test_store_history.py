@@ -1,0 +1,305 @@
+"""A memory store with a history is killed at any moment, and comes back as if nothing had happened."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.spec import (
+    AdmissionSpec,
+    EvictionSpec,
+    InitializerSpec,
+    OptimizerSpec,
+    TableSpec,
+)
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.history.store_history import StoreHistory
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.errors import BadInput, StaleVersion, StoreBroken, StoreFailed
+
+NORMAL = InitializerSpec("normal", 0, 1)
+SPECS = {
+    spec.name: spec
+    for spec in (
+        TableSpec("fixed", 3, 14, initializer=NORMAL, optimizer=OptimizerSpec.of("adam", learning_rate=0.1), seed=1),
+        TableSpec("dynamic", 2, initializer=NORMAL, optimizer=OptimizerSpec.of("adagrad")),
+        TableSpec("half", 2, None, "bfloat16", NORMAL, 4, OptimizerSpec.of("sgd")),
+        TableSpec("byte", 4, None, "int8", NORMAL, 4, OptimizerSpec.of("adagrad")),
+        TableSpec("rare", 2, admission=AdmissionSpec(2, 64), eviction=EvictionSpec(max_age=2, every=2)),
+        TableSpec("often", 2, optimizer=OptimizerSpec.of("adam"), eviction=EvictionSpec(min_frequency=2, every=3)),
+        TableSpec("every", 2, optimizer=OptimizerSpec.of("adam", lazy=False), initializer=NORMAL),
+        TableSpec("decayed", 2, 14, optimizer=OptimizerSpec.of("adamw", weight_decay=0.1, lazy=False), seed=3),
+        TableSpec("few", 1, eviction=EvictionSpec(max_rows=5)),
+    )
+}
+NAMES = sorted(SPECS)
+TRAINED = [name for name in NAMES if name != "byte"]  # int8 rows are put, and read
+MOST = 13
+IDS = st.lists(st.integers(0, MOST), min_size=1, max_size=8, unique=True)
+
+
+def everything(store: EmbeddingStore) -> dict[str, object]:
+    found: dict[str, object] = {"version": store.version()}
+    for name in sorted(store.specs()):
+        rows = {
+            one: (weights.tobytes(), slots.tobytes(), None if block.touches is None else tuple(block.touches[i]))
+            for block in store.scan(name, 4)
+            for i, (one, weights, slots) in enumerate(zip(block.ids.tolist(), block.weights, block.slots, strict=True))
+        }
+        read = store.lookup({name: np.arange(MOST + 1)})[name].tobytes()
+        found[name] = (rows, read, hash(store.table_state(name)))
+    return found
+
+
+def opened(folder: Path, log_bytes: int = 1 << 30, fsync: str = "interval") -> MemoryStore:
+    with ExitStack() as stack:
+        history = stack.enter_context(StoreHistory(folder, log_bytes=log_bytes, fsync=fsync))
+        store = stack.enter_context(MemoryStore(1, direct_bytes=100))
+        store.keep_history(history)
+        stack.pop_all()
+    return store
+
+
+def base_written(store: MemoryStore) -> None:
+    """Returns once no base is being written."""
+    assert store._history is not None
+    if store._history._writing is not None:
+        store._history._writing.join(60)
+
+
+def log_size(folder: Path) -> int:
+    size = 0
+    for path in folder.glob("*.log"):
+        with suppress(FileNotFoundError):  # trimmed meanwhile
+            size += path.stat().st_size
+    return size
+
+
+def step(store: EmbeddingStore, ids: list[int], seed: int, names: list[str], *, ends_chapter: bool = False) -> None:
+    version, random = store.version(), np.random.default_rng(seed)
+    updates = {
+        name: TableUpdate(np.array(ids), random.normal(size=(len(ids), SPECS[name].dim)).astype(np.float32))
+        for name in names
+    }
+    frozen = ("few",) if "few" not in updates and seed % 2 else ()
+    record = None if seed % 3 == 0 else random.bytes(seed % 5)
+    rates = dict.fromkeys(names, 0.01 * (1 + seed % 4))
+    store.commit(Commit(version + 1, updates, version, rates, record, ends_chapter, frozen))
+
+
+class AnyHistory(RuleBasedStateMachine):
+    """One store with a history, and one without; both see the same calls, and only one of them is killed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="elastable-history-"))
+        self.lives = 0
+
+    @initialize(log_bytes=st.sampled_from([200, 4_000, 1 << 30]))
+    def begin(self, log_bytes: int) -> None:
+        self.log_bytes = log_bytes
+        self.kept = opened(self.folder / "0", log_bytes)
+        self.plain = MemoryStore(1, direct_bytes=100)
+        for store in (self.kept, self.plain):
+            for spec in SPECS.values():
+                store.create_table(spec)
+        self.records: list[bytes | None] = [None]
+
+    @rule(
+        ids=IDS,
+        seed=st.integers(0, 1 << 20),
+        names=st.lists(st.sampled_from(TRAINED), max_size=4, unique=True),
+        ends_chapter=st.booleans(),
+    )
+    def commit(self, ids: list[int], seed: int, names: list[str], ends_chapter: bool) -> None:
+        for store in (self.kept, self.plain):
+            step(store, ids, seed, names, ends_chapter=ends_chapter)
+
+    @rule(ids=IDS, name=st.sampled_from(NAMES), seed=st.integers(0, 99), touched=st.booleans())
+    def put(self, ids: list[int], name: str, seed: int, touched: bool) -> None:
+        random, spec = np.random.default_rng(seed), SPECS[name]
+        width = next(self.plain.scan(name), None)
+        slots = self.plain.read_rows(name, np.array(ids)).slots.shape[1] if width is None else width.slots.shape[1]
+        touches = random.integers(0, 3, (len(ids), 2)) if touched and spec.eviction else None
+        weights = random.normal(size=(len(ids), spec.dim)).astype(np.float32)
+        block = RowBlock(np.array(ids), weights, random.random((len(ids), slots)).astype(np.float32), touches)
+        for store in (self.kept, self.plain):
+            store.put(name, [block])
+
+    @rule(ids=IDS, name=st.sampled_from(NAMES))
+    def delete(self, ids: list[int], name: str) -> None:
+        assert self.kept.delete(name, np.array(ids)) == self.plain.delete(name, np.array(ids))
+
+    @rule(name=st.sampled_from(NAMES), again=st.booleans())
+    def clear_or_drop(self, name: str, again: bool) -> None:
+        for store in (self.kept, self.plain):
+            if again:
+                store.drop_table(name)
+                store.create_table(SPECS[name])
+            else:
+                store.clear(name)
+
+    @rule(version=st.integers(0, 30))
+    def reset(self, version: int) -> None:
+        for store in (self.kept, self.plain):
+            store.reset_version(version)
+
+    @rule(torn=st.binary(max_size=60))
+    def kill(self, torn: bytes) -> None:
+        """What lies in files now is all that is left; the last write may have been torn."""
+        record = self.kept.record()
+        self.lives += 1
+        folder = self.folder / str(self.lives)
+        shutil.copytree(self.folder / str(self.lives - 1), folder)
+        newest = sorted(folder.glob("*.log"))[-1]
+        with newest.open("ab") as file:
+            file.write(torn)
+        self.kept.close()
+        self.kept = opened(folder, self.log_bytes)
+        assert self.kept.record() == record
+        shutil.rmtree(self.folder / str(self.lives - 1))
+
+    @invariant()
+    def both_are_the_same(self) -> None:
+        if hasattr(self, "kept"):
+            base_written(self.kept)  # so that what happens does not depend on threads
+            assert everything(self.kept) == everything(self.plain)
+
+    def teardown(self) -> None:
+        if hasattr(self, "kept"):
+            self.kept.close()
+            self.plain.close()
+        shutil.rmtree(self.folder)
+
+
+TestAnyHistory = AnyHistory.TestCase
+TestAnyHistory.settings = settings(
+    max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+def test_the_version_before_can_be_gone_back_to(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        for spec in SPECS.values():
+            store.create_table(spec)
+        for seed in range(6):
+            before, record = everything(store), store.record()
+            step(store, [1, 2, 5 + seed], seed, TRAINED)
+        assert store.recover() == 0
+        assert store.recover(5) == 3 * len(TRAINED) - 2, "id 10 of `rare` is not admitted yet, and of `often` evicted"
+        assert everything(store) == before
+        assert store.record() == record
+        with pytest.raises(StaleVersion):
+            store.recover(3)
+        step(store, [7], 9, TRAINED)
+        after = everything(store)
+    with opened(tmp_path) as store:
+        assert everything(store) == after
+
+
+def test_a_base_replaces_the_log_before_it(tmp_path: Path) -> None:
+    sizes = []
+    with opened(tmp_path, log_bytes=20_000) as store:
+        store.create_table(SPECS["dynamic"])
+        for seed in range(600):
+            step(store, list(range(MOST)), seed, ["dynamic"])
+            sizes.append(log_size(tmp_path))
+        before = everything(store)
+    assert len(list(tmp_path.glob("*.base"))) == 1
+    assert max(sizes) < 100_000
+    with opened(tmp_path) as store:
+        assert everything(store) == before
+
+
+def test_killed_between_a_new_base_and_trimming(tmp_path: Path) -> None:
+    kept, copied = tmp_path / "kept", tmp_path / "copied"
+    with opened(kept) as store:
+        store.create_table(SPECS["dynamic"])
+        for seed in range(60):
+            step(store, [seed, 1], seed, ["dynamic"])
+    shutil.copytree(kept, copied)
+    with opened(kept, log_bytes=100) as store:
+        step(store, [9], 9, ["dynamic"])
+        base_written(store)
+        before = everything(store)
+    for path in kept.iterdir():  # the newest segments and the base, beside all segments before
+        shutil.copy(path, copied / path.name)
+    (copied / "00000000000000000001.base.new").write_bytes(b"begun by a process that died")
+    assert len(list(copied.glob("*.base"))) == 1
+    with opened(copied) as store:
+        assert everything(store) == before
+    assert not list(copied.glob("*.new"))
+
+
+def test_only_an_empty_store_is_brought_to_the_version_of_a_history(tmp_path: Path) -> None:
+    with MemoryStore(1) as store, opened(tmp_path):
+        store.create_table(SPECS["dynamic"])
+        with StoreHistory(tmp_path / "other") as history, pytest.raises(BadInput, match="only an empty memory store"):
+            store.keep_history(history)
+
+
+def test_a_folder_has_one_store(tmp_path: Path) -> None:
+    with opened(tmp_path), pytest.raises(StoreFailed, match="open already, in process"):
+        opened(tmp_path)
+
+
+def test_a_commit_that_cannot_be_written_is_not_there_when_the_store_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(fd: int, pieces: object, offset: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with opened(tmp_path) as store:
+        store.create_table(SPECS["dynamic"])
+        step(store, [1, 2], 0, ["dynamic"])
+        before = everything(store)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwritev", fails)
+            with pytest.raises(StoreFailed, match="cannot be written: No space left on device"):
+                step(store, [1, 3], 1, ["dynamic"])
+        # Rows in memory are of a version that is nowhere written: nobody reads them.
+        with pytest.raises(StoreBroken, match=f"open {tmp_path} again: .*No space left on device"):
+            store.lookup({"dynamic": np.arange(3)})
+        with pytest.raises(StoreBroken):
+            step(store, [1, 3], 1, ["dynamic"])
+    with opened(tmp_path) as store:
+        assert everything(store) == before
+        step(store, [1, 3], 1, ["dynamic"])
+
+
+def test_a_log_whose_base_is_gone_is_refused(tmp_path: Path) -> None:
+    with opened(tmp_path, log_bytes=100) as store:
+        store.create_table(SPECS["dynamic"])
+        for seed in range(60):
+            step(store, [seed], seed, ["dynamic"])
+        base_written(store)
+    bases = list(tmp_path.glob("*.base"))
+    assert len(bases) == 1
+    bases[0].unlink()
+    with pytest.raises(StoreBroken, match="is incomplete: its base includes entries up to 0"):
+        opened(tmp_path)
+
+
+def test_a_corrupt_base_is_refused(tmp_path: Path) -> None:
+    with opened(tmp_path, log_bytes=100) as store:
+        store.create_table(SPECS["dynamic"])
+        for seed in range(60):
+            step(store, [seed], seed, ["dynamic"])
+        base_written(store)
+    (base,) = tmp_path.glob("*.base")
+    content = base.read_bytes()
+    for broken in (content[:-1], content[:-60], content[:100] + bytes([content[100] ^ 4]) + content[101:]):
+        base.write_bytes(broken)
+        with pytest.raises(StoreBroken, match=r"is corrupt|cannot be applied"):
+            opened(tmp_path)

@@ -1,0 +1,153 @@
+"""Changes of a store are read from a log as they were written, and nothing else is read as one."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from elastable.embedding_store.contract.row_data import RowBlock, TableState
+from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.errors import StoreBroken
+from elastable.embedding_store.log.arrays_payload import encode_payload
+from elastable.embedding_store.log.changes import (
+    Change,
+    ClearTable,
+    CommitImages,
+    CreateTable,
+    DeleteRows,
+    DropTable,
+    PutRows,
+    PutTableState,
+    ResetVersion,
+    TableImages,
+    decode_change,
+    encode_change,
+)
+
+SPEC = TableSpec("rows", 3, seed=7, optimizer=OptimizerSpec("adagrad"), eviction=EvictionSpec(max_rows=9))
+IDS = st.integers(0, 5).flatmap(lambda n: arrays(np.int64, n))
+NAMES = st.text(max_size=8)
+
+
+@st.composite
+def images(draw: st.DrawFn) -> TableImages:
+    rows, dim, slots = draw(st.integers(0, 4)), draw(st.integers(1, 3)), draw(st.integers(0, 3))
+    touches = draw(st.none() | arrays(np.int64, (rows, 2)))
+    return TableImages(
+        draw(NAMES),
+        draw(arrays(np.int64, rows)),
+        draw(arrays(np.float32, (rows, dim))),
+        draw(arrays(np.float32, (rows, slots))),
+        touches,
+        draw(IDS),
+        draw(IDS),
+    )
+
+
+COMMITS = st.builds(
+    CommitImages,
+    st.integers(0, 1 << 62),
+    st.lists(images(), max_size=3).map(tuple),
+    st.dictionaries(NAMES, st.floats(allow_nan=False), max_size=3),
+    st.lists(NAMES, max_size=2).map(tuple),
+    st.booleans(),
+    st.none() | st.binary(max_size=40),
+)
+
+
+def same(one: object, other: object) -> bool:
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    if is_dataclass(one):
+        return type(one) is type(other) and all(
+            same(getattr(one, part.name), getattr(other, part.name)) for part in fields(one)
+        )
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def joined(change: Change) -> memoryview:
+    return memoryview(b"".join(encode_change(change)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(COMMITS)
+def test_a_commit_is_read_as_it_was_written(commit: CommitImages) -> None:
+    assert same(decode_change(joined(commit)), commit)
+
+
+TOUCHES = np.ones((1, 2), np.int64)
+OTHERS: list[Change] = [
+    CreateTable(SPEC),
+    DropTable("rows"),
+    ClearTable("ü\n"),
+    PutRows("rows", RowBlock(np.arange(2), np.ones((2, 3), np.float32), np.zeros((2, 0), np.float32))),
+    PutRows("rows", RowBlock(np.arange(1), np.ones((1, 3), np.float32), np.zeros((1, 3), np.float32), TOUCHES)),
+    DeleteRows("rows", np.array([-1, 1 << 62])),
+    PutTableState("rows", TableState(np.arange(13, dtype=np.uint8), -0.25)),
+    PutTableState("rows", TableState()),
+    ResetVersion(),
+    ResetVersion(b"progress"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", OTHERS, ids=lambda change: type(change).__name__)
+def test_other_changes_are_read_as_they_were_written(change: Change) -> None:
+    assert same(decode_change(joined(change)), change)
+
+
+@pytest.mark.parametrize("change", OTHERS, ids=lambda change: type(change).__name__)
+def test_a_change_that_was_cut_or_lengthened_is_refused(change: Change) -> None:
+    whole = joined(change)
+    for length in range(len(whole)):
+        with pytest.raises(StoreBroken, match=f"a log entry of {length} bytes"):
+            decode_change(whole[:length])
+    with pytest.raises(StoreBroken, match="8 bytes are left over"):
+        decode_change(memoryview(bytes(whole) + bytes(8)))
+
+
+IDS_TWO_DEEP = np.zeros((2, 2), np.int64)
+
+
+@pytest.mark.parametrize(
+    ("fields_of", "arrays_of"),
+    [
+        ({"kind": "drop"}, []),
+        ({"kind": "drop", "table": 3}, []),
+        ({"kind": "grow", "table": "rows"}, []),
+        ({"kind": "drop", "table": "rows"}, [np.arange(3)]),
+        ({"kind": "delete", "table": "rows"}, []),
+        ({"kind": "delete", "table": "rows"}, [IDS_TWO_DEEP]),
+        ({"kind": "delete", "table": "rows"}, [np.zeros(3, np.float32)]),
+        ({"kind": "state", "table": "rows"}, [np.arange(3)]),
+        ({"kind": "create", "spec": "{}"}, []),
+        ({"kind": "create", "spec": None}, []),
+        ({"kind": "commit"}, []),
+        (
+            {"kind": "commit", "step": "1", "tables": [], "rates": {}, "frozen": [], "ends_chapter": False}
+            | {"record": False},
+            [],
+        ),
+        (
+            {"kind": "commit", "step": 1, "tables": [["rows", False]], "rates": {}, "frozen": [], "ends_chapter": False}
+            | {"record": False},
+            [np.arange(3)],
+        ),
+    ],
+)
+def test_what_is_no_change_is_refused(fields_of: dict[str, object], arrays_of: list[np.ndarray]) -> None:
+    with pytest.raises(StoreBroken, match="is no change of a store"):
+        decode_change(memoryview(b"".join(encode_payload(fields_of, arrays_of))))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200))
+def test_any_bytes_are_refused(content: bytes) -> None:
+    with pytest.raises(StoreBroken):
+        decode_change(memoryview(content))

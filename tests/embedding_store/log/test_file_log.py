@@ -1,0 +1,271 @@
+"""Entries of a log in files come back whole and in order, whatever ended the process that wrote them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastable.embedding_store.errors import BadInput, FutureVersion, StaleVersion, StoreBroken, StoreFailed
+from elastable.embedding_store.log.file_log import FileLog, FsyncPolicy
+from elastable.embedding_store.log.framing import HEADER_BYTES
+from elastable.embedding_store.log.segment import segment_name
+
+RANDOM = np.random.default_rng(0)
+PAYLOADS = [RANDOM.bytes(length) for length in (0, 1, 47, 48, 49, 5_000, 70_000)]
+
+
+def fill(log: FileLog) -> list[tuple[int, int, bytes]]:
+    """Appends all `PAYLOADS`, two to a version."""
+    appended = []
+    for sequence, payload in enumerate(PAYLOADS, log.last + 1):
+        log.append(sequence, sequence // 2, [payload[:7], memoryview(payload)[7:]])
+        appended.append((sequence, sequence // 2, payload))
+    return appended
+
+
+def read(log: FileLog, after: int = 0) -> list[tuple[int, int, bytes]]:
+    return [(entry.sequence, entry.version, bytes(entry.payload)) for entry in log.entries(after)]
+
+
+@pytest.mark.parametrize("fsync", ["always", "interval", "never"])
+@pytest.mark.parametrize("segment_bytes", [1, 6_000, 1 << 20])
+def test_entries_come_back_in_order(tmp_path: Path, fsync: FsyncPolicy, segment_bytes: int) -> None:
+    with FileLog(tmp_path, fsync=fsync, segment_bytes=segment_bytes) as log:
+        assert (log.first, log.last, log.bytes, read(log)) == (1, 0, 0, [])
+        appended = fill(log)
+        assert read(log) == appended
+    with FileLog(tmp_path, segment_bytes=segment_bytes) as log:
+        assert (log.first, log.last) == (1, len(PAYLOADS))
+        assert log.bytes == sum(HEADER_BYTES + len(payload) for _, _, payload in appended)
+        for count in range(len(appended) + 1):
+            assert read(log, after=count) == appended[count:]
+        appended += fill(log)
+        assert read(log) == appended
+
+
+def test_an_entry_that_is_not_the_next_one_is_refused(tmp_path: Path) -> None:
+    with FileLog(tmp_path) as log:
+        log.append(1, 0, [b"one"])
+        with pytest.raises(StaleVersion, match="entry 1 cannot be appended, the next one is 2"):
+            log.append(1, 0, [b"x"])
+        with pytest.raises(FutureVersion, match="entry 3 cannot be appended, the next one is 2"):
+            log.append(3, 1, [b"x"])
+        assert read(log) == [(1, 0, b"one")]
+
+
+def test_trimmed_entries_are_gone_and_asking_for_them_is_an_error(tmp_path: Path) -> None:
+    with FileLog(tmp_path, segment_bytes=1) as log:
+        appended = fill(log)
+        log.trim(4)
+        assert log.first == 4
+        assert read(log, after=3) == appended[3:]
+        with pytest.raises(BadInput, match="begins with entry 4: those after 2 were trimmed"):
+            read(log, after=2)
+        log.trim(100)
+        assert read(log, after=len(appended) - 1) == appended[-1:], "the newest one knows where the next begins"
+    with FileLog(tmp_path, segment_bytes=1) as log:
+        assert log.last == len(appended)
+
+
+@pytest.mark.parametrize("segment_bytes", [1, 6_000, 1 << 20])
+def test_a_truncated_log_goes_on_where_it_was_cut(tmp_path: Path, segment_bytes: int) -> None:
+    for after in range(len(PAYLOADS) + 1):
+        with FileLog(tmp_path / str(after), segment_bytes=segment_bytes) as log:
+            appended = fill(log)
+            log.truncate(after)
+            assert (log.last, read(log)) == (after, appended[:after])
+            again = fill(log)
+        with FileLog(tmp_path / str(after), segment_bytes=segment_bytes) as log:
+            assert read(log) == appended[:after] + again
+
+
+def test_a_log_is_not_truncated_before_what_was_trimmed(tmp_path: Path) -> None:
+    with FileLog(tmp_path, segment_bytes=1) as log:
+        appended = fill(log)
+        log.trim(4)
+        for after in (0, 3):
+            with pytest.raises(BadInput, match=f"begins with entry 4: it cannot be truncated after entry {after}"):
+                log.truncate(after)
+        log.truncate(4)
+        assert read(log, after=3) == appended[3:4]
+
+
+def test_one_process_at_a_time_has_a_log(tmp_path: Path) -> None:
+    with FileLog(tmp_path), pytest.raises(StoreFailed, match=f"open already, in process {os.getpid()}"):
+        FileLog(tmp_path)
+    FileLog(tmp_path).close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"fsync": "sometimes"}, {"fsync_interval_s": 0}, {"segment_bytes": 0}, {"fsync_interval_s": float("nan")}],
+)
+def test_bad_options_are_refused_by_value(tmp_path: Path, options: dict[str, object]) -> None:
+    with pytest.raises(BadInput, match=r"choose one of always, interval, never|both are above 0"):
+        FileLog(tmp_path, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("segment_bytes", [6_000, 1 << 20])
+def test_a_torn_entry_at_the_end_is_dropped_wherever_it_was_torn(
+    tmp_path: Path, segment_bytes: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with FileLog(tmp_path / "whole", segment_bytes=segment_bytes) as log:
+        appended = fill(log)
+    newest = sorted((tmp_path / "whole").glob("*.log"))[-1]
+    content = newest.read_bytes()
+    length = HEADER_BYTES + len(appended[-1][2])
+    for cut in (1, 2, HEADER_BYTES, length // 2, length - HEADER_BYTES, length - HEADER_BYTES + 1, length - 1, length):
+        newest.write_bytes(content[: len(content) - cut])
+        with FileLog(tmp_path / "whole", segment_bytes=segment_bytes) as log:
+            assert read(log) == appended[:-1]
+            assert log.last == len(appended) - 1
+            log.append(*appended[-1][:2], [appended[-1][2]])
+            assert read(log) == appended
+        assert cut == length or "not written whole" in caplog.text
+        caplog.clear()
+
+
+def segments_of(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.log"))
+
+
+@pytest.mark.parametrize("segment_bytes", [6_000, 1 << 20])
+@pytest.mark.parametrize("at", ["header", "payload"])
+def test_a_corrupt_entry_with_intact_ones_behind_it_is_refused(tmp_path: Path, segment_bytes: int, at: str) -> None:
+    with FileLog(tmp_path, segment_bytes=segment_bytes) as log:
+        fill(log)
+    oldest = segments_of(tmp_path)[0]
+    content = bytearray(oldest.read_bytes())
+    place = 10 if at == "header" else HEADER_BYTES * 2  # the second entry has a payload of one byte
+    content[place] ^= 1
+    oldest.write_bytes(content)
+    offset = 0 if at == "header" else HEADER_BYTES
+    with pytest.raises(StoreBroken, match=rf"{oldest.name} is corrupt at byte {offset}:"):  # noqa: SIM117
+        with FileLog(tmp_path, segment_bytes=segment_bytes) as log:
+            read(log)
+
+
+def test_a_missing_segment_is_refused(tmp_path: Path) -> None:
+    with FileLog(tmp_path, segment_bytes=1) as log:
+        fill(log)
+    segments_of(tmp_path)[3].unlink()
+    with pytest.raises(StoreBroken, match="entries are missing between 3, where one segment ends, and 5, where"):
+        FileLog(tmp_path)
+
+
+def test_a_renamed_segment_is_refused(tmp_path: Path) -> None:
+    with FileLog(tmp_path) as log:
+        fill(log)
+    segments_of(tmp_path)[0].rename(tmp_path / segment_name(2))
+    with pytest.raises(StoreBroken, match="its first entry is 1"):
+        FileLog(tmp_path)
+
+
+@settings(max_examples=150, deadline=None)
+@given(place=st.integers(0, 1 << 30), bits=st.integers(1, 255))
+def test_no_flipped_bit_is_read_as_an_entry(tmp_path_factory: pytest.TempPathFactory, place: int, bits: int) -> None:
+    folder = tmp_path_factory.mktemp("flipped")
+    with FileLog(folder) as log:
+        appended = fill(log)
+    path = segments_of(folder)[0]
+    content = bytearray(path.read_bytes())
+    content[place % len(content)] ^= bits
+    path.write_bytes(content)
+    try:
+        with FileLog(folder) as log:
+            assert read(log) == appended[:-1], "only the last entry can be taken for a torn one"
+    except StoreBroken as error:
+        assert path.name in str(error)  # noqa: PT017 - either outcome is right, by the place
+
+
+class _FullDisk:
+    """`os.pwritev` on a disk that has room for so many bytes more."""
+
+    def __init__(self, room: int) -> None:
+        self.room, self.plain = room, os.pwritev
+
+    def __call__(self, fd: int, pieces: list[memoryview], offset: int) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = self.plain(fd, [piece[: self.room] for piece in pieces[:1]], offset)
+        self.room -= written
+        return written
+
+
+@pytest.mark.parametrize("room", [0, 5, HEADER_BYTES, HEADER_BYTES + 3])
+@pytest.mark.parametrize("segment_bytes", [1, 1 << 20])
+def test_an_append_that_fails_changes_nothing(
+    tmp_path: Path, room: int, segment_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FileLog(tmp_path, segment_bytes=segment_bytes) as log:
+        appended = fill(log)
+        following = len(PAYLOADS) + 1
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwritev", _FullDisk(room))
+            with pytest.raises(StoreFailed, match=rf"entry {following} cannot be written: No space left on device"):
+                log.append(following, 9, [b"payload"])
+        assert read(log) == appended
+        assert log.last == len(appended)
+        log.append(following, 9, [b"payload"])
+        assert read(log) == [*appended, (following, 9, b"payload")]
+
+
+def test_after_an_fsync_that_failed_nothing_is_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with FileLog(tmp_path, fsync="always") as log:
+        log.append(1, 1, [b"one"])
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fdatasync", fails)
+            with pytest.raises(StoreBroken, match="fsync failed: Input/output error"):
+                log.append(2, 2, [b"two"])
+        # The system may have dropped the pages: a second fsync would succeed and mean nothing.
+        with pytest.raises(StoreBroken, match="fsync failed: Input/output error"):
+            log.append(3, 3, [b"three"])
+
+
+APPENDER = """
+import sys
+from elastable.embedding_store.log.file_log import FileLog
+
+log = FileLog(sys.argv[1], fsync="never", segment_bytes=20_000)
+version = log.last
+while True:
+    version += 1
+    log.append(version, version, [bytes([version % 251]) * (version * 977 % 9_001)])
+    print(version, flush=True)
+"""
+
+
+@pytest.fixture(name="appender")
+def fixture_appender(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen([sys.executable, "-c", APPENDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    yield process
+    process.kill()
+    process.communicate(timeout=60)
+
+
+def test_what_was_acknowledged_survives_kill_9(tmp_path: Path, appender: subprocess.Popen[str]) -> None:
+    assert appender.stdout is not None
+    for _ in range(200):
+        acknowledged = int(appender.stdout.readline())
+    appender.send_signal(signal.SIGKILL)
+    acknowledged = max(acknowledged, *(int(line) for line in appender.stdout if line.endswith("\n")), 0)
+    appender.wait(60)
+    with FileLog(tmp_path, segment_bytes=20_000) as log:
+        entries = read(log)
+    assert len(entries) >= acknowledged
+    for number, (sequence, version, payload) in enumerate(entries, 1):
+        assert sequence == version == number
+        assert payload == bytes([version % 251]) * (version * 977 % 9_001)
