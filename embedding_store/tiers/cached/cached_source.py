@@ -102,11 +102,9 @@ class CachedSource(BaseSource):
         return {name: cache.count for name, cache in list(self._caches.items())}
 
     def specs(self) -> dict[str, TableSpec]:
-        """As in `RowSource.specs`, asked of the source."""
         return self._source.specs()
 
     def version(self) -> int:
-        """As in `RowSource.version`, asked of the source."""
         return self._source.version()
 
     def wait_for_version(self, version: int, timeout_s: float) -> bool:

@@ -40,7 +40,6 @@ class CachedStore(CachedSource, BaseStore):
         threads: int | None = None,
         timeout_s: float = 60.0,
     ) -> None:
-        """As `CachedSource`."""
         super().__init__(store, rows=rows, bytes=bytes, threads=threads, timeout_s=timeout_s)
         self._store = store
         self._at = store.version()
@@ -73,24 +72,19 @@ class CachedStore(CachedSource, BaseStore):
         return self._store.pin(version, lease_s)
 
     def pins(self) -> tuple[PinStatistics, ...]:
-        """As in `EmbeddingStore.pins`, of the store behind."""
         return self._store.pins()
 
     @property
     def keeps_records(self) -> bool:
-        """As in `EmbeddingStore.keeps_records`, of the store behind."""
         return self._store.keeps_records
 
     def record(self) -> bytes | None:
-        """As in `EmbeddingStore.record`, of the store behind."""
         return self._store.record()
 
     def other_writer(self) -> str | None:
-        """As in `EmbeddingStore.other_writer`, of the store behind."""
         return self._store.other_writer()
 
     def require_owner(self) -> None:
-        """As in `EmbeddingStore.require_owner`, of the store behind."""
         self._store.require_owner()
 
     def recover(self, version: int | None = None) -> int:
@@ -134,7 +128,6 @@ class CachedStore(CachedSource, BaseStore):
             self._store.clear(table)
 
     def table_statistics(self, table: str) -> TableStatistics:
-        """As in `EmbeddingStore.table_statistics`, of the store behind."""
         return self._store.table_statistics(table)
 
     def table_state(self, table: str) -> TableState:

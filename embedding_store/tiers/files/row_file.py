@@ -7,7 +7,6 @@ import mmap
 import os
 import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -105,7 +104,7 @@ class RowFile:
             raise StoreFailed(f"{self.path} is cut short: {held} bytes where its rows need {needed}")
         self._take(np.unique(positions // self._chunk))
 
-    def load(self, positions: Int64, rows: npt.NDArray[Any], targets: Int64) -> None:
+    def load(self, positions: Int64, rows: npt.NDArray[np.generic], targets: Int64) -> None:
         """Reads record `positions[i]` into `rows[targets[i]]`; rows are C-contiguous, of `row_bytes` bytes each.
 
         Raises:
@@ -129,7 +128,7 @@ class RowFile:
             raise _failed(self.path, f"cannot be read at byte {at}", error) from error
         raise StoreFailed(f"{self.path} is cut short: {found} of {self._record_bytes} bytes at byte {at}")
 
-    def store(self, positions: Int64, rows: npt.NDArray[Any], sources: Int64) -> None:
+    def store(self, positions: Int64, rows: npt.NDArray[np.generic], sources: Int64) -> None:
         """Writes `rows[sources[i]]` as record `positions[i]`, which must have been allocated.
 
         Raises:
@@ -230,6 +229,6 @@ def _failed(path: Path, what: str, error: OSError) -> StoreFailed:
     return StoreFailed(f"{path} {what}: {error.strerror}")
 
 
-def _as_bytes(rows: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+def _as_bytes(rows: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
     assert rows.flags.c_contiguous, "rows that lie apart would be copied"
     return rows.reshape(-1).view(np.uint8)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -36,7 +35,7 @@ def deletions(catalog: Catalog, table: TableKeys, ids: Int64) -> list[Transactio
     return commands
 
 
-def rows_deleted(executed: Sequence[Sequence[Any]]) -> int:
+def rows_deleted(executed: Sequence[Sequence[int]]) -> int:
     """How many rows there were, from what EXEC answered to `deletions`."""
     return sum(int(counts[0]) for counts in executed)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.tiers.redis.before_images import Moment
+from elastable.embedding_store.tiers.redis.reply_shapes import Command
 
 __all__ = ["Kept", "Ledger"]
 
@@ -59,11 +60,11 @@ class Ledger:
         """Names that no pin needs, and that are not needed to take the current version back."""
         return sorted(name for name in self.entries if name <= oldest_pin and name != Moment(version))
 
-    def written(self, key: bytes, name: Moment, kept: Kept) -> list[tuple[Any, ...]]:
+    def written(self, key: bytes, name: Moment, kept: Kept) -> list[Command]:
         """Commands that note what a change left."""
         return [("HSET", key, _field(name), f"{kept.rows} {kept.bytes} {kept.serial}")]
 
-    def removed(self, key: bytes, names: Iterable[Moment]) -> list[tuple[Any, ...]]:
+    def removed(self, key: bytes, names: Iterable[Moment]) -> list[Command]:
         """Commands that take names out; none for no names."""
         fields = [_field(name) for name in names]
         return [("HDEL", key, *fields)] if fields else []

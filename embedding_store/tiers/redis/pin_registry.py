@@ -5,12 +5,12 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from elastable.embedding_store.contract.pins import not_pinned, require_lease
 from elastable.embedding_store.errors import DeadlineExceeded
 from elastable.embedding_store.tiers.redis.redis_connection import Deadline
 from elastable.embedding_store.tiers.redis.registry import PinEntry, Registry, registry_questions
+from elastable.embedding_store.tiers.redis.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.schema import pins_key, serial_key, version_key
 from elastable.embedding_store.tiers.redis.topology import Topology
 from elastable.embedding_store.tiers.redis.transactions import change_if_unchanged, run_transactions
@@ -92,7 +92,7 @@ class PinRegistry:
         """Whether something was changed."""
         done = False
 
-        def commands(answers: list[Any]) -> list[tuple[Any, ...]]:
+        def commands(answers: list[object]) -> list[Command]:
             nonlocal done
             pins = change(Registry.of(answers))
             done = bool(pins)
@@ -104,7 +104,7 @@ class PinRegistry:
         change_if_unchanged(self._topology, watched, questions, commands, deadline)
         return done
 
-    def _commands(self, pins: Mapping[bytes, PinEntry | None]) -> list[tuple[Any, ...]]:
+    def _commands(self, pins: Mapping[bytes, PinEntry | None]) -> list[Command]:
         key = pins_key(self._namespace)
         return [
             ("HDEL", key, token) if pin is None else ("HSET", key, token, pin.to_json()) for token, pin in pins.items()

@@ -23,7 +23,7 @@ from elastable.embedding_store.errors import BadInput, DeadlineExceeded, StoreFa
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.compile_clock import compile_seconds
 from elastable.embedding_store.tiers.redis.reply_errors import reply_error
-from elastable.embedding_store.tiers.redis.reply_shapes import require_shapes
+from elastable.embedding_store.tiers.redis.reply_shapes import Command, packed_command, require_shapes
 from elastable.embedding_store.tiers.redis.resp_codec import Bytes
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
@@ -95,7 +95,7 @@ class Connection:
             raise
 
     def _log_in(self, url: RedisUrl, deadline: Deadline) -> None:
-        greeting: list[tuple[Any, ...]] = []
+        greeting: list[Command] = []
         if url.password or url.username:
             greeting.append(("AUTH", url.username or "default", url.password))
         if url.db:
@@ -111,9 +111,9 @@ class Connection:
         self.call([("PING",)], deadline)
         return time.monotonic() - began
 
-    def call(self, commands: Sequence[tuple[Any, ...]], deadline: Deadline) -> list[Any]:
+    def call(self, commands: Sequence[Command], deadline: Deadline) -> list[Any]:
         """Sends the commands in one go; the replies in order, errors as `hiredis.ReplyError` objects."""
-        request = memoryview(b"".join(hiredis.pack_command(command) for command in commands))
+        request = memoryview(b"".join(packed_command(command) for command in commands))
         reader = hiredis.Reader(notEnoughData=Connection)
         replies: list[Any] = []
         while len(replies) < len(commands):
@@ -130,7 +130,7 @@ class Connection:
         require_shapes(commands, replies, self.address)
         return replies
 
-    def _whole_replies(self, reader: hiredis.Reader) -> Iterator[Any]:
+    def _whole_replies(self, reader: hiredis.Reader) -> Iterator[object]:
         try:
             while (reply := reader.gets()) is not Connection:
                 yield reply
@@ -276,7 +276,7 @@ def _encrypted(raw: socket.socket, url: RedisUrl, address: Address, deadline: De
     return raw
 
 
-def _resolved(address: Address, deadline: Deadline) -> list[Any]:
+def _resolved(address: Address, deadline: Deadline) -> Sequence[tuple[int, int, int, str, tuple[object, ...]]]:
     """`getaddrinfo`, which knows no timeout, within the deadline."""
     try:
         ipaddress.ip_address(address.host)

@@ -27,6 +27,7 @@ from elastable.embedding_store.tiers.redis.redis_connection import Deadline
 from elastable.embedding_store.tiers.redis.redis_pin import RedisPin
 from elastable.embedding_store.tiers.redis.redis_reader import RedisReader
 from elastable.embedding_store.tiers.redis.registry import Registry, read_registry, version_of
+from elastable.embedding_store.tiers.redis.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.row_commits import RowCommits
 from elastable.embedding_store.tiers.redis.row_scan import ids_now, in_blocks
 from elastable.embedding_store.tiers.redis.row_update import block_with_slots, refuse_torn_rows
@@ -227,7 +228,7 @@ class RedisStore(RedisReader, BaseStore):
             fresh = [(w, [("HSET", w, STAMP_FIELD, _NEVER_CHANGED), ("UNLINK", before)]) for w, _, before in names]
             run_transactions(self._writer.topology, fresh, deadline)
             key, ledger, records = (of(self.url.namespace) for of in (version_key, before_ledger_key, records_key))
-            words = [("SET", key, version), ("DEL", ledger, records)]
+            words: list[Command] = [("SET", key, version), ("DEL", ledger, records)]
             run_transactions(self._writer.topology, [(key, words)], deadline)
             self._writer.load(deadline)
             self._commits.forget()

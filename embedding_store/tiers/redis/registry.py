@@ -12,6 +12,7 @@ from elastable.embedding_store.contract.pins import not_pinned, refuse_while_pin
 from elastable.embedding_store.errors import StaleVersion, StoreFailed
 from elastable.embedding_store.tiers.redis.before_images import NO_PIN, Moment
 from elastable.embedding_store.tiers.redis.redis_connection import Deadline
+from elastable.embedding_store.tiers.redis.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.schema import owner_key, pins_key, serial_key, version_key
 from elastable.embedding_store.tiers.redis.topology import Topology
 
@@ -131,7 +132,7 @@ class Registry:
         return pin.gone or f"its lease of {pin.lease_s:g} s ended"
 
 
-def registry_questions(namespace: str) -> list[tuple[bytes, tuple[Any, ...]]]:
+def registry_questions(namespace: str) -> list[tuple[bytes, Command]]:
     """Commands that read all of it, the version first."""
     version = version_key(namespace)
     questions = ("GET", version), ("GET", owner_key(namespace)), ("GET", serial_key(namespace))
@@ -143,9 +144,11 @@ def read_registry(topology: Topology, namespace: str, deadline: Deadline) -> Reg
     return Registry.of(topology.call(registry_questions(namespace), deadline))
 
 
-def version_of(answer: bytes | None) -> int:
-    """The version that a server told. Raises `StoreFailed` where it is none."""
+def version_of(answer: object) -> int:
+    """The version in a server's answer, 0 for None. Raises `StoreFailed` where there is none."""
     try:
-        return 0 if answer is None else int(answer)
-    except MALFORMED:
-        raise StoreFailed(f"the version key holds {repr(answer)[:60]}, which is no version") from None
+        if answer is None or isinstance(answer, bytes):
+            return 0 if answer is None else int(answer)
+    except ValueError:
+        pass
+    raise StoreFailed(f"the version key holds {repr(answer)[:60]}, which is no version")

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeGuard, cast
 
 import hiredis
 
 from elastable.embedding_store.errors import StoreFailed
 
-__all__ = ["require_shapes"]
+__all__ = ["Command", "packed_command", "require_shapes"]
 
-_Fits = Callable[[Any, tuple[Any, ...]], bool]
+Command = tuple[str | bytes | int | float, ...]
+"""A command and its arguments."""
+
+_Fits = Callable[[object, Command], bool]
 
 
-def require_shapes(commands: Sequence[tuple[Any, ...]], replies: Sequence[Any], who: object) -> None:
+def packed_command(command: Command) -> bytes:
+    """The bytes that are sent for a command."""
+    # hiredis declares a tuple of one element, and takes any number.
+    packed: bytes = hiredis.pack_command(cast("tuple[str]", command))
+    return packed
+
+
+def require_shapes(commands: Sequence[Command], replies: Sequence[object], who: object) -> None:
     """Refuses replies that are none to these commands; errors of the server are replies to any.
 
     Args:
@@ -25,7 +35,7 @@ def require_shapes(commands: Sequence[tuple[Any, ...]], replies: Sequence[Any], 
     Raises:
         StoreFailed: naming the server, the command and the beginning of the reply.
     """
-    queued: list[tuple[Any, ...]] | None = None
+    queued: list[Command] | None = None
     for command, reply in zip(commands, replies, strict=True):
         name = str(command[0])
         if isinstance(reply, hiredis.ReplyError):
@@ -44,7 +54,7 @@ def require_shapes(commands: Sequence[tuple[Any, ...]], replies: Sequence[Any], 
             raise StoreFailed(f"redis at {who} answered {name} with {repr(reply)[:80]}, which is no answer to it")
 
 
-def _executed(commands: Sequence[tuple[Any, ...]], replies: Any) -> bool:
+def _executed(commands: Sequence[Command], replies: object) -> bool:
     return (
         isinstance(replies, list)
         and len(replies) == len(commands)
@@ -55,44 +65,44 @@ def _executed(commands: Sequence[tuple[Any, ...]], replies: Any) -> bool:
     )
 
 
-def _is_text(reply: Any, command: tuple[Any, ...]) -> bool:
+def _is_text(reply: object, command: Command) -> bool:
     return isinstance(reply, bytes)
 
 
-def _is_count(reply: Any, command: tuple[Any, ...]) -> bool:
+def _is_count(reply: object, command: Command) -> bool:
     return isinstance(reply, int) and reply >= 0
 
 
-def _is_value(reply: Any, command: tuple[Any, ...]) -> bool:
+def _is_value(reply: object, command: Command) -> bool:
     return reply is None or isinstance(reply, bytes)
 
 
-def _are_texts(reply: Any, command: tuple[Any, ...]) -> bool:
+def _are_texts(reply: object, command: Command) -> TypeGuard[list[bytes]]:
     return isinstance(reply, list) and all(isinstance(one, bytes) for one in reply)
 
 
-def _are_pairs(reply: Any, command: tuple[Any, ...]) -> bool:
+def _are_pairs(reply: object, command: Command) -> bool:
     return _are_texts(reply, command) and len(reply) % 2 == 0
 
 
-def _are_values(reply: Any, command: tuple[Any, ...]) -> bool:
+def _are_values(reply: object, command: Command) -> bool:
     asked = len(command) - 2
     return isinstance(reply, list) and len(reply) == asked and all(_is_value(one, command) for one in reply)
 
 
-def _is_time(reply: Any, command: tuple[Any, ...]) -> bool:
+def _is_time(reply: object, command: Command) -> bool:
     return _are_texts(reply, command) and len(reply) == 2 and all(one.isdigit() and len(one) < 19 for one in reply)
 
 
-def _is_page(reply: Any, command: tuple[Any, ...]) -> bool:
+def _is_page(reply: object, command: Command) -> bool:
     return isinstance(reply, list) and len(reply) == 2 and _is_text(reply[0], command) and _are_pairs(reply[1], command)
 
 
-def _is_of_client(reply: Any, command: tuple[Any, ...]) -> bool:
+def _is_of_client(reply: object, command: Command) -> bool:
     return _is_count(reply, command) if command[1] == "KILL" else _is_text(reply, command)
 
 
-def _are_slots(reply: Any, command: tuple[Any, ...]) -> bool:
+def _are_slots(reply: object, command: Command) -> bool:
     return isinstance(reply, list) and all(
         isinstance(one, list)
         and len(one) >= 3

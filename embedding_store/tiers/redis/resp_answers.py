@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import hiredis
 
 from elastable.embedding_store.errors import StoreFailed
@@ -16,7 +14,7 @@ _LONGEST_NUMBER = 20  # characters of an int64
 _DEEPEST = 8  # lists within lists
 
 
-def parse_answer(received: Bytes, start: int, stop: int, depth: int = 0) -> tuple[Any, int] | None:
+def parse_answer(received: Bytes, start: int, stop: int, depth: int = 0) -> tuple[object, int] | None:
     """One whole RESP2 value at `start`, as hiredis gives it, and the place behind it; None if it has not all come.
 
     Returns:
@@ -45,7 +43,7 @@ def parse_answer(received: Bytes, start: int, stop: int, depth: int = 0) -> tupl
         if stop < behind + number + 2:
             return None
         return received[behind : behind + number].tobytes(), behind + number + 2
-    elements: list[Any] = []
+    elements: list[object] = []
     while len(elements) < number:
         element = parse_answer(received, behind, stop, depth + 1)
         if element is None:

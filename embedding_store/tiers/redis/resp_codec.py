@@ -16,7 +16,7 @@ Where a node is asked out of turn (`-ASK`), an `ASKING` goes first and an `+OK` 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -159,7 +159,7 @@ def _header_word(width: int) -> tuple[int, int]:
 
 
 @kernel
-def _put_rows(command: Any, ids: Int64, positions: Int64, block: Bytes, out: Bytes, at: int) -> int:
+def _put_rows(command: np.void, ids: Int64, positions: Int64, block: Bytes, out: Bytes, at: int) -> int:
     """`$8\\r\\n<id>\\r\\n$<W>\\r\\n<row>\\r\\n` for every row of the command."""
     width, block_at = command["width"], command["block_at"]
     word, size = _header_word(width)
@@ -194,7 +194,7 @@ def _encode_reads(commands: Commands, text: Bytes, key_at: Int64, ids: Int64, as
 
 @kernel
 def _put_change(
-    command: Any, text: Bytes, key_at: Int64, ids: Int64, positions: Int64, block: Bytes, stamp: int,
+    command: np.void, text: Bytes, key_at: Int64, ids: Int64, positions: Int64, block: Bytes, stamp: int,
     out: Bytes, at: int,
 ) -> int:  # fmt: skip
     stamped = command["stamped"] and stamp >= 0

@@ -6,8 +6,6 @@ are compared as whole words; what does not fit is looked at byte by byte.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
@@ -109,7 +107,7 @@ def _usual_header(width: int) -> tuple[int, int, int]:
 
 @kernel
 def _copy_usual_rows(
-    received: Bytes, start: int, stop: int, command: Any, first: int, positions: Int64, block: Bytes, missing: Bytes
+    received: Bytes, start: int, stop: int, command: np.void, first: int, positions: Int64, block: Bytes, missing: Bytes
 ) -> tuple[int, int]:  # fmt: skip
     """Copies rows from number `first` of the command on, as long as they are whole and there: (rows, place behind)."""
     width, rows = command["width"], command["rows"]

@@ -8,7 +8,6 @@ command, never turned into a value.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
 
 import hiredis
 import numpy as np
@@ -67,7 +66,7 @@ class RowReplies(Replies):
         """Rows go to `block`, at `block_at + position * width`; `missing[flag_at + position]` becomes 1 or 0."""
         super().__init__()
         self.stamps = np.full(len(commands), NO_STAMP, np.int64)
-        self.answers: list[Any] = []
+        self.answers: list[object] = []
         self._to_come = questions * (1 + asking)
         self._commands = commands
         self._asking = asking

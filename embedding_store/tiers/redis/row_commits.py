@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -29,6 +28,7 @@ from elastable.embedding_store.tiers.redis.ledger import Kept
 from elastable.embedding_store.tiers.redis.more_commands import MoreCommands
 from elastable.embedding_store.tiers.redis.redis_connection import Deadline
 from elastable.embedding_store.tiers.redis.registry import Registry, read_registry, registry_questions
+from elastable.embedding_store.tiers.redis.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.row_update import apply_update, block_with_slots, refuse_torn_rows
 from elastable.embedding_store.tiers.redis.schema import before_ledger_key, records_key, serial_key, version_key
 from elastable.embedding_store.tiers.redis.topology import Topology
@@ -156,7 +156,7 @@ class RowCommits:
         writer, registry = self._writer, staged.registry
         obsolete = [*writer.ledger.obsolete(registry.oldest_pin(), commit.version)]
         outdated = {old for old in writer.records if old < commit.version - 1}
-        words: list[tuple[Any, ...]] = [("SET", version, commit.version)]
+        words: list[Command] = [("SET", version, commit.version)]
         words += writer.ledger.written(ledger, Moment(commit.version), staged.kept)
         words += writer.ledger.removed(ledger, obsolete)
         words += [("HDEL", records, *sorted(outdated))] if outdated else []

@@ -22,6 +22,7 @@ from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.retry import Retry
 from elastable.embedding_store.tiers.redis.redis_connection import Admit, Connection, ConnectionPool, Deadline
 from elastable.embedding_store.tiers.redis.reply_errors import is_transient, reply_error
+from elastable.embedding_store.tiers.redis.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.schema import HASH_SLOTS, hash_slot
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
@@ -109,7 +110,7 @@ class Topology:
             raise reply_error(f"redis at {address} does not tell its slots", str(ranges), self.url)
         return _slot_map(ranges, address)
 
-    def call(self, commands: Sequence[tuple[bytes, tuple[Any, ...]]], deadline: Deadline) -> list[Any]:
+    def call(self, commands: Sequence[tuple[bytes, Command]], deadline: Deadline) -> list[Any]:
         """Runs control commands, (key, words), each at the owner of its key.
 
         Those of one owner run in order on one connection.
@@ -139,13 +140,13 @@ class Topology:
         self.complete(slots, attempt, deadline)
         return replies
 
-    def _call_at(self, route: Route, commands: list[tuple[Any, ...]], deadline: Deadline) -> list[Any]:
+    def _call_at(self, route: Route, commands: list[Command], deadline: Deadline) -> list[Any]:
         if not route.asking:
             return self.call_at(route.address, commands, deadline)
         pairs = [word for command in commands for word in (("ASKING",), command)]
         return self.call_at(route.address, pairs, deadline)[1::2]
 
-    def call_at(self, address: Address, commands: Sequence[tuple[Any, ...]], deadline: Deadline) -> list[Any]:
+    def call_at(self, address: Address, commands: Sequence[Command], deadline: Deadline) -> list[Any]:
         """Runs commands in order on one connection to one server; errors stand among the replies."""
         with self.connection_to(address, deadline) as connection:
             return connection.call(commands, deadline)

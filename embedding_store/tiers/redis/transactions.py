@@ -11,12 +11,13 @@ import numpy as np
 
 from elastable.embedding_store.tiers.redis.redis_connection import Deadline
 from elastable.embedding_store.tiers.redis.reply_errors import reply_error
+from elastable.embedding_store.tiers.redis.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.schema import hash_slot
 from elastable.embedding_store.tiers.redis.topology import Route, Topology
 
 __all__ = ["Transaction", "change_if_unchanged", "run_transactions"]
 
-Transaction = tuple[bytes, Sequence[tuple[Any, ...]]]
+Transaction = tuple[bytes, Sequence[Command]]
 """A key, and commands whose keys all lie where that one lies."""
 
 _PAUSE_S = 0.002
@@ -62,11 +63,11 @@ def run_transactions(
     return results
 
 
-def _framed(commands: Sequence[tuple[Any, ...]], asking: bool) -> list[tuple[Any, ...]]:
+def _framed(commands: Sequence[Command], asking: bool) -> list[Command]:
     return [*([("ASKING",)] if asking else []), ("MULTI",), *commands, ("EXEC",)]
 
 
-def _first_error(answers: Sequence[Any]) -> str | None:
+def _first_error(answers: Sequence[object]) -> str | None:
     """The first error line among the answers to a transaction; None: it was executed."""
     inner = answers[-1] if isinstance(answers[-1], list) else []
     for answer in (*answers, *inner):
@@ -78,8 +79,8 @@ def _first_error(answers: Sequence[Any]) -> str | None:
 def change_if_unchanged(
     topology: Topology,
     watched: Sequence[bytes],
-    questions: Sequence[tuple[Any, ...]],
-    change: Callable[[list[Any]], Sequence[tuple[Any, ...]]],
+    questions: Sequence[Command],
+    change: Callable[[list[Any]], Sequence[Command]],
     deadline: Deadline,
 ) -> None:
     """Reads, decides, and writes, again and again until nobody else wrote in between.

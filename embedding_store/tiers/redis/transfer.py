@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import hiredis
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
@@ -15,6 +13,7 @@ from elastable.embedding_store.tiers.redis.block import Block
 from elastable.embedding_store.tiers.redis.exchange import Conversation, Requests, exchange
 from elastable.embedding_store.tiers.redis.more_commands import MoreCommands
 from elastable.embedding_store.tiers.redis.redis_connection import Deadline
+from elastable.embedding_store.tiers.redis.reply_shapes import Command, packed_command
 from elastable.embedding_store.tiers.redis.resp_codec import (
     NO_STAMP,
     Bytes,
@@ -29,10 +28,7 @@ from elastable.embedding_store.tiers.redis.resp_replies import ChangeReplies, Ro
 from elastable.embedding_store.tiers.redis.schema import hash_slot
 from elastable.embedding_store.tiers.redis.topology import Route, Topology
 
-__all__ = ["Reading", "Words", "read_block", "write_block"]
-
-Words = tuple[Any, ...]
-"""A command."""
+__all__ = ["Reading", "read_block", "write_block"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +41,11 @@ class Reading:
     """
 
     stamps: Int64
-    answers: Sequence[Any]
+    answers: Sequence[object]
 
 
 def read_block(
-    topology: Topology, block: Block, deadline: Deadline, questions: Sequence[tuple[bytes, Words]] = ()
+    topology: Topology, block: Block, deadline: Deadline, questions: Sequence[tuple[bytes, Command]] = ()
 ) -> Reading:
     """Reads all rows of a block in one round, and what else is asked for with them.
 
@@ -78,7 +74,7 @@ class _BlockReader:
     """The commands that read a block, and as the last item all questions together."""
 
     def __init__(
-        self, topology: Topology, block: Block, deadline: Deadline, questions: Sequence[tuple[bytes, Words]]
+        self, topology: Topology, block: Block, deadline: Deadline, questions: Sequence[tuple[bytes, Command]]
     ) -> None:
         self._topology, self._block, self._deadline = topology, block, deadline
         self._commands: Commands = np.concatenate((block.weights, block.slots[block.slots["width"] > 0]))
@@ -86,7 +82,7 @@ class _BlockReader:
         asked_at = [hash_slot(questions[0][0])] if questions else []
         self.hash_slots: Int64 = np.append(block.catalog.hash_slots[self._commands["key"]], asked_at).astype(np.int64)
         self.stamps = np.full(len(self._commands), NO_STAMP, np.int64)
-        self.answers: list[Any] = []
+        self.answers: list[object] = []
 
     def attempt(self, routes: list[Route]) -> dict[int, str]:
         talks = [self._talk(route) for route in routes]
@@ -114,8 +110,8 @@ class _BlockReader:
             questions=len(questions),
             asking=route.asking,
         )
-        asking = hiredis.pack_command(("ASKING",)) if route.asking else b""
-        asked = b"".join(asking + hiredis.pack_command(words) for _, words in questions)
+        asking = packed_command(("ASKING",)) if route.asking else b""
+        asked = b"".join(asking + packed_command(words) for _, words in questions)
         requests = _Reads(self._block, commands, asked, route.asking)
         return Conversation(route.address, requests, replies), items, replies
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import hiredis
 import numpy as np
 import pytest
@@ -22,11 +24,12 @@ IDS = st.lists(st.integers(-(2**63), 2**63 - 1), unique=True, max_size=30)
 
 def commands_in(more: MoreCommands) -> list[list[bytes]]:
     """The commands that were encoded."""
-    answers, at = [], 0
+    answers: list[list[bytes]] = []
+    at = 0
     while at < more.at[-1]:
         parsed = parse_answer(more.text, at, int(more.at[-1]))
         assert parsed is not None
-        answers.append(parsed[0])
+        answers.append(cast(list[bytes], parsed[0]))
         at = parsed[1]
     return answers
 
