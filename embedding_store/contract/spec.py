@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 from elastable.embedding_store.contract.initializer_spec import INITIALIZER_KINDS, InitializerSpec
 from elastable.embedding_store.errors import BadSpec
@@ -67,7 +66,7 @@ class OptimizerSpec:
         return dict(self.hyperparameters).get(name, default)
 
 
-def _rateless(config: Any) -> Any:
+def _rateless(config: object) -> object:
     """A config without its learning rates, however deep they lie; a config within another may be text."""
     if isinstance(config, dict):
         return {key: _rateless(value) for key, value in config.items() if key != "learning_rate"}

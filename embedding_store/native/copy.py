@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llvmlite import ir
 from numba.core import cgutils, types
@@ -26,7 +26,7 @@ def copy_bytes(
     """`copy_bytes(target, target_at, source, source_at, count)`, uint8 arrays that do not overlap; unchecked."""
 
     def generate(context: BaseContext, builder: IRBuilder, signature: Signature, arguments: Sequence[Value]) -> Value:
-        def address(array_type: Any, array: Any, index_type: Any, index: Any) -> Any:
+        def address(array_type: Type, array: Value, index_type: Type, index: Value) -> Value:
             start = context.make_array(array_type)(context, builder, array).data
             place = context.cast(builder, index, index_type, types.intp)
             return builder.gep(builder.bitcast(start, ir.IntType(8).as_pointer()), [place])

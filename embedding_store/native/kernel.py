@@ -6,7 +6,7 @@ A kernel may call kernels of any file: see `kernel_cache`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numba
 import numpy as np
@@ -133,7 +133,7 @@ def prefetch_line(
     return types.void(array, row, column), generate
 
 
-def _fence(order: str) -> Any:
+def _fence(order: str) -> Callable[[], None]:
     @intrinsic  # type: ignore[untyped-decorator]
     def fence(typing_context: TypingContext) -> tuple[Signature, Callable[..., Value]]:
         def generate(
@@ -144,7 +144,8 @@ def _fence(order: str) -> Any:
 
         return types.void(), generate
 
-    return fence
+    made: Callable[[], None] = fence
+    return made
 
 
 stores_in_order = _fence("release")
@@ -155,7 +156,7 @@ loads_in_order = _fence("acquire")
 
 
 @inlined
-def prefetch(array: npt.NDArray[Any], row: int | np.integer) -> None:
+def prefetch(array: npt.NDArray[np.generic], row: int | np.integer) -> None:
     """Asks for the cache lines of `array[row]`; any row will do, even one that does not exist.
 
     Of long rows only the first 128 values: the processor sees a run by itself.
@@ -164,7 +165,7 @@ def prefetch(array: npt.NDArray[Any], row: int | np.integer) -> None:
 
 
 @inlined
-def prefetch_columns(array: npt.NDArray[Any], row: int | np.integer, columns: int) -> None:
+def prefetch_columns(array: npt.NDArray[np.generic], row: int | np.integer, columns: int) -> None:
     """As `prefetch`, of the first columns of a row."""
     for column in range(0, min(columns, _PREFETCH_VALUES), _LINE_VALUES):
         prefetch_line(array, row, column)

@@ -11,11 +11,14 @@ that a target may be some columns of a wider buffer).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
+
+from elastable.embedding_store.contract.arrays import Float32
 
 if TYPE_CHECKING:
     from llvmlite.ir import IRBuilder, Value
@@ -34,8 +37,10 @@ _MOST_LINES = 8  # asked for ahead; the processor sees a longer run by itself
 
 _BYTE, _INT32, _INT64, _FLOAT = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 
+_RowCopy = Callable[[Float32, int | np.integer, Float32, int | np.integer], None]
 
-def _vector(lanes: int) -> Any:
+
+def _vector(lanes: int) -> ir.Type:
     return _FLOAT if lanes == 1 else ir.VectorType(_FLOAT, lanes)
 
 
@@ -84,7 +89,7 @@ def _by_columns(
     builder.position_at_end(done)
 
 
-def _copying(stream: bool) -> Any:
+def _copying(stream: bool) -> _RowCopy:
     widest = _STREAM_LANES if stream else _LANES
 
     @intrinsic  # type: ignore[untyped-decorator]
@@ -120,7 +125,8 @@ def _copying(stream: bool) -> Any:
 
         return types.void(out, at, rows, position), generate
 
-    return copy
+    made: _RowCopy = copy
+    return made
 
 
 copy_row = _copying(stream=False)

@@ -27,7 +27,7 @@ class Slab:
         self._columns = columns
         self._dtype = np.dtype(dtype)
         self._memory = _anonymous(self._bytes(rows))
-        self._array: npt.NDArray[Any] | None = self._view(rows)
+        self._array: npt.NDArray[np.generic] | None = self._view(rows)
 
     @property
     def array(self) -> npt.NDArray[Any]:
@@ -56,7 +56,7 @@ class Slab:
             _prefer_huge_pages(self._memory)
             self._array = self._view(rows)
 
-    def _copied(self, before: int, rows: int) -> npt.NDArray[Any]:
+    def _copied(self, before: int, rows: int) -> npt.NDArray[np.generic]:
         old = self._view(before)
         try:
             self._memory = _anonymous(self._bytes(rows))
@@ -67,7 +67,7 @@ class Slab:
         new[:before] = old
         return new
 
-    def _view(self, rows: int) -> npt.NDArray[Any]:
+    def _view(self, rows: int) -> npt.NDArray[np.generic]:
         flat = np.frombuffer(self._memory, self._dtype, count=rows * self._columns)
         return flat.reshape(rows, self._columns)
 

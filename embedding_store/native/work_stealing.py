@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from llvmlite import ir
@@ -68,7 +68,7 @@ class WorkCounter:
             time.sleep(_SLEEP_S)
 
 
-def _adding(word: int, order: str) -> Any:
+def _adding(word: int, order: str) -> Callable[[Int64, int], int]:
     @intrinsic  # type: ignore[untyped-decorator]
     def add(typing_context: TypingContext, state: Type, more: Type) -> tuple[Signature, Callable[..., Value]]:
         def generate(
@@ -81,7 +81,8 @@ def _adding(word: int, order: str) -> Any:
 
         return types.int64(state, more), generate
 
-    return add
+    made: Callable[[Int64, int], int] = add
+    return made
 
 
 _add_next, _add_inside, _add_failed = (

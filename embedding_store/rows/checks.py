@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -217,7 +215,7 @@ def _kind(value: object) -> str:
     return f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
 
 
-def _example(values: Any) -> str:
+def _example(values: object) -> str:
     return f" ({values.ravel()[0]!s}, ...)" if isinstance(values, np.ndarray) and values.size else ""
 
 

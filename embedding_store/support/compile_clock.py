@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
 
 from numba.core import event
 
@@ -19,15 +18,13 @@ class _CompileClock(event.Listener):  # type: ignore[misc]
         self._depth = 0  # a kernel that calls others compiles them on the way
         self._since = self._total = 0.0
 
-    def on_start(self, event: Any) -> None:
-        """As in numba's `Listener`."""
+    def on_start(self, event: object) -> None:
         with self._lock:
             if not self._depth:
                 self._since = time.monotonic()
             self._depth += 1
 
-    def on_end(self, event: Any) -> None:
-        """As in numba's `Listener`."""
+    def on_end(self, event: object) -> None:
         with self._lock:
             self._depth -= 1
             if not self._depth:

@@ -11,12 +11,14 @@ import ctypes
 import mmap
 import os
 import weakref
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 __all__ = ["HUGE_PAGE_BYTES", "FileMapping", "page_mapping", "unmap"]
+
+S = TypeVar("S", bound=np.generic)
 
 HUGE_PAGE_BYTES = 2 << 20
 
@@ -97,7 +99,7 @@ class FileMapping:
         if length >= HUGE_PAGE_BYTES:
             _libc.madvise(self.address, length, _MADV_HUGEPAGE)
 
-    def view(self, rows: int, columns: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    def view(self, rows: int, columns: int, dtype: np.dtype[S]) -> npt.NDArray[S]:
         """The first bytes as `[rows, columns]`; the mapping lasts as long as its views."""
         return np.frombuffer(memoryview(self._memory), dtype, rows * columns).reshape(rows, columns)
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 __all__ = ["Scratch"]
 
+S = TypeVar("S", bound=np.generic)
 
-class Scratch:
+
+class Scratch(Generic[S]):
     """One array that is handed out anew each time, and only grows. Not for two users at once."""
 
-    def __init__(self, dtype: npt.DTypeLike) -> None:
-        self._array: npt.NDArray[Any] = np.empty(0, dtype)
+    def __init__(self, dtype: type[S]) -> None:
+        self._array: npt.NDArray[S] = np.empty(0, dtype)
 
-    def take(self, rows: int, columns: int | None = None) -> npt.NDArray[Any]:
+    def take(self, rows: int, columns: int | None = None) -> npt.NDArray[S]:
         """`[rows]` or `[rows, columns]`, C-contiguous, holding anything; the array taken before is void."""
         size = rows if columns is None else rows * columns
         if size > len(self._array):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -29,7 +27,7 @@ def lookup_gradient(spec: TableSpec, wanted: npt.ArrayLike | Bags, gradient: npt
         BadIds, BadInput: ids or bags that cannot be, as the lookup says.
     """
     request = lookup_request(spec, wanted)
-    given: npt.NDArray[Any] = np.asarray(gradient)
+    given = np.asarray(gradient)
     if not isinstance(wanted, Bags) and given.ndim:
         given = given.reshape(-1, given.shape[-1]) if given.size else np.empty((0, spec.dim), given.dtype)
     upstream = require_gradients(spec, len(request.out) if request.offsets is not None else len(request.ids), given)

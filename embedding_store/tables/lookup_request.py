@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -144,7 +143,7 @@ def _offsets(spec: TableSpec, ids: Int64, given: npt.ArrayLike | None) -> Int64:
     return offsets
 
 
-def _array(spec: TableSpec, what: str, given: npt.ArrayLike, dtype: type[np.float32] | None) -> npt.NDArray[Any]:
+def _array(spec: TableSpec, what: str, given: npt.ArrayLike, dtype: type[np.float32] | None) -> npt.NDArray[np.generic]:
     try:
         return np.asarray(given, dtype)
     except (ValueError, TypeError) as error:  # lists of different lengths, or of no numbers
@@ -163,7 +162,7 @@ def _weights(spec: TableSpec, ids: Int64, given: npt.ArrayLike | None) -> Float3
     return np.ascontiguousarray(weights).reshape(-1)
 
 
-def _output(spec: TableSpec, shape: tuple[int, ...], out: Any, of_wider: bool) -> Float32:
+def _output(spec: TableSpec, shape: tuple[int, ...], out: object, of_wider: bool) -> Float32:
     if out is None:
         return np.empty(shape, np.float32)
     where = f"table {spec.name!r}: out"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, get_args, overload
+from typing import Literal, get_args, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ _Wanted = npt.ArrayLike | Bags
 @overload
 def lookup_many(
     tables: Sequence[EmbeddingTable],
-    ids: Sequence[_Wanted] | npt.NDArray[Any],
+    ids: Sequence[_Wanted] | npt.NDArray[np.generic],
     strategy: Literal["sequential", "one-thread-per-table"],
     out: Sequence[Float32] | None = None,
     *,
@@ -38,7 +38,7 @@ def lookup_many(
 @overload
 def lookup_many(
     tables: Sequence[EmbeddingTable],
-    ids: Sequence[_Wanted] | npt.NDArray[Any],
+    ids: Sequence[_Wanted] | npt.NDArray[np.generic],
     strategy: Literal["preallocated"] = "preallocated",
     out: Float32 | None = None,
     *,
@@ -50,7 +50,7 @@ def lookup_many(
 
 def lookup_many(
     tables: Sequence[EmbeddingTable],
-    ids: Sequence[_Wanted] | npt.NDArray[Any],
+    ids: Sequence[_Wanted] | npt.NDArray[np.generic],
     strategy: LookupStrategy = "preallocated",
     out: Float32 | Sequence[Float32] | None = None,
     *,
@@ -116,7 +116,7 @@ def lookup_many(
     ]
 
 
-def _by_table(count: int, ids: Sequence[_Wanted] | npt.NDArray[Any], axis: int | None) -> Sequence[_Wanted]:
+def _by_table(count: int, ids: Sequence[_Wanted] | npt.NDArray[np.generic], axis: int | None) -> Sequence[_Wanted]:
     """What is wanted of each table; a square matrix tells nobody by its shape which way it is meant."""
     if not hasattr(ids, "__array__"):
         if axis is not None:

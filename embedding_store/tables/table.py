@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,7 @@ from elastable.embedding_store.errors import BadInput, TableNotFound
 from elastable.embedding_store.rows.checks import as_ids
 from elastable.embedding_store.tables.lookup_gradient import lookup_gradient
 from elastable.embedding_store.tables.lookup_request import Bags, lookup_request
-from elastable.embedding_store.tables.table_update import IndexedSlices, TableSlices, update_tables
+from elastable.embedding_store.tables.table_update import IndexedSlices, SparseGradient, TableSlices, update_tables
 
 __all__ = ["EmbeddingTable", "size"]
 
@@ -116,7 +115,7 @@ class EmbeddingTable:
         """
         return lookup_gradient(self.spec, self._wanted(ids, combiner, offsets, weights), gradient)
 
-    def update(self, optimizer: OptimizerSpec | None, slices: Any, *, step: int | None = None) -> int:
+    def update(self, optimizer: OptimizerSpec | None, slices: SparseGradient, *, step: int | None = None) -> int:
         """One optimizer step on the rows of a gradient, which are written in one commit.
 
         Gradients of one id are summed in the order they stand in, then the id

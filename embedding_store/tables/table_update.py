@@ -6,9 +6,10 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
@@ -24,16 +25,26 @@ from elastable.embedding_store.tables.grouping import Coalescer
 if TYPE_CHECKING:
     from elastable.embedding_store.tables.table import EmbeddingTable  # which needs this module
 
-__all__ = ["IndexedSlices", "TableSlices", "learning_rate_for", "update_many", "update_tables"]
+__all__ = ["IndexedSlices", "SparseGradient", "TableSlices", "learning_rate_for", "update_many", "update_tables"]
 
 _DEADLINE_S = 60.0  # for others who commit to the same store at the same time to come to an end
+
+
+class SparseGradient(Protocol):
+    """What an update takes: an object with the attributes of `IndexedSlices`."""
+
+    @property
+    def values(self) -> npt.ArrayLike: ...
+
+    @property
+    def indices(self) -> npt.ArrayLike: ...
 
 
 @dataclass(frozen=True, slots=True)
 class IndexedSlices:
     """The gradient of a table, by occurrence.
 
-    Whatever has these two attributes will do, such as TensorFlow's own.
+    Another class with these two attributes will do, such as TensorFlow's own: see `SparseGradient`.
 
     Attributes:
         values: float32 `[n, dim]`.
@@ -56,7 +67,7 @@ class TableSlices:
     """
 
     spec: TableSpec
-    slices: Any
+    slices: SparseGradient
     optimizer: OptimizerSpec | None = None
 
 
@@ -88,7 +99,7 @@ def update_tables(store: EmbeddingStore, updates: Sequence[TableSlices], *, step
 def update_many(
     tables: Sequence[EmbeddingTable],
     optimizers: OptimizerSpec | Sequence[OptimizerSpec | None] | None,
-    slices: Sequence[Any],
+    slices: Sequence[SparseGradient],
     *,
     step: int | None = None,
 ) -> list[int]:

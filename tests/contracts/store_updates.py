@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSp
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange, TableNotFound
 from elastable.embedding_store.rows.initial_values import initial_rows
-from elastable.embedding_store.tables.table_update import IndexedSlices, TableSlices, update_tables
+from elastable.embedding_store.tables.table_update import IndexedSlices, SparseGradient, TableSlices, update_tables
 from tests.contracts.reference_optimizers import Reference
 from tests.contracts.store_samples import dynamic, fixed, int64, rows_by_id
 
@@ -70,7 +71,7 @@ class UpdateContract:
             (BadInput, "'cities'.*IndexedSlices.*got dict", {"values": values, "indices": int64(1, 2)}),
         ):
             with pytest.raises(error, match=told):
-                update_tables(store, [good, TableSlices(cities, bad)])
+                update_tables(store, [good, TableSlices(cities, cast(SparseGradient, bad))])
         with pytest.raises(BadInput, match="'people' stands twice"):
             update_tables(store, [good, good])
         with pytest.raises(TableNotFound, match="'towns'"):

@@ -7,19 +7,16 @@ to change rows also ends.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.arrays import Int64, UInt32
 from elastable.embedding_store.contract.spec import EvictionSpec
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.slab import SlabMaker, anonymous_slab
 
 __all__ = ["RowTouches", "UInt32"]
 
-UInt32 = npt.NDArray[np.uint32]
 
 _NO_ROW = -1
 _NO_TIE = -2
@@ -125,8 +122,8 @@ class RowTouches:
         if rule.max_rows is not None and count - gone > rule.max_rows:
             versions = self._versions.array[: len(row_ids), 0]
             tied, of_it = _nth_oldest(versions, count - gone - rule.max_rows, self._tally)
-            least_id = _nth_greatest_id(versions, row_ids, tied, of_it, self._tally)
-            gone += self._let_go(row_ids, tied, tied, least_id, 0, remove)
+            least_id = _nth_greatest_id(versions, row_ids, int(tied), of_it, self._tally)
+            gone += self._let_go(row_ids, int(tied), int(tied), int(least_id), 0, remove)
         self.count_anew(len(row_ids))
         return gone
 
@@ -185,7 +182,7 @@ def _doomed(
 
 
 @kernel
-def _nth_oldest(versions: Int64, n: int, tally: Int64) -> tuple[Any, int]:
+def _nth_oldest(versions: Int64, n: int, tally: Int64) -> tuple[np.int64, int]:
     """The version of the n-th oldest row, from 1, and how many of the rows of that version are among the n oldest."""
     found = np.int64(0)
     for shift in range(55, -1, -11):
@@ -202,7 +199,7 @@ def _nth_oldest(versions: Int64, n: int, tally: Int64) -> tuple[Any, int]:
 
 
 @kernel
-def _nth_greatest_id(versions: Int64, row_ids: Int64, tied: int, n: int, tally: Int64) -> Any:
+def _nth_greatest_id(versions: Int64, row_ids: Int64, tied: int, n: int, tally: Int64) -> np.int64:
     """The n-th greatest id, from 1, of the rows last touched at version `tied`."""
     flip = np.uint64(1) << np.uint64(63)  # as unsigned numbers, negative ids would come last
     found = np.uint64(0)

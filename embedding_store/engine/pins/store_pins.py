@@ -129,7 +129,6 @@ class StorePins:
         refuse_while_pinned(what, self._leases)
 
     def statistics(self) -> tuple[PinStatistics, ...]:
-        """As `EmbeddingStore.pins`."""
         now, told = self._clock(), []
         for version, held in self._leases.items():
             rows, size = self._size(version)
@@ -150,7 +149,6 @@ class StorePins:
         return sum(rows for rows, _ in sizes), sum(size for _, size in sizes)
 
     def _make_room(self, size: int) -> None:
-        """As `table_versions.MakeRoom`."""
         if self._estimate + size > self._most_bytes:
             self._drop_spares()
             while self._leases and self._estimate + size > self._most_bytes:

@@ -5,8 +5,6 @@ What a line of memory holds is in `id_lines`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -117,12 +115,12 @@ def _ask_for_homes(cells: Cells, place: Place, ids: Int64, start: int, homes: np
 
 
 @kernel
-def _fits(there: int, place: Place) -> Any:
+def _fits(there: int, place: Place) -> bool:
     """Whether every segment lies in the lines that there are."""
     bits, ways, grown, _ = place
     if bits > np.uint64(36) or ways < np.uint64(2) or ways > np.uint64(3) or grown > ONE << bits:
         return False
-    return ((ways << bits) + grown) * LINES <= np.uint64(there)
+    return bool(((ways << bits) + grown) * LINES <= np.uint64(there))
 
 
 @kernel
@@ -154,13 +152,14 @@ def next_size(state: Int64) -> None:
 
 
 @kernel
-def all_lines(state: Int64) -> Any:
+def all_lines(state: Int64) -> int:
     """Lines of all segments."""
-    return SEGMENT_LINES * ((state[WAYS] << state[BITS]) + state[GROWN])
+    lines: int = SEGMENT_LINES * ((state[WAYS] << state[BITS]) + state[GROWN])
+    return lines
 
 
 @kernel
-def rows_before_growth(state: Int64) -> Any:
+def rows_before_growth(state: Int64) -> np.int64:
     """Ids that there may be before there is another segment."""
     return np.int64(LEAST_LOAD * LINE_CELLS * (all_lines(state) + SEGMENT_LINES))
 

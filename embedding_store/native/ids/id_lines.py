@@ -21,8 +21,6 @@ What the index knows of itself is in `state`, whose words are named below.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -47,7 +45,11 @@ __all__ = [
 Cells = npt.NDArray[np.uint64]
 """uint64 `[lines, 8]`."""
 
-Word = Any  # one uint64 of them, which mypy would have become something else at every operator
+Word = np.uint64
+"""One of the words of a line."""
+
+Integer = int | np.integer
+"""An id or a position, signed or not: kernels reinterpret its 64 bits."""
 
 Place = tuple[Word, Word, Word, Word]
 """The words of `state` that say where an id lies: BITS, WAYS, GROWN, SEED."""
@@ -85,7 +87,7 @@ def place_of(state: Int64) -> Place:
 
 
 @kernel
-def home_of(wanted: Word, place: Place) -> tuple[Word, Word]:
+def home_of(wanted: Integer, place: Place) -> tuple[Word, Word]:
     """First line of an id's segment, and its home line within it."""
     bits, ways, grown, seed = place
     h = mixed_bits(np.uint64(wanted) ^ seed)
@@ -101,18 +103,18 @@ def home_of(wanted: Word, place: Place) -> tuple[Word, Word]:
 
 @kernel
 def cells_used(cells: Cells, line: Word) -> Word:
-    return (cells[line, 7] >> _IN_USE) & np.uint64(7)
+    return np.uint64((cells[line, 7] >> _IN_USE) & np.uint64(7))
 
 
 @kernel
-def position_in(cells: Cells, line: Word, k: Word) -> Word:
+def position_in(cells: Cells, line: Word, k: Word) -> np.int64:
     low = (cells[line, _FIVE + (k >> ONE)] >> (np.uint64(32) * (k & ONE))) & _LOW
     high = (cells[line, 7] >> (_HIGH_BITS + _FIVE * k)) & np.uint64(31)
     return np.int64(low | (high << np.uint64(32)))
 
 
 @kernel
-def set_cell(cells: Cells, line: Word, k: Word, wanted: Word, position: Word) -> None:
+def set_cell(cells: Cells, line: Word, k: Word, wanted: Integer, position: Integer) -> None:
     cells[line, k] = np.uint64(wanted)
     word, shift = _FIVE + (k >> ONE), np.uint64(32) * (k & ONE)
     cells[line, word] = (cells[line, word] & ~(_LOW << shift)) | ((np.uint64(position) & _LOW) << shift)
@@ -122,7 +124,7 @@ def set_cell(cells: Cells, line: Word, k: Word, wanted: Word, position: Word) ->
 
 
 @kernel
-def append_cell(cells: Cells, line: Word, wanted: Word, position: Word) -> None:
+def append_cell(cells: Cells, line: Word, wanted: Integer, position: Integer) -> None:
     """Into a line that has room; what words 5 to 7 hold of a cell not in use is 0."""
     k = cells_used(cells, line)
     cells[line, k] = np.uint64(wanted)
@@ -131,7 +133,7 @@ def append_cell(cells: Cells, line: Word, wanted: Word, position: Word) -> None:
 
 
 @kernel
-def put_cell(cells: Cells, first: Word, at: Word, wanted: Word, position: Word) -> bool:
+def put_cell(cells: Cells, first: Word, at: Word, wanted: Integer, position: Integer) -> bool:
     """An id that is not there yet, into the first line from its home that has room; False where none has."""
     for _ in range(SEGMENT_LINES):
         if cells_used(cells, first + at) < FULL:
@@ -151,7 +153,7 @@ def drop_cell(cells: Cells, line: Word, k: Word) -> None:
 
 
 @kernel
-def seek_cell(cells: Cells, first: Word, at: Word, wanted: Word) -> tuple[Word, Word]:
+def seek_cell(cells: Cells, first: Word, at: Word, wanted: Integer) -> tuple[Word, Word]:
     """The line and cell of an id; of one that is not there the line with room for it, and 5.
 
     Where it is not there and its whole segment is full, the cell is 6.

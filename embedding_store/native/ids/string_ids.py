@@ -14,12 +14,10 @@ n^2 / 2^65: one in 37 for 10^9 of them.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.arrays import Int64, UInt8, UInt64
 from elastable.embedding_store.errors import BadIds
 from elastable.embedding_store.native.kernel import kernel
 
@@ -51,7 +49,7 @@ def hash_ids(strings: npt.ArrayLike) -> Int64:
     return ids.view(np.int64).reshape(texts.shape)
 
 
-def _encoded(text: Any) -> bytes:
+def _encoded(text: object) -> bytes:
     if isinstance(text, str):
         return text.encode()
     if isinstance(text, bytes):
@@ -60,13 +58,13 @@ def _encoded(text: Any) -> bytes:
 
 
 @kernel
-def _hash_all(text: Any, starts: Any, ids: Any) -> None:
+def _hash_all(text: UInt8, starts: Int64, ids: UInt64) -> None:
     for i in range(len(ids)):
         ids[i] = _fingerprint(text, starts[i], starts[i + 1] - starts[i])
 
 
 @kernel
-def _fingerprint(text: Any, start: int, length: int) -> Any:
+def _fingerprint(text: UInt8, start: int, length: int) -> _U:
     if length > 64:
         return _of_many(text, start, length)
     if length > 32:
@@ -77,7 +75,7 @@ def _fingerprint(text: Any, start: int, length: int) -> Any:
 
 
 @kernel
-def _of_0_to_16(text: Any, start: int, length: int) -> Any:
+def _of_0_to_16(text: UInt8, start: int, length: int) -> _U:
     mul = _K2 + _U(length) * _U(2)
     if length >= 8:
         a = _word(text, start) + _K2
@@ -95,7 +93,7 @@ def _of_0_to_16(text: Any, start: int, length: int) -> Any:
 
 
 @kernel
-def _of_17_to_32(text: Any, start: int, length: int) -> Any:
+def _of_17_to_32(text: UInt8, start: int, length: int) -> _U:
     mul = _K2 + _U(length) * _U(2)
     a, b = _word(text, start) * _K1, _word(text, start + 8)
     c, d = _word(text, start + length - 8) * mul, _word(text, start + length - 16) * _K2
@@ -103,7 +101,7 @@ def _of_17_to_32(text: Any, start: int, length: int) -> Any:
 
 
 @kernel
-def _of_33_to_64(text: Any, start: int, length: int) -> Any:
+def _of_33_to_64(text: UInt8, start: int, length: int) -> _U:
     mul = _K2 + _U(length) * _U(2)
     a, b = _word(text, start) * _K2, _word(text, start + 8)
     c, d = _word(text, start + length - 8) * mul, _word(text, start + length - 16) * _K2
@@ -115,7 +113,7 @@ def _of_33_to_64(text: Any, start: int, length: int) -> Any:
 
 
 @kernel
-def _of_many(text: Any, start: int, length: int) -> Any:
+def _of_many(text: UInt8, start: int, length: int) -> _U:
     seed = _U(81)
     x, y = seed * _K2 + _word(text, start), seed * _K1 + _U(113)
     z = _shift_mixed(y * _K2 + _U(113)) * _K2
@@ -135,8 +133,8 @@ def _of_many(text: Any, start: int, length: int) -> Any:
 
 @kernel
 def _round(
-    text: Any, at: int, x: Any, y: Any, z: Any, v0: Any, v1: Any, w0: Any, w1: Any, mul: Any, factor: Any
-) -> Any:
+    text: UInt8, at: int, x: _U, y: _U, z: _U, v0: _U, v1: _U, w0: _U, w1: _U, mul: _U, factor: _U
+) -> tuple[_U, _U, _U, _U, _U, _U, _U]:
     """64 bytes into the seven words of state; the last round weighs w1 and v0 by 9."""
     x = _rotated(x + y + v0 + _word(text, at + 8), 37) * mul
     y = _rotated(y + v1 + _word(text, at + 48), 42) * mul
@@ -149,7 +147,7 @@ def _round(
 
 
 @kernel
-def _weak(text: Any, at: int, a: Any, b: Any) -> Any:
+def _weak(text: UInt8, at: int, a: _U, b: _U) -> tuple[_U, _U]:
     a += _word(text, at)
     b = _rotated(b + a + _word(text, at + 24), 21)
     c = a
@@ -159,7 +157,7 @@ def _weak(text: Any, at: int, a: Any, b: Any) -> Any:
 
 
 @kernel
-def _mixed(u: Any, v: Any, mul: Any) -> Any:
+def _mixed(u: _U, v: _U, mul: _U) -> _U:
     a = (u ^ v) * mul
     a ^= a >> _U(47)
     b = (v ^ a) * mul
@@ -168,23 +166,23 @@ def _mixed(u: Any, v: Any, mul: Any) -> Any:
 
 
 @kernel
-def _shift_mixed(value: Any) -> Any:
+def _shift_mixed(value: _U) -> _U:
     return value ^ (value >> _U(47))
 
 
 @kernel
-def _rotated(value: Any, bits: int) -> Any:
+def _rotated(value: _U, bits: int) -> _U:
     return (value >> _U(bits)) | (value << _U(64 - bits))
 
 
 @kernel
-def _word(text: Any, at: int) -> Any:
+def _word(text: UInt8, at: int) -> _U:
     """Eight bytes, the lowest first."""
     return _half_word(text, at) | (_half_word(text, at + 4) << _U(32))
 
 
 @kernel
-def _half_word(text: Any, at: int) -> Any:
+def _half_word(text: UInt8, at: int) -> _U:
     value = _U(0)
     for place in range(4):
         value |= _U(text[at + place]) << _U(8 * place)

@@ -70,7 +70,6 @@ class Chapter:
         return self.first + self.count
 
     def take(self, step: int, rate: float) -> None:
-        """As of `TableSteps.take`."""
         self.reserve()
         at, form = self.count, self._terms.form
         kept = 1.0 - form.decay * float(np.float32(rate))
