@@ -13,12 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
-
-from elastable.embedding_store.contract.arrays import Float32
 
 if TYPE_CHECKING:
     from llvmlite.ir import IRBuilder, Value
@@ -36,8 +33,6 @@ _LINE = 64
 _MOST_LINES = 8  # asked for ahead; the processor sees a longer run by itself
 
 _BYTE, _INT32, _INT64, _FLOAT = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
-
-_RowCopy = Callable[[Float32, int | np.integer, Float32, int | np.integer], None]
 
 
 def _vector(lanes: int) -> ir.Type:
@@ -89,7 +84,7 @@ def _by_columns(
     builder.position_at_end(done)
 
 
-def _copying(stream: bool) -> _RowCopy:
+def _copying(stream: bool) -> Callable[..., None]:
     widest = _STREAM_LANES if stream else _LANES
 
     @intrinsic  # type: ignore[untyped-decorator]
@@ -125,7 +120,7 @@ def _copying(stream: bool) -> _RowCopy:
 
         return types.void(out, at, rows, position), generate
 
-    made: _RowCopy = copy
+    made: Callable[..., None] = copy
     return made
 
 
