@@ -26,6 +26,7 @@ _BENCHES = (
     "redis_rows",
     "redis_commits",
     "redis_log",
+    "commit_log",
     "tiers",
     "pins",
     "checkpoints",

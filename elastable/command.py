@@ -14,6 +14,7 @@ from elastable.commands.checkpoint import checkpoint
 from elastable.commands.inspect import lookup, status
 from elastable.commands.job import master, train
 from elastable.commands.kg import kg
+from elastable.commands.log import log
 from elastable.commands.model import evaluate, export, predict
 from elastable.commands.plan import plan
 from elastable.commands.replicas import REPLICAS_SETTINGS, replicas
@@ -43,6 +44,7 @@ for command in (train, master, worker, serve, evaluate, predict, export, plan, s
     app.command()(command)
 app.command(context_settings=REPLICAS_SETTINGS)(replicas)
 app.add_typer(checkpoint)
+app.add_typer(log)
 app.add_typer(kg)
 
 

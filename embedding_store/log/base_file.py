@@ -14,7 +14,7 @@ from elastable.embedding_store.log.folder_lock import sync_folder
 from elastable.embedding_store.log.framing import frame_header
 from elastable.embedding_store.log.segment import SegmentReader, write_all
 
-__all__ = ["BaseFile", "newest_base", "write_base"]
+__all__ = ["BaseFile", "find_base", "newest_base", "write_base"]
 
 _SUFFIX, _DRAFT = ".base", ".base.new"
 
@@ -52,23 +52,33 @@ class BaseFile:
                 )
 
 
-def newest_base(folder: Path) -> BaseFile | None:
-    """The newest base of a folder; older ones, and what was not written to its end, are removed. None: there is none.
+def find_base(folder: Path) -> BaseFile | None:
+    """The newest base of a folder; None: there is none.
 
     Raises:
-        StoreFailed: the folder cannot be read or written.
+        StoreFailed: the folder cannot be read.
     """
+    try:
+        found = _bases(folder)
+        return BaseFile(found[-1], int(found[-1].stem), found[-1].stat().st_size) if found else None
+    except OSError as error:
+        raise StoreFailed(f"{folder} cannot be read: {error.strerror}") from error
+
+
+def newest_base(folder: Path) -> BaseFile | None:
+    """As `find_base`; older bases, and one that was not written to its end, are removed."""
     try:
         for draft in folder.glob(f"*{_DRAFT}"):
             draft.unlink()
-        found = sorted(path for path in folder.glob(f"*{_SUFFIX}") if path.stem.isdecimal())
-        for older in found[:-1]:
+        for older in _bases(folder)[:-1]:
             older.unlink()
-        if not found:
-            return None
-        return BaseFile(found[-1], int(found[-1].stem), found[-1].stat().st_size)
     except OSError as error:
         raise StoreFailed(f"{folder} cannot be used: {error.strerror}") from error
+    return find_base(folder)
+
+
+def _bases(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob(f"*{_SUFFIX}") if path.stem.isdecimal())
 
 
 def write_base(folder: Path, sequence: int, version: int, payloads: Iterable[Sequence[Buffer]]) -> BaseFile:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
-from elastable.embedding_store.errors import StoreBroken
+from elastable.embedding_store.errors import StoreBroken, StoreFailed
 from elastable.embedding_store.log.segment import Segment, SegmentReader, segment_first
 
-__all__ = ["open_segments"]
+__all__ = ["check_segments", "open_segments"]
 
 _log = logging.getLogger(__name__)
 
@@ -20,46 +22,74 @@ def open_segments(folder: Path) -> list[Segment]:
     Raises:
         StoreBroken: a segment is missing, or corrupt before its end.
     """
-    names = sorted(entry.name for entry in folder.iterdir() if segment_first(entry.name) is not None)
     segments: list[Segment] = []
+    names = _names(folder)
     for name in names:
-        segment = _open_segment(folder / name, newest=name == names[-1])
+        segment, torn = _open_segment(folder / name, newest=name == names[-1])
+        if torn:
+            _cut(folder / name, segment, torn)
         if segment is None:
-            continue
-        if segments and (segment.previous != segments[-1].check or segment.first != segments[-1].last + 1):
-            raise StoreBroken(
-                f"{folder} is corrupt: entries are missing between {segments[-1].last}, where one segment ends, "
-                f"and {segment.first}, where the next one begins"
-            )
-        segments.append(segment)
+            (folder / name).unlink()
+        else:
+            segments.append(segment)
+    _require_whole(folder, segments)
     return segments
 
 
-def _open_segment(path: Path, newest: bool) -> Segment | None:
-    """The segment, without a torn entry at its end; None: it holds no entry, and is removed."""
+def check_segments(folder: Path) -> tuple[list[Segment], int]:
+    """The segments of a folder, oldest first, and the bytes of a torn entry at its end; changes nothing.
+
+    Raises:
+        StoreBroken: as `open_segments`.
+        StoreFailed: the folder cannot be read.
+    """
+    try:
+        names = _names(folder)
+    except OSError as error:
+        raise StoreFailed(f"{folder} cannot be read: {error.strerror}") from error
+    found = [_open_segment(folder / name, newest=name == names[-1]) for name in names]
+    segments = [segment for segment, _ in found if segment is not None]
+    _require_whole(folder, segments)
+    return segments, sum(torn for _, torn in found)
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir() if segment_first(entry.name) is not None)
+
+
+def _require_whole(folder: Path, segments: Sequence[Segment]) -> None:
+    for before, segment in pairwise(segments):
+        if segment.previous != before.check or segment.first != before.last + 1:
+            raise StoreBroken(
+                f"{folder} is corrupt: entries are missing between {before.last}, where one segment ends, "
+                f"and {segment.first}, where the next one begins"
+            )
+
+
+def _open_segment(path: Path, newest: bool) -> tuple[Segment | None, int]:
+    """The segment without a torn entry at its end, and that entry's bytes; None: it holds no whole entry."""
     with SegmentReader(path) as reader:
         # Only the newest segment can be torn: the others were complete before the next one was begun.
         for _ in reader.entries() if newest else reader.headers():
             pass
-        if reader.offset < reader.size:
-            _cut(reader, newest)
+        torn = reader.size - reader.offset
+        if torn:
+            reader.refuse_corruption()
         first, last = reader.first, reader.last
+        if torn and not newest:
+            behind = "the beginning" if last is None else f"entry {last.sequence}"
+            raise StoreBroken(f"{path} is corrupt at byte {reader.offset:,}, behind {behind}; later segments follow")
         if first is None or last is None:
-            path.unlink()
-            return None
-        return Segment(path, first.sequence, last.sequence, reader.offset, first.previous, last.check)
+            return None, torn
+        return Segment(path, first.sequence, last.sequence, reader.offset, first.previous, last.check), torn
 
 
-def _cut(reader: SegmentReader, newest: bool) -> None:
-    reader.refuse_corruption()
-    behind = "the beginning" if reader.last is None else f"entry {reader.last.sequence}"
-    if not newest:
-        raise StoreBroken(f"{reader.path} is corrupt at byte {reader.offset:,}, behind {behind}; later segments follow")
-    torn = reader.size - reader.offset
-    _log.warning("%s: dropped %d bytes of an entry that was not written whole, behind %s", reader.path, torn, behind)
-    fd = os.open(reader.path, os.O_RDWR | os.O_CLOEXEC)
+def _cut(path: Path, segment: Segment | None, torn: int) -> None:
+    behind = "the beginning" if segment is None else f"entry {segment.last}"
+    _log.warning("%s: dropped %d bytes of an entry that was not written whole, behind %s", path, torn, behind)
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        os.ftruncate(fd, reader.offset)
+        os.ftruncate(fd, 0 if segment is None else segment.bytes)
         os.fdatasync(fd)
     finally:
         os.close(fd)

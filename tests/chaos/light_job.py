@@ -224,7 +224,7 @@ class Computer:
 
 def use_light_model() -> None:
     """Makes this process build this model where the product builds one of Keras."""
-    import elastable.jobs.master_process as master_process
+    import elastable.jobs.job_run as job_run
     import elastable.jobs.prepare as prepare
     import elastable.jobs.worker_process as worker_process
 
@@ -246,7 +246,7 @@ def use_light_model() -> None:
     ):
         assert hasattr(prepare, name), f"elastable.jobs.prepare has no {name} any more"
         setattr(prepare, name, stand_in)
-    assert hasattr(master_process, "Freezing")
-    master_process.Freezing = _Freezing
+    assert hasattr(job_run, "Freezing")
+    job_run.Freezing = _Freezing
     assert hasattr(worker_process, "_computer")
     worker_process._computer = computer  # type: ignore[assignment]

@@ -12,7 +12,7 @@ from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.history.replaying import ReplayedTables
 from elastable.embedding_store.errors import BadInput, ElastableError, StaleVersion, StoreBroken, VersionError
-from elastable.embedding_store.log.base_file import BaseFile, newest_base, write_base
+from elastable.embedding_store.log.base_file import newest_base, write_base
 from elastable.embedding_store.log.changes import (
     Change,
     CommitImages,
@@ -58,7 +58,11 @@ class StoreHistory:
             raise BadInput(f"log_bytes={log_bytes!r}: it is above 0")
         self._log = FileLog(folder, fsync=fsync, segment_bytes=max(1, min(64 << 20, log_bytes // 4)))
         self._log_bytes = log_bytes
-        self._base: BaseFile | None = None
+        try:
+            self._base = newest_base(self.folder)
+        except BaseException:
+            self._log.close()
+            raise
         self._writing: threading.Thread | None = None
         self._stopping = threading.Event()
 
@@ -78,7 +82,6 @@ class StoreHistory:
         Raises:
             StoreBroken: the log or its base is corrupt, or there is no base for what was trimmed.
         """
-        self._base = newest_base(self.folder)
         begin = 0
         if self._base is not None:
             begin = self._base.sequence

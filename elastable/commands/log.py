@@ -1,0 +1,85 @@
+"""`elastable log show | verify | truncate`: the write-ahead log of a store in memory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from elastable.commands.command_line import AS_JSON, takes
+from elastable.commands.plan import readable_size
+from elastable.embedding_store.engine.history.store_history import StoreHistory
+from elastable.embedding_store.log.inspection import LogReport, inspect_log
+from elastable.embedding_store.option import Option, required, setting
+
+__all__ = ["log"]
+
+log = typer.Typer(
+    name="log", help="Show, check and cut the log of a store in memory.", no_args_is_help=True, add_completion=False
+)
+
+_FOLDER = Option("Folder of the log, as in --store memory?log=FOLDER.", metavar="FOLDER", positional=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _LogOptions:
+    folder: str = required(_FOLDER)
+    as_json: bool = setting(False, AS_JSON)
+
+
+@log.command()
+@takes(_LogOptions)
+def show(options: _LogOptions) -> None:
+    """Show what a log holds: its base, its entries, the version it leads to."""
+    found = inspect_log(options.folder)
+    if options.as_json:
+        typer.echo(json.dumps(asdict(found), indent=2))
+        return
+    about = Table(title=escape(options.folder), show_header=False, title_justify="left")
+    about.add_row("version", f"{found.version:,}")
+    about.add_row("base", _base_of(found))
+    about.add_row("entries", f"{found.first:,} to {found.last:,}, {readable_size(found.bytes)}")
+    about.add_row("torn at the end", readable_size(found.torn_bytes) if found.torn_bytes else "nothing")
+    about.add_row("rows in commits", f"{found.rows:,}")
+    for kind, number in sorted(found.changes.items()):
+        about.add_row(kind, f"{number:,}")
+    Console().print(about)
+
+
+@dataclass(frozen=True, slots=True)
+class _FolderOption:
+    folder: str = required(_FOLDER)
+
+
+@log.command()
+@takes(_FolderOption)
+def verify(options: _FolderOption) -> None:
+    """Read every byte of a log and of its base; a corrupt one ends with an error that names file and position."""
+    found = inspect_log(options.folder)
+    torn = f"; {found.torn_bytes:,} bytes of a torn entry will be dropped" if found.torn_bytes else ""
+    typer.echo(f"whole: entries {found.first} to {found.last}, version {found.version}{torn}")
+
+
+@dataclass(frozen=True, slots=True)
+class _TruncateOptions:
+    folder: str = required(_FOLDER)
+    version: int = required(Option("The version to go back to.", flags=("--version",), at_least=0))
+
+
+@log.command()
+@takes(_TruncateOptions)
+def truncate(options: _TruncateOptions) -> None:
+    """Take back every change after a version. No store may have the log open."""
+    inspect_log(options.folder)  # a typing error must not make a log
+    with StoreHistory(options.folder) as history:
+        rows = history.take_back(options.version)
+    found = inspect_log(options.folder)
+    typer.echo(f"version {found.version}, entries {found.first} to {found.last}; {rows:,} written rows were taken back")
+
+
+def _base_of(report: LogReport) -> str:
+    return "none" if report.base is None else f"version {report.base_version:,}, {readable_size(report.base_bytes)}"

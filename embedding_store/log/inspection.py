@@ -1,0 +1,96 @@
+"""What lies in the folder of a log, read without opening it as a store does: nothing is locked, changed or replayed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from elastable.embedding_store.errors import BadInput, StoreBroken
+from elastable.embedding_store.log.base_file import find_base
+from elastable.embedding_store.log.changes import CommitImages, decode_change
+from elastable.embedding_store.log.segment import SegmentReader
+from elastable.embedding_store.log.segments import check_segments
+
+__all__ = ["LogReport", "inspect_log"]
+
+
+@dataclass(frozen=True, slots=True)
+class LogReport:
+    """The contents of a log's folder.
+
+    Attributes:
+        base: The name of the base file; None: there is none.
+        base_version: The version of the store in it; 0 without one.
+        base_bytes: Its length.
+        first, last: Sequence numbers of the oldest and the newest entry; last is 0 when there is none.
+        version: The store's version after the newest entry.
+        bytes: What the entries take.
+        torn_bytes: Of an entry at the end that was not written whole.
+        changes: Kind of change -> entries of that kind.
+        rows: Rows that the commits among them have written.
+    """
+
+    base: str | None
+    base_version: int
+    base_bytes: int
+    first: int
+    last: int
+    version: int
+    bytes: int
+    torn_bytes: int
+    changes: Mapping[str, int] = field(default_factory=dict)
+    rows: int = 0
+
+
+def inspect_log(folder: str | Path) -> LogReport:
+    """Reads and checks every byte of a log and its base.
+
+    A store that has the folder open may append meanwhile; what it appends during the call may be missing here.
+
+    Raises:
+        BadInput: the folder holds no log.
+        StoreBroken: the log or its base is corrupt, or they do not fit.
+        StoreFailed: the folder cannot be read.
+    """
+    folder = Path(folder)
+    base = find_base(folder)
+    version = 0
+    if base is not None:
+        for version, payload in base.payloads():  # noqa: B007 - the last one's version counts
+            decode_change(payload)
+    base_version, begin = version, 0 if base is None else base.sequence
+    segments, torn = check_segments(folder)
+    if base is None and not segments:
+        raise BadInput(f"{folder} holds no log")
+    if segments and (segments[0].first > begin + 1 or segments[-1].last < begin):
+        raise StoreBroken(
+            f"{folder} is incomplete: its base includes entries up to {begin}, and its log holds "
+            f"{segments[0].first} to {segments[-1].last}"
+        )
+    kinds: Counter[str] = Counter()
+    rows = 0
+    for segment in segments:
+        with SegmentReader(segment.path) as reader:
+            for entry in reader.entries(segment.bytes):
+                change = decode_change(entry.payload)
+                kinds[type(change).__name__] += 1
+                if isinstance(change, CommitImages):
+                    rows += sum(len(images.ids) for images in change.tables)
+                version = entry.version
+            if reader.offset < segment.bytes:
+                reader.refuse_corruption()
+                raise StoreBroken(f"{segment.path} is corrupt at byte {reader.offset:,}")
+    return LogReport(
+        base=None if base is None else base.path.name,
+        base_version=base_version,
+        base_bytes=0 if base is None else base.bytes,
+        first=segments[0].first if segments else begin + 1,
+        last=segments[-1].last if segments else begin,
+        version=version,
+        bytes=sum(segment.bytes for segment in segments),
+        torn_bytes=torn,
+        changes=dict(kinds),
+        rows=rows,
+    )
