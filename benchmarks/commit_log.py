@@ -32,10 +32,10 @@ from elastable.process.heap import keep_freed_memory
 
 __all__ = ["main"]
 
-_ROUNDS, _JOB_ROUNDS = 15, 5
+_ROUNDS, _JOB_ROUNDS = 15, 3
 _RECORD = bytes(1 << 16)
 _CHANGED, _A_COMMIT = 1_000_000, 20_000
-_FLIGHTS = Path(__file__).parent.parent / "examples" / "flights.py"
+_FLIGHTS = Path(__file__).parent.parent / "examples" / "flights" / "model.py"
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="commit-log-") as home:
         folder = Path(home)
         rows = [
-            _commits(folder / "flights", "15 tables x 640 rows x 8", 15, 300_000, 8, 640, 0.5),
+            _commits(folder / "flights", "15 tables x 640 rows x 8", 15, 300_000, 8, 640, None),
             _commits(folder / "wide", "1 table x 16,384 rows x 64", 1, 262_144, 64, 16_384, None),
             _job(folder / "job"),
             _recovery(folder / "recovery"),
@@ -87,7 +87,17 @@ def _job(folder: Path) -> Row:
 
     def train(store: str) -> float:
         place = folder / str(next(numbers))
-        command = ["train", str(_FLIGHTS), "--workers", "1", "--no-export", "--run-dir", str(place / "runs")]
+        command = [
+            "train",
+            str(_FLIGHTS),
+            "--workers",
+            "1",
+            "--epochs",
+            "3",
+            "--no-export",
+            "--run-dir",
+            str(place / "runs"),
+        ]
         subprocess.run(
             [sys.executable, "-m", "elastable", *command, "--store", store.format(place=place)],
             check=True,
