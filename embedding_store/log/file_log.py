@@ -125,6 +125,13 @@ class FileLog(Log):
             if segment.last > after:
                 yield from _entries_of(segment, after)
 
+    def sync(self) -> None:
+        """Returns once every entry is on the disk, whatever the policy. Raises `StoreBroken` where that fails."""
+        with self._guard:
+            self._require_usable()
+            if self._fd >= 0:
+                self._sync()
+
     def trim(self, through: int) -> None:
         """Removes whole segments; the newest one stays, and so does entry `through`: it knows where the next begins."""
         with self._guard:

@@ -179,6 +179,8 @@ class StoreHistory:
     def _write_base(self, snapshot: Snapshot, specs: Sequence[TableSpec], record: bytes | None, sequence: int) -> None:
         try:
             with snapshot:
+                # A loss of power must not leave a base of entries that the log has lost.
+                self._log.sync()
                 payloads = self._payloads(snapshot, specs, record)
                 base = write_base(self.folder, sequence, snapshot.version(), payloads)
             self._log.trim(base.sequence)

@@ -242,6 +242,29 @@ def test_killed_between_a_new_base_and_trimming(tmp_path: Path) -> None:
     assert not list(copied.glob("*.new"))
 
 
+def test_the_log_is_on_the_disk_before_a_base_of_its_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    plain_sync, plain_replace = os.fdatasync, Path.replace
+
+    def sync(fd: int) -> None:
+        calls.append("log")
+        plain_sync(fd)
+
+    def replace(path: Path, target: Path) -> Path:
+        calls.append("base")
+        return plain_replace(path, target)
+
+    with opened(tmp_path, log_bytes=1 << 30, fsync="never") as store:
+        store.create_table(SPECS["dynamic"])
+        monkeypatch.setattr(os, "fdatasync", sync)
+        monkeypatch.setattr(Path, "replace", replace)
+        assert store._history is not None
+        store._history._log_bytes = 1
+        step(store, [1], 0, ["dynamic"])
+        base_written(store)
+    assert calls[:2] == ["log", "base"]
+
+
 def test_only_an_empty_store_is_brought_to_the_version_of_a_history(tmp_path: Path) -> None:
     with MemoryStore(1) as store, opened(tmp_path):
         store.create_table(SPECS["dynamic"])
