@@ -1,0 +1,159 @@
+"""What every tier promises: rows as records of a fixed size, kept outside of the engine's memory. No versions."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from elastable.embedding_store.contract.arrays import Int64, UInt8
+
+__all__ = ["Records", "Tier", "TierTable"]
+
+
+@dataclass(frozen=True, slots=True)
+class TierTable:
+    """A table as a tier knows it.
+
+    Attributes:
+        name: Its name, any text.
+        record_bytes: Bytes of every record, at least 1.
+        description: What the engine wants to find again: kept as it is, and never read by the tier.
+    """
+
+    name: str
+    record_bytes: int
+    description: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Records of one table, to be read or to be written.
+
+    Attributes:
+        table: Its name.
+        ids: int64 `[n]`, each once.
+        positions: int64 `[n]`: where the engine keeps each row, from 0 on, each once. An id keeps its position until
+            it is deleted. A tier keeps records by id or by position, whichever suits it.
+        rows: uint8 `[n, record_bytes]`, C-contiguous. When read, it may be narrower: the first bytes of each record.
+    """
+
+    table: str
+    ids: Int64
+    positions: Int64
+    rows: UInt8
+
+
+class Tier(ABC):
+    """Records of tables. One process writes; `read` may run on several threads, also beside one `write`.
+
+    A tier has no transactions. Whatever was being written when the process died, may be there or not, row by row: the
+    engine writes it again, from its log.
+    """
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """Where the records are, for messages; without passwords."""
+
+    @property
+    @abstractmethod
+    def keeps_positions(self) -> bool:
+        """Whether records are kept by position: `scan` gives positions then, and these ids must get them again."""
+
+    @abstractmethod
+    def tables(self) -> dict[str, TierTable]:
+        """Every table, by name.
+
+        Raises:
+            StoreBroken: part of a table is lost, or it is not what was written last; names it.
+        """
+
+    @abstractmethod
+    def create(self, table: TierTable) -> None:
+        """Adds an empty table. Raises `SpecConflict` where there is another one of its name."""
+
+    @abstractmethod
+    def drop(self, table: str) -> None:
+        """Deletes a table with its records; nothing happens where there is none."""
+
+    @abstractmethod
+    def read(self, wanted: Sequence[Records]) -> list[Int64]:
+        """Reads records of several tables in one batch, into `rows` of each.
+
+        Returns:
+            For each table int64: the indices of ids that have no record. Their rows are left as they were.
+
+        Raises:
+            StoreBroken: part of a table is lost. An id that only has no record is no error.
+            StoreFailed, Unavailable, DeadlineExceeded: nothing can be said; rows may be half read.
+        """
+
+    @abstractmethod
+    def write(self, changed: Sequence[Records], deleted: Mapping[str, tuple[Int64, Int64]], sequence: int) -> None:
+        """Deletes records, then writes records; a record that is there is replaced.
+
+        Args:
+            changed: Records, whole.
+            deleted: Table -> ids and positions, int64 `[n]` each; some may have no record. A position that is given
+                to another id is also in `changed`.
+            sequence: Number of the last log entry that these records include; never less than before.
+
+        Raises:
+            StoreFailed, Unavailable, DeadlineExceeded: some may have been written; repeat all of it.
+            TakenOver: another process owns the tier now.
+        """
+
+    @property
+    @abstractmethod
+    def sequence(self) -> int:
+        """The greatest `sequence` that any `write` began with, by any process; 0: there was none."""
+
+    @abstractmethod
+    def scan(self, table: str, block_rows: int = 65_536) -> Iterator[Records]:
+        """Every record, in any order, in blocks of at most `block_rows`; nobody writes meanwhile.
+
+        Positions are -1 unless `keeps_positions`.
+        """
+
+    @abstractmethod
+    def state(self) -> bytes | None:
+        """What `put_state` was last given; None: nothing yet.
+
+        Raises:
+            StoreBroken: it is corrupt.
+        """
+
+    @abstractmethod
+    def put_state(self, state: bytes) -> None:
+        """Keeps bytes of the engine in place of the last ones, whole or not at all.
+
+        On return everything written before is as durable as this tier makes it, and `tables` finds out if it is lost.
+
+        Raises:
+            TakenOver: another process owns the tier now.
+        """
+
+    def other_writer(self) -> str | None:
+        """`<host>:<process>` of another process that is connected to write; None: there is none, as far as one sees."""
+        return None
+
+    def take_over(self) -> None:
+        """Makes this process the only one that can write. Taken again, it keeps even earlier connections out."""
+
+    def require_owner(self) -> None:
+        """Raises `TakenOver` where another process has taken over since."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Frees what the tier holds. Closing twice is harmless."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
