@@ -140,10 +140,10 @@ class Tier(ABC):
         """`<host>:<process>` of another process that is connected to write; None: there is none, as far as one sees."""
         return None
 
-    def take_over(self) -> None:
+    def take_over(self) -> None:  # noqa: B027 - not every tier has owners
         """Makes this process the only one that can write. Taken again, it keeps even earlier connections out."""
 
-    def require_owner(self) -> None:
+    def require_owner(self) -> None:  # noqa: B027
         """Raises `TakenOver` where another process has taken over since."""
 
     @abstractmethod
