@@ -112,10 +112,16 @@ class Tier(ABC):
         """The greatest `sequence` that any `write` began with, by any process; 0: there was none."""
 
     @abstractmethod
-    def scan(self, table: str, block_rows: int = 65_536) -> Iterator[Records]:
+    def scan(self, table: str, block_rows: int = 65_536, width: int | None = None) -> Iterator[Records]:
         """Every record, in any order, in blocks of at most `block_rows`; nobody writes meanwhile.
 
-        Positions are -1 unless `keeps_positions`.
+        Args:
+            table: Its name.
+            block_rows: At least 1.
+            width: Only the first bytes of each record; 0: ids and positions alone. None: whole records.
+
+        Returns:
+            Blocks whose arrays are the caller's. Positions are -1 unless `keeps_positions`.
         """
 
     @abstractmethod
