@@ -1,0 +1,61 @@
+"""The servers of one store, and a transaction that Redis refuses to a superseded writer."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from elastable.embedding_store.errors import StoreFailed, TakenOver
+from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
+from elastable.embedding_store.tiers.redis.reply_shapes import Command
+
+KEY = b"{elastable}:something"
+
+
+def set_to(value: int) -> list[Command]:
+    return [("SET", KEY, value)]
+
+
+def test_opening_takes_nothing_over_and_the_first_write_does(redis_url: str) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        place = RedisPlace(redis_url)
+        place.require_owner()  # nobody is one
+        assert client.get("{elastable}:owner") is None
+        place.change([], lambda answers: set_to(1), place.deadline())
+        assert client.get("{elastable}:owner") is not None
+        assert client.get(KEY) == b"1"
+        place.close()
+
+
+@pytest.mark.parametrize("server", ["redis_url", "redis_cluster_url"])
+def test_a_change_of_a_superseded_writer_is_refused(server: str, request: pytest.FixtureRequest) -> None:
+    url = request.getfixturevalue(server)
+    first, second = RedisPlace(url), RedisPlace(url)
+    first.change([], lambda answers: set_to(1), first.deadline())
+    second.take_over()
+    first.ownership.admit = lambda connection, deadline: None  # type: ignore[method-assign]  # as if it had read before
+    with pytest.raises(TakenOver, match="was taken over, its owner is now process"):
+        first.change([], lambda answers: set_to(2), first.deadline())
+    with pytest.raises(TakenOver):
+        first.require_owner()
+    second.require_owner()
+    first.close()
+    second.close()
+
+
+def test_a_writer_that_is_superseded_between_question_and_change(redis_url: str) -> None:
+    first, second = RedisPlace(redis_url), RedisPlace(redis_url)
+    first.take_over()
+
+    def overtaken(answers: list[object]) -> list[Command]:
+        second.ownership.owner = "other:1:x"
+        second.topology.call([(KEY, ("SET", "{elastable}:owner", "other:1:x:0"))], second.deadline())
+        return set_to(3)
+
+    with pytest.raises(TakenOver):
+        first.change([], overtaken, first.deadline())
+    assert second.topology.call([(KEY, ("GET", KEY))], second.deadline()) == [None]
+    first.close()
+    second.close()
+    with pytest.raises(StoreFailed, match="is closed"):
+        first.change([], lambda answers: set_to(4), first.deadline())
