@@ -29,6 +29,7 @@ from elastable.replicas.knowledge_graphs.schemes.embedding_moving import Embeddi
 from elastable.replicas.knowledge_graphs.schemes.scheme import Scheme, StepGradients
 from elastable.replicas.knowledge_graphs.schemes.score_moving import ScoreMoving
 from elastable.replicas.knowledge_graphs.schemes.whole_softmax import WholeSoftmax
+from elastable.replicas.knowledge_graphs.scores.function import Values
 from elastable.replicas.knowledge_graphs.settings import WHOLE_SOFTMAX, TrainSettings
 
 __all__ = ["EpochLoss", "GraphTrainer"]
@@ -165,20 +166,21 @@ class GraphTrainer:
         everyones = self.group.all_gather(weight)
         places = np.concatenate([batch.head.reshape(-1), batch.tail.reshape(-1)]).astype(np.int64)
         weights = np.concatenate([weight.reshape(-1), everyones[:, rank].reshape(-1)])
-        rows, entities = self._add(gradients.rows, gradients.entities, places, weights, model.entities)
+        kinds = model.score.entity_values, model.score.relation_values
+        rows, entities = self._add(gradients.rows, gradients.entities, places, weights, model.entities, kinds[0])
         relation = batch.relation.reshape(-1).astype(np.int64)
         every = np.arange(len(model.relations))
-        _, relations = self._add(every, gradients.relations, relation, weight.reshape(-1), model.relations)
+        _, relations = self._add(every, gradients.relations, relation, weight.reshape(-1), model.relations, kinds[1])
         return StepGradients(rows, entities, relations, gradients.dense)
 
     def _add(
-        self, rows: Array, gradients: Float32, places: Array, weights: Float32, values: Float32
+        self, rows: Array, gradients: Float32, places: Array, weights: Float32, values: Float32, kind: Values
     ) -> tuple[Array, Float32]:
         """Gradients with the penalties of `values[places]`, once per place."""
         scale = np.float32(self.settings.regularization)
         present, counts = np.unique(places, return_inverse=True)
         total = np.bincount(counts, weights, len(present)).astype(np.float32) * scale
-        more = penalty_gradients(self.settings.regularizer, values[present], self.model.complex_numbers)
+        more = penalty_gradients(self.settings.regularizer, values[present], kind)
         more *= total[:, None]
         if len(rows) and rows[-1] == len(rows) - 1 and np.array_equal(rows, np.arange(len(rows))):
             gradients[present] += more

@@ -48,7 +48,7 @@ class ShardedModel:
         if sharding.shards != group.size:
             raise BadInput(f"{sharding.shards} shards of entities need as many workers, not {group.size}")
         self.group, self.settings, self.sharding = group, settings, sharding
-        self.score: ScoreFunction = score_function(settings.model, settings.dim, settings.norm)
+        self.score: ScoreFunction = score_function(settings.model, settings.dim, settings.norm, settings.seed)
         self._optimizer = row_optimizer(settings.optimizer_spec)
         self.held = int(sharding.counts[group.rank])
         self.entities = np.zeros((sharding.rows, self.score.entity_width), np.float32)
@@ -106,11 +106,6 @@ class ShardedModel:
         for name, value in wanted.items():
             whole = np.asarray(state[name], np.float32)
             value[:] = self.sharding.shard_table(whole, rank) if name.startswith("entities") else whole
-
-    @property
-    def complex_numbers(self) -> bool:
-        """Whether rows are complex numbers: all real parts, then all imaginary ones."""
-        return self.score.name in ("ComplEx", "RotatE")
 
     def _variables(self) -> dict[str, Float32]:
         dense = {f"dense.{name}": value for name, value in self._dense.items()}

@@ -37,7 +37,14 @@ class TrainSettings:
 
     model: str = setting("ComplEx", _model(f"Score function: {', '.join(SCORES)}."))
     dim: int = setting(256, _model("Dimension of an entity.", at_least=1))
-    norm: int | None = setting(None, _model("Norm of distances: 1 or 2.", at_least=1, unset="the score function's own"))
+    norm: int | None = setting(
+        None,
+        _model(
+            "Norm of distances, 1 or 2, of a score that has a choice (docs/knowledge-graphs.md).",
+            at_least=1,
+            unset="the score function's own",
+        ),
+    )
     spread: float | None = setting(
         None,
         _model("Standard deviation, or bound, of initial values.", above=0, unset="the score function's own"),

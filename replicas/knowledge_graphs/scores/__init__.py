@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Protocol
+from typing import cast
 
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.scores.bilinear import ComplEx, DistMult
@@ -18,33 +18,36 @@ from elastable.replicas.knowledge_graphs.scores.translation import RotatE, Trans
 __all__ = ["SCORES", "score_function"]
 
 
-class _Maker(Protocol):
-    name: str
-
-    def __call__(self, dim: int, norm: int = ...) -> ScoreFunction: ...
-
-
-SCORES: Mapping[str, _Maker] = MappingProxyType(
+SCORES: Mapping[str, type[ScoreFunction]] = MappingProxyType(
     {maker.name: maker for maker in (TransE, RotatE, DistMult, ComplEx, PairRE, TripleRE, BoxE, InterHT, TranS, ConvE)}
 )
 """All score functions."""
 
+_WITHOUT_NORM = {RotatE.name: "its distance is always the sum of the moduli of the complex differences"}
+_PRODUCT = "its score is a product and not a distance"
 
-def score_function(name: str, dim: int, norm: int | None = None) -> ScoreFunction:
+
+def score_function(name: str, dim: int, norm: int | None = None, seed: int = 0) -> ScoreFunction:
     """A score function.
 
     Args:
         name: One of `SCORES`, in upper or lower case.
         dim: float32 values of an entity's embedding; of one part, if entities have two
             (BoxE, InterHT, TranS), and without the bias (ConvE).
-        norm: 1 or 2, for distances; None: the function's default.
+        norm: 1 or 2, for distances by a norm; None: the function's default.
+        seed: Seed of further variables, where the function has any (ConvE).
 
     Raises:
-        BadInput: an unknown name, or an invalid dim or norm.
+        BadInput: an unknown name, an invalid dim or norm, or a norm of a score that has none.
     """
     maker = {known.lower(): found for known, found in SCORES.items()}.get(name.lower())
     if maker is None:
         raise BadInput(f"score function {name!r}: known are {', '.join(SCORES)}")
     if dim < 1:
         raise BadInput(f"{maker.name} of dim {dim}: dim must be at least 1")
-    return maker(dim) if norm is None else maker(dim, norm)
+    chosen: dict[str, int] = {} if norm is None else {"norm": norm}
+    if chosen and not maker.norms:
+        raise BadInput(f"norm {norm} of {maker.name}: {_WITHOUT_NORM.get(maker.name, _PRODUCT)}; leave the norm out")
+    if maker is ConvE:
+        chosen["seed"] = seed
+    return cast(Callable[..., ScoreFunction], maker)(dim, **chosen)

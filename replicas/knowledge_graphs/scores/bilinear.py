@@ -21,7 +21,7 @@ class DistMult(ScoreFunction):
 
     name = "DistMult"
 
-    def __init__(self, dim: int, norm: int = 2) -> None:
+    def __init__(self, dim: int) -> None:
         self.dim = self.entity_width = self.relation_width = self.query_width = dim
         self.comparison = Dot()
         self.entities = self.relations = InitializerSpec("normal", 0.0, _SPREAD)
@@ -38,15 +38,15 @@ class ComplEx(ScoreFunction):
 
     Args:
         dim: float32 values of a row, so `dim / 2` complex numbers.
-        norm: Ignored.
 
     Raises:
         BadInput: `dim` is odd.
     """
 
     name = "ComplEx"
+    entity_values = relation_values = "complex"
 
-    def __init__(self, dim: int, norm: int = 2) -> None:
+    def __init__(self, dim: int) -> None:
         if dim % 2:
             raise BadInput(f"ComplEx of dim {dim}: rows hold real and imaginary parts, so dim must be even")
         self.dim = self.entity_width = self.relation_width = self.query_width = dim

@@ -12,6 +12,7 @@ from elastable.replicas.knowledge_graphs.graph.batch import Side
 from elastable.replicas.knowledge_graphs.scores.bilinear import halves
 from elastable.replicas.knowledge_graphs.scores.function import RowPair, ScoreFunction
 from elastable.replicas.knowledge_graphs.scores.kernels.boxes import boxes
+from elastable.replicas.knowledge_graphs.scores.kernels.comparison import NORMS
 
 __all__ = ["BoxE"]
 
@@ -24,6 +25,7 @@ class BoxE(ScoreFunction):
     """
 
     name = "BoxE"
+    norms = NORMS
 
     def __init__(self, dim: int, norm: int = 2) -> None:
         self.dim = dim

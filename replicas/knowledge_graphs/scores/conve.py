@@ -36,7 +36,7 @@ class ConvE(ScoreFunction):
 
     Args:
         dim: Size of an entity, without its bias.
-        norm: Ignored.
+        seed: Seed of the initial filters and weights.
 
     Raises:
         BadInput: `dim` is not that of an image with height and width of at least 2.
@@ -45,7 +45,7 @@ class ConvE(ScoreFunction):
     name = "ConvE"
     sides: tuple[Side, ...] = ("tail",)
 
-    def __init__(self, dim: int, norm: int = 2) -> None:
+    def __init__(self, dim: int, seed: int = 0) -> None:
         self._height = next((h for h in (10, 8, 4, 2) if dim % h == 0 and dim // h >= 2), 0)
         if not self._height:
             raise BadInput(f"ConvE of dim {dim}: dim must be even and at least 4, to be laid as an image")
@@ -53,7 +53,7 @@ class ConvE(ScoreFunction):
         self.entity_width = dim + 1
         self.comparison = Dot(bias=True)
         self.entities = self.relations = InitializerSpec("normal", 0.0, 0.05)
-        self.dense = MappingProxyType(self._initial(dim))
+        self.dense = MappingProxyType(self._initial(dim, seed))
         self._steps: tuple[Callable[..., tf.Tensor], Compiled] | None = None
 
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
@@ -74,10 +74,10 @@ class ConvE(ScoreFunction):
         to_given = np.concatenate([found[0], np.zeros((len(given), 1), np.float32)], axis=1)
         return to_given, found[1], dict(zip(self.dense, found[2:], strict=True))
 
-    def _initial(self, dim: int) -> dict[str, Float32]:
+    def _initial(self, dim: int, seed: int) -> dict[str, Float32]:
         rows, columns = 2 * self._height, dim // self._height
         flat = rows * columns * _FILTERS  # the convolution pads, so that small images work
-        draw = np.random.Generator(np.random.Philox(dim))
+        draw = np.random.Generator(np.random.Philox([dim, seed & (2**64 - 1)]))
         return {
             "filters": _scaled(draw, (_KERNEL, _KERNEL, 1, _FILTERS), _KERNEL * _KERNEL),
             "filters_bias": np.zeros(_FILTERS, np.float32),

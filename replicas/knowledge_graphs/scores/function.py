@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 
@@ -14,10 +15,14 @@ from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.batch import Side
 from elastable.replicas.knowledge_graphs.scores.kernels.comparison import Comparison
 
-__all__ = ["RowPair", "ScoreFunction"]
+__all__ = ["RowPair", "ScoreFunction", "Values"]
 
 RowPair = tuple[Float32, Float32]
 """Rows of given entities, and of relations."""
+
+Values = Literal["real", "complex", "phase"]
+"""What a row holds: real numbers; complex ones, all real parts before all imaginary ones; or the phases of complex
+numbers with the modulus 1."""
 
 
 class ScoreFunction(ABC):
@@ -33,6 +38,8 @@ class ScoreFunction(ABC):
         entity_width, relation_width, query_width: float32 values of each.
         comparison: Compares queries with candidates.
         entities, relations: Initial values.
+        entity_values, relation_values: What their rows hold.
+        norms: The norms to choose from; none if the score has no norm or only one.
         sides: The ends that can be queried; without "head" if the function needs reciprocal relations.
         as_they_are: Whether `prepared` returns its argument.
         dense: Names and initial values of further variables, float32.
@@ -46,6 +53,9 @@ class ScoreFunction(ABC):
     comparison: Comparison
     entities: InitializerSpec
     relations: InitializerSpec
+    entity_values: Values = "real"
+    relation_values: Values = "real"
+    norms: tuple[int, ...] = ()
     sides: tuple[Side, ...] = ("head", "tail")
     as_they_are: bool = True
     dense: Mapping[str, Float32] = MappingProxyType({})

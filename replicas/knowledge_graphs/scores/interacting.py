@@ -12,6 +12,7 @@ from elastable.replicas.knowledge_graphs.graph.batch import Side
 from elastable.replicas.knowledge_graphs.scores.bilinear import halves
 from elastable.replicas.knowledge_graphs.scores.function import RowPair, ScoreFunction
 from elastable.replicas.knowledge_graphs.scores.kernels.affine import affine_of_two
+from elastable.replicas.knowledge_graphs.scores.kernels.comparison import NORMS
 from elastable.replicas.knowledge_graphs.scores.kernels.unit_length import to_unit_length, unit_length_gradients
 
 __all__ = ["InterHT", "TranS"]
@@ -23,6 +24,7 @@ class InterHT(ScoreFunction):
     """`-|h * (t' + 1) - t * (h' + 1) + r|`; an entity is `[e, e']`, each brought to length 1."""
 
     name = "InterHT"
+    norms = NORMS
     as_they_are = False
 
     def __init__(self, dim: int, norm: int = 1) -> None:

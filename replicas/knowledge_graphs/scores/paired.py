@@ -11,6 +11,7 @@ from elastable.embedding_store.contract.spec import InitializerSpec
 from elastable.replicas.knowledge_graphs.graph.batch import Side
 from elastable.replicas.knowledge_graphs.scores.function import RowPair, ScoreFunction
 from elastable.replicas.knowledge_graphs.scores.kernels.affine import affine
+from elastable.replicas.knowledge_graphs.scores.kernels.comparison import NORMS
 from elastable.replicas.knowledge_graphs.scores.kernels.unit_length import to_unit_length, unit_length_gradients
 
 __all__ = ["PairRE", "TripleRE"]
@@ -20,6 +21,7 @@ class PairRE(ScoreFunction):
     """`-|h * r_h - t * r_t|`, entities brought to length 1; a relation is `[r_h, r_t]`."""
 
     name = "PairRE"
+    norms = NORMS
     as_they_are = False
     _middle = False
     _offset = np.float32(0)

@@ -12,6 +12,7 @@ from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.batch import Side
 from elastable.replicas.knowledge_graphs.scores.bilinear import halves
 from elastable.replicas.knowledge_graphs.scores.function import RowPair, ScoreFunction
+from elastable.replicas.knowledge_graphs.scores.kernels.comparison import NORMS
 from elastable.replicas.knowledge_graphs.scores.kernels.distance import distance
 from elastable.replicas.knowledge_graphs.scores.kernels.modulus import modulus
 
@@ -22,6 +23,7 @@ class TransE(ScoreFunction):
     """`-|h + r - t|`, by the norm 1 or 2."""
 
     name = "TransE"
+    norms = NORMS
 
     def __init__(self, dim: int, norm: int = 1) -> None:
         self.dim = self.entity_width = self.relation_width = self.query_width = dim
@@ -39,17 +41,19 @@ class TransE(ScoreFunction):
 class RotatE(ScoreFunction):
     """`-sum |h * r - t|` over complex numbers, where `r = exp(i phase)`.
 
+    The sum of the moduli is the norm 1 of a complex vector; as in the paper, there is no other to choose.
+
     Args:
         dim: float32 values of an entity: `dim / 2` complex numbers, and as many phases of a relation.
-        norm: Ignored.
 
     Raises:
         BadInput: `dim` is odd.
     """
 
     name = "RotatE"
+    entity_values, relation_values = "complex", "phase"
 
-    def __init__(self, dim: int, norm: int = 1) -> None:
+    def __init__(self, dim: int) -> None:
         if dim % 2:
             raise BadInput(f"RotatE of dim {dim}: rows hold real and imaginary parts, so dim must be even")
         self.dim = self.entity_width = self.query_width = dim

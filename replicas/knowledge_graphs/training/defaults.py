@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from elastable.embedding_store.errors import BadInput
+from elastable.replicas.knowledge_graphs.losses.losses import SampledSoftmax
 from elastable.replicas.knowledge_graphs.scores import SCORES, score_function
-from elastable.replicas.knowledge_graphs.settings import TrainSettings
+from elastable.replicas.knowledge_graphs.settings import WHOLE_SOFTMAX, TrainSettings
 
 __all__ = ["default_settings", "settings_of"]
 
@@ -46,7 +48,7 @@ _DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "ComplEx": _PRODUCT,
     "DistMult": _PRODUCT,
     "TransE": _SAMPLED,
-    "RotatE": {**_SAMPLED, "spread": 0.03},
+    "RotatE": {name: value for name, value in _SAMPLED.items() if name != "norm"},
     "PairRE": _DISTANCE,
     "TripleRE": _DISTANCE,
     "InterHT": _DISTANCE,
@@ -68,7 +70,29 @@ def settings_of(model: str, given: Mapping[str, object]) -> TrainSettings:
     """The settings of a run: the given ones (None: not given), then the model's defaults.
 
     Raises:
-        BadInput: as `TrainSettings`.
+        BadInput: as `TrainSettings`; a given one has no effect with the others.
     """
     chosen = {name: value for name, value in given.items() if value is not None}
-    return TrainSettings.from_json({**default_settings(model), **chosen})
+    settings = TrainSettings.from_json({**default_settings(model), **chosen})
+    for names, idle, why in _IDLE:
+        for name in names:
+            if name in chosen and idle(settings):
+                raise BadInput(f"{name}={chosen[name]!r} has no effect {why.format(settings)}; leave it out")
+    return settings
+
+
+_IDLE: tuple[tuple[tuple[str, ...], Callable[[TrainSettings], bool], str], ...] = (
+    (
+        ("negatives", "shared", "candidates", "filtered", "scheme"),
+        lambda settings: settings.loss == WHOLE_SOFTMAX,
+        "on the loss whole-softmax, which scores all entities",
+    ),
+    (
+        ("margin", "adversarial"),
+        lambda settings: settings.loss in (WHOLE_SOFTMAX, SampledSoftmax.name),
+        "on the loss {0.loss}",
+    ),
+    (("corruption",), lambda settings: settings.reciprocal, "with reciprocal relations, whose queries ask for tails"),
+    (("regularization",), lambda settings: settings.regularizer == "none", "without a regularizer"),
+)
+"""Settings, when they change nothing, and why."""

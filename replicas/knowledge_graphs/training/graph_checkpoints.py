@@ -16,6 +16,7 @@ from elastable.embedding_store.errors import BadInput, CheckpointError
 from elastable.master.checkpoints.storage.checkpoint_files import MANIFEST, LocalFiles
 from elastable.master.checkpoints.storage.tensor_file import parts_of, tensors_in
 from elastable.replicas.groups.group import Array
+from elastable.replicas.knowledge_graphs.scores import SCORES
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 
 __all__ = ["GraphCheckpoints", "RunProgress"]
@@ -140,7 +141,7 @@ class GraphCheckpoints:
             state, _ = tensors_in(content)
             return GraphCheckpoint(
                 {key: np.asarray(value) for key, value in state.items()},
-                TrainSettings.from_json(manifest["settings"]),
+                _settings_in(manifest["settings"]),
                 RunProgress(**manifest["place"]),
                 manifest["graph"],
                 address,
@@ -165,6 +166,12 @@ def _manifest(
         "files": {_TENSORS: {"sha256": digest.hexdigest(), "bytes": sum(len(part) for part in parts)}},
     }
     return {**manifest, "checksum": _checksum(manifest)}
+
+
+def _settings_in(values: Mapping[str, object]) -> TrainSettings:
+    """The settings of a manifest; earlier ones name a norm that their score ignored."""
+    known = SCORES.get(str(values.get("model")))
+    return TrainSettings.from_json({**values, "norm": None} if known is not None and not known.norms else values)
 
 
 def _name(step: int) -> str:

@@ -177,6 +177,28 @@ def test_the_newest_and_the_best_checkpoint_stay(tmp_path: Path) -> None:
     assert checkpoints.newest().place.step == 4
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"negatives": 64}, "negatives=64 has no effect on the loss whole-softmax"),
+        ({"margin": 2.0, "loss": "softmax"}, "margin=2.0 has no effect on the loss softmax"),
+        ({"corruption": "h"}, "corruption='h' has no effect with reciprocal relations"),
+        ({"regularizer": "none", "regularization": 0.1}, "without a regularizer"),
+        ({"norm": 2}, "norm 2 of ComplEx: its score is a product"),
+    ],
+)
+def test_a_setting_without_effect_is_refused(given: dict[str, object], told: str) -> None:
+    with pytest.raises(BadInput, match=told):
+        settings_of("ComplEx", given)
+
+
+def test_a_checkpoint_of_rotate_with_the_norm_that_it_ignored_is_read(tmp_path: Path) -> None:
+    settings = settings_of("RotatE", {"dim": 4})
+    object.__setattr__(settings, "norm", 2)  # as runs before said
+    GraphCheckpoints(tmp_path).write({"entities": np.zeros((2, 4), np.float32)}, settings, RunProgress(), {})
+    assert GraphCheckpoints(tmp_path).newest().settings.norm is None
+
+
 def test_every_model_has_defaults_that_can_be() -> None:
     for name in SCORES:
         assert settings_of(name, {}).model == name

@@ -29,11 +29,9 @@ Outcome = tuple[StepBatch, Scored, StepGradients]
 class Graph:
     """A random graph over some shards, with its embeddings in the order of global ids."""
 
-    def __init__(
-        self, name: str, dim: int, shards: int, batch: int, count: int, norm: int = 1, **negatives: Any
-    ) -> None:
+    def __init__(self, name: str, dim: int, shards: int, batch: int, count: int, **negatives: Any) -> None:
         draw = np.random.default_rng(11)
-        self.score = score_function(name, dim, norm)
+        self.score = score_function(name, dim)
         self.triples = np.stack([draw.integers(0, m, 2000) for m in (ENTITIES, RELATIONS, ENTITIES)], axis=1)
         self.sharding = Sharding.create(ENTITIES, shards, seed=1)
         self.entities = draw.standard_normal((ENTITIES, self.score.entity_width)).astype(np.float32)
@@ -47,9 +45,7 @@ class Graph:
 
         def work(group: ReplicaGroup) -> Outcome:
             batch = self.sampler.batch(0, group.rank)
-            made = scheme(
-                group, score_function(self.score.name, self.score.dim, getattr(self.score.comparison, "norm", 1))
-            )
+            made = scheme(group, score_function(self.score.name, self.score.dim))
             scored = made.forward(batch, self.sharding.shard_table(self.entities, group.rank), self.relations)
             assert len(set(group.all_gather(np.array(scored.gathered_rows)))) == 1  # the same for every worker
             loss = LogSigmoid(2.0, 1.0)(scored.positive, scored.negative, self.weight(batch), scored.counted)

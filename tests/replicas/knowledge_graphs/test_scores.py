@@ -11,8 +11,11 @@ import tensorflow as tf
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import RangePool
+from elastable.replicas.groups.thread_group import alone
+from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.scores import SCORES, score_function
 from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
+from elastable.replicas.knowledge_graphs.settings import TrainSettings
 
 DIM, TRIPLES, CANDIDATES = 8, 6, 5
 Array = np.ndarray[Any, np.dtype[np.float32]]
@@ -115,6 +118,10 @@ WITH_NORMS = ("TransE", "PairRE", "TripleRE", "BoxE", "InterHT", "TranS")
 CASES = [(name, norm) for name in FORMULAS for norm in ((1, 2) if name in WITH_NORMS else (1,))]
 
 
+def _score_function(name: str, norm: int) -> ScoreFunction:
+    return score_function(name, DIM, norm if name in WITH_NORMS else None)
+
+
 def _embeddings(score: ScoreFunction, per_triple: bool) -> tuple[Array, Array, Array]:
     draw = np.random.default_rng(7)
     given = draw.standard_normal((TRIPLES, score.entity_width)).astype(np.float32)
@@ -140,7 +147,7 @@ def test_every_score_function_has_a_formula_here() -> None:
 @pytest.mark.parametrize("per_triple", [False, True])
 @pytest.mark.parametrize(("name", "norm"), CASES)
 def test_scores_and_gradients_are_those_of_the_formula(name: str, norm: int, per_triple: bool) -> None:
-    score = score_function(name, DIM, norm)
+    score = _score_function(name, norm)
     for side in score.sides:
         given, relations, candidates = _embeddings(score, per_triple)
         weights = np.random.default_rng(1).standard_normal((TRIPLES, CANDIDATES)).astype(np.float32)
@@ -176,7 +183,7 @@ def _gradients(
 
 @pytest.mark.parametrize(("name", "norm"), CASES)
 def test_gradients_are_finite_differences(name: str, norm: int) -> None:
-    score = score_function(name, DIM, norm)
+    score = _score_function(name, norm)
     draw = np.random.default_rng(3)
     given, relations, candidates = _embeddings(score, True)
     weights = draw.standard_normal((TRIPLES, CANDIDATES)).astype(np.float32)
@@ -215,7 +222,7 @@ def test_the_variables_of_conve_have_the_gradients_of_its_formula() -> None:
 
 @pytest.mark.parametrize(("name", "norm"), CASES)
 def test_triples_score_as_their_own_candidates(name: str, norm: int) -> None:
-    score = score_function(name, DIM, norm)
+    score = _score_function(name, norm)
     given, relations, candidates = _embeddings(score, True)
     tails = np.ascontiguousarray(candidates[:, 0])
     found = score.score_triples(given, relations, tails)
@@ -261,6 +268,10 @@ def test_rotate_measures_the_modulus_and_not_both_parts() -> None:
         ("TransE", 8, 3, "norm 3"),
         ("ConvE", 3, None, "image"),
         ("DistMult", 0, None, "at least 1"),
+        ("DistMult", 8, 2, "norm 2 of DistMult: its score is a product and not a distance; leave the norm out"),
+        ("ComplEx", 8, 1, "leave the norm out"),
+        ("ConvE", 8, 1, "leave the norm out"),
+        ("RotatE", 8, 2, "norm 2 of RotatE: its distance is always the sum of the moduli"),
     ],
 )
 def test_invalid_arguments_are_refused(name: str, dim: int, norm: int | None, told: str) -> None:
@@ -273,3 +284,19 @@ def test_conve_answers_tail_queries_only() -> None:
     given, relations, candidates = _embeddings(score, False)
     with pytest.raises(BadInput, match="reciprocal"):
         score.score_heads(candidates, relations, given)
+
+
+def test_the_seed_decides_the_variables_of_conve() -> None:
+    one, same, other = (score_function("ConvE", DIM, seed=seed).dense for seed in (3, 3, -4))
+    for name in ("filters", "hidden"):
+        np.testing.assert_array_equal(one[name], same[name])
+        assert (one[name] != other[name]).any()
+
+
+def test_a_run_of_conve_starts_from_its_seed() -> None:
+    triples = np.array([[0, 0, 1]], np.int32)
+    first, second = (
+        GraphTrainer(alone(), TrainSettings(model="ConvE", dim=DIM, seed=seed), 2, 1, triples).state()
+        for seed in (0, 1)
+    )
+    assert (first["dense.filters"] != second["dense.filters"]).any()

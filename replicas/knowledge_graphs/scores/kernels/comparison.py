@@ -11,7 +11,10 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 
-__all__ = ["Comparison", "KernelComparison"]
+__all__ = ["NORMS", "Comparison", "KernelComparison"]
+
+NORMS = (1, 2)
+"""The norms of distances."""
 
 _PAIRS_A_THREAD = 2048
 _COLUMNS_A_THREAD = 16
@@ -114,7 +117,7 @@ class KernelComparison(Comparison):
     """
 
     def __init__(self, forward: _Forward, backward: _Backward, parts: int, norm: int = 1) -> None:
-        if norm not in (1, 2):
+        if norm not in NORMS:
             raise BadInput(f"norm {norm}: distances are by the norm 1 or 2")
         self._forward, self._backward, self._parts, self.norm = forward, backward, parts, norm
 
