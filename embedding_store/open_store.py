@@ -13,9 +13,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.history.store_history import DEFAULT_LOG_BYTES, StoreHistory
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.support.store_url import CachedUrl, FileUrl, MemoryUrl, shard_urls
-from elastable.embedding_store.tiers.cached.cached_source import CachedSource
-from elastable.embedding_store.tiers.cached.cached_store import CachedStore
+from elastable.embedding_store.support.store_url import FileUrl, MemoryUrl, shard_urls
 from elastable.embedding_store.tiers.files.file_store import DEFAULT_BUDGET, FileStore
 from elastable.embedding_store.tiers.redis.redis_reader import RedisReader
 from elastable.embedding_store.tiers.redis.redis_store import RedisStore
@@ -50,10 +48,9 @@ def open_store(
         url: "memory", with `?log=/folder` as `MemoryUrl` describes; `grpc://host:port` of a parameter server
             (`elastable serve`),
             `file:///folder` as `FileUrl` describes, or `redis://...` or
-            `rediss://...` as `RedisUrl` does; `cached+URL?rows=...` for any of the last four
-            with its hot rows in memory;
+            `rediss://...` as `RedisUrl` does;
             `token:URL,URL,...` or `encoding:URL,URL,...` for tables that are split over several of them.
-        threads: Of a memory or file store, or a cache; None: one a core.
+        threads: Of a memory or file store; None: one a core.
         shared: Whether other processes of this host may read the rows of a memory
             store from its memory; where the system has no such memory, nobody does.
         deadline_s: Seconds that one operation of a store elsewhere may take, connecting and repeats included, where
@@ -72,14 +69,6 @@ def open_store(
         return store
     if url == "memory" or url.startswith("memory?"):
         return _memory_store(MemoryUrl.parse(url), threads, shared)
-    if _scheme(url).startswith("cached+"):
-        cached = CachedUrl.parse(url)
-        behind = open_store(_not_twice(cached.behind), threads, deadline_s=deadline_s)
-        try:
-            return CachedStore(behind, rows=cached.rows, bytes=cached.bytes, threads=threads)
-        except BaseException:
-            behind.close()
-            raise
     if _scheme(url) == "file":
         place = FileUrl.parse(url)
         budget = DEFAULT_BUDGET if place.budget is None else place.budget
@@ -105,7 +94,6 @@ def open_source(url: str, deadline_s: float | None = None) -> RowSource:
 
     Args:
         url: `grpc://host:port` of a master, or `redis://...` or `rediss://...`;
-            `cached+URL?rows=...` for one of these with its hot rows in memory;
             `token:URL,URL,...` or `encoding:URL,URL,...` where tables are split over several of them.
         deadline_s: As of `open_store`.
 
@@ -119,9 +107,6 @@ def open_source(url: str, deadline_s: float | None = None) -> RowSource:
             source = PartitionedSource([opened.enter_context(open_source(shard, deadline_s)) for shard in shards])
             opened.pop_all()
         return source
-    if _scheme(url).startswith("cached+"):
-        cached = CachedUrl.parse(url)
-        return CachedSource(open_source(_not_twice(cached.behind), deadline_s), rows=cached.rows, bytes=cached.bytes)
     if _scheme(url) == "grpc":
         return SharedSource(RemoteSource(url.removeprefix("grpc://"), _or(deadline_s, _GRPC_DEADLINE_S)))
     if _scheme(url) in SCHEMES:
@@ -161,17 +146,13 @@ def _empty_memory_store(threads: int | None, shared: bool) -> MemoryStore:
     return MemoryStore(threads)
 
 
-def _not_twice(url: str) -> str:
-    if _scheme(url).startswith("cached+"):
-        raise BadInput("store cached+cached+...: a cache in front of a cache holds the same rows; write cached+ once")
-    return url
-
-
 def _scheme(url: str) -> str:
     return url.partition("://")[0]
 
 
 def _unknown(url: str, known: tuple[str, ...]) -> BadInput:
     # A URL may hold a password: what stands before the @ is not repeated.
+    if _scheme(url).startswith("cached+"):
+        raise BadInput("store cached+...: stores hold their hot rows in memory; leave out cached+ and rows= or bytes=")
     shown = f"{_scheme(url)}://..." if "@" in url else url
     return BadInput(f"store {shown!r} is unknown: write {', '.join(known[:-1])} or {known[-1]}")

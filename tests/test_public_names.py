@@ -62,8 +62,6 @@ EMBEDDING_STORE = [
     "BadInput",
     "BadSpec",
     "Bags",
-    "CachedSource",
-    "CachedStore",
     "CheckpointError",
     "Coalescer",
     "Commit",

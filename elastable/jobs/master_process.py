@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from rich.console import Console
 
 from elastable.embedding_store.support.address import Address
-from elastable.embedding_store.tiers.redis.login import split_login
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.embedding_store.warm import warming
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
@@ -96,8 +95,7 @@ def _local_workers(options: JobOptions, access: JobAccess, address: str, run: Ru
         deadline_s=options.deadline_s,
         transport=options.transport,
     )
-    environment = {**split_login(options.store)[1], **access.environment}
-    return LocalWorkers(options.local_workers, worker, run.path, environment)
+    return LocalWorkers(options.local_workers, worker, run.path, access.environment)
 
 
 def _let_workers_leave(master: Master) -> None:

@@ -11,7 +11,6 @@ import keras
 import numpy as np
 
 from elastable.callbacks.averages import refuse_averages
-from elastable.embedding_store.composite.placement.location_file import storage_of_url
 from elastable.embedding_store.composite.placement.locations import plan_tables, refuse_sharding, storage_of_tables
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
@@ -19,7 +18,6 @@ from elastable.embedding_store.errors import ModelError, NotReady, Unsupported
 from elastable.embedding_store.open_store import operation_deadline
 from elastable.embedding_store.rows.fresh_rows import fresh_rows
 from elastable.embedding_store.support.retry import retry
-from elastable.embedding_store.tiers.redis.login import split_login
 from elastable.jobs.options import JobOptions
 from elastable.jobs.resume import Beginning, fill_store
 from elastable.master.api import JobSpec
@@ -209,12 +207,9 @@ def _discovered(
 
 
 def _where_workers_look(options: JobOptions) -> str:
-    """Rows that are in Redis alone, or on a parameter server, are read there; all others at the master."""
-    elsewhere = storage_of_url(options.store) == "redis" or options.store.startswith("grpc://")
-    if options.locations is not None or not elsewhere:
-        return "master"
-    # Everybody who may join sees the URL: each process has its own login.
-    return split_login(options.store)[0]
+    """Where workers look rows up: at the server of the store if it is one that serves, else at the master."""
+    served = options.locations is None and options.store.startswith("grpc://")
+    return options.store if served else "master"
 
 
 def _checkpoint_to_resume(options: JobOptions) -> Checkpoint | None:

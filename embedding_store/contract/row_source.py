@@ -96,10 +96,6 @@ class RowSource(ABC):
             raise FutureVersion(f"version {version} was not committed within {wait_s:g} s")
         return self.lookup(ids, version)
 
-    def unpromoted(self) -> RowSource:
-        """The same rows for evaluation: lookups there do not change what a cache holds."""
-        return self
-
     def forget(self) -> None:  # noqa: B027 - most sources keep nothing
         """Drops everything cached: another store may answer now, or this one at an earlier version."""
 

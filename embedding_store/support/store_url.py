@@ -1,4 +1,4 @@
-"""URLs of file stores, of caches and of partitioned stores, read."""
+"""URLs of memory stores, file stores and partitioned stores, read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, unquote
 
 from elastable.embedding_store.errors import BadInput
 
-__all__ = ["CachedUrl", "FileUrl", "MemoryUrl", "byte_count", "shard_urls"]
+__all__ = ["FileUrl", "MemoryUrl", "byte_count", "shard_urls"]
 
 _UNITS = {"": 1, "B": 1, **{f"{prefix}iB": 1 << (10 * power) for power, prefix in enumerate("KMGT", 1)}}
 _SIZE = re.compile(r"(\d{1,15})\s*([A-Za-z]*)")
@@ -72,32 +72,6 @@ class FileUrl:
         options = _options(url, query, ("budget", "unclean"))
         budget = byte_count(options["budget"]) if "budget" in options else None
         return cls(Path(unquote(place)), budget, options.get("unclean", "refuse"))
-
-
-@dataclass(frozen=True, slots=True)
-class CachedUrl:
-    """`cached+URL`, with `rows=...` or `bytes=...` among the options of the URL.
-
-    Attributes:
-        behind: The URL of what is cached.
-        rows: Of each table, to hold in memory; None: `bytes` says it.
-        bytes: Of memory for rows; None: `rows` says it.
-    """
-
-    behind: str
-    rows: int | None = None
-    bytes: int | None = None
-
-    @classmethod
-    def parse(cls, url: str) -> Self:
-        """Reads a URL. Raises `BadInput`, which repeats nothing of it, as it may hold a password."""
-        place, _, query = url.removeprefix("cached+").partition("?")
-        ours = [part for part in query.split("&") if part.partition("=")[0] in ("rows", "bytes")]
-        others = "&".join(part for part in query.split("&") if part and part not in ours)
-        sizes = {name: byte_count(size) for name, _, size in (part.partition("=") for part in ours)}
-        if len(ours) != 1:
-            raise BadInput("the URL of a cached store needs one of ?rows=1000000 and ?bytes=1GiB")
-        return cls(f"{place}?{others}" if others else place, sizes.get("rows"), sizes.get("bytes"))
 
 
 def byte_count(text: str) -> int:

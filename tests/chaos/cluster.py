@@ -191,7 +191,7 @@ class Cluster:
         return {
             links[0].port: self.links[name.replace("master", "worker")][number].port
             for name, links in self.links.items()
-            if name.startswith("master-")
+            if name == "master-store"
         }
 
     def _hear(self, process: Process) -> None:
@@ -255,7 +255,8 @@ class Cluster:
     # Stores.
 
     def _link_store(self, store: str, target: int | None) -> None:
-        master, *workers = (Link(self.selector, self.timers, target) for _ in range(1 + self.schedule.workers))
+        direct = self.schedule.workers if store == "store" else 0  # rows in Redis are looked up at the master
+        master, *workers = (Link(self.selector, self.timers, target) for _ in range(1 + direct))
         self.links[f"master-{store}"], self.links[f"worker-{store}"] = [master], workers
         seen = "exec2" if store == "redis2" else "exec"
         master.awaited = {number for gate, number in self.armed if gate == seen}

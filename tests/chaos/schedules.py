@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tests.chaos.records import MICRO_BATCH, RECORDS
-from tests.chaos.stores import REDIS_SERVERS, reached_by_workers, servers_of, store_of
+from tests.chaos.stores import REDIS_SERVERS, servers_of, store_of
 
 __all__ = ["KINDS", "LEASE_S", "Fault", "Schedule", "Shape", "schedule_of"]
 
-KINDS = ("memory", "redis", "served", "files", "shards", "cached", "every")
+KINDS = ("memory", "redis", "served", "files", "shards", "every")
 """Where rows are: in the master, in Redis, in a store of a process of its own, in the master's files, split over
 two Redis servers, behind a cache; "every": anywhere but in Redis, and they follow every step (`lazy=False`)."""
 
@@ -134,8 +134,8 @@ _IN_FILES: _Weighted = (("kill master", 3), ("fill master", 4))
 _RESUMED: _Weighted = (("kill master", 8),)
 _OF_REDIS: _Weighted = (
     ("supersede master", 4),
-    ("kill redis", 4), ("stop redis", 2), ("fill redis", 2), ("cut master-redis", 4), ("cut worker-redis", 2),
-    ("delay master-redis", 1), ("delay worker-redis", 1), ("silence worker-redis", 1), ("silence master-redis", 1),
+    ("kill redis", 4), ("stop redis", 2), ("fill redis", 2), ("cut master-redis", 4),
+    ("delay master-redis", 1), ("silence master-redis", 1),
 )  # fmt: skip
 _OF_STORE: _Weighted = (
     ("kill store", 2), ("stop store", 2), ("cut master-store", 4), ("cut worker-store", 2),
@@ -149,8 +149,6 @@ def _of_store(store: str) -> _Weighted:
     if not servers:
         return _IN_FILES if "file:" in store else _IN_MASTER
     faults = _OF_REDIS if servers[0] in REDIS_SERVERS else _OF_STORE
-    if not reached_by_workers(store):
-        faults = tuple(fault for fault in faults if "worker-" not in fault[0])
     if "redis2" in servers:
         faults += tuple((words.replace("redis", "redis2"), often) for words, often in faults if "redis" in words)
         faults += (("kill master", 5),)  # between the shards

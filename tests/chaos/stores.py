@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Mapping
 
-__all__ = ["REDIS_SERVERS", "filled_in", "forgets", "lasts", "patient", "reached_by_workers", "servers_of", "store_of"]
+__all__ = ["REDIS_SERVERS", "filled_in", "forgets", "lasts", "patient", "servers_of", "store_of"]
 
 REDIS_SERVERS = ("redis", "redis2")
 """Names of the Redis servers that a template may hold; "store" is a bare parameter server."""
@@ -22,14 +22,7 @@ _OF_KIND: dict[str, tuple[str, ...]] = {
     "served": (_SERVED,),
     "files": (_FILES,),
     "shards": (f"token:{','.join(_TWO_REDIS)}", f"encoding:{','.join(_TWO_REDIS)}"),
-    # So few rows are held that others give way.
-    "cached": (
-        f"cached+{_REDIS}&rows=16",
-        f"cached+{_REDIS}&rows=64",
-        f"cached+{_SERVED}?rows=32",
-        "token:" + ",".join(f"cached+{url}&rows=16" for url in _TWO_REDIS),
-    ),
-    "every": ("memory", "memory", _FILES, _SERVED, "token:memory,memory", f"cached+{_SERVED}?rows=32"),
+    "every": ("memory", "memory", _FILES, _SERVED, "token:memory,memory"),
 }
 _SERVER = re.compile(r"\{(redis2?|store)\}")
 
@@ -63,8 +56,3 @@ def patient(template: str) -> str:
 def forgets(template: str) -> bool:
     """Whether rows lie in a server that loses them when it dies."""
     return "store" in servers_of(template)
-
-
-def reached_by_workers(template: str) -> bool:
-    """Whether workers read rows in the servers; else they do so at the master."""
-    return bool(servers_of(template)) and "cached+" not in template

@@ -16,8 +16,6 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.open_store import open_source, open_store
 from elastable.embedding_store.support.store_url import shard_urls
-from elastable.embedding_store.tiers.cached.cached_source import CachedSource
-from elastable.embedding_store.tiers.cached.cached_store import CachedStore
 from elastable.embedding_store.tiers.files.file_store import FileStore
 from elastable.embedding_store.tiers.redis.redis_store import RedisStore
 
@@ -106,34 +104,13 @@ def test_files(tmp_path: Path) -> None:
         ("file:///x?budget=2GB", "size '2GB'"),
         ("file:///x?budget=10", "at least 1 MiB"),
         ("file:///x?budgets=1", "option 'budgets' is unknown; known options are budget, unclean"),
-        ("cached+redis://me:secret@h:1", r"\?rows=1000000"),
-        ("cached+redis://me:secret@h:1?rows=1&bytes=2", r"\?rows=1000000"),
-        ("cached+cached+redis://me:secret@h:1?rows=1", "once"),
-        ("cached+http://me:secret@h:1?rows=1", "unknown"),
-        ("cached+redis://me:secret@h:1?rows=many", "size 'many'"),
+        ("cached+redis://me:secret@h:1?rows=1000", "leave out cached\\+"),
     ],
 )
 def test_urls_of_tiers_that_cannot_be(url: str, told: str) -> None:
     with pytest.raises(BadInput, match=told) as refused:
         open_store(url)
     assert "secret" not in str(refused.value)
-
-
-def test_cached(redis_url: str, tmp_path: Path) -> None:
-    ids = np.array([3, 9, 3], np.int64)
-    url = f"cached+{redis_url}?rows=100&namespace=cached-by-url&partitions=4"
-    with open_store(url) as store, open_source(url) as source:
-        assert isinstance(store, CachedStore)
-        assert isinstance(source, CachedSource)
-        assert not isinstance(source, EmbeddingStore)
-        store.create_table(TableSpec("t", 4))
-        store.commit(Commit(1, {"t": TableUpdate(ids[:1], np.ones((1, 4), np.float32))}, 0, {}))
-        for _ in range(2):
-            np.testing.assert_array_equal(source.lookup({"t": ids}, version=1)["t"], store.lookup({"t": ids})["t"])
-        assert (store.held, source.held) == ({"t": 2}, {"t": 2})
-    with open_store(f"cached+file://{tmp_path}/s?budget=2MiB&bytes=1MiB") as store:
-        assert isinstance(store, CachedStore)
-        assert isinstance(store.store, FileStore)
 
 
 def test_where_shards_keep_rows() -> None:

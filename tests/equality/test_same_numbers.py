@@ -14,6 +14,7 @@ from elastable.embedding_store.tiers.files.file_store import FileStore
 from elastable.master.tasks.record_order import record_order
 from tests.equality import model as equality
 from tests.equality.jobs import Numbers, differing, train
+from tests.servers import running_server
 
 
 @pytest.mark.parametrize(("optimizer", "vocabulary"), [("sgd", 40), ("momentum", 12), ("adagrad", 40)])
@@ -81,8 +82,10 @@ def test_four_workers_give_the_same_bits(alone: Numbers, tmp_path: Path) -> None
     assert differing(alone, train(tmp_path, 4, "adagrad")) == []
 
 
-def test_redis_gives_the_same_bits(alone: Numbers, tmp_path: Path, redis_url: str) -> None:
-    assert differing(alone, train(tmp_path, 2, "adagrad", store=redis_url)) == []
+def test_redis_gives_the_same_bits(alone: Numbers, tmp_path: Path, server_binary: Path) -> None:
+    """The master alone has the server's password: workers look rows up at the master."""
+    with running_server(server_binary, tmp_path / "redis", password="secret") as server:
+        assert differing(alone, train(tmp_path, 2, "adagrad", store=f"redis://:secret@{server.address}")) == []
 
 
 def test_a_redis_cluster_gives_the_same_bits(alone: Numbers, tmp_path: Path, redis_cluster_url: str) -> None:
@@ -90,7 +93,7 @@ def test_a_redis_cluster_gives_the_same_bits(alone: Numbers, tmp_path: Path, red
 
 
 def test_shards_give_the_same_bits(alone: Numbers, tmp_path: Path, redis_url: str) -> None:
-    """Read by the workers themselves, from two namespaces that might be two servers."""
+    """Two namespaces, which might be two servers."""
     shards = ",".join(f"{redis_url}?namespace=shard/{number}" for number in range(2))
     assert differing(alone, train(tmp_path, 2, "adagrad", store=f"token:{shards}")) == []
 

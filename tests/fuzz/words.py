@@ -17,7 +17,7 @@ from elastable.embedding_store.native.ids.string_ids import hash_ids
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.support.secret_file import read_secret
-from elastable.embedding_store.support.store_url import CachedUrl, FileUrl, byte_count, shard_urls
+from elastable.embedding_store.support.store_url import FileUrl, byte_count, shard_urls
 from elastable.embedding_store.tiers.redis.schema import TableRecord
 from elastable.embedding_store.tiers.redis.url import RedisUrl, redacted
 from elastable.embedding_store.v1 import store_pb2
@@ -52,7 +52,6 @@ _PARSERS: dict[str, tuple[Callable[[str], object], list[str]]] = {
         ],
     ),
     "file URL": (FileUrl.parse, ["file:///data/rows?budget=2GiB&unclean=drop", "file:///%20a"]),
-    "cached URL": (CachedUrl.parse, ["cached+redis://h:1?rows=10&deadline=2", "cached+file:///a?bytes=1GiB"]),
     "shards": (shard_urls, ["token:memory,redis://a:1,b:2,file:///x", "encoding:memory,memory"]),
     "storage": (storage_of_url, ["token:redis://a,redis://b", "file:///x"]),
     "size": (byte_count, ["64MiB", "2 GiB", "1000"]),

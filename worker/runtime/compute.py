@@ -146,14 +146,13 @@ class MicroBatchComputer:
             return retry(lambda: rows.lookup({table: ids})[table], "a lookup", deadline_s, on=(Unavailable,))
 
         look_up = partial(look_up_in, source)
-        look_up_quietly = partial(look_up_in, source.unpromoted())
 
         self._plans: dict[TaskKind, IdPlan] = {TaskKind.TRAIN: plan_ids(model, self._spec, training=True)}
         self._train = _train_step(model, job, self._spec, self._plans[TaskKind.TRAIN], steps, look_up, keras_draws)
         if TaskKind.EVALUATE in readers:
             like = self._likes[TaskKind.EVALUATE]
             self._plans[TaskKind.EVALUATE] = plan_ids(model, like, training=False)
-            self._evaluate = EvaluateStep(model, like, self._plans[TaskKind.EVALUATE], look_up_quietly)
+            self._evaluate = EvaluateStep(model, like, self._plans[TaskKind.EVALUATE], look_up)
 
     def prepare(self, task: Task) -> Prepared:
         """Reads the task's records and computes their ids."""

@@ -35,7 +35,7 @@ from elastable.master.api import (
 )
 from elastable.worker.runtime.compute import MicroBatchComputer, Prepared
 from elastable.worker.runtime.push_naming import push_naming
-from elastable.worker.runtime.rows_ahead import RowsAhead, source_for
+from elastable.worker.runtime.rows_ahead import RowsAhead
 from elastable.worker.runtime.task_feed import TaskFeed
 
 __all__ = ["Worker"]
@@ -188,11 +188,10 @@ class Worker:
         if rows is not None:
             return rows
         version = self._naming.version_of(prepared.task)
-        source = source_for(self._source, prepared.task)
 
         def look_up() -> dict[str, Float32]:
             self._feed.refuse_failed()  # a store that is lost for good ends the job before the retries run out
-            return source.lookup(asked, version)
+            return self._source.lookup(asked, version)
 
         return retry(look_up, "a lookup", self._deadline_s, on=(Unavailable,))
 

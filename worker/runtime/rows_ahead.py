@@ -9,21 +9,15 @@ from queue import Empty, SimpleQueue
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.errors import FutureVersion, Unavailable
-from elastable.master.api import Task, TaskKind
 from elastable.worker.runtime.compute import Prepared
 
-__all__ = ["RowsAhead", "source_for"]
+__all__ = ["RowsAhead"]
 
 #: Seconds a lookup waits for its version at the source; the worker itself retries for longer.
 _WAIT_S = 1.0
 _IDLE_S = 1.0
 
 Rows = dict[str, Float32]
-
-
-def source_for(source: RowSource, task: Task) -> RowSource:
-    """The source for a task: lookups for evaluation do not change caches."""
-    return source if task.kind is TaskKind.TRAIN else source.unpromoted()
 
 
 class RowsAhead:
@@ -88,7 +82,6 @@ class RowsAhead:
             except Empty:
                 continue
             try:
-                source = source_for(self._source, prepared.task)
-                rows.set_result(source.lookup_when(prepared.ids.unique, prepared.task.version, _WAIT_S))
+                rows.set_result(self._source.lookup_when(prepared.ids.unique, prepared.task.version, _WAIT_S))
             except Exception as error:  # noqa: BLE001 - whoever takes the rows gets it
                 rows.set_exception(error)

@@ -27,7 +27,6 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.rows.initial_values import initial_rows
 from elastable.embedding_store.tables.grouping import coalesce
-from elastable.embedding_store.tiers.cached.cached_store import CachedStore
 from elastable.embedding_store.tiers.files.file_store import FileStore
 from tests.contracts.store_samples import rows_by_id
 from tests.embedding_store.dictionary_model import ModelTable
@@ -61,10 +60,6 @@ def in_files(folder: Path) -> EmbeddingStore:
     return FileStore(Path(tempfile.mkdtemp(dir=folder)), 1 << 20, threads=1)
 
 
-def cached(make: MakeStore) -> MakeStore:
-    return lambda folder: CachedStore(make(folder), rows=24, threads=1)
-
-
 def split(strategy: str, *shards: MakeStore) -> MakeStore:
     return lambda folder: PartitionedStore([make(folder) for make in shards], strategy)
 
@@ -79,10 +74,6 @@ BACKENDS: dict[str, MakeStore] = {
     "encoding 2": split("encoding", memory, memory),
     "encoding 4": split("encoding", memory, memory, memory, memory),
     "encoding 2, mixed": split("encoding", in_files, memory),
-    "cached": cached(memory),
-    "cached files": cached(in_files),
-    "cached token": cached(split("token", memory, memory)),
-    "encoding of cached": split("encoding", cached(memory), memory),
     "token of encoding": split("token", split("encoding", memory, memory), memory),
     "encoding of token": split("encoding", split("token", memory, memory, memory), split("token", memory, memory)),
 }

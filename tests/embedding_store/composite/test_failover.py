@@ -11,13 +11,12 @@ import grpc
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedSource, PartitionedStore
+from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, FutureVersion, Unavailable, Unsupported
-from elastable.embedding_store.tiers.cached.cached_source import CachedSource
 from elastable.embedding_store.wire.channels.call_channels import FailoverChannel
 from elastable.embedding_store.wire.client.remote_source import RemoteSource
 from elastable.embedding_store.wire.messages.body_plan import BodyPlan
@@ -107,24 +106,6 @@ def test_nobody_at_any_address_is_said_with_all_of_them() -> None:
 def test_lists_of_addresses_that_cannot_be(written: str, said: str) -> None:
     with pytest.raises(BadInput, match=said):
         RemoteSource(written)
-
-
-@pytest.mark.parametrize("split", [False, True])
-def test_a_cache_that_forgets_does_not_answer_for_the_store_before(held: ExitStack, split: bool) -> None:
-    """Two lives of a store have the same versions with other rows, as in an asynchronous job that began anew."""
-    first, second = free_addresses(2)
-    server = served(held, store_at(held, 3, 1.0, shard=split), first)
-    remote = RemoteSource(f"{first},{second}", deadline_s=30)
-    source = held.enter_context(CachedSource(PartitionedSource([remote]) if split else remote, rows=100))
-    for _ in range(3):
-        before = source.lookup({"t": IDS}, 3)["t"]
-    assert source.held == {"t": len(IDS)}
-    server.stop(0)
-    new = store_at(held, 3, 5.0, shard=split)
-    served(held, new, second)
-    np.testing.assert_array_equal(source.lookup({"t": IDS}, 3)["t"], before)  # else the test shows nothing
-    source.forget()
-    np.testing.assert_array_equal(source.lookup({"t": IDS}, 3)["t"], rows(new))
 
 
 def test_a_source_of_shared_memory_forgets_the_memory_of_the_store_before(held: ExitStack) -> None:

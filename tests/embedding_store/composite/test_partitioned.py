@@ -12,7 +12,6 @@ import pytest
 from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.tiers.cached.cached_store import CachedStore
 from elastable.embedding_store.tiers.files.file_store import FileStore
 from elastable.embedding_store.tiers.redis.redis_store import RedisStore
 from elastable.embedding_store.wire.access.roles import Role
@@ -62,18 +61,6 @@ class TestTokenOverFiles(StoreContract):
     def make_store(self, tmp_path: Path) -> MakeStore:
         folders = count()
         return lambda: PartitionedStore([FileStore(tmp_path / str(next(folders)), 1 << 20, 1) for _ in range(2)])
-
-
-class TestTokenOverCached(StoreContract):
-    @pytest.fixture
-    def make_store(self) -> MakeStore:
-        return lambda: PartitionedStore([CachedStore(store, rows=16, threads=1) for store in memories(2)])
-
-
-class TestCachedOverEncoding(StoreContract):
-    @pytest.fixture
-    def make_store(self) -> MakeStore:
-        return lambda: CachedStore(PartitionedStore(memories(2), "encoding"), rows=16, threads=1)
 
 
 class TestTokenOverRedis(StoreContract):

@@ -11,7 +11,6 @@ import pytest
 
 from elastable.embedding_store import (
     AdmissionSpec,
-    CachedStore,
     Commit,
     EvictionSpec,
     FileStore,
@@ -95,7 +94,6 @@ STORES: dict[str, Make] = {
     "file": lambda held, path: FileStore(path / "file", 1 << 20, threads=1),
     "token": lambda held, path: PartitionedStore([MemoryStore(1), MemoryStore(1), MemoryStore(1)], "token"),
     "encoding": lambda held, path: PartitionedStore([MemoryStore(1), FileStore(path / "half", 1 << 20)], "encoding"),
-    "cached": lambda held, path: CachedStore(MemoryStore(1), rows=16),
     "placed": lambda held, path: PlacedStore(
         {"memory": MemoryStore(1), "file": FileStore(path / "file", 1 << 20)}, {"t": "file"}, "memory"
     ),

@@ -27,8 +27,6 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.pins.store_pins import StorePins
 from elastable.embedding_store.engine.row_images import BeforeImages
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed, Unavailable
-from elastable.embedding_store.tiers.cached.cached_source import CachedSource
-from elastable.embedding_store.tiers.cached.cached_store import CachedStore
 from elastable.embedding_store.tiers.files.file_store import FileStore
 from elastable.embedding_store.wire.client.remote_source import RemoteSource
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
@@ -183,42 +181,6 @@ def test_what_a_dead_reader_held_is_freed_by_the_next_commit() -> None:
         commit(store, {"t": update(np.arange(300), 8)})
         assert not store._tables["t"].versions
         store.clear("t")
-
-
-def test_pinned_lookups_go_past_a_cache() -> None:
-    ids = np.arange(40)
-    with CachedStore(MemoryStore(2), rows=1_000, threads=1) as store:
-        store.create_table(SPEC)
-        commit(store, {"t": update(ids, 8)})
-        for _ in range(4):
-            rows = store.lookup({"t": ids})["t"]
-        with store.pin() as pin:
-            commit(store, {"t": update(ids[::2], 8)})
-            for _ in range(4):
-                now = store.lookup({"t": ids})["t"]
-            state = (store.held, store.hits, store.misses)
-            for _ in range(4):
-                np.testing.assert_array_equal(pin.lookup({"t": ids})["t"], rows)
-                np.testing.assert_array_equal(store.lookup({"t": ids}, 1)["t"], rows)
-                np.testing.assert_array_equal(store.unpromoted().lookup({"t": ids}, 1)["t"], rows)
-            assert (store.held, store.hits, store.misses) == state
-            np.testing.assert_array_equal(store.lookup({"t": ids})["t"], now)
-            assert state[0]["t"] > 0
-
-
-def test_a_cache_of_a_source_that_others_change_is_not_misled_by_pinned_lookups() -> None:
-    ids = np.arange(40)
-    with MemoryStore(2) as store:
-        store.create_table(SPEC)
-        commit(store, {"t": update(ids, 8)})
-        pin, rows = store.pin(), store.lookup({"t": ids})["t"]
-        with CachedSource(store, rows=1_000, threads=1) as source:
-            for seed in range(4):
-                commit(store, {"t": update(ids[::2], 8, seed)})
-                for _ in range(3):
-                    np.testing.assert_array_equal(source.lookup({"t": ids}, 1)["t"], rows)
-                    np.testing.assert_array_equal(source.lookup({"t": ids})["t"], store.lookup({"t": ids})["t"])
-            pin.close()
 
 
 class Refusing(MemoryStore):

@@ -18,7 +18,6 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import FutureVersion, StaleVersion, StoreFailed, TableNotFound
 from elastable.embedding_store.rows.initial_values import initial_rows
-from elastable.embedding_store.tiers.cached.cached_store import CachedStore
 from elastable.embedding_store.tiers.files.file_store import FileStore
 from tests.contracts.store_samples import JOIN_S, rows_by_id
 
@@ -43,9 +42,6 @@ STORES: dict[str, MakeStore] = {
     "token over files": lambda folder: PartitionedStore(
         [FileStore(folder / str(number), 1 << 20, threads=1) for number in range(2)]
     ),
-    "cached": lambda _: CachedStore(MemoryStore(threads=2), rows=64, threads=2),
-    "cached token": lambda _: CachedStore(PartitionedStore(memories(2)), rows=64, threads=2),
-    "token over cached": lambda _: PartitionedStore([CachedStore(store, rows=64) for store in memories(2)]),
     "token over encoding": lambda _: PartitionedStore([PartitionedStore(memories(2), "encoding") for _ in range(2)]),
 }
 

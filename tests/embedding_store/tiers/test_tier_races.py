@@ -12,9 +12,7 @@ import pytest
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import StaleVersion
-from elastable.embedding_store.tiers.cached.cached_store import CachedStore
 from elastable.embedding_store.tiers.files.file_store import FileStore
 from tests.contracts.store_samples import JOIN_S
 
@@ -22,8 +20,6 @@ ROWS, THREADS, VERSIONS = 20_000, 6, 12
 SPEC = TableSpec("t", 64, ROWS, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd"))
 TIERS: dict[str, Callable[[Path], EmbeddingStore]] = {
     "file": lambda home: FileStore(home / "s", 1 << 20, threads=2),
-    "cached memory": lambda home: CachedStore(MemoryStore(threads=2), rows=2_000, threads=2),
-    "cached file": lambda home: CachedStore(FileStore(home / "s", 1 << 20, threads=2), rows=2_000, threads=2),
 }
 
 

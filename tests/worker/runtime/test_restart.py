@@ -14,7 +14,6 @@ import pytest
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ElastableError, FutureVersion, JobFailed
-from elastable.embedding_store.tiers.cached.cached_source import CachedSource
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_source import SharedSource
@@ -108,8 +107,6 @@ def at_work(address: str, kind: str, deadline_s: float = 30.0) -> Working:
     if kind == "shared":
         client.share_memory()
         source = SharedSource(client.store(), required=True)
-    elif kind == "cached":
-        source = CachedSource(client.store(), rows=100)
     model = _model()
     build_model(model, SAMPLE)
     computer = MicroBatchComputer(model, session.job, {TaskKind.TRAIN: READER}, SAMPLE, source, source.specs())
@@ -139,7 +136,7 @@ def expected() -> np.ndarray:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("kind", ["shared", "cached"])
+@pytest.mark.parametrize("kind", ["shared", "grpc"])
 def test_a_worker_goes_back_with_its_master_and_the_numbers_are_the_same(kind: str, expected: np.ndarray) -> None:
     """The first dies at version 50, the second at 23; the third stands at another address of the list."""
     shared = kind == "shared"
@@ -192,7 +189,7 @@ def test_a_push_to_a_master_that_was_started_again_in_the_meantime(
 def test_a_worker_of_an_asynchronous_job_begins_anew(expected: np.ndarray) -> None:
     job = replace(JOB, mode="async", staleness_bound=2)
     first, again = Life(job), []
-    working = at_work(first.address, "cached")
+    working = at_work(first.address, "grpc")
     first.run(Dies(first, 50, lambda: again.append(Life(job, first.address))))
     (second,) = again
     second.run()

@@ -12,10 +12,9 @@ from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import IdOutOfRange, Unavailable
-from elastable.embedding_store.tiers.cached.cached_store import CachedStore
 from elastable.master.api import Task, TaskKind
 from elastable.worker.runtime.compute import Prepared
-from elastable.worker.runtime.rows_ahead import RowsAhead, source_for
+from elastable.worker.runtime.rows_ahead import RowsAhead
 from elastable.worker.step.id_set import IdSets
 
 IDS = np.arange(4)
@@ -106,20 +105,3 @@ def test_one_lookup_is_under_way_at_a_time(store: MemoryStore, ahead: RowsAhead)
     assert ahead.take(second) is None
     commit(store, 1)
     assert ahead.take(first) is not None
-
-
-def test_evaluation_leaves_caches_as_they_are() -> None:
-    with CachedStore(MemoryStore(threads=1), rows=100, threads=1) as store:
-        store.create_table(SPEC)
-        train, evaluate = prepared(0).task, Task(0, TaskKind.EVALUATE, 0, 0, 0, 4)
-        assert source_for(store, train) is store
-        source_for(store, evaluate).lookup({"t": IDS}, 0)
-        assert store.held == {"t": 0}
-        ahead = RowsAhead(store, deadline_s=30.0)
-        ahead.start()
-        for task, held in ((evaluate, 0), (train, 4)):
-            following = Prepared(task, (), IdSets({"t": IDS}, []), 4)
-            ahead.begin(following)
-            assert ahead.take(following) is not None
-            assert store.held == {"t": held}
-        ahead.close()

@@ -1,1 +1,0 @@
-"""Hot rows of any other store, kept in memory."""
