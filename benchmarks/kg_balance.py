@@ -45,7 +45,7 @@ class _Way:
     Attributes:
         name: For people.
         scheme: Which.
-        shared: Whether a worker's triples share candidates.
+        shared: Whether the triples of a step share candidates.
         candidates: Of a triple, from all shards.
     """
 
@@ -64,8 +64,7 @@ class _Way:
         own, others = workers * p, workers - 1
         if self.scheme is EmbeddingMoving:
             return 2 * others * _WIDTH * (p + (m if self.shared else own * m))
-        scores = own * (workers * m if self.shared else m)
-        return 2 * others * (_WIDTH * p + _WIDTH * own + 4 * scores)
+        return 2 * others * (_WIDTH * p + _WIDTH * own + 4 * own * m)
 
 
 _WAYS = (

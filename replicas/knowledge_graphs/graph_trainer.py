@@ -218,5 +218,5 @@ def _negatives(settings: TrainSettings, sharding: Sharding, triples: Int32, rela
         seed=settings.seed,
         exclude="known" if settings.filtered else "nothing",
         known=known,
-        mask_of_all=settings.filtered and settings.shared and settings.scheme == "score-moving",
+        total=settings.negatives,
     )

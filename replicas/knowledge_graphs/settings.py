@@ -69,10 +69,10 @@ class TrainSettings:
         0.0, _negatives("Temperature of self-adversarial weights of negatives; 0: equal weights.", at_least=0)
     )
     negatives: int = setting(
-        256, _negatives("Negatives of each triple, or, shared, of all triples of a worker.", at_least=1)
+        256, _negatives("Negatives that each triple is scored with, for any number of workers.", at_least=1)
     )
     shared: bool = setting(
-        True, _negatives("Whether the triples of a worker share negatives.", flags=("--shared/--per-triple",))
+        True, _negatives("Whether the triples of a step share negatives.", flags=("--shared/--per-triple",))
     )
     candidates: str = setting(
         "random",

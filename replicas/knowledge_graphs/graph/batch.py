@@ -55,14 +55,11 @@ class Negatives:
             score-moving scores the triples of j with them here. With `local` nothing is exchanged: every `rows[j]` is
             for this worker's own triples. Padding candidates read some existing row.
         per_triple: True: `B = n * p`, and triple b is scored with `[s, b, :]` of every shard s. False (shared): `B =
-            1`, or 2 for corruption "ht" (0: heads, 1: tails), and every triple of a worker is scored with all
-            candidates of its end (in corruption "ht" each block has a half for each end); score-moving may score
-            everyone's triples with them, n times as many.
+            1`, or 2 for corruption "ht" (0: heads, 1: tails), and every triple of the step is scored with all
+            candidates of its end (in corruption "ht" each block has a half for each end). All `rows[j]` are equal then,
+            unless they are `local`.
         corruption: See `CORRUPTIONS`.
         local: See `rows`.
-        common: A shard's candidates are the same for all workers' triples, so all
-            `rows[j]` are equal (shared; score-moving scores everyone's triples with
-            them once). If they are all rows of the shard, B is 1 for every corruption.
         mask: bool `[n * p, n, m]`, or `[1, n, m]` if it is the same for all triples, or None if every candidate counts
             in every step. `mask[b, s, k]` is False if candidate k of shard s (with `local`: of `rows[s]`) does not
             count for triple b: it is padding, or makes a known triple and is filtered.
@@ -70,20 +67,15 @@ class Negatives:
             triples, -1 for padding; None unless requested from the sampler.
         column: int32 `[B, n, m]`: position of each listed candidate in its list, -1 at
             padding; None if the candidates are not listed.
-        mask_of_all: bool `[n * p, n, n, m]` (or `[1, n, n, m]`), by `[b, s, j, k]`: `mask`
-            for the shared candidates that shard s drew for worker j's triples. None
-            unless requested from the sampler, or if every candidate counts.
     """
 
     rows: Int32
     per_triple: bool
     corruption: Corruption
     local: bool = False
-    common: bool = False
     mask: Bools | None = None
     entities: Int64 | None = None
     column: Int32 | None = None
-    mask_of_all: Bools | None = None
 
 
 @dataclass(frozen=True)

@@ -38,10 +38,6 @@ class AllEntities(NegativeSampler):
         self._column_of = sharding.place_of(np.arange(sharding.entities))
 
     @property
-    def _common(self) -> bool:
-        return True
-
-    @property
     def _pads(self) -> bool:
         return bool((self.sharding.counts < self.sharding.rows).any())
 

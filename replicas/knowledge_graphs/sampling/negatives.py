@@ -67,17 +67,17 @@ class NegativeSampler(ABC):
 
     Args:
         sharding: Sharding of the entities.
-        count: Candidates from each shard, m: for each triple, or (shared) for all triples of a worker.
+        count: Candidates from each shard, m: for each triple, or (shared) for all triples of the step.
         corruption: Which end they replace; see `batch.CORRUPTIONS`.
-        shared: All triples of a worker are scored with the same candidates.
+        shared: All triples of a step are scored with the same candidates (with `local`: all of a worker's).
         local: Draw only from the worker's own shard; nothing is exchanged.
         seed: Seed of the draws.
         exclude: What to mask besides padding: "nothing", the triple's own "answer",
             or every "known" answer, so that no true triple is a negative.
         known: The true triples; needed for exclude "known".
         tell_entities: Whether to set `Negatives.entities`.
-        mask_of_all: Whether to set `Negatives.mask_of_all`, for shared candidates
-            that are scored with everyone's triples.
+        total: Candidates of a triple from all shards together, if fewer than n * m: shards in turn then draw one
+            fewer, and their last candidate is padding. None: all count.
 
     Raises:
         BadInput: arguments that do not fit together.
@@ -97,7 +97,7 @@ class NegativeSampler(ABC):
         exclude: Exclude = "nothing",
         known: KnownTriples | None = None,
         tell_entities: bool = False,
-        mask_of_all: bool = False,
+        total: int | None = None,
     ) -> None:
         if count < 1:
             raise BadInput(f"candidates: at least 1 from each shard, got {count}")
@@ -111,11 +111,13 @@ class NegativeSampler(ABC):
             raise BadInput(
                 "candidates of the type of what they replace are drawn for each triple; they cannot be shared"
             )
-        if mask_of_all and (not shared or local):
-            raise BadInput("mask_of_all is for candidates that are shared and exchanged; these are not")
+        every = count * sharding.shards
+        self._surplus = 0 if total is None else every - total
+        if not 0 <= self._surplus < sharding.shards:
+            raise BadInput(f"{total} candidates from {sharding.shards} shards are not {count} from each, or one fewer")
         self.sharding, self.count, self.corruption, self.shared = sharding, count, corruption, shared
         self.local, self.seed, self.exclude = local, seed, exclude
-        self._known, self._tell_entities, self._mask_of_all = known, tell_entities, mask_of_all
+        self._known, self._tell_entities = known, tell_entities
 
     @abstractmethod
     def _draw(self, keys: UInt64, shards: Int64, workers: Int64, step: StepTriples) -> tuple[Int32, Bools | None]:
@@ -136,11 +138,6 @@ class NegativeSampler(ABC):
     def _pads(self) -> bool:
         """Whether any candidate may be padding."""
 
-    @property
-    def _common(self) -> bool:
-        """Whether a shard's candidates are the same for all workers."""
-        return False
-
     def check(self, partition: PartitionedTriples) -> None:
         """Raises BadInput for triples that do not match these candidates."""
         if partition.sharding != self.sharding:
@@ -150,7 +147,7 @@ class NegativeSampler(ABC):
         """Everything that the candidates depend on, except the step and its triples."""
         return (
             f"{type(self).__name__} count={self.count} corruption={self.corruption} shared={self.shared} "
-            f"local={self.local} seed={self.seed} exclude={self.exclude}"
+            f"local={self.local} seed={self.seed} exclude={self.exclude} surplus={self._surplus}"
         )
 
     def draw(self, step: StepTriples, worker: int) -> Negatives:
@@ -158,33 +155,33 @@ class NegativeSampler(ABC):
         n = self.sharding.shards
         others, here = np.arange(n), np.full(n, worker)
         rows, valid = self._drawn(step, here, others, here if self.local else others)
-        masked = self._pads or self.exclude != "nothing"
-        own, mask_of_all = None, None
+        masked = self._pads or self._surplus > 0 or self.exclude != "nothing"
+        own = None
         if masked or self._tell_entities:
             if not self.local and n > 1:
                 own = self._entities(others, *self._drawn(step, others, here, here))
             else:
                 own = self._entities(here, rows, valid)
-        if masked and self._mask_of_all:
-            shards, workers = np.repeat(others, n), np.tile(others, n)
-            everyones = self._entities(shards, *self._drawn(step, shards, workers, workers))
-            mask_of_all = self._mask(everyones, step, worker)
-            mask_of_all = mask_of_all.reshape(len(mask_of_all), n, n, -1)
         return Negatives(
             rows=rows,
             per_triple=not self.shared,
             corruption=self.corruption,
             local=self.local,
-            common=self._common,
             mask=self._mask(own, step, worker) if masked and own is not None else None,
             entities=np.ascontiguousarray(own.transpose(1, 0, 2)) if self._tell_entities and own is not None else None,
-            mask_of_all=mask_of_all,
         )
 
     def _drawn(self, step: StepTriples, shards: Int64, draws: Int64, workers: Int64) -> tuple[Int32, Bools | None]:
-        """`_draw` for k pairs of shard and draw (`[k]` each), for these workers."""
-        key = stream_key(self.seed, _STREAM, step.step)
-        return self._draw(derived_keys(key, shards * self.sharding.shards + draws), shards, workers, step)
+        """`_draw` for k pairs of shard and draw (`[k]` each), for these workers; what triples share is drawn once."""
+        key, n = stream_key(self.seed, _STREAM, step.step), self.sharding.shards
+        if self.shared and not self.local:
+            draws = np.zeros_like(draws)
+        rows, valid = self._draw(derived_keys(key, shards * n + draws), shards, workers, step)
+        if not self._surplus:
+            return rows, valid
+        counts = np.ones(rows.shape, np.bool_)
+        counts[(shards + step.step) % n < self._surplus, :, -1] = False
+        return rows, counts if valid is None else valid & counts
 
     def _entities(self, shards: Int64, rows: Int32, valid: Bools | None) -> Int64:
         """The entities of rows `[k, B, m]` of shards `[k]`; -1 at padding."""

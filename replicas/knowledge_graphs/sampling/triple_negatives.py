@@ -67,10 +67,6 @@ class TripleNegatives(NegativeSampler):
         )
 
     @property
-    def _common(self) -> bool:
-        return self.shared
-
-    @property
     def _pads(self) -> bool:
         return True
 

@@ -9,7 +9,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.tables.grouping import unique_ids
-from elastable.replicas.knowledge_graphs.graph.batch import Bools, Negatives, StepBatch
+from elastable.replicas.knowledge_graphs.graph.batch import Negatives, StepBatch
 from elastable.replicas.knowledge_graphs.schemes.scheme import Scheme, Scored, StepGradients
 from elastable.replicas.knowledge_graphs.schemes.triple_scores import Asked, TripleScores, asked_sides, counted
 
@@ -43,15 +43,15 @@ class ScoreMoving(Scheme):
     4. An all-to-all returns the scores.
 
     In the backward pass, gradients of scores take the same way, and those of queries are summed at their workers.
-    Shared candidates are scored with everyone's triples: n times as many scores as in embedding-moving.
 
-    Bytes that a worker sends in a step: tails `4 w (n - 1) p`, queries `4 v (n - 1) n p`, scores `4 (n - 1) n p m'`,
-    and as many back; v is the width of a query, m' = m for candidates per triple and n m for shared ones.
+    Bytes that a worker sends in a step: tails `4 w (n - 1) p`, queries `4 v (n - 1) n p`, scores `4 (n - 1) n p m`,
+    and as many back; v is the width of a query.
     """
 
     def forward(self, batch: StepBatch, entities: Float32, relations: Float32) -> _ScoreMovingScored:
         negatives = self._negatives(batch)
-        mask = self._mask(negatives)
+        if negatives.local and self.group.size > 1:
+            raise BadInput("score-moving scores every worker's triples everywhere: draw candidates from all shards")
         n, p = batch.head.shape
         heads = entities[batch.head.reshape(-1)]
         tails = self.group.all_to_all(entities[batch.tail]).reshape(n * p, -1)
@@ -72,7 +72,7 @@ class ScoreMoving(Scheme):
         for part, scores in zip(asked, found, strict=True):
             back = self.group.all_to_all(scores.reshape(n, len(part.triples), -1))
             negative[part.triples] = back.transpose(1, 0, 2).reshape(len(part.triples), -1)
-        common = (triples.scores, negative, counted(mask, n * p), batch.gathered_rows, triples)
+        common = (triples.scores, negative, counted(negatives.mask, n * p), batch.gathered_rows, triples)
         return _ScoreMovingScored(*common, batch, entities, unique, ready, everyone, places, read, found)
 
     def backward(self, scored: Scored, positive: Float32, negative: Float32) -> StepGradients:
@@ -96,18 +96,6 @@ class ScoreMoving(Scheme):
         rows, entities = self._summed(places, np.concatenate([to_heads, back, to_drawn]))
         return StepGradients(rows, entities, relations, dense)
 
-    def _mask(self, negatives: Negatives) -> Bools | None:
-        """The mask of everyone's candidates for this worker's triples."""
-        if negatives.local and self.group.size > 1:
-            raise BadInput("score-moving scores every worker's triples everywhere: draw candidates from all shards")
-        if negatives.per_triple or negatives.common or self.group.size == 1:
-            return negatives.mask
-        if negatives.mask is not None and negatives.mask_of_all is None:
-            raise BadInput(
-                "score-moving needs masks of all workers' shared candidates: draw them with mask_of_all=True"
-            )
-        return negatives.mask_of_all
-
     def _ready(self, entities: Float32, unique: Int64) -> tuple[Float32, bool]:
         """The candidates to compare: (the shard itself, True), or (its prepared rows `unique`, False)."""
         if self.score.as_they_are:
@@ -122,6 +110,4 @@ def _places(negatives: Negatives, part: Asked, targets: Int64) -> Int64:
     """int64 `[g, m']`: the local candidates of everyone's queries `[n * q]`."""
     if negatives.per_triple:
         return np.ascontiguousarray(targets[:, part.triples]).reshape(-1, targets.shape[2])
-    if negatives.common:
-        return targets[:1, min(part.place, targets.shape[1] - 1)]
-    return np.ascontiguousarray(targets[:, part.place].reshape(1, -1))
+    return targets[:1, min(part.place, targets.shape[1] - 1)]  # what triples share is the same for all workers

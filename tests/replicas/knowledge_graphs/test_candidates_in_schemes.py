@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, Corruption, StepBatch
@@ -38,7 +37,7 @@ KINDS: dict[str, Any] = {
     "listed": lambda **k: TripleNegatives(SHARDING, heads=LISTS[0], tails=LISTS[1], **k),
     "listed, one list": lambda **k: TripleNegatives(SHARDING, heads=LISTS[0, 0], tails=LISTS[1, 0], **k),
     "all": lambda **k: AllEntities(SHARDING, **k),
-    "shared": lambda **k: RandomNegatives(SHARDING, 5, shared=True, mask_of_all=True, **k),
+    "shared": lambda **k: RandomNegatives(SHARDING, 5, shared=True, **k),
 }
 
 
@@ -59,26 +58,15 @@ def scored(scheme: type[Scheme], negatives: NegativeSampler) -> list[tuple[StepB
 def test_masked_scores_do_not_count(scheme: type[Scheme], corruption: Corruption, kind: str) -> None:
     negatives = KINDS[kind](corruption=corruption, exclude="known", known=KNOWN, tell_entities=True)
     found = scored(scheme, negatives)
-    everyones = [batch.negatives.entities for batch, _ in found if batch.negatives is not None]
     for batch, scores in found:
         assert batch.negatives is not None
         p = batch.head.shape[1]
-        of_all = kind == "shared" and scheme is ScoreMoving  # candidates that any worker's triples share
         for b, (head, relation, tail) in enumerate(PARTITION.triples[batch.triple.reshape(-1)].tolist()):
             heads = corruption == "h" or (corruption == "ht" and b % p < p // 2)
             place = b if batch.negatives.per_triple else 0 if heads else -1
-            mine = np.concatenate(
-                [part[place].reshape(-1) for part in (everyones if of_all else [everyones[batch.worker]])]  # type: ignore[index]
-            )
+            mine = batch.negatives.entities[place].reshape(-1)  # type: ignore[index]
             made = [(e, relation, tail) if heads else (head, relation, e) for e in mine.tolist() if e >= 0]
             counted = np.array([triple for triple in made if not is_known(KNOWN, np.array([triple], np.int32))[0]])
             expected = (EMBEDDED[counted[:, 0]] * RELATED[counted[:, 1]] * EMBEDDED[counted[:, 2]]).sum(1)
             got = scores.negative[b] if scores.counted is None else scores.negative[b][scores.counted[b]]
             np.testing.assert_allclose(np.sort(got), np.sort(expected), rtol=1e-4, atol=1e-5)
-
-
-def test_shared_candidates_that_are_masked_need_masks_of_all() -> None:
-    negatives = RandomNegatives(SHARDING, 5, shared=True, exclude="known", known=KNOWN)
-    with pytest.raises(BadInput, match="mask_of_all=True"):
-        scored(ScoreMoving, negatives)
-    assert len(scored(EmbeddingMoving, negatives)) == WORKERS

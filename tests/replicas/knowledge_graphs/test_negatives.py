@@ -200,14 +200,43 @@ def test_random_candidates_are_drawn_evenly_and_never_of_the_padding() -> None:
     np.testing.assert_allclose(drawn[there], 400, atol=100)
 
 
+def _blocks(batches: list[StepBatch]) -> list[tuple[int, ...]]:
+    return [tuple(rows.reshape(-1)) for batch in batches for rows in negatives_of(batch).rows]
+
+
 def test_draws_differ_from_step_to_step_and_from_pair_to_pair() -> None:
-    sampler = RigidSampler(PARTITION, 50, negatives=RandomNegatives(SHARDING, 20, shared=True, seed=3))
-    blocks = [
-        tuple(rows.reshape(-1)) for step in (0, 1) for b in everyones(sampler, step) for rows in negatives_of(b).rows
-    ]
+    sampler = RigidSampler(PARTITION, 50, negatives=RandomNegatives(SHARDING, 20, seed=3))
+    blocks = _blocks(everyones(sampler, 0)) + _blocks(everyones(sampler, 1))
     assert len(set(blocks)) == len(blocks) == 2 * SHARDS * SHARDS
-    other = RigidSampler(PARTITION, 50, negatives=RandomNegatives(SHARDING, 20, shared=True, seed=4))
-    assert tuple(negatives_of(other.batch(0, 0)).rows[0].reshape(-1)) not in blocks
+    other = RigidSampler(PARTITION, 50, negatives=RandomNegatives(SHARDING, 20, seed=4))
+    assert _blocks(everyones(other, 0))[0] not in blocks
+
+
+def test_shared_draws_are_the_same_for_all_workers() -> None:
+    sampler = RigidSampler(PARTITION, 50, negatives=RandomNegatives(SHARDING, 20, shared=True, seed=3))
+    blocks = _blocks(everyones(sampler, 0)) + _blocks(everyones(sampler, 1))
+    assert len(blocks) == 2 * SHARDS * SHARDS
+    assert len(set(blocks)) == 2 * SHARDS  # one of each shard in each step
+
+
+@every_corruption
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("total", [31, 34, 35])
+def test_a_total_counts_for_every_triple_and_shards_take_turns(
+    total: int, shared: bool, corruption: Corruption
+) -> None:
+    negatives = RandomNegatives(SHARDING, 7, corruption=corruption, shared=shared, total=total)
+    sampler = RigidSampler(PARTITION, 50, negatives=negatives)
+    padding = np.zeros(SHARDS, np.int64)
+    for step in range(SHARDS):
+        for batch in everyones(sampler, step):
+            mask = negatives_of(batch).mask
+            if mask is None:
+                assert total == 35
+                continue
+            assert (mask.sum((1, 2)) == total).all()
+            padding += (~mask[0]).sum(1)
+    assert len(set(padding)) == 1
 
 
 def test_listed_candidates_come_back_in_their_columns() -> None:
@@ -227,24 +256,9 @@ def test_listed_candidates_come_back_in_their_columns() -> None:
         np.testing.assert_array_equal(negatives_of(batch).mask, negatives_of(batch).column >= 0)
 
 
-def test_everyones_shared_candidates_are_masked_for_whoever_scores_with_them() -> None:
-    negatives = RandomNegatives(SHARDING, 60, shared=True, exclude="known", known=KNOWN, mask_of_all=True)
-    batches = everyones(RigidSampler(PARTITION, 20, negatives=negatives), 0)
-    met = 0
-    for batch in batches:
-        everyone = np.stack([candidates(batch, received(batches, other)) for other in range(SHARDS)], axis=2)
-        entities = everyone.reshape(len(everyone), SHARDS, -1)
-        excluded = known_among(made(batch, entities, "ht")).reshape(everyone.shape)
-        np.testing.assert_array_equal(negatives_of(batch).mask_of_all, ~excluded)
-        np.testing.assert_array_equal(negatives_of(batch).mask, negatives_of(batch).mask_of_all[:, :, batch.worker])
-        met += int(excluded.sum())
-    assert met
-
-
 def test_all_entities_are_every_row_once() -> None:
     batch = RigidSampler(PARTITION, 10, negatives=AllEntities(SHARDING, tell_entities=True)).batch(0, 1)
     negatives = negatives_of(batch)
-    assert negatives.common
     np.testing.assert_array_equal(negatives.rows[:, 0], np.tile(np.arange(SHARDING.rows), (SHARDS, 1)))
     np.testing.assert_array_equal(np.sort(negatives.entities[negatives.entities >= 0]), np.arange(ENTITIES))
     assert (negatives.mask.sum((1, 2)) == ENTITIES - 1).all()  # its own answer does not count
@@ -265,9 +279,9 @@ def test_mismatched_arguments_are_refused() -> None:
         RandomNegatives(SHARDING, 1, exclude="known")
     with pytest.raises(BadInput, match="cannot be shared"):
         TypedNegatives(SHARDING, 1, shared=True)
-    for settings in ({}, {"shared": True, "local": True}):
-        with pytest.raises(BadInput, match="shared and exchanged"):
-            RandomNegatives(SHARDING, 1, mask_of_all=True, **settings)  # type: ignore[arg-type]
+    for total in (5, 11):
+        with pytest.raises(BadInput, match=f"{total} candidates from 5 shards are not 2 from each, or one fewer"):
+            RandomNegatives(SHARDING, 2, total=total)
     with pytest.raises(BadInput, match="no tails are given"):
         TripleNegatives(SHARDING, heads=[[1]], corruption="ht")
     with pytest.raises(BadInput, match="3 lists of heads for 2000 triples"):

@@ -86,12 +86,12 @@ def test_scores_are_those_without_shards(scheme: type[Scheme], corruption: Corru
         np.testing.assert_allclose(scored.positive, -np.abs(head + relation - tail).sum(1), rtol=1e-4)
         for b in range(len(triples)):
             heads = corruption == "h" or (corruption == "ht" and b % graph.sampler.block < graph.sampler.block // 2)
-            candidates = graph.entities[_candidates(graph, found, batch, scheme, b, heads)]
+            candidates = graph.entities[_candidates(batch, b, heads)]
             moved = candidates + relation[b] - tail[b] if heads else head[b] + relation[b] - candidates
             np.testing.assert_allclose(scored.negative[b], -np.abs(moved).sum(1), rtol=1e-4)
 
 
-def _candidates(graph: Graph, found: list[Outcome], batch: StepBatch, scheme: type[Scheme], b: int, heads: bool) -> Any:
+def _candidates(batch: StepBatch, b: int, heads: bool) -> Any:
     """Global ids of what triple b is scored with, in the order of its scores."""
     negatives = batch.negatives
     assert negatives is not None
@@ -99,10 +99,7 @@ def _candidates(graph: Graph, found: list[Outcome], batch: StepBatch, scheme: ty
     if negatives.per_triple:
         return negatives.entities[b].reshape(-1)
     place = 0 if heads or negatives.corruption != "ht" else 1
-    if scheme is EmbeddingMoving:
-        return negatives.entities[place].reshape(-1)
-    rows = [other.negatives.rows[:, place] for other, *_ in found if other.negatives is not None]
-    return np.concatenate([graph.sharding.entity_at[shard, some].reshape(-1) for shard, some in enumerate(rows)])
+    return negatives.entities[place].reshape(-1)
 
 
 @pytest.mark.parametrize("corruption", ["h", "t", "ht"])
@@ -133,7 +130,7 @@ def test_gradients_are_those_without_shards(scheme: type[Scheme], name: str, sha
         loss = LogSigmoid(2.0, 1.0)(scored.positive, scored.negative, graph.weight(batch), scored.counted)
         for b, (head, relation, tail) in enumerate(triples):
             heads = b % graph.sampler.block < graph.sampler.block // 2
-            against = np.append(_candidates(graph, found, batch, scheme, b, heads), head if heads else tail)
+            against = np.append(_candidates(batch, b, heads), head if heads else tail)
             slopes = np.append(loss.negative[b], loss.positive[b])[None].astype(np.float32)
             given, raw = graph.entities[[tail if heads else head]], graph.entities[against]
             side: Any = "head" if heads else "tail"
@@ -151,6 +148,17 @@ def test_gradients_are_those_without_shards(scheme: type[Scheme], name: str, sha
     np.testing.assert_allclose(relations, to_relations, rtol=1e-4, atol=4e-7)
 
 
+@pytest.mark.parametrize("name", ["TransE", "ComplEx"])
+def test_schemes_score_the_same_shared_candidates(name: str) -> None:
+    graph = Graph(name, 32, 3, 24, 7, corruption="ht", shared=True, total=19)
+    moving, scoring = graph.run(EmbeddingMoving), graph.run(ScoreMoving)
+    for (_, one, _), (_, two, _) in zip(moving, scoring, strict=True):
+        np.testing.assert_allclose(one.negative, two.negative, rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(one.counted, two.counted)
+    for one, two in zip(graph.whole(moving), graph.whole(scoring), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("scheme", [EmbeddingMoving, ScoreMoving])
 def test_conve_has_gradients_of_its_variables_in_every_scheme(scheme: type[Scheme]) -> None:
     graph = Graph("ConvE", 8, 2, 8, 3, corruption="t")
@@ -165,7 +173,7 @@ def test_bytes_sent_are_those_of_the_formula(workers: int) -> None:
     p, m, width = graph.sampler.block, 5, 32 * 4
     others, triples = workers - 1, workers * graph.sampler.block
 
-    def sent(scheme: type[Scheme]) -> list[int]:
+    def sent(scheme: type[Scheme], graph: Graph = graph) -> list[int]:
         def work(group: ReplicaGroup) -> int:
             batch = graph.sampler.batch(0, group.rank)
             made = scheme(group, score_function("TransE", 32))
@@ -175,7 +183,9 @@ def test_bytes_sent_are_those_of_the_formula(workers: int) -> None:
         return run_threads(workers, work)
 
     assert sent(EmbeddingMoving) == [others * width * (p + triples * m)] * workers
-    assert sent(ScoreMoving) == [others * (width * p + width * triples + 4 * triples * m)] * workers
+    scores = [others * (width * p + width * triples + 4 * triples * m)] * workers
+    assert sent(ScoreMoving) == scores
+    assert sent(ScoreMoving, Graph("TransE", 32, workers, 24, 5, corruption="t", shared=True)) == scores
 
 
 def test_local_candidates_are_not_exchanged() -> None:

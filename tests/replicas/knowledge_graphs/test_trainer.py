@@ -244,3 +244,36 @@ def test_workers_that_read_different_numbers_of_rows_are_refused() -> None:
             trainer.run_step()
 
     run_threads(2, work)
+
+
+@pytest.mark.parametrize("scheme", ["score-moving", "embedding-moving"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_number_of_negatives_does_not_depend_on_the_number_of_workers(scheme: str, shared: bool) -> None:
+    """A triple is scored with as many, and scores and loss agree in expectation."""
+    found = {workers: run_threads(workers, lambda group: _sampled(group, scheme, shared))[0] for workers in (1, 3, 4)}
+    for workers, (counts, score, loss, error) in found.items():
+        assert counts == {7}, workers
+        # Means of some thousand triples; by chance they differ by a few standard errors.
+        assert score == pytest.approx(found[1][1], abs=5 * error)
+        assert loss == pytest.approx(found[1][2], rel=0.02)
+
+
+def _sampled(group: ReplicaGroup, scheme: str, shared: bool) -> tuple[set[int], float, float, float]:
+    """How many candidates a triple had, their mean score, the mean loss, and the standard error of the former."""
+    settings = TrainSettings(
+        model="DistMult", dim=8, spread=1.0, loss="softmax", negatives=7, shared=shared, scheme=scheme,
+        reciprocal=False, batch=60, learning_rate=0.0, optimizer="sgd",
+    )  # fmt: skip
+    trainer = GraphTrainer(group, settings, ENTITIES, RELATIONS, TRIPLES)
+    counts, scores, losses = set[int](), list[float](), list[float]()
+    assert trainer._scheme is not None
+    for step in range(240):
+        batch = trainer._sampler.batch(step, group.rank)
+        scored = trainer._scheme.forward(batch, trainer.model.entities, trainer.model.relations)
+        counted = np.ones_like(scored.negative, np.bool_) if scored.counted is None else scored.counted
+        there = batch.mask.reshape(-1)
+        counts |= set(counted[there].sum(1).tolist())
+        scores.append(float(scored.negative[counted & there[:, None]].mean()))
+        losses.append(trainer.run_step()[0])
+    every = group.all_gather(np.array(scores))
+    return counts, float(every.mean()), float(np.mean(losses)), float(every.std() / np.sqrt(every.shape[1]))
