@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from elastable.commands.command_line import AS_JSON, takes, with_options
+from elastable.commands.knowledge_graphs.evaluating import classify_triples, evaluate_run, score_triples
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.option import Option, OptionField, option_fields, required, setting
 from elastable.embedding_store.support.extras import needs
@@ -22,6 +23,9 @@ from elastable.replicas.knowledge_graphs.training.defaults import default_settin
 __all__ = ["kg"]
 
 kg = typer.Typer(name="kg", help="Train models of knowledge graphs, and query them.", no_args_is_help=True)
+kg.command("evaluate")(evaluate_run)
+kg.command("score")(score_triples)
+kg.command("classify")(classify_triples)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,16 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
+from elastable.replicas.knowledge_graphs.evaluation.candidates import Candidates
 from elastable.replicas.knowledge_graphs.evaluation.ranking import RankCounts, Ranks
 from elastable.replicas.knowledge_graphs.graph.batch import Queries
-from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
+from elastable.replicas.knowledge_graphs.graph.known_triples import Exclusions, KnownTriples
 from elastable.replicas.knowledge_graphs.model import ShardedModel
 
 __all__ = ["AllScores", "TopAnswers"]
 
 _WINDOW_VALUES = 1 << 22  # scores held at once: 16 MiB
+_EVERY = Candidates()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +48,13 @@ class AllScores:
         self.model, self.group, self.pool = model, model.group, pool
         self._window_values = window_values
 
-    def ranks(self, queries: Queries, known: KnownTriples | None = None) -> Ranks:
-        """Ranks of this worker's answers among all entities.
+    def ranks(self, queries: Queries, known: KnownTriples | None = None, among: Candidates = _EVERY) -> Ranks:
+        """Ranks of this worker's answers among the candidates.
 
         Args:
-            queries: This worker's part, with answers.
+            queries: This worker's part, with answers. An answer need not be a candidate.
             known: Known answers, which do not compete; None: they do (raw ranks).
+            among: The candidates; all entities by default.
         """
         size = len(queries.row)
         flat, given, relation, answer = self._everyones(queries)
@@ -60,19 +63,22 @@ class AllScores:
         if known is None:
             known = KnownTriples.create(self.model.sharding.entities, len(self.model.relations))
         left_out = known.exclusions(queries.side, given, relation, answer, self.model.sharding)
-        for first, scores in self._windows(flat):
-            without = left_out.window(self.group.rank, first, first + scores.shape[1])
-            counts.add(scores, without=without)
+        for rows, scores in self._windows(flat, among):
+            counted = among.counted(answer, self.model.sharding.entity_at[self.group.rank, rows])
+            counts.add(scores, counted=counted, without=self._columns(left_out, rows))
         totals = self.group.reduce_scatter(np.stack([counts.greater, counts.equal], axis=1).reshape(shards, size, 2))
         return Ranks(1 + totals[:, 0], 1 + totals[:, 0] + totals[:, 1])
 
-    def top(self, queries: Queries, k: int, known: KnownTriples | None = None) -> TopAnswers:
+    def top(
+        self, queries: Queries, k: int, known: KnownTriples | None = None, among: Candidates = _EVERY
+    ) -> TopAnswers:
         """The best answers to this worker's queries; ties go to the lower global id.
 
         Args:
             queries: This worker's part; its answers are ignored.
             k: Number of answers.
-            known: Known answers to leave out; None: none.
+            known: Known answers to leave out; None: none. Where fewer than k are left, the rest have score -inf.
+            among: The entities that may answer, a list or all; types need an answer and do not apply.
 
         Raises:
             BadInput: k below 1 or above the number of entities.
@@ -85,15 +91,29 @@ class AllScores:
         left_out = None if known is None else known.exclusions(queries.side, given, relation, nobody, sharding)
         best = np.full((len(flat), k), -1, np.int64)
         scores = np.full((len(flat), k), -np.inf, np.float32)
-        for first, window in self._windows(flat):
+        for rows, window in self._windows(flat, among):
             if left_out is not None:
-                window[left_out.window(rank, first, first + window.shape[1])] = -np.inf
-            ids = np.broadcast_to(sharding.entity_at[rank, first : first + window.shape[1]], window.shape)
+                window[self._columns(left_out, rows)] = -np.inf
+            ids = np.broadcast_to(sharding.entity_at[rank, rows], window.shape)
             best, scores = _best(np.concatenate([best, ids], axis=1), np.concatenate([scores, window], axis=1), k)
         shape = (self.group.size, len(queries.row), k)
         all_ids = self.group.all_to_all(best.reshape(shape)).transpose(1, 0, 2).reshape(shape[1], -1)
         all_scores = self.group.all_to_all(scores.reshape(shape)).transpose(1, 0, 2).reshape(shape[1], -1)
         return TopAnswers(*_best(all_ids, all_scores, k))
+
+    def scores(self, queries: Queries) -> Float32:
+        """float32 `[q, E]`: the score of each of this worker's queries with every entity, by global id.
+
+        Answers are ignored. Unlike ranks and best answers, the result is not bounded by the window.
+        """
+        sharding = self.model.sharding
+        flat, *_ = self._everyones(queries)
+        mine = np.full((len(flat), sharding.rows), -np.inf, np.float32)
+        for rows, window in self._windows(flat, _EVERY):
+            mine[:, rows] = window
+        parts = self.group.all_to_all(mine.reshape(self.group.size, len(queries.row), sharding.rows))
+        found: Float32 = parts.transpose(1, 0, 2)[:, sharding.shard_of, sharding.row_of]
+        return found
 
     def _everyones(self, queries: Queries) -> tuple[Float32, Int64, Int64, Int64]:
         """Everyone's queries `[n * q, query_width]`, with given entities, relations and answers by global id."""
@@ -118,14 +138,28 @@ class AllScores:
         scores, near = self.group.all_reduce(found, "max")
         return scores, np.maximum(near, 0)
 
-    def _windows(self, flat: Float32) -> Iterator[tuple[int, Float32]]:
-        """First row, and scores `[n * q, rows of the window]`."""
+    def _windows(self, flat: Float32, among: Candidates) -> Iterator[tuple[Int64, Float32]]:
+        """Ascending rows of this shard, int64 `[c]`, and everyone's scores with them `[n * q, c]`."""
         model = self.model
+        listed = among.rows(model.sharding, self.group.rank)
+        count = model.held if listed is None else len(listed)
         columns = max(1, self._window_values // max(1, len(flat)))
-        for first in range(0, model.held, columns):
-            rows = model.score.prepared(model.entities[first : min(first + columns, model.held)])
+        for first in range(0, count, columns):
+            window = slice(first, min(first + columns, count))
+            rows = np.arange(window.start, window.stop) if listed is None else listed[window]
+            raw = model.entities[window] if listed is None else model.entities[rows]
             places = np.arange(len(rows))[None]
-            yield first, model.score.comparison.scores(flat, rows, places, self.pool)
+            yield rows, model.score.comparison.scores(flat, model.score.prepared(raw), places, self.pool)
+
+    def _columns(self, left_out: Exclusions, rows: Int64) -> tuple[Int64, Int64]:
+        """The excluded pairs of query and column of a window, int64 `[P]` each."""
+        query, column = left_out.window(self.group.rank, int(rows[0]), int(rows[-1]) + 1)
+        if len(rows) == rows[-1] - rows[0] + 1:
+            return query, column
+        row = column + rows[0]
+        place = np.searchsorted(rows, row)
+        listed = rows[place] == row
+        return query[listed], place[listed]
 
 
 def _best(ids: Int64, scores: Float32, k: int) -> tuple[Int64, Float32]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.knowledge_graphs.evaluation.all_scores import AllScores
-from elastable.replicas.knowledge_graphs.evaluation.ranking import RankingMetrics
-from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Int32, Side
+from elastable.replicas.knowledge_graphs.evaluation.candidates import Candidates
+from elastable.replicas.knowledge_graphs.evaluation.query_ranks import QueryRanks
+from elastable.replicas.knowledge_graphs.evaluation.ranking import RankingMetrics, Ranks
+from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Int32, Queries, Side
 from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.graph.partition import with_inverses
 from elastable.replicas.knowledge_graphs.model import ShardedModel
@@ -28,6 +32,7 @@ class Evaluation:
         relations: Number of relations, without inverse ones.
         known: True triples `[N, 3]` that do not compete: all splits.
         ties: "average", "optimistic" or "pessimistic" ranks.
+        among: The entities that answers are ranked among; all by default.
         pool: Threads of this worker.
     """
 
@@ -38,6 +43,7 @@ class Evaluation:
         relations: int,
         *known: Int32,
         ties: str = "average",
+        among: Candidates | None = None,
         pool: RangePool = SERIAL,
     ) -> None:
         self._model, self._reciprocal, self._relations, self._ties = model, reciprocal, relations, ties
@@ -45,7 +51,7 @@ class Evaluation:
         if reciprocal:
             every = with_inverses(every, relations)
         self._known = KnownTriples.create(model.sharding.entities, len(model.relations), every)
-        self._scores = AllScores(model, pool=pool)
+        self._scores, self._among = AllScores(model, pool=pool), among or Candidates()
 
     def metrics(self, triples: Int32) -> dict[str, float]:
         """MRR, mean rank and Hits@1, 3 and 10 of `triples` (int32 `[N, 3]`); see `RankingMetrics.result`.
@@ -53,18 +59,42 @@ class Evaluation:
         Raises:
             BadInput: there are no triples.
         """
+        found = RankingMetrics(ties=self._ties)
+        for side, queries, ranks in self._ranked(triples):
+            found.add(side, ranks, queries.mask)
+        found.sums = self._model.group.all_reduce(found.sums)
+        return found.result()
+
+    def ranks(self, triples: Int32) -> QueryRanks:
+        """The ranks of the heads and tails of `triples` (int32 `[N, 3]`): those of all workers, on every worker.
+
+        Raises:
+            BadInput: there are no triples.
+        """
+        parts = [np.empty((0, 4), np.int64)]
+        for side, queries, ranks in self._ranked(triples):
+            columns = [
+                queries.triple,
+                np.full(len(queries.triple), SIDES.index(side)),
+                ranks.optimistic,
+                ranks.pessimistic,
+            ]
+            parts.append(np.stack(columns, axis=1)[queries.mask])
+        everyones = np.concatenate(self._model.group.all_gather_uneven(np.concatenate(parts)))
+        triple, side_of, optimistic, pessimistic = everyones[np.lexsort((everyones[:, 0], everyones[:, 1]))].T
+        return QueryRanks(triple, side_of, Ranks(optimistic, pessimistic))
+
+    def _ranked(self, triples: Int32) -> Iterator[tuple[Side, Queries, Ranks]]:
+        """This worker's batches of queries, with the ranks of their answers."""
         if not len(triples):
             raise BadInput("there are no triples to evaluate")
         group, sharding = self._model.group, self._model.sharding
-        found = RankingMetrics(ties=self._ties)
         for side in SIDES:
             asked, of = as_asked(triples, side, self._relations, self._reciprocal)
             batches = QueryBatches(asked, sharding, of, max(1, _QUERIES // group.size))
             for index in range(batches.batches):
                 queries = batches.batch(index, group.rank)
-                found.add(side, self._scores.ranks(queries, self._known), queries.mask)
-        found.sums = group.all_reduce(found.sums)
-        return found.result()
+                yield side, queries, self._scores.ranks(queries, self._known, self._among)
 
 
 def as_asked(triples: Int32, side: Side, relations: int, reciprocal: bool) -> tuple[Int32, Side]:

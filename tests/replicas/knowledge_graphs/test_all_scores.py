@@ -9,6 +9,9 @@ from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.knowledge_graphs.evaluation.all_scores import AllScores
+from elastable.replicas.knowledge_graphs.evaluation.candidates import Candidates
+from elastable.replicas.knowledge_graphs.evaluation.evaluation import Evaluation
+from elastable.replicas.knowledge_graphs.evaluation.query_ranks import QueryRanks
 from elastable.replicas.knowledge_graphs.graph.batch import Side
 from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
@@ -84,6 +87,87 @@ def test_a_collapsed_model_ranks_in_the_middle(model: str, workers: int, window:
 
     ranks = [rank for part in run_threads(workers, work) for rank in part]
     assert ranks == [(ENTITIES + 1) / 2] * len(TRIPLES)
+
+
+@pytest.mark.parametrize("side", ["head", "tail"])
+@pytest.mark.parametrize(("workers", "window"), [(1, 1 << 20), (3, 100), (2, 1)])
+def test_candidates_are_a_list_or_of_the_answers_type(side: Side, workers: int, window: int) -> None:
+    settings = TrainSettings(model="TransE", dim=12, reciprocal=False, loss="log-sigmoid")
+    listed, types = np.array([3, 4, 5, 9, 20, 21, 40, 49, 3]), np.arange(ENTITIES) % 3
+    known = KnownTriples.create(ENTITIES, RELATIONS, TRIPLES)
+
+    def work(group: ReplicaGroup) -> dict[int, tuple[float, float, tuple[int, ...]]]:
+        made = GraphTrainer(group, settings, ENTITIES, RELATIONS, TRIPLES).model
+        scores, found = AllScores(made, window), {}
+        batches = QueryBatches(TRIPLES, made.sharding, side, 7)
+        of_list, of_type = Candidates.of_list(listed, ENTITIES), Candidates.of_types(types, ENTITIES)
+        for index in range(batches.batches):
+            queries = batches.batch(index, group.rank)
+            among = scores.ranks(queries, known, of_list).average, scores.ranks(queries, known, of_type).average
+            best = scores.top(queries, 10, known, of_list)
+            for place in np.flatnonzero(queries.mask):
+                answers = best.entities[place][best.scores[place] > -np.inf]
+                found[int(queries.triple[place])] = (*(part[place] for part in among), tuple(answers))
+        return found
+
+    found = {triple: told for part in run_threads(workers, work) for triple, told in part.items()}
+    whole = _scores("TransE", side)
+    asked, given = (2, 0) if side == "tail" else (0, 2)
+    for place, triple in enumerate(TRIPLES):
+        same = TRIPLES[(TRIPLES[:, given] == triple[given]) & (TRIPLES[:, 1] == triple[1])][:, asked]
+        row, answer = whole[place], triple[asked]
+        others = np.setdiff1d(listed, same)
+        alike = np.setdiff1d(np.flatnonzero(types == types[answer]), same)
+        assert found[place][0] == 1 + (row[others] > row[answer]).sum()
+        assert found[place][1] == 1 + (row[alike] > row[answer]).sum()
+        assert list(found[place][2]) == sorted(others, key=lambda e: (-row[e], e))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_all_scores_are_those_of_the_whole(workers: int) -> None:
+    settings = TrainSettings(model="PairRE", dim=12, reciprocal=False, loss="log-sigmoid")
+
+    def work(group: ReplicaGroup) -> dict[int, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
+        made = GraphTrainer(group, settings, ENTITIES, RELATIONS, TRIPLES).model
+        batches = QueryBatches(TRIPLES, made.sharding, "head", 7)
+        found = dict[int, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]()
+        for index in range(batches.batches):
+            queries = batches.batch(index, group.rank)
+            rows = AllScores(made, 64).scores(queries)
+            found |= {int(queries.triple[place]): rows[place] for place in np.flatnonzero(queries.mask)}
+        return found
+
+    found = {triple: row for part in run_threads(workers, work) for triple, row in part.items()}
+    np.testing.assert_allclose(np.stack([found[k] for k in range(len(TRIPLES))]), _scores("PairRE", "head"), rtol=1e-5)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_ranks_of_every_query_come_in_the_order_of_triples(workers: int) -> None:
+    settings = TrainSettings(model="TransE", dim=12, reciprocal=False, loss="log-sigmoid")
+
+    def work(group: ReplicaGroup) -> tuple[QueryRanks, dict[str, float]]:
+        made = GraphTrainer(group, settings, ENTITIES, RELATIONS, TRIPLES).model
+        evaluation = Evaluation(made, False, RELATIONS, TRIPLES)
+        return evaluation.ranks(TRIPLES), evaluation.metrics(TRIPLES)
+
+    for ranks, metrics in run_threads(workers, work):
+        assert ranks.triple.tolist() == [*range(len(TRIPLES))] * 2
+        assert ranks.side.tolist() == [0] * len(TRIPLES) + [1] * len(TRIPLES)
+        assert ranks.metrics() == pytest.approx(metrics)
+        for place, side in enumerate(("head", "tail")):
+            whole, mine = _scores("TransE", "head" if place == 0 else "tail"), ranks.part(ranks.side == place)
+            asked, given = (2, 0) if side == "tail" else (0, 2)
+            for k, triple in enumerate(TRIPLES):
+                same = TRIPLES[(TRIPLES[:, given] == triple[given]) & (TRIPLES[:, 1] == triple[1])][:, asked]
+                assert mine.ranks.average[k] == 1 + (np.delete(whole[k], same) > whole[k][triple[asked]]).sum()
+
+
+def test_candidates_that_are_no_entities_are_refused() -> None:
+    for given, told in (([], "at least 1"), ([1, 50], "50 entities"), ([-1], "50 entities"), ([0.5], "global id")):
+        with pytest.raises(BadInput, match=told):
+            Candidates.of_list(given, ENTITIES)
+    with pytest.raises(BadInput, match="types of candidates"):
+        Candidates.of_types([1, 2], ENTITIES)
 
 
 def test_more_answers_than_entities_are_refused() -> None:

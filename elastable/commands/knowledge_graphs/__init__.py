@@ -1,0 +1,1 @@
+"""Commands about trained models of knowledge graphs: `elastable kg evaluate` and those that follow it."""

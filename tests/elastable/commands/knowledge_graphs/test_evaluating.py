@@ -1,0 +1,180 @@
+"""`elastable kg evaluate`, `score` and `classify`, against float64 scores of the same checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from typer.testing import CliRunner
+
+from elastable.command import app
+from tests.elastable.commands.knowledge_graphs.kg_runs import (
+    PLACES,
+    elastable,
+    float64_scores,
+    ids_of,
+    trained_run,
+    write_graph,
+)
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_graph(tmp_path_factory.mktemp("people"))
+
+
+@pytest.fixture(scope="module")
+def run(graph: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained_run(graph, tmp_path_factory.mktemp("runs"))
+
+
+def _ranks(run: Path, graph: Path, side: str, *, filtered: bool = True, among: Array | None = None) -> Array:
+    """float64 `[N]`: ranks of the test triples, one by one."""
+    every = np.concatenate([ids_of(run, graph / f"{split}.txt") for split in ("train", "valid", "test")])
+    test = ids_of(run, graph / "test.txt")
+    answer, given = (2, 0) if side == "tail" else (0, 2)
+    found = []
+    for scores, triple in zip(float64_scores(run, side, test), test, strict=True):
+        competes = np.ones(len(scores), bool) if among is None else np.isin(np.arange(len(scores)), among)
+        if filtered:
+            competes[every[(every[:, given] == triple[given]) & (every[:, 1] == triple[1])][:, answer]] = False
+        competes[triple[answer]] = False
+        found.append(1 + (scores[competes] > scores[triple[answer]]).sum())
+    return np.array(found, np.float64)
+
+
+def _names(run: Path) -> list[str]:
+    return (run / "entities.txt").read_text().splitlines()
+
+
+@pytest.mark.parametrize("filtered", [True, False])
+def test_metrics_are_those_of_float64_ranks(run: Path, graph: Path, filtered: bool) -> None:
+    words = ("--at", "1,2,5", "--json", *(() if filtered else ("--raw",)))
+    told = json.loads(elastable("kg", "evaluate", run, *words).output)
+    for side in ("head", "tail"):
+        ranks = _ranks(run, graph, side, filtered=filtered)
+        assert told["metrics"][f"{side}_mrr"] == pytest.approx((1 / ranks).mean())
+        for k in (1, 2, 5):
+            assert told["metrics"][f"{side}_hits@{k}"] == pytest.approx((ranks <= k).mean())
+    assert told["filtered"] is filtered
+    result = json.loads((run / "result.json").read_text())["metrics"]
+    if filtered:
+        assert told["metrics"]["mrr"] == pytest.approx(result["mrr"])
+
+
+def test_every_query_has_its_row_in_the_file_of_ranks(run: Path, graph: Path, tmp_path: Path) -> None:
+    file = tmp_path / "ranks.parquet"
+    elastable("kg", "evaluate", run, "--ranks", file)
+    table = pyarrow.parquet.read_table(file)
+    lines = (graph / "test.txt").read_text().splitlines()
+    assert table.schema.metadata[b"split"] == b"test"
+    for side in ("head", "tail"):
+        rows = [row for row in table.to_pylist() if row["side"] == side]
+        assert [f"{row['head']}\t{row['relation']}\t{row['tail']}" for row in rows] == lines
+        np.testing.assert_array_equal([row["rank"] for row in rows], _ranks(run, graph, side))
+        test = ids_of(run, graph / "test.txt")
+        true = float64_scores(run, side, test)[np.arange(len(test)), test[:, 2 if side == "tail" else 0]]
+        np.testing.assert_allclose([row["score"] for row in rows], true, rtol=1e-4, atol=1e-5)
+        assert all(row["optimistic"] <= row["rank"] <= row["pessimistic"] for row in rows)
+
+
+def test_candidates_are_those_of_a_file_or_of_the_answers_type(run: Path, graph: Path, tmp_path: Path) -> None:
+    some = [f"place-{k}" for k in range(PLACES)] + ["person-3"]
+    (tmp_path / "some.txt").write_text("".join(f"{name}\n" for name in some))
+    told = json.loads(elastable("kg", "evaluate", run, "--among", tmp_path / "some.txt", "--json").output)
+    ids = np.array([_names(run).index(name) for name in some])
+    for side in ("head", "tail"):
+        assert told["metrics"][f"{side}_mrr"] == pytest.approx((1 / _ranks(run, graph, side, among=ids)).mean())
+
+    told = json.loads(elastable("kg", "evaluate", run, "--of-type", "--json").output)
+    names, test = _names(run), ids_of(run, graph / "test.txt")
+    for side in ("head", "tail"):
+        answers = test[:, 2 if side == "tail" else 0]
+        of_kind = {
+            kind: np.array([k for k, name in enumerate(names) if name.startswith(kind)]) for kind in ("pe", "pl")
+        }
+        each = [_ranks(run, graph, side, among=of_kind[names[a][:2]])[k] for k, a in enumerate(answers)]
+        assert told["metrics"][f"{side}_mrr"] == pytest.approx(np.mean(1 / np.array(each)))
+
+
+def test_metrics_are_broken_down(run: Path, graph: Path) -> None:
+    test = ids_of(run, graph / "test.txt")
+    both = np.concatenate([_ranks(run, graph, side) for side in ("head", "tail")])
+    relations = (run / "relations.txt").read_text().splitlines()
+    told = json.loads(elastable("kg", "evaluate", run, "--by", "relation", "--json").output)
+    for group in told["groups"]:
+        mine = np.tile(test[:, 1] == relations.index(group["name"]), 2)
+        assert group["queries"] == mine.sum()
+        assert group["metrics"]["mrr"] == pytest.approx((1 / both[mine]).mean())
+    assert {group["name"] for group in told["groups"]} == {relations[k] for k in test[:, 1]}
+    told = json.loads(elastable("kg", "evaluate", run, "--by", "side", "--json").output)
+    assert [group["name"] for group in told["groups"]] == ["head", "tail"]
+    told = json.loads(elastable("kg", "evaluate", run, "--by", "category", "--json").output)
+    assert {group["name"]: group["queries"] for group in told["groups"]} == {"N-N": 10, "N-1": 2}
+    assert "N-N" in elastable("kg", "evaluate", run, "--by", "category").output
+
+
+def test_triples_are_scored(run: Path, graph: Path, tmp_path: Path) -> None:
+    test = ids_of(run, graph / "test.txt")
+    for side, answer in (("tail", 2), ("head", 0)):
+        expected = float64_scores(run, side, test)[np.arange(len(test)), test[:, answer]]
+        lines = elastable("kg", "score", run, graph / "test.txt", "--side", side).output.splitlines()
+        assert [line.rpartition("\t")[0] for line in lines] == (graph / "test.txt").read_text().splitlines()
+        np.testing.assert_allclose([float(line.rpartition("\t")[2]) for line in lines], expected, rtol=1e-4, atol=1e-5)
+        elastable("kg", "score", run, graph / "test.txt", "--side", side, "--output", tmp_path / "s.parquet")
+        table = pyarrow.parquet.read_table(tmp_path / "s.parquet")
+        np.testing.assert_allclose(table["score"].to_numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_triples_are_classified_by_thresholds_of_validation(run: Path, graph: Path) -> None:
+    told = json.loads(elastable("kg", "classify", run, "--json").output)
+    parts = {}
+    for split in ("valid", "test"):
+        files = (graph / f"{split}.txt", graph / f"{split}_negatives.txt")
+        triples = np.concatenate([ids_of(run, file) for file in files])
+        scores = float64_scores(run, "tail", triples)[np.arange(len(triples)), triples[:, 2]]
+        parts[split] = triples[:, 1], scores, np.arange(len(triples)) < len(triples) / 2
+    relation, scores, labels = parts["test"]
+    predicted = np.zeros(len(scores), bool)
+    for each in np.unique(relation):
+        mine = parts["valid"][0] == each
+        cuts = [np.inf, *sorted(parts["valid"][1][mine], reverse=True)]
+        right = [((parts["valid"][1][mine] >= cut) == parts["valid"][2][mine]).sum() for cut in cuts]
+        best = int(np.argmax(right))
+        lower = [cut for cut in cuts if cut < cuts[best]]
+        threshold = np.inf if best == 0 else -np.inf if not lower else (cuts[best] + lower[0]) / 2
+        predicted[relation == each] = scores[relation == each] >= threshold
+    assert told["triples"] == len(labels)
+    assert told["accuracy"] == pytest.approx((predicted == labels).mean())
+    assert told["recall"] == pytest.approx((predicted & labels).sum() / labels.sum())
+    assert "accuracy" in elastable("kg", "classify", run).output
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("evaluate", "--at", "1,x"), "--at 1,x"),
+        (("evaluate", "--at", "0"), "numbers from 1"),
+        (("evaluate", "--of-type", "--among", "f"), "give one of them"),
+        (("evaluate", "--graph", "umls"), "not the one"),
+        (("evaluate", "--among", "nowhere.txt"), "no such file"),
+        (("score", "nowhere.txt"), "no such file"),
+        (("classify", "--test-negatives", "nowhere.txt"), "no such file"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(run: Path, words: tuple[str, ...], told: str) -> None:
+    done = CliRunner().invoke(app, ["kg", words[0], str(run), *words[1:]])
+    assert told in str(done.exception)
+
+
+def test_unknown_names_are_refused_with_similar_ones(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("persn-3\tknows\tperson-2\n")
+    done = CliRunner().invoke(app, ["kg", "score", str(run), str(tmp_path / "t.txt")])
+    assert "t.txt" in str(done.exception)
+    assert "person-3" in str(done.exception)
