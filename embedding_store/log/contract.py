@@ -61,6 +61,8 @@ class Log(ABC):
         Raises:
             StaleVersion, FutureVersion: another sequence number is next.
             StoreFailed: the entry could not be written; the log is as it was.
+            Unavailable, DeadlineExceeded: there was no answer. The same entry may be appended again, and is then there
+                once; another one takes its place.
             StoreBroken: it could not be written, and nothing can be appended any more.
             TakenOver: another process owns the log now.
         """
@@ -72,6 +74,15 @@ class Log(ABC):
         Raises:
             StoreBroken: an entry is corrupt; the message names it and where it lies.
             BadInput: entries after `after` were trimmed.
+        """
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Returns once everything appended is as durable as this log can make it, whatever its policy.
+
+        Raises:
+            StoreBroken: it cannot be made so, and nothing can be appended any more.
+            StoreFailed, Unavailable, DeadlineExceeded: nothing can be said.
         """
 
     @abstractmethod

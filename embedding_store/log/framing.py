@@ -32,6 +32,7 @@ __all__ = [
     "MAX_PAYLOAD_BYTES",
     "Header",
     "frame_header",
+    "header_of",
     "is_intact",
     "next_intact",
     "parse_header",
@@ -75,9 +76,14 @@ def frame_header(sequence: int, version: int, parts: Sequence[Buffer], previous:
     for part in parts:
         view = memoryview(part).cast("B")
         length, crc32 = length + len(view), zlib.crc32(view, crc32)
+    header = header_of(sequence, version, length, crc32, previous)
+    return header, int.from_bytes(header[_FIELDS.size :], "little")
+
+
+def header_of(sequence: int, version: int, length: int, crc32: int, previous: int) -> bytes:
+    """The header of an entry, by its values."""
     fields = _FIELDS.pack(MAGIC, sequence, version, length, crc32, previous, 0)
-    check = zlib.crc32(fields)
-    return fields + _CHECK.pack(check), check
+    return fields + _CHECK.pack(zlib.crc32(fields))
 
 
 def parse_header(content: Buffer, offset: int = 0) -> Header | None:

@@ -31,6 +31,8 @@ __all__ = ["Admit", "Connection", "ConnectionLost", "ConnectionPool", "Deadline"
 
 _INBOX_BYTES = 1 << 20  # stays in the second-level cache while it is decoded
 
+_MOST_PIECES = 512  # the system takes 1,024 buffers at a time
+
 _PINGS = 3  # one may meet a server, or a machine, that is busy
 
 
@@ -149,6 +151,17 @@ class Connection:
         try:
             return self.socket.send(request)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return 0
+        except OSError as error:
+            raise self._lost(error) from error
+
+    def send_pieces(self, pieces: Sequence[memoryview]) -> int:
+        """Bytes of the pieces, one after the other, that went out at once; 0 if none can go now."""
+        if isinstance(self.socket, ssl.SSLSocket):  # which has no sendmsg
+            return self.send(pieces[0])
+        try:
+            return self.socket.sendmsg(pieces[:_MOST_PIECES])
+        except BlockingIOError:
             return 0
         except OSError as error:
             raise self._lost(error) from error

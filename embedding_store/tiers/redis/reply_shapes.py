@@ -102,6 +102,14 @@ def _is_of_client(reply: object, command: Command) -> bool:
     return _is_count(reply, command) if command[1] == "KILL" else _is_text(reply, command)
 
 
+def _is_list(reply: object, command: Command) -> bool:
+    return isinstance(reply, list)
+
+
+def _are_streams(reply: object, command: Command) -> bool:
+    return reply is None or isinstance(reply, list)
+
+
 def _are_slots(reply: object, command: Command) -> bool:
     return isinstance(reply, list) and all(
         isinstance(one, list)
@@ -126,4 +134,8 @@ _SHAPES: dict[str, _Fits] = {
     "HMGET": _are_values,
     "HSCAN": _is_page,
     "TIME": _is_time,
+    **dict.fromkeys(("XDEL", "XTRIM"), _is_count),
+    **dict.fromkeys(("XRANGE", "XREVRANGE", "WAITAOF"), _is_list),
+    "XREAD": _are_streams,
+    "XSETID": _is_text,
 }

@@ -21,6 +21,8 @@ keys of one partition lie on one node and change in one transaction.
     {N}:before         hash    "W" or "W.K" -> "<rows> <bytes> <serial>" of the before-images that the
                                commit of version W left, or the change outside commits of serial K
                                while W was current; of the newest and of those beyond a pin
+    {N}:log            stream  what was changed, in order, until the rows hold it; the entries are described in
+                               `elastable.embedding_store.tiers.redis.stream_records`
     {N:T:p}:weights    hash    id, 8 bytes -> dim numbers of the spec's dtype: 4 bytes each in a float32
                                table, 2 in a float16 or bfloat16 one; int8: dim bytes q and
                                the row's scale, float32, number j being q[j] * scale
@@ -73,6 +75,7 @@ __all__ = [
     "check_namespace",
     "check_partitions",
     "hash_slot",
+    "log_key",
     "owner_key",
     "partition_of",
     "pins_key",
@@ -126,6 +129,11 @@ def pins_key(namespace: str) -> bytes:
 def before_ledger_key(namespace: str) -> bytes:
     """How much is kept of each version's before-images."""
     return f"{{{namespace}}}:before".encode()
+
+
+def log_key(namespace: str) -> bytes:
+    """The write-ahead log. On the same node as the owner's key."""
+    return f"{{{namespace}}}:log".encode()
 
 
 def weights_key(namespace: str, table: str, partition: int) -> bytes:

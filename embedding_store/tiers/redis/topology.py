@@ -17,7 +17,7 @@ import hiredis
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.errors import BadInput, ElastableError, StoreFailed, Unavailable
+from elastable.embedding_store.errors import BadInput, ElastableError, NotReady, StoreFailed, Unavailable
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.retry import Retry
 from elastable.embedding_store.tiers.redis.redis_connection import Admit, Connection, ConnectionPool, Deadline
@@ -164,8 +164,15 @@ class Topology:
 
     def connection(self, key: bytes, deadline: Deadline) -> AbstractContextManager[Connection]:
         """A connection to the owner of a key, as far as that is known; as `connection_to`."""
+        return self.connection_to(self.address_of(key), deadline)
+
+    def address_of(self, key: bytes) -> Address:
+        """The server that owns a key, as far as that is known. Raises `NotReady` where none does."""
         current = self._map
-        return self.connection_to(current.nodes[int(current.owners[hash_slot(key)])], deadline)
+        owner = int(current.owners[hash_slot(key)])
+        if owner < 0:
+            raise NotReady(f"hash slot {hash_slot(key)} is served by no node of the Cluster at {self.url}")
+        return current.nodes[owner]
 
     def nodes(self) -> tuple[Address, ...]:
         """All servers that own slots."""
