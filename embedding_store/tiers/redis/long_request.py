@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator, Sequence
 
 import hiredis
@@ -12,6 +13,7 @@ from elastable.embedding_store.tiers.redis.redis_connection import Connection, D
 
 __all__ = ["converse"]
 
+_MOST_PIECES = 512  # the system takes 1,024 buffers at a time
 _MOST_REPLY_BYTES = 1 << 20
 
 
@@ -36,8 +38,8 @@ def converse(
     received = 0
     while len(replies) < wanted:
         if not unsent:
-            unsent = [memoryview(piece).cast("B") for piece in next(requests, ())]
-        if unsent and (sent := connection.send_pieces(unsent)):
+            unsent = [memoryview(piece).cast("B") for piece in next(requests, ()) if len(piece)]
+        if unsent and (sent := _send(connection, unsent)):
             unsent = _without(unsent, sent)
             continue
         got = connection.receive(0)
@@ -54,6 +56,18 @@ def converse(
         if received > _MOST_REPLY_BYTES or len(replies) > wanted:
             raise StoreFailed(f"redis at {connection.address} sent more than it was asked for")
     return replies
+
+
+def _send(connection: Connection, pieces: list[memoryview]) -> int:
+    """Bytes of the pieces, one after the other, that went out at once; 0 if none can go now."""
+    if isinstance(connection.socket, ssl.SSLSocket):  # which has no sendmsg
+        return connection.send(pieces[0])
+    try:
+        return connection.socket.sendmsg(pieces[:_MOST_PIECES])
+    except BlockingIOError:
+        return 0
+    except OSError as error:
+        raise connection.lost(error) from error
 
 
 def _without(pieces: list[memoryview], sent: int) -> list[memoryview]:

@@ -31,8 +31,6 @@ __all__ = ["Admit", "Connection", "ConnectionLost", "ConnectionPool", "Deadline"
 
 _INBOX_BYTES = 1 << 20  # stays in the second-level cache while it is decoded
 
-_MOST_PIECES = 512  # the system takes 1,024 buffers at a time
-
 _PINGS = 3  # one may meet a server, or a machine, that is busy
 
 
@@ -153,18 +151,7 @@ class Connection:
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return 0
         except OSError as error:
-            raise self._lost(error) from error
-
-    def send_pieces(self, pieces: Sequence[memoryview]) -> int:
-        """Bytes of the pieces, one after the other, that went out at once; 0 if none can go now."""
-        if isinstance(self.socket, ssl.SSLSocket):  # which has no sendmsg
-            return self.send(pieces[0])
-        try:
-            return self.socket.sendmsg(pieces[:_MOST_PIECES])
-        except BlockingIOError:
-            return 0
-        except OSError as error:
-            raise self._lost(error) from error
+            raise self.lost(error) from error
 
     def receive(self, start: int) -> int:
         """Bytes received to `inbox[start:]`, 0 if none are there now."""
@@ -173,9 +160,9 @@ class Connection:
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return 0
         except OSError as error:
-            raise self._lost(error) from error
+            raise self.lost(error) from error
         if not received:
-            raise self._lost("the server closed it")
+            raise self.lost("the server closed it")
         return received
 
     def quiet(self) -> bool:
@@ -188,7 +175,8 @@ class Connection:
         """Whether bytes have come that `wait` does not see: TLS decrypts whole records."""
         return isinstance(self.socket, ssl.SSLSocket) and self.socket.pending() > 0
 
-    def _lost(self, why: object) -> ConnectionLost:
+    def lost(self, why: object) -> ConnectionLost:
+        """The error of a connection that broke."""
         return ConnectionLost(f"the connection to redis at {self.address} broke: {why}")
 
     def close(self) -> None:
