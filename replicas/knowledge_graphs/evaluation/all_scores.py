@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.knowledge_graphs.evaluation.candidates import Candidates
 from elastable.replicas.knowledge_graphs.evaluation.ranking import RankCounts, Ranks
 from elastable.replicas.knowledge_graphs.graph.batch import Queries
 from elastable.replicas.knowledge_graphs.graph.known_triples import Exclusions, KnownTriples
 from elastable.replicas.knowledge_graphs.model import ShardedModel
+from elastable.replicas.knowledge_graphs.scores.kernels.comparison import Float64
 
 __all__ = ["AllScores", "TopAnswers"]
 
+_EXACT_VALUES = 1 << 20  # float64 values of pairs scored again at once: 8 MiB
 _WINDOW_VALUES = 1 << 22  # scores held at once: 16 MiB
 _EVERY = Candidates()
 
@@ -49,7 +54,9 @@ class AllScores:
         self._window_values = window_values
 
     def ranks(self, queries: Queries, known: KnownTriples | None = None, among: Candidates = _EVERY) -> Ranks:
-        """Ranks of this worker's answers among the candidates.
+        """Ranks of this worker's answers among the candidates, by scores in double precision.
+
+        All are scored in float32; those whose rounding errors may matter are scored again.
 
         Args:
             queries: This worker's part, with answers. An answer need not be a candidate.
@@ -58,14 +65,15 @@ class AllScores:
         """
         size = len(queries.row)
         flat, given, relation, answer = self._everyones(queries)
-        counts = RankCounts(*self._true_scores(flat, answer))
+        counts = RankCounts(self._true_scores(flat, answer), self._rounding(flat))
         shards = self.model.sharding.shards
         if known is None:
             known = KnownTriples.create(self.model.sharding.entities, len(self.model.relations))
         left_out = known.exclusions(queries.side, given, relation, answer, self.model.sharding)
         for rows, scores in self._windows(flat, among):
             counted = among.counted(answer, self.model.sharding.entity_at[self.group.rank, rows])
-            counts.add(scores, counted=counted, without=self._columns(left_out, rows))
+            exact = partial(self._exact, flat, rows)
+            counts.add(scores, counted=counted, without=self._columns(left_out, rows), exact=exact)
         totals = self.group.reduce_scatter(np.stack([counts.greater, counts.equal], axis=1).reshape(shards, size, 2))
         return Ranks(1 + totals[:, 0], 1 + totals[:, 0] + totals[:, 1])
 
@@ -115,32 +123,44 @@ class AllScores:
         found: Float32 = parts.transpose(1, 0, 2)[:, sharding.shard_of, sharding.row_of]
         return found
 
-    def _everyones(self, queries: Queries) -> tuple[Float32, Int64, Int64, Int64]:
+    def _everyones(self, queries: Queries) -> tuple[Float64, Int64, Int64, Int64]:
         """Everyone's queries `[n * q, query_width]`, with given entities, relations and answers by global id."""
         model, score = self.model, self.model.score
         score.require_side(queries.side)
-        given = score.prepared(model.entities[queries.row])
-        mine = score.query(given, model.relations[queries.relation], queries.side)
+        mine = score.exact_query(model.entities[queries.row], model.relations[queries.relation], queries.side)
         everyone = self.group.all_gather(np.ascontiguousarray(mine))
         ids = np.stack([queries.given, queries.relation.astype(np.int64), queries.answer])
         everyones_ids = self.group.all_gather(ids).transpose(1, 0, 2).reshape(3, -1)
         return everyone.reshape(-1, mine.shape[1]), everyones_ids[0], everyones_ids[1], everyones_ids[2]
 
-    def _true_scores(self, flat: Float32, answer: Int64) -> tuple[Float32, Float32]:
-        """Scores of the answers, each from its shard (-inf: no answer), and the tolerance for equal scores."""
-        sharding, model = self.model.sharding, self.model
+    def _true_scores(self, flat: Float64, answer: Int64) -> Float64:
+        """Scores of the answers, each from its shard; -inf: no answer."""
+        sharding = self.model.sharding
         mine = np.flatnonzero((answer >= 0) & (sharding.shard_of[answer] == self.group.rank))
-        found = np.full((2, len(answer)), -np.inf, np.float32)
-        if len(mine):
-            rows = model.score.prepared(model.entities[sharding.row_of[answer[mine]]])
-            found[0, mine] = model.score.comparison.scores(flat[mine], rows, np.arange(len(mine))[:, None])[:, 0]
-            found[1, mine] = model.score.comparison.rounding(flat[mine], rows)
-        scores, near = self.group.all_reduce(found, "max")
-        return scores, np.maximum(near, 0)
+        found = np.full(len(answer), -np.inf)
+        found[mine] = self._exact(flat, sharding.row_of[answer[mine]], mine, np.arange(len(mine)))
+        return self.group.all_reduce(found, "max")
 
-    def _windows(self, flat: Float32, among: Candidates) -> Iterator[tuple[Int64, Float32]]:
+    def _exact(self, flat: Float64, rows: npt.NDArray[np.integer], query: Int64, column: Int64) -> Float64:
+        """float64 `[P]`: scores of queries with this shard's `rows[column]`, some at a time."""
+        score, found = self.model.score, np.empty(len(query), np.float64)
+        some = max(1, _EXACT_VALUES // (flat.shape[1] + score.entity_width))
+        for start in range(0, len(query), some):
+            part = slice(start, start + some)
+            ready = score.exact_rows(self.model.entities[rows[column[part]]])
+            found[part] = score.comparison.exact_scores(flat[query[part]], ready)
+        return found
+
+    def _rounding(self, flat: Float64) -> Float64:
+        """float64 `[n * q]`: how far scores in float32 with entities of this shard may be from exact ones."""
+        rows = self.model.score.prepared(self.model.entities[: self.model.held])
+        highest = np.zeros(rows.shape[1], np.float32)
+        _widen(rows, highest)
+        return self.model.score.comparison.rounding(flat, highest.astype(np.float64))
+
+    def _windows(self, flat: Float64, among: Candidates) -> Iterator[tuple[Int64, Float32]]:
         """Ascending rows of this shard, int64 `[c]`, and everyone's scores with them `[n * q, c]`."""
-        model = self.model
+        model, single = self.model, flat.astype(np.float32)
         listed = among.rows(model.sharding, self.group.rank)
         count = model.held if listed is None else len(listed)
         columns = max(1, self._window_values // max(1, len(flat)))
@@ -149,7 +169,7 @@ class AllScores:
             rows = np.arange(window.start, window.stop) if listed is None else listed[window]
             raw = model.entities[window] if listed is None else model.entities[rows]
             places = np.arange(len(rows))[None]
-            yield rows, model.score.comparison.scores(flat, model.score.prepared(raw), places, self.pool)
+            yield rows, model.score.comparison.scores(single, model.score.prepared(raw), places, self.pool)
 
     def _columns(self, left_out: Exclusions, rows: Int64) -> tuple[Int64, Int64]:
         """The excluded pairs of query and column of a window, int64 `[P]` each."""
@@ -160,6 +180,15 @@ class AllScores:
         place = np.searchsorted(rows, row)
         listed = rows[place] == row
         return query[listed], place[listed]
+
+
+@kernel
+def _widen(rows: Float32, highest: Float32) -> None:
+    """`highest` becomes at least the absolute value of every row, column by column (NaN scores NaN anyway)."""
+    for i in range(rows.shape[0]):
+        for j in range(rows.shape[1]):
+            value = abs(rows[i, j])
+            highest[j] = highest[j] if highest[j] >= value else value
 
 
 def _best(ids: Int64, scores: Float32, k: int) -> tuple[Int64, Float32]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,12 +13,18 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import kernel
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Bools, Side
 
-__all__ = ["TIES", "RankCounts", "RankingMetrics", "Ranks"]
+__all__ = ["TIES", "ExactScores", "RankCounts", "RankingMetrics", "Ranks"]
 
 TIES = ("average", "optimistic", "pessimistic")
 """How to rank an answer among candidates with the same score."""
 
 Float64 = npt.NDArray[np.float64]
+
+ExactScores = Callable[[Int64, Int64], Float64]
+"""`exact(query, column)`, int64 `[P]` each: float64 `[P]`."""
+
+_PAIRS_AT_ONCE = 1 << 18
+_BLOCK = 256
 
 
 @dataclass(frozen=True)
@@ -49,12 +55,12 @@ class RankCounts:
     """Counts the candidates of each query that score higher than its answer, or the same.
 
     Counts of windows and shards add up: `greater` and `equal` may be summed
-    over a replica group. Memory is two numbers per query.
+    over a replica group. Memory is two numbers per query, and the near candidates of a window.
 
     Args:
-        true_scores: float `[q]`: scores of the queries' answers.
-        tolerance: float `[q]`, not negative: scores this close to the answer's count as
-            the same (`Comparison.rounding`); None: only equal bits do.
+        true_scores: float `[q]`: scores of the queries' answers, in double precision where `add` is given `exact`.
+        tolerance: float `[q]`, not negative: candidates whose scores come this close to the answer's are compared by
+            their exact scores (`Comparison.rounding`); None: scores are compared as they are.
 
     Attributes:
         greater: int64 `[q]`: candidates with a higher score so far. NaN counts as higher, and so does every candidate
@@ -65,15 +71,16 @@ class RankCounts:
     def __init__(
         self, true_scores: npt.NDArray[np.floating], tolerance: npt.NDArray[np.floating] | None = None
     ) -> None:
-        true: Float32 = np.ascontiguousarray(true_scores, np.float32)
-        if true.ndim != 1:
-            raise BadInput(f"true scores must be [q], one a query; got {list(true.shape)}")
-        near: Float32 = np.zeros_like(true) if tolerance is None else np.ascontiguousarray(tolerance, np.float32)
-        if near.shape != true.shape or (near < 0).any():
-            raise BadInput(f"a tolerance must be [{len(true)}], none below 0; got {list(near.shape)}")
-        self._true = np.stack([true - near, true + near])
-        self.greater = np.zeros(len(true), np.int64)
-        self.equal = np.zeros(len(true), np.int64)
+        self._exact = np.ascontiguousarray(true_scores, np.float64)
+        if self._exact.ndim != 1:
+            raise BadInput(f"true scores must be [q], one a query; got {list(self._exact.shape)}")
+        near = np.zeros_like(self._exact) if tolerance is None else np.ascontiguousarray(tolerance, np.float64)
+        if near.shape != self._exact.shape or (near < 0).any():
+            raise BadInput(f"a tolerance must be [{len(self._exact)}], none below 0; got {list(near.shape)}")
+        self._has_tolerance = tolerance is not None
+        self._true = np.stack([self._exact - near, self._exact + near]).astype(np.float32)
+        self.greater = np.zeros(len(near), np.int64)
+        self.equal = np.zeros(len(near), np.int64)
 
     def add(
         self,
@@ -81,6 +88,7 @@ class RankCounts:
         *,
         counted: Bools | None = None,
         without: tuple[Int64, Int64] | None = None,
+        exact: ExactScores | None = None,
     ) -> None:
         """Counts the candidates of one window; exclude the answers themselves.
 
@@ -88,23 +96,49 @@ class RankCounts:
             scores: float `[q, c]`, of each query with each candidate.
             counted: bool, broadcast to `[q, c]`: False for candidates that do not count. None: all count.
             without: (query, column), int64 `[P]` each: unique excluded pairs, as from `Exclusions.window`.
+            exact: Scores of pairs of this window in double precision; needed with a tolerance.
 
         Raises:
-            BadInput: shapes that do not fit.
+            BadInput: shapes that do not fit, or a tolerance without `exact`.
         """
         given: Float32 = np.ascontiguousarray(scores, np.float32)
         if given.ndim != 2 or len(given) != len(self.equal):
             raise BadInput(f"scores must be [{len(self.equal)}, c], a row for each query; got {list(given.shape)}")
-        if counted is None:
-            _count(given, self._true, self.greater, self.equal)
+        if self._has_tolerance and exact is None:
+            raise BadInput("ranks with a tolerance need `exact`, the scores of near candidates in double precision")
+        mask = np.ones((1, 1), np.bool_) if counted is None else np.broadcast_to(counted, given.shape)
+        near = np.zeros(len(given), np.int64)
+        _count(given, self._true, mask, counted is None, self.greater, near)
+        if exact is None:
+            self.equal += near
         else:
-            _count_masked(given, self._true, np.broadcast_to(counted, given.shape), self.greater, self.equal)
+            self._add_near(given, mask, counted is None, near, exact)
         if without is not None:
             query, column = without
             if counted is not None:
-                still = np.broadcast_to(counted, given.shape)[query, column]
+                still = mask[query, column]
                 query, column = query[still], column[still]
-            _uncount(given, self._true, query, column, self.greater, self.equal)
+            among = np.zeros(len(query), np.bool_)
+            _uncount(given, self._true, query, column, self.greater, among)
+            if exact is None:
+                np.subtract.at(self.equal, query[among], 1)
+            else:
+                self._add_exact(exact, query[among], column[among], -1)
+
+    def _add_near(self, scores: Float32, mask: Bools, every: bool, near: Int64, exact: ExactScores) -> None:
+        """Decides the near pairs, some queries at a time so that memory stays bounded."""
+        parts = np.cumsum(near) // _PAIRS_AT_ONCE
+        for part in np.unique(parts[near > 0]):
+            first, last = np.searchsorted(parts, [part, part + 1])
+            query, column = np.empty((2, int(near[first:last].sum())), np.int64)
+            _list_near(scores, self._true, mask, every, int(first), int(last), query, column)
+            self._add_exact(exact, query, column, 1)
+
+    def _add_exact(self, exact: ExactScores, query: Int64, column: Int64, sign: int) -> None:
+        if len(query):
+            scores, true = exact(query, column), self._exact[query]
+            np.add.at(self.greater, query, np.where(scores <= true, 0, sign))
+            np.add.at(self.equal, query, np.where(scores == true, sign, 0))
 
     def ranks(self) -> Ranks:
         """The ranks among the counted candidates."""
@@ -168,34 +202,50 @@ class RankingMetrics:
 
 
 @kernel
-def _count(scores: Float32, true: Float32, greater: Int64, equal: Int64) -> None:
-    """`true`: float32 `[2, q]`, the lowest and highest score that counts as the answer's."""
+def _count(scores: Float32, true: Float32, counted: Bools, every: bool, greater: Int64, near: Int64) -> None:
+    """`true`: float32 `[2, q]`, the lowest and highest score near the answer's; `every`: all candidates count."""
     for q in range(scores.shape[0]):
         low, high = true[0, q], true[1, q]
-        less, same = 0, 0
-        for c in range(scores.shape[1]):
-            less += scores[q, c] < low
-            same += (scores[q, c] >= low) & (scores[q, c] <= high)
-        greater[q] += scores.shape[1] - less - same
-        equal[q] += same
+        less, same, total = 0, 0, 0
+        if every:
+            total = scores.shape[1]
+            for c in range(scores.shape[1]):
+                less += scores[q, c] < low
+                same += (scores[q, c] >= low) & (scores[q, c] <= high)
+        else:
+            for c in range(scores.shape[1]):
+                if counted[q, c]:
+                    total += 1
+                    less += scores[q, c] < low
+                    same += (scores[q, c] >= low) & (scores[q, c] <= high)
+        greater[q] += total - less - same
+        near[q] += same
 
 
 @kernel
-def _count_masked(scores: Float32, true: Float32, counted: Bools, greater: Int64, equal: Int64) -> None:
-    for q in range(scores.shape[0]):
-        for c in range(scores.shape[1]):
-            if counted[q, c]:
-                if (scores[q, c] >= true[0, q]) & (scores[q, c] <= true[1, q]):
-                    equal[q] += 1
-                elif not scores[q, c] < true[0, q]:
-                    greater[q] += 1
+def _list_near(
+    scores: Float32, true: Float32, counted: Bools, every: bool, first: int, last: int, query: Int64, column: Int64
+) -> None:
+    """Writes the near pairs of queries `first .. last - 1`."""
+    found, columns = 0, scores.shape[1]
+    for q in range(first, last):
+        low, high = true[0, q], true[1, q]
+        for begin in range(0, columns, _BLOCK):
+            some, same = scores[q, begin : begin + _BLOCK], 0
+            for c in range(len(some)):
+                same += (some[c] >= low) & (some[c] <= high)
+            if same:  # most blocks have none, and finding that out takes a few vector operations
+                for c in range(len(some)):
+                    if (some[c] >= low) & (some[c] <= high) and (every or counted[q, begin + c]):
+                        query[found], column[found] = q, begin + c
+                        found += 1
 
 
 @kernel
-def _uncount(scores: Float32, true: Float32, query: Int64, column: Int64, greater: Int64, equal: Int64) -> None:
+def _uncount(scores: Float32, true: Float32, query: Int64, column: Int64, greater: Int64, near: Bools) -> None:
     for i in range(len(query)):
         q, score = query[i], scores[query[i], column[i]]
         if (score >= true[0, q]) & (score <= true[1, q]):
-            equal[q] -= 1
+            near[i] = True
         elif not score < true[0, q]:
             greater[q] -= 1

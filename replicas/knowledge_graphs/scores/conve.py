@@ -59,7 +59,8 @@ class ConvE(ScoreFunction):
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
         self.require_side(side)
         forward, _ = self._compiled()
-        return np.asarray(forward(given[:, :-1], relation, *self.dense.values()))
+        dense = [value.astype(given.dtype, copy=False) for value in self.dense.values()]  # also in double precision
+        return np.asarray(forward(given[:, :-1], relation, *dense))
 
     def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> RowPair:
         """Without those of the variables; see `all_gradients`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import InitializerSpec
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.batch import Side
-from elastable.replicas.knowledge_graphs.scores.kernels.comparison import Comparison
+from elastable.replicas.knowledge_graphs.scores.kernels.comparison import Comparison, Float64
 
 __all__ = ["RowPair", "ScoreFunction", "Values"]
 
@@ -90,6 +90,15 @@ class ScoreFunction(ABC):
     ) -> tuple[Float32, Float32, dict[str, Float32]]:
         """`query_gradients`, and the gradients of further variables by name."""
         return *self.query_gradients(given, relation, side, gradients), {}
+
+    def exact_rows(self, rows: Float32) -> Float64:
+        """`prepared(rows)` in double precision, float64 `[n, entity_width]`."""
+        return cast(Float64, self.prepared(cast(Float32, rows.astype(np.float64))))
+
+    def exact_query(self, rows: Float32, relation: Float32, side: Side) -> Float64:
+        """Queries from raw entities `rows` (not prepared ones) in double precision, float64 `[b, query_width]`."""
+        given, related = self.exact_rows(rows), relation.astype(np.float64)
+        return cast(Float64, self.query(cast(Float32, given), cast(Float32, related), side))
 
     def bind(self, dense: Mapping[str, Float32]) -> None:
         """Uses these arrays as the further variables, by the names of `dense`."""

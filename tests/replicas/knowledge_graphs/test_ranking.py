@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -233,3 +235,29 @@ def test_mismatched_arguments_are_refused() -> None:
         QueryBatches(TRIPLES[:0], sharding, "tail", 0)
     with pytest.raises(BadInput, match="there are 0"):
         QueryBatches(TRIPLES[:0], sharding, "tail", 1).batch(0, 0)
+
+
+def test_near_candidates_are_decided_by_their_exact_scores() -> None:
+    """Scores in float32 that say nothing within the tolerance; a candidate that is excluded or masked stays out."""
+    rng = np.random.default_rng(4)
+    exact = rng.integers(5, size=(6, 40)).astype(np.float64)
+    shown = exact + rng.uniform(-1.5, 1.5, exact.shape)
+    true = exact[:, 0]
+    counted = rng.random(exact.shape) < 0.8
+    without = np.nonzero(rng.random(exact.shape) < 0.2)
+    left = counted.copy()
+    left[without] = False
+    counts = RankCounts(true, np.full(6, 1.6))
+    for begin in (0, 15, 30):
+        part = slice(begin, begin + 15)
+        inside = (without[1] >= begin) & (without[1] < begin + 15)
+        counts.add(
+            shown[:, part],
+            counted=counted[:, part],
+            without=(without[0][inside], without[1][inside] - begin),
+            exact=partial(lambda first, query, column: exact[query, first + column], begin),
+        )
+    np.testing.assert_array_equal(counts.greater, ((exact > true[:, None]) & left).sum(1))
+    np.testing.assert_array_equal(counts.equal, ((exact == true[:, None]) & left).sum(1))
+    with pytest.raises(BadInput, match="a tolerance need `exact`"):
+        counts.add(shown)

@@ -6,7 +6,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.native.kernel import summing_kernel
-from elastable.replicas.knowledge_graphs.scores.kernels.comparison import KernelComparison
+from elastable.replicas.knowledge_graphs.scores.kernels.comparison import Float64, KernelComparison, length
 from elastable.replicas.knowledge_graphs.scores.kernels.pair_kernels import pair_comparison
 
 __all__ = ["affine", "affine_of_two"]
@@ -18,7 +18,7 @@ def affine(norm: int) -> KernelComparison:
     Raises:
         BadInput: another norm than 1 or 2.
     """
-    return pair_comparison(_score, _add, 1, norm)
+    return pair_comparison(_score, _add, _size, 1, norm)
 
 
 def affine_of_two(norm: int) -> KernelComparison:
@@ -27,7 +27,17 @@ def affine_of_two(norm: int) -> KernelComparison:
     Raises:
         BadInput: another norm than 1 or 2.
     """
-    return KernelComparison(_forward_of_two, _backward_of_two, 2, norm)
+    return KernelComparison(_forward_of_two, _backward_of_two, _size_of_two, 2, norm)
+
+
+def _size(queries: Float64, highest: Float64, norm: int) -> Float64:
+    a, b = np.split(np.abs(queries), 2, axis=1)
+    return length(a + b * highest, norm)
+
+
+def _size_of_two(queries: Float64, highest: Float64, norm: int) -> Float64:
+    (a, b, c), (e, f) = np.split(np.abs(queries), 3, axis=1), np.split(highest, 2)
+    return length(a + b * e + c * f, norm)
 
 
 def _score(query: Float32, row: Float32, norm: int) -> np.float32:

@@ -6,7 +6,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.native.kernel import summing_inlined, summing_kernel
-from elastable.replicas.knowledge_graphs.scores.kernels.comparison import KernelComparison
+from elastable.replicas.knowledge_graphs.scores.kernels.comparison import Float64, KernelComparison, length
 
 __all__ = ["boxes"]
 
@@ -21,7 +21,12 @@ def boxes(norm: int) -> KernelComparison:
     Raises:
         BadInput: another norm than 1 or 2.
     """
-    return KernelComparison(_forward, _backward, 2, norm)
+    return KernelComparison(_forward, _backward, _size, 2, norm)
+
+
+def _size(queries: Float64, highest: Float64, norm: int) -> Float64:
+    (x, v, y, w), (e, f) = np.split(np.abs(queries), 4, axis=1), np.split(highest, 2)
+    return length((x + e + v) * (v + 1), norm) + length((y + f + w) * (w + 1), norm)
 
 
 @summing_inlined

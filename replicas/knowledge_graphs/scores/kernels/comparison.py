@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 
-__all__ = ["NORMS", "Comparison", "KernelComparison"]
+__all__ = ["NORMS", "Comparison", "Float64", "KernelComparison", "Size", "length"]
+
+Float64 = npt.NDArray[np.float64]
+
+Size = Callable[[Float64, Float64, int], Float64]
+"""`size(queries, highest, norm)`: float64 `[b]`; see `KernelComparison`."""
 
 NORMS = (1, 2)
 """The norms of distances."""
 
 _PAIRS_A_THREAD = 2048
 _COLUMNS_A_THREAD = 16
+_ROUNDINGS = 8.0
 
 
 class Comparison(ABC):
@@ -44,17 +52,21 @@ class Comparison(ABC):
             float32 `[b, n]`.
         """
 
-    def rounding(self, queries: Float32, rows: Float32) -> Float32:
-        """How far two scores of the same numbers may be apart, as `scores` may sum them in another order.
+    @abstractmethod
+    def exact_scores(self, queries: Float64, rows: Float64) -> Float64:
+        """float64 `[p]`: scores of pairs, `[p, width]` each, in double precision; equal pairs have equal bits."""
+
+    @abstractmethod
+    def rounding(self, queries: Float64, highest: Float64) -> Float64:
+        """How far `scores`, in float32, may be from `exact_scores`.
 
         Args:
-            queries: float32 `[b, query width]`.
-            rows: float32 `[b, entity width]`: of each its answer.
+            queries: float64 `[b, query width]`.
+            highest: float64 `[entity width]`: the largest absolute value of each column of the candidates.
 
         Returns:
-            float32 `[b]`; 0 where the order is always the same.
+            float64 `[b]`.
         """
-        return np.zeros(len(queries), np.float32)
 
     @abstractmethod
     def gradients(
@@ -112,17 +124,18 @@ class KernelComparison(Comparison):
     Args:
         forward: Scores the queries `start..stop`.
         backward: Adds to the columns `start..stop` (in units of `columns`) of both gradients.
-        columns: Into how many independent parts the gradients fall, by the width of a row.
+        size: The sum of the absolute values of all terms of a score, which bounds its rounding errors.
+        parts: Into how many independent parts the gradients fall, by the width of a row.
         norm: 1 or 2, for kernels that know both.
     """
 
-    def __init__(self, forward: _Forward, backward: _Backward, parts: int, norm: int = 1) -> None:
+    def __init__(self, forward: _Forward, backward: _Backward, size: Size, parts: int, norm: int = 1) -> None:
         if norm not in NORMS:
             raise BadInput(f"norm {norm}: distances are by the norm 1 or 2")
-        self._forward, self._backward, self._parts, self.norm = forward, backward, parts, norm
+        self._forward, self._backward, self._size, self._parts, self.norm = forward, backward, size, parts, norm
 
     def scores(self, queries: Float32, rows: Float32, places: Int64, pool: RangePool = SERIAL) -> Float32:
-        scores = np.empty((len(queries), places.shape[1]), np.float32)
+        scores = np.empty((len(queries), places.shape[1]), queries.dtype)
         fewest = max(1, _PAIRS_A_THREAD // max(1, places.shape[1]))
         pool.run(
             lambda start, stop: self._forward(queries, rows, places, scores, self.norm, start, stop),
@@ -130,6 +143,19 @@ class KernelComparison(Comparison):
             fewest,
         )
         return scores
+
+    def exact_scores(self, queries: Float64, rows: Float64) -> Float64:
+        # The same kernel, compiled for float64.
+        found = np.empty((len(queries), 1), np.float64)
+        each = np.arange(len(queries))[:, None]
+        self._forward(cast(Float32, queries), cast(Float32, rows), each, cast(Float32, found), self.norm, 0, len(each))
+        return found[:, 0]
+
+    def rounding(self, queries: Float64, highest: Float64) -> Float64:
+        # Terms are rounded a few times each, and sums have lanes of some dozen terms for the widths in use.
+        roundings = np.sqrt(len(highest)) + _ROUNDINGS
+        bound: Float64 = roundings * float(np.finfo(np.float32).epsneg) * self._size(queries, highest, self.norm)
+        return bound
 
     def gradients(
         self,
@@ -161,3 +187,9 @@ class KernelComparison(Comparison):
             _COLUMNS_A_THREAD,
         )
         return query_gradients
+
+
+def length(terms: Float64, norm: int) -> Float64:
+    """float64 `[b]`: the norm 1 or 2 of rows `[b, n]`."""
+    found: Float64 = terms.sum(axis=1) if norm == 1 else np.sqrt((terms * terms).sum(axis=1))
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32
-from elastable.replicas.knowledge_graphs.scores.kernels.comparison import KernelComparison
+from elastable.replicas.knowledge_graphs.scores.kernels.comparison import Float64, KernelComparison, length
 from elastable.replicas.knowledge_graphs.scores.kernels.pair_kernels import pair_comparison
 
 __all__ = ["distance"]
@@ -17,7 +17,11 @@ def distance(norm: int) -> KernelComparison:
     Raises:
         BadInput: another norm.
     """
-    return pair_comparison(_score, _add, 1, norm)
+    return pair_comparison(_score, _add, _size, 1, norm)
+
+
+def _size(queries: Float64, highest: Float64, norm: int) -> Float64:
+    return length(np.abs(queries) + highest, norm)
 
 
 def _score(query: Float32, row: Float32, norm: int) -> np.float32:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
+import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.native.kernel import summing_kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
-from elastable.replicas.knowledge_graphs.scores.kernels.comparison import KernelComparison
+from elastable.replicas.knowledge_graphs.scores.kernels.comparison import Float64, KernelComparison
 from elastable.replicas.knowledge_graphs.scores.kernels.row_sums import add_rows
 
 __all__ = ["Dot"]
 
-_ROUNDINGS = 4.0
+F = TypeVar("F", np.float32, np.float64)
 
 
 class Dot(KernelComparison):
@@ -24,7 +27,7 @@ class Dot(KernelComparison):
     """
 
     def __init__(self, bias: bool = False) -> None:
-        super().__init__(_forward, _backward, 1)
+        super().__init__(_forward, _backward, _size, 1)
         self._bias = bias
 
     def scores(self, queries: Float32, rows: Float32, places: Int64, pool: RangePool = SERIAL) -> Float32:
@@ -38,11 +41,11 @@ class Dot(KernelComparison):
             np.matmul(queries[part], _at(rows, some).T, out=found[part])
         return found
 
-    def rounding(self, queries: Float32, rows: Float32) -> Float32:
-        """A matrix product sums in blocks, which differ with shapes and places."""
-        lengths = np.linalg.norm(self._widened(queries), axis=1) * np.linalg.norm(rows, axis=1)
-        # Of a sum of n terms as a rule some root of n roundings (Higham, Accuracy and Stability, 2002, 2.8).
-        return np.asarray(_ROUNDINGS * np.sqrt(rows.shape[1]) * np.finfo(np.float32).epsneg * lengths, np.float32)
+    def exact_scores(self, queries: Float64, rows: Float64) -> Float64:
+        return super().exact_scores(self._widened(queries), rows)
+
+    def rounding(self, queries: Float64, highest: Float64) -> Float64:
+        return super().rounding(self._widened(queries), highest)
 
     def gradients(
         self,
@@ -67,10 +70,15 @@ class Dot(KernelComparison):
                 add_rows(row_gradients, row_places[group], score_gradients[part].T @ queries[part])
         return found[:, :-1] if self._bias else found
 
-    def _widened(self, queries: Float32) -> Float32:
+    def _widened(self, queries: npt.NDArray[F]) -> npt.NDArray[F]:
         if not self._bias:
             return queries
-        return np.concatenate([queries, np.ones((len(queries), 1), np.float32)], axis=1)
+        return np.concatenate([queries, np.ones((len(queries), 1), queries.dtype)], axis=1)
+
+
+def _size(queries: Float64, highest: Float64, norm: int) -> Float64:
+    found: Float64 = np.abs(queries) @ highest
+    return found
 
 
 def _at(rows: Float32, places: Int64) -> Float32:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32
-from elastable.replicas.knowledge_graphs.scores.kernels.comparison import KernelComparison
+from elastable.replicas.knowledge_graphs.scores.kernels.comparison import Float64, KernelComparison
 from elastable.replicas.knowledge_graphs.scores.kernels.pair_kernels import pair_comparison
 
 __all__ = ["modulus"]
@@ -17,7 +17,13 @@ def modulus() -> KernelComparison:
     The modulus of each complex difference, as in RotatE (Sun et al., 2019), not
     the sum of the absolute values of its two parts.
     """
-    return pair_comparison(_score, _add, 2)
+    return pair_comparison(_score, _add, _size, 2)
+
+
+def _size(queries: Float64, highest: Float64, norm: int) -> Float64:
+    real, imaginary = np.split(np.abs(queries) + highest, 2, axis=1)
+    found: Float64 = np.hypot(real, imaginary).sum(axis=1)
+    return found
 
 
 def _score(query: Float32, row: Float32, norm: int) -> np.float32:

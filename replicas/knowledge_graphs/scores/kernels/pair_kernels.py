@@ -8,7 +8,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.native.kernel import summing_inlined, summing_kernel
-from elastable.replicas.knowledge_graphs.scores.kernels.comparison import KernelComparison
+from elastable.replicas.knowledge_graphs.scores.kernels.comparison import KernelComparison, Size
 
 __all__ = ["PairGradients", "PairScore", "pair_comparison"]
 
@@ -22,14 +22,14 @@ PairGradients = Callable[[Float32, Float32, Float32, Float32, np.float32, np.flo
 """
 
 
-def pair_comparison(score: PairScore, add: PairGradients, parts: int, norm: int = 1) -> KernelComparison:
+def pair_comparison(score: PairScore, add: PairGradients, size: Size, parts: int, norm: int = 1) -> KernelComparison:
     """The comparison whose kernels compute `score` and `add`; the other arguments are as of `KernelComparison`.
 
     Raises:
         BadInput: another norm than 1 or 2.
     """
     forward, backward = _KERNELS.get((score, add)) or _KERNELS.setdefault((score, add), _compiled(score, add))
-    return KernelComparison(forward, backward, parts, norm)
+    return KernelComparison(forward, backward, size, parts, norm)
 
 
 def _compiled(score: PairScore, add: PairGradients) -> tuple[Callable[..., None], Callable[..., None]]:
