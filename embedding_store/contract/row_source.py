@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.errors import FutureVersion
+from elastable.embedding_store.errors import FutureVersion, StaleVersion
 
 if TYPE_CHECKING:
     from elastable.embedding_store.tables.lookup_request import LookupRequest
 
-__all__ = ["RowSource"]
+__all__ = ["RowSource", "refuse_other_version"]
 
 
 class RowSource(ABC):
@@ -58,23 +58,22 @@ class RowSource(ABC):
             As `lookup`; outputs may be partly written.
         """
 
-    def lookup_in_order(self, requests: Iterable[LookupRequest], version: int | None) -> Generator[None, None, None]:
-        """Answers requests in their order, and yields after each.
-
-        A store that answers one request at a time takes each only when it is asked for the next answer, and may refuse
-        commits until the last one is answered or the generator is closed. Other stores take and answer all at once.
+    def lookup_in_order(
+        self, requests: Sequence[LookupRequest], version: int | None, done: Callable[[int], object]
+    ) -> None:
+        """Answers requests in their order, each reported as soon as it is complete.
 
         Args:
             requests: As of `lookup_into`, all answered at one version.
             version: As of `lookup_into`.
+            done: Called with the index of each request once it is answered.
 
         Raises:
             As `lookup`.
         """
-        taken = list(requests)
-        self.lookup_into(taken, version)
-        for _ in taken:
-            yield
+        self.lookup_into(requests, version)
+        for number in range(len(requests)):
+            done(number)
 
     @abstractmethod
     def version(self) -> int:
@@ -111,3 +110,12 @@ class RowSource(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def refuse_other_version(current: int, wanted: int | None) -> None:
+    """Raises unless `wanted` is None or the current version."""
+    if wanted is None or wanted == current:
+        return
+    if wanted < current:
+        raise StaleVersion(f"version {wanted} is past; the current version is {current}")
+    raise FutureVersion(f"version {wanted} is not committed yet; the current version is {current}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from elastable.embedding_store.contract.initializer_spec import INITIALIZER_KINDS, InitializerSpec
-from elastable.embedding_store.errors import BadSpec
+from elastable.embedding_store.errors import BadSpec, SpecConflict
 
 __all__ = [
     "ID_KINDS",
@@ -19,6 +19,7 @@ __all__ = [
     "OptimizerSpec",
     "ShardOrigin",
     "TableSpec",
+    "refuse_conflict",
 ]
 
 ID_KINDS = ("int64", "farmhash64")
@@ -238,3 +239,11 @@ class TableSpec:
         names = [part.name for part in fields(self)]
         pairs = {name: (getattr(self, name), getattr(other, name)) for name in names}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def refuse_conflict(ours: TableSpec, theirs: TableSpec) -> None:
+    """Raises `SpecConflict` where a table is declared again with another spec."""
+    differences = ours.differences(theirs)
+    if differences:
+        told = "; ".join(f"{name} is {mine!r}, not {other!r}" for name, (mine, other) in differences.items())
+        raise SpecConflict(f"table {ours.name!r} already exists with another spec: {told}")

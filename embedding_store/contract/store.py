@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.pins import PinStatistics
-from elastable.embedding_store.contract.refusals import refuse_other_version
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableStatistics
+from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, Unsupported

@@ -67,7 +67,7 @@ class ImagedTable(TableContents):
             raise BadInput(f"table {self.spec.name!r}: images of shapes {shapes} are not those of {len(ids)} rows")
         if (images.touches is None) != (self.spec.eviction is None):
             raise BadInput(f"table {self.spec.name!r}: images say when rows were touched only of tables with eviction")
-        self._reserve(ids)
+        self._reserve(ids, loaded=False)
         positions = np.empty(len(ids), np.int64)
         fresh = self._directory.claim(ids, positions)
         self._rows.prepare(positions, fresh, SERIAL)
@@ -79,5 +79,5 @@ class ImagedTable(TableContents):
         """Takes the rows away that `evict` took at this version: `removed` int64 `[n]`; None: none."""
         if removed is not None and len(removed):
             self._members.forget(removed, self._directory)
-            self._members.evicted += self._directory.remove(require_ids(self.spec, removed))
+            self._members.evicted += self._take_away(require_ids(self.spec, removed))
         self._members.end_eviction(version, self._directory)

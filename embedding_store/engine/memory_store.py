@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.pins import PinStatistics, require_lease
-from elastable.embedding_store.contract.refusals import refuse_conflict, refuse_other_version
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableStatistics
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState
+from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.contract.snapshot import Snapshot
-from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.engine.history.logged_store import LoggedStore
+from elastable.embedding_store.contract.spec import TableSpec, refuse_conflict
 from elastable.embedding_store.engine.memory_table import MemoryTable, StagedUpdate
 from elastable.embedding_store.engine.pins.memory_pin import MemoryPin
 from elastable.embedding_store.engine.pins.store_pins import StorePins
 from elastable.embedding_store.engine.row_shares import share_rows
-from elastable.embedding_store.engine.table_lookups import TableLookups
+from elastable.embedding_store.engine.tiered.written_behind import WrittenBehind
 from elastable.embedding_store.errors import StoreBroken, StoreFailed, TableNotFound
 from elastable.embedding_store.log import changes
 from elastable.embedding_store.native.range_pool import RangePool, available_cores
-from elastable.embedding_store.rows.checks import require_block, require_block_rows, require_ids, require_update
+from elastable.embedding_store.native.slab import SlabMaker, anonymous_slab
+from elastable.embedding_store.rows.checks import require_block, require_ids, require_update
 from elastable.embedding_store.rows.commit_checks import require_numbers, require_version
 from elastable.embedding_store.support.memory_limit import before_image_bytes_here, direct_bytes_here
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
@@ -35,7 +35,7 @@ _MOST_THREADS = 8
 _Staged = tuple[MemoryTable, StagedUpdate]
 
 
-class MemoryStore(LoggedStore, TableLookups, BaseStore):
+class MemoryStore(WrittenBehind, BaseStore):
     """Rows in memory. Lookups share the store, commits have it alone, so a
     lookup sees one version whole, whether it names one or not.
     """
@@ -63,6 +63,7 @@ class MemoryStore(LoggedStore, TableLookups, BaseStore):
                 for lookups, before `DeadlineExceeded`.
         """
         self._tables: dict[str, MemoryTable] = {}
+        self._new_slab: SlabMaker = anonymous_slab
         self._version = 0
         self._changes = 0  # calls that changed anything
         self._closed = False
@@ -77,6 +78,7 @@ class MemoryStore(LoggedStore, TableLookups, BaseStore):
         """As in `EmbeddingStore.create_table`; raises `BadSpec` for an unknown optimizer."""
         with self._lock.writing():
             self._require_open()
+            self._own()
             known = self._tables.get(spec.name)
             if known is not None:
                 refuse_conflict(known.spec, spec)
@@ -97,12 +99,17 @@ class MemoryStore(LoggedStore, TableLookups, BaseStore):
         return self._lock.wait_until(lambda: self._version >= version, timeout_s)
 
     def commit(self, commit: Commit) -> None:
+        self._make_way()
         with self._lock.writing():
+            self._own()
             self._finish(commit, self._stage(commit))
 
     def stage(self, commit: Commit) -> Callable[[], None]:
         """The second half cannot fail, but for the lock."""
+        self._make_way()
         with self._lock.writing():
+            self._own()
+            self._decide()
             staged = self._stage(commit)
             before = self._changes
 
@@ -111,6 +118,7 @@ class MemoryStore(LoggedStore, TableLookups, BaseStore):
                 if self._changes != before:
                     raise StoreFailed(f"the memory store was changed while version {commit.version} was staged")
                 self._finish(commit, staged)
+                self._wait_for_decision()
 
         return finish
 
@@ -132,6 +140,7 @@ class MemoryStore(LoggedStore, TableLookups, BaseStore):
         require_version(version)
         self._abandon_base()
         with self._lock.writing():
+            self._own()
             self._pins.refuse_change(f"the version cannot be reset to {version}")
             self._version = version
             for table in self._tables.values():
@@ -140,51 +149,34 @@ class MemoryStore(LoggedStore, TableLookups, BaseStore):
             self._record = None
             self._log(changes.ResetVersion())
 
-    def row_count(self, table: str) -> int:
-        with self._lock.reading():
-            return self._table(table).count
-
-    def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
-        """As in `EmbeddingStore.scan`; a commit between two blocks shows in the later ones."""
-        with self._lock.reading():
-            found = self._table(table)
-        return self._blocks(found, require_block_rows(block_rows))
-
-    def read_rows(self, table: str, ids: Int64) -> RowBlock:
-        with self._lock.reading():
-            found = self._table(table)
-            return found.stored(require_ids(found.spec, ids))
-
     def put(self, table: str, blocks: Iterable[RowBlock]) -> None:
         """As in `EmbeddingStore.put`, one block after the other."""
         with self._lock.reading():
             found = self._table(table)
         for block in blocks:
             checked = require_block(found.spec, found.slot_width, block)
+            self._make_way()
             with self._lock.writing():
                 self._require_open()
+                self._own()
+                found = self._table(table)
                 self._changes += 1
                 found.put(checked)
                 self._log(changes.PutRows(table, checked))
 
     def delete(self, table: str, ids: Int64) -> int:
+        self._make_way()
         with self._lock.writing():
+            self._own()
             found = self._table(table)
             count = found.delete(checked := require_ids(found.spec, ids))
             self._changes += 1
             self._log(changes.DeleteRows(table, checked))
             return count
 
-    def table_statistics(self, table: str) -> TableStatistics:
-        with self._lock.reading():
-            return self._table(table).statistics()
-
-    def table_state(self, table: str) -> TableState:
-        with self._lock.reading():
-            return self._table(table).state()
-
     def put_table_state(self, table: str, state: TableState) -> None:
         with self._lock.writing():
+            self._own()
             self._table(table).put_state(state)
             self._changes += 1
             self._log(changes.PutTableState(table, state))
@@ -192,6 +184,7 @@ class MemoryStore(LoggedStore, TableLookups, BaseStore):
     def clear(self, table: str) -> None:
         self._abandon_base()
         with self._lock.writing():
+            self._own()
             found = self._table(table)
             self._pins.refuse_change(f"table {table!r} cannot be cleared")
             found.clear()
@@ -201,15 +194,20 @@ class MemoryStore(LoggedStore, TableLookups, BaseStore):
     def drop_table(self, table: str) -> None:
         self._abandon_base()
         with self._lock.writing():
-            self._table(table)
+            self._own()
+            dropped = self._table(table)
             self._pins.refuse_change(f"table {table!r} cannot be dropped")
             del self._tables[table]
+            dropped.drop()
             self._changes += 1
             self._log(changes.DropTable(table))
 
     def close(self) -> None:
         """Frees the memory; afterwards every table is unknown."""
-        self._close_history()
+        try:
+            self._flush_last()
+        finally:
+            self._close_history()
         with self._lock.writing():
             self._closed = True
             self._pins.close()
@@ -270,18 +268,10 @@ class MemoryStore(LoggedStore, TableLookups, BaseStore):
     def _rate(self, table: MemoryTable, commit: Commit) -> float:
         return commit.learning_rates.get(table.spec.name, table.optimizer.default_learning_rate)
 
-    def _blocks(self, table: MemoryTable, block_rows: int) -> Iterator[RowBlock]:
-        cursor = 0
-        while True:
-            with self._lock.reading():
-                self._require_open()
-                block, cursor = table.scan(cursor, block_rows)
-            if not len(block.ids):
-                return
-            yield block
-
     def _new_table(self, spec: TableSpec) -> MemoryTable:
-        return MemoryTable(spec, self._direct_bytes)
+        if self._store_tier is not None:
+            return self._store_tier.new_table(spec, self._direct_bytes)
+        return MemoryTable(spec, self._direct_bytes, self._new_slab)
 
     def _table(self, name: str) -> MemoryTable:
         self._require_open()
@@ -292,7 +282,7 @@ class MemoryStore(LoggedStore, TableLookups, BaseStore):
 
     def _require_open(self) -> None:
         if self._failure is not None:
-            remedy = "restore a checkpoint" if self._history is None else f"open {self._history.folder} again"
+            remedy = "restore a checkpoint" if self._history is None else f"open {self._history.place} again"
             raise StoreBroken(
                 f"the memory store failed in the middle of a commit; {remedy}: {self._failure}"
             ) from self._failure

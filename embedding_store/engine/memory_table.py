@@ -61,7 +61,7 @@ class MemoryTable(ImagedTable):
     def claim(self, staged: StagedUpdate, pool: RangePool, version: int) -> None:
         """Gives every id of the update a row, with initial values where it is new; all are touched at `version`."""
         ids, positions = staged.batch.ids, staged.batch.positions
-        self._reserve(ids)  # there is room already, unless the table was cleared since
+        self._room(ids)  # there is room already, unless the table was cleared since
         if self._directory.count == self._direct:
             staged.batch = staged.batch.at(positions := ids)  # every id has a row, at its own position
             fresh = ids[:0]
@@ -156,7 +156,7 @@ class MemoryTable(ImagedTable):
         """Rows of `ids` int64 `[n]` are evicted; returns how many there were."""
         self._save_of(ids)
         self._removed.append(ids.copy())
-        return self._directory.remove(ids)
+        return self._take_away(ids)
 
     def _block(self, ids: Int64) -> RowBlock:
         """A copy of the rows of `ids`, initial ones for those that have none."""

@@ -98,7 +98,7 @@ class TableContents(TableReader):
 
     def put(self, block: RowBlock) -> None:
         """Writes rows as they are. Raises `MemoryError` before anything is changed."""
-        self._reserve(block.ids)
+        self._reserve(block.ids, loaded=False)
         self._save_of(block.ids)
         positions = np.empty(len(block.ids), np.int64)
         self._directory.claim(block.ids, positions)
@@ -127,7 +127,7 @@ class TableContents(TableReader):
         """Takes the rows of `ids` int64 `[n]` away; returns how many there were."""
         self._save_of(ids)
         self._members.forget(ids, self._directory)
-        removed = self._directory.remove(ids)
+        removed = self._take_away(ids)
         self._deleted += removed
         return removed
 
@@ -167,6 +167,10 @@ class TableContents(TableReader):
         self._directory, self._rows = self._empty(self.spec)
         self._members = RowMembership(self.spec, self._directory.capacity, self._new_slab)
 
+    def drop(self) -> None:
+        """The table is gone from its store."""
+        self.close()
+
     def close(self) -> None:
         """Gives back what is not memory."""
         self._rows.close()
@@ -187,9 +191,17 @@ class TableContents(TableReader):
         directory = IdIndex(new_slab) if self._direct is None else DirectRows(self._direct, new_slab)
         return directory, self._make_rows(spec, self.optimizer, directory.capacity)
 
-    def _reserve(self, ids: Int64) -> None:
+    def _room(self, ids: Int64) -> None:
         """Room for the rows of `ids`, whether they have one or not; nothing has changed when it fails."""
         self._directory.reserve(len(ids))
         self._rows.grow(self._directory.capacity)
         self._members.grow(self._directory.capacity)
+
+    def _reserve(self, ids: Int64, loaded: bool = True) -> None:
+        """As `_room`, and takes whatever writing these rows needs. `loaded`: False where they are overwritten next."""
+        self._room(ids)
         self._rows.allocate(self._directory.places(ids))
+
+    def _take_away(self, ids: Int64) -> int:
+        """The rows of `ids` int64 `[n]`, which may repeat or have none, are gone; returns how many there were."""
+        return self._directory.remove(ids)

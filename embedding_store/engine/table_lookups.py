@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.row_data import RowBlock, TableState, TableStatistics
 from elastable.embedding_store.contract.row_source import RowSource
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_lookup import answer_requests
+from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
+from elastable.embedding_store.rows.checks import require_block_rows, require_ids
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
 from elastable.embedding_store.tables.lookup_request import LookupRequest, rows_request
 from elastable.embedding_store.tables.table_reader import TableReader
 
-__all__ = ["TableLookups"]
+__all__ = ["StoreReads", "TableLookups"]
 
 
 class TableLookups(RowSource):
@@ -44,12 +48,52 @@ class TableLookups(RowSource):
             tables = self._readers([request.table for request in requests], version)
             answer_requests(tables, requests, self._pool if split else SERIAL)
 
-    def lookup_in_order(self, requests: Iterable[LookupRequest], version: int | None) -> Generator[None, None, None]:
-        """As in `RowSource.lookup_in_order`, by the caller's thread; the store is locked until the last is answered."""
+    def lookup_in_order(
+        self, requests: Sequence[LookupRequest], version: int | None, done: Callable[[int], object]
+    ) -> None:
+        """As in `RowSource.lookup_in_order`, by one thread."""
         with self._lock.reading():
-            found: dict[str, TableReader] = {}
-            for request in requests:
-                if request.table not in found:
-                    found[request.table] = self._readers([request.table], version)[0]
-                answer_requests([found[request.table]], [request], SERIAL)
-                yield
+            tables = self._readers([request.table for request in requests], version)
+            for number, (table, request) in enumerate(zip(tables, requests, strict=True)):
+                answer_requests([table], [request], SERIAL)
+                done(number)
+
+
+class StoreReads(TableLookups, EmbeddingStore):
+    """What else is read of a store in memory, at its current version."""
+
+    _table: Callable[[str], MemoryTable]
+    _require_open: Callable[[], None]
+
+    def row_count(self, table: str) -> int:
+        with self._lock.reading():
+            return self._table(table).count
+
+    def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
+        """As in `EmbeddingStore.scan`; a commit between two blocks shows in the later ones."""
+        with self._lock.reading():
+            found = self._table(table)
+        return self._blocks(found, require_block_rows(block_rows))
+
+    def read_rows(self, table: str, ids: Int64) -> RowBlock:
+        with self._lock.reading():
+            found = self._table(table)
+            return found.stored(require_ids(found.spec, ids))
+
+    def table_statistics(self, table: str) -> TableStatistics:
+        with self._lock.reading():
+            return self._table(table).statistics()
+
+    def table_state(self, table: str) -> TableState:
+        with self._lock.reading():
+            return self._table(table).state()
+
+    def _blocks(self, table: MemoryTable, block_rows: int) -> Iterator[RowBlock]:
+        cursor = 0
+        while True:
+            with self._lock.reading():
+                self._require_open()
+                block, cursor = table.scan(cursor, block_rows)
+            if not len(block.ids):
+                return
+            yield block

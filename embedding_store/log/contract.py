@@ -93,6 +93,14 @@ class Log(ABC):
     def truncate(self, after: int) -> None:
         """Takes the entries after a sequence number back. Raises `BadInput` where entries after it were trimmed."""
 
+    @property
+    def keeps_entries(self) -> bool:
+        """Whether there is anything to replay after a crash."""
+        return True
+
+    def refresh(self) -> None:  # noqa: B027 - one process alone may have the log
+        """Finds out what another process has appended or trimmed since this log was opened."""
+
     @abstractmethod
     def close(self) -> None:
         """Frees what the log holds. Closing twice is harmless."""

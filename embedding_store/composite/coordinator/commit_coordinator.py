@@ -10,8 +10,8 @@ from elastable.embedding_store.composite.coordinator.store_calls import StoreCal
 from elastable.embedding_store.composite.coordinator.unfinished_commit import UnfinishedCommit
 from elastable.embedding_store.composite.splits.partition import Part, Partition
 from elastable.embedding_store.contract.arrays import Float32
-from elastable.embedding_store.contract.refusals import refuse_other_version
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import ShardAway, ShardLost, StoreBroken, StoreFailed, Unavailable
 from elastable.embedding_store.rows.checks import require_update

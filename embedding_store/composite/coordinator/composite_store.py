@@ -18,10 +18,9 @@ from elastable.embedding_store.composite.splits.partition import Part, Partition
 from elastable.embedding_store.composite.splits.table_splits import TableSplits
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.pins import PinStatistics, joined_pins, refuse_while_pinned, require_lease
-from elastable.embedding_store.contract.refusals import refuse_conflict
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableStatistics
 from elastable.embedding_store.contract.snapshot import Snapshot
-from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.spec import TableSpec, refuse_conflict
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import (
     DeadlineExceeded,

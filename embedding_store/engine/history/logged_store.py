@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.history.kept_changes import KeptChanges
 from elastable.embedding_store.engine.history.replaying import ReplayedTables
-from elastable.embedding_store.engine.history.store_history import StoreHistory
 from elastable.embedding_store.engine.memory_table import MemoryTable, StagedUpdate
 from elastable.embedding_store.engine.pins.memory_pin import MemoryPin
 from elastable.embedding_store.engine.pins.store_pins import StorePins
@@ -42,10 +42,10 @@ class LoggedStore(EmbeddingStore):
     _new_table: Callable[[TableSpec], MemoryTable]
     _rate: Callable[[MemoryTable, Commit], float]
     _require_open: Callable[[], None]
-    _history: StoreHistory | None = None
+    _history: KeptChanges | None = None
     _record: bytes | None = None
 
-    def keep_history(self, history: StoreHistory) -> None:
+    def keep_history(self, history: KeptChanges) -> None:
         """Brings the empty store to the last version of a history, and adds every later change to it.
 
         The store closes the history.
@@ -77,9 +77,7 @@ class LoggedStore(EmbeddingStore):
         with self._lock.writing():
             self._pins.refuse_change(f"the store cannot go back to version {version}")
             rows = history.take_back(version)
-            self._tables.clear()
-            self._replay(history)
-            self._changes += 1
+            self._replay_anew(history)
             return rows
 
     def _log_commit(self, commit: Commit, updates: Mapping[MemoryTable, StagedUpdate]) -> None:
@@ -124,14 +122,21 @@ class LoggedStore(EmbeddingStore):
             return table.images(None, None, self._pool)
         return table.images(update.batch, update.sighted, self._pool)
 
-    def _begin_base(self, history: StoreHistory, ends_chapter: bool) -> None:
+    def _begin_base(self, history: KeptChanges, ends_chapter: bool) -> None:
         # A base brings the rows of `lazy=False` tables up to date, which changes no bit only where a chapter ends.
         if history.wants_base and (ends_chapter or all(table.replay is None for table in self._tables.values())):
             lease = self._pins.take(self._version, None, _BASE_LEASE_S)
             pin = MemoryPin(self._lock, self._pool, self._table, self.specs, self._pins, lease)
             history.begin_base(pin, [table.spec for table in self._tables.values()], self._record)
 
-    def _replay(self, history: StoreHistory) -> None:
+    def _replay_anew(self, history: KeptChanges) -> None:
+        for table in self._tables.values():
+            table.close()
+        self._tables.clear()
+        self._replay(history)
+        self._changes += 1
+
+    def _replay(self, history: KeptChanges) -> None:
         replayed = ReplayedTables(self._tables, self._new_table)
         try:
             history.replay(replayed)

@@ -72,6 +72,11 @@ class StoreHistory:
         return self._log.folder
 
     @property
+    def place(self) -> str:
+        """Where everything is, for messages."""
+        return str(self.folder)
+
+    @property
     def log_size(self) -> int:
         """Bytes that the log takes, without its base."""
         return self._log.bytes

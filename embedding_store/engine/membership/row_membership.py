@@ -131,6 +131,11 @@ class RowMembership:
         """As `RowTouches.frequencies`."""
         return None if self._touches is None else self._touches.frequencies(high)
 
+    @property
+    def has_unsettled(self) -> bool:
+        """Whether rows may have been put without a version."""
+        return self._touches is not None and self._touches.unsettled
+
     def unsettled(self, directory: RowDirectory) -> Int64 | None:
         """int64: ids of rows that were put without a version, which `settle` gives them; None: there are none."""
         if self._touches is None or not self._touches.unsettled or not isinstance(directory, IdIndex):

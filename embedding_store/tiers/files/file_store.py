@@ -121,7 +121,7 @@ class FileStore(MemoryStore):
             assert isinstance(dropped, FileTable)
             dropped.remove_files()
 
-    def flush(self) -> None:
+    def flush(self, timeout_s: float = 600.0) -> None:
         """Returns once all that was committed is on the disk.
 
         Raises:

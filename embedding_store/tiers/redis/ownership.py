@@ -10,7 +10,6 @@ and then reads that it owns nothing any more. There is no moment in between.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import secrets
@@ -21,7 +20,6 @@ import hiredis
 
 from elastable.embedding_store.errors import StoreFailed, TakenOver
 from elastable.embedding_store.support.address import Address
-from elastable.embedding_store.tiers.redis.connection_pool import named_clients
 from elastable.embedding_store.tiers.redis.redis_connection import Connection, Deadline
 from elastable.embedding_store.tiers.redis.reply_errors import reply_error
 from elastable.embedding_store.tiers.redis.schema import owner_key
@@ -51,7 +49,6 @@ class Ownership:
         self._url = url
         self._reading = reading
         self._writing: Topology | None = None
-        self._numbers = itertools.count(1)
 
     @property
     def writing(self) -> Topology:
@@ -118,12 +115,11 @@ class Ownership:
         Raises:
             TakenOver: another process has taken over.
         """
-        name = f"{self._name(self.owner or '')}:{next(self._numbers)}"
-        (named,) = connection.call([("CLIENT", "SETNAME", name)], deadline)
+        owner = self.owner or ""
+        (named,) = connection.call([("CLIENT", "SETNAME", self._name(owner))], deadline)
         if isinstance(named, hiredis.ReplyError):
             told = f"redis at {connection.address} does not let this user name connections"
             raise reply_error(told, str(named), self._url)
-        connection.name = name
         key = owner_key(self._url.namespace)
         self.require(self._reading.call([(key, ("GET", key))], deadline)[0])
 
@@ -145,12 +141,13 @@ class Ownership:
     def _others(self, clients: bytes) -> Iterator[str]:
         """Numbers of the connections of other writers, from what CLIENT LIST tells."""
         ours, prefix = self._name(self.owner or ""), self._name("")
-        for name, number in named_clients(clients):
-            if name.startswith(prefix) and name.rpartition(":")[0] != ours:
-                yield number
+        for line in clients.decode(errors="replace").splitlines():
+            words = dict(word.partition("=")[::2] for word in line.split(" "))
+            if words.get("name", "").startswith(prefix) and words["name"] != ours and "id" in words:
+                yield words["id"]
 
     def _name(self, owner: str) -> str:
-        """Of a connection, without spaces and without its number."""
+        """Of a connection, without spaces."""
         return f"elastable:{self._url.db}:{self._url.namespace}:{owner.rpartition(':')[2]}"
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.pins import require_lease
-from elastable.embedding_store.contract.refusals import refuse_other_version
 from elastable.embedding_store.contract.row_data import RowBlock, TableState
+from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.rows.checks import require_block_rows, require_ids
 from elastable.embedding_store.rows.row_blocks import joined_rows
 from elastable.embedding_store.tables.base_store import BaseSnapshot

@@ -9,10 +9,9 @@ from contextlib import contextmanager
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.pins import PinStatistics
-from elastable.embedding_store.contract.refusals import refuse_conflict
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableStatistics
 from elastable.embedding_store.contract.snapshot import Snapshot
-from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.spec import TableSpec, refuse_conflict
 from elastable.embedding_store.errors import DeadlineExceeded, StoreFailed, Unsupported
 from elastable.embedding_store.optimizers.registry import follows_steps, row_optimizer
 from elastable.embedding_store.rows.checks import require_block, require_block_rows, require_ids
@@ -31,11 +30,11 @@ from elastable.embedding_store.tiers.redis.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.row_commits import RowCommits
 from elastable.embedding_store.tiers.redis.row_scan import ids_now, in_blocks
 from elastable.embedding_store.tiers.redis.row_update import block_with_slots, refuse_torn_rows
-from elastable.embedding_store.tiers.redis.schema import owner_key
-from elastable.embedding_store.tiers.redis.schema_1 import (
+from elastable.embedding_store.tiers.redis.schema import (
     STAMP_FIELD,
     TableRecord,
     before_ledger_key,
+    owner_key,
     records_key,
     tables_key,
     version_key,

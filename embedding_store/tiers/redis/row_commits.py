@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.refusals import refuse_other_version
 from elastable.embedding_store.contract.row_data import Commit
+from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.errors import BadInput, StoreFailed, Unavailable
 from elastable.embedding_store.rows.checks import require_update
 from elastable.embedding_store.rows.commit_checks import require_numbers
@@ -30,7 +30,7 @@ from elastable.embedding_store.tiers.redis.redis_connection import Deadline
 from elastable.embedding_store.tiers.redis.registry import Registry, read_registry, registry_questions
 from elastable.embedding_store.tiers.redis.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.row_update import apply_update, block_with_slots, refuse_torn_rows
-from elastable.embedding_store.tiers.redis.schema_1 import before_ledger_key, records_key, serial_key, version_key
+from elastable.embedding_store.tiers.redis.schema import before_ledger_key, records_key, serial_key, version_key
 from elastable.embedding_store.tiers.redis.topology import Topology
 from elastable.embedding_store.tiers.redis.transactions import run_transactions
 from elastable.embedding_store.tiers.redis.transfer import Reading, read_block, write_block

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from elastable.embedding_store.contract.refusals import refuse_other_version
+from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.errors import StaleVersion
 from elastable.embedding_store.tiers.redis.before_images import Moment
 from elastable.embedding_store.tiers.redis.catalog import Catalog
@@ -16,7 +16,7 @@ from elastable.embedding_store.tiers.redis.pin_registry import PinRegistry, give
 from elastable.embedding_store.tiers.redis.recovery import read_stamps, require_way_back, take_back
 from elastable.embedding_store.tiers.redis.redis_connection import Deadline
 from elastable.embedding_store.tiers.redis.registry import Registry, read_registry, version_of
-from elastable.embedding_store.tiers.redis.schema_1 import before_ledger_key, records_key, serial_key, version_key
+from elastable.embedding_store.tiers.redis.schema import before_ledger_key, records_key, serial_key, version_key
 from elastable.embedding_store.tiers.redis.topology import Topology
 from elastable.embedding_store.tiers.redis.transactions import run_transactions
 from elastable.embedding_store.tiers.redis.url import RedisUrl

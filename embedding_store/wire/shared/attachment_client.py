@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, suppress
 
-from elastable.embedding_store.contract.refusals import refuse_other_version
+from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.memory_lookup import answer_requests
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool, available_cores

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.memory_table import MemoryTable
@@ -53,9 +52,9 @@ class SharedMemoryStore(MemoryStore):
         timeout_s: float = 60.0,
     ) -> None:
         super().__init__(threads, direct_bytes=direct_bytes, before_image_bytes=before_image_bytes, timeout_s=timeout_s)
-        self._slabs = SharedSlabs()
+        self._new_slab = self._slabs = SharedSlabs()
         self._board = WriteBoard()
-        self._laid_out: dict[str, MemoryTable] = {}
+        self._laid_out: dict[str, tuple[MemoryTable, bool]] = {}
         self._lock = _AnnouncedLock(timeout_s, "the memory store", self._board.begin, self._announce)
         self._attachments = AttachmentServer(self._board.fd, self._layout)
         self._closing = threading.Event()
@@ -91,14 +90,12 @@ class SharedMemoryStore(MemoryStore):
             self._attachments.close()
             self._board.close()
 
-    def _new_table(self, spec: TableSpec) -> MemoryTable:
-        return MemoryTable(spec, self._direct_bytes, self._slabs)
-
     def _announce(self) -> None:
         """Ends a change, on the board and at the attachments; the lock is held."""
-        if self._tables != self._laid_out:
+        laid_out = {name: (table, table.reading_slabs() is None) for name, table in self._tables.items()}
+        if laid_out != self._laid_out:
             self._slabs.changed()
-            self._laid_out = dict(self._tables)
+            self._laid_out = laid_out
         self._board.end(self._version, self._slabs.generation)
         self._attachments.notify()
 

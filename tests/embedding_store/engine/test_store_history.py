@@ -73,7 +73,7 @@ def opened(folder: Path, log_bytes: int = 1 << 30, fsync: str = "interval") -> M
 
 def base_written(store: MemoryStore) -> None:
     """Returns once no base is being written."""
-    assert store._history is not None
+    assert isinstance(store._history, StoreHistory)
     if store._history._writing is not None:
         store._history._writing.join(60)
 
@@ -258,7 +258,7 @@ def test_the_log_is_on_the_disk_before_a_base_of_its_entries(tmp_path: Path, mon
         store.create_table(SPECS["dynamic"])
         monkeypatch.setattr(os, "fdatasync", sync)
         monkeypatch.setattr(Path, "replace", replace)
-        assert store._history is not None
+        assert isinstance(store._history, StoreHistory)
         store._history._log_bytes = 1
         step(store, [1], 0, ["dynamic"])
         base_written(store)

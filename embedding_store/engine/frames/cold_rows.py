@@ -1,0 +1,54 @@
+"""Rows that are not in memory, read from what lookups have read before, or from the tier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from elastable.embedding_store.contract.arrays import Int64, UInt8
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.engine.frames.near_rows import NearRows
+from elastable.embedding_store.engine.frames.record_layout import RecordLayout, RowParts
+from elastable.embedding_store.engine.frames.stored_table import StoredTable
+from elastable.embedding_store.engine.table_rows import ResidentRows
+from elastable.embedding_store.native.slab import anonymous_slab
+from elastable.embedding_store.optimizers.base import RowOptimizer
+
+__all__ = ["ColdRows"]
+
+_SCRATCH_ROWS = 1 << 13
+
+
+class ColdRows:
+    """Reads rows of one table. Many threads may, at the same time."""
+
+    def __init__(
+        self, spec: TableSpec, optimizer: RowOptimizer, behind: StoredTable, layout: RecordLayout, near: NearRows
+    ) -> None:
+        """`behind`: the table in its tier; `near`: records that lookups have read."""
+        self._spec, self._optimizer, self._behind = spec, optimizer, behind
+        self._layout, self._near = layout, near
+
+    def rows(self, positions: Int64, cold: Int64, whole: bool = False) -> Iterator[tuple[Int64, ResidentRows]]:
+        """Rows that are not in memory, some at a time, in the first rows of a scratch, and their indices."""
+        if not len(cold):
+            return
+        left = np.ones(len(cold), np.bool_)
+        for indices, records, places in self._near.find(positions[cold]):
+            if not whole or records.shape[1] == self._layout.record_bytes:
+                left[indices] = False
+                yield from self._in_scratch(cold[indices], records, places)
+        absent = cold[left]
+        if len(absent):
+            once, places = np.unique(positions[absent], return_inverse=True)
+            records = self._behind.read(once, self._layout.record_bytes if whole else self._layout.slots_at)
+            yield from self._in_scratch(absent, records, places.reshape(-1))
+
+    def _in_scratch(self, cold: Int64, records: UInt8, places: Int64) -> Iterator[tuple[Int64, ResidentRows]]:
+        parts = RowParts(anonymous_slab)
+        scratch = ResidentRows(self._spec, self._optimizer, min(len(cold), _SCRATCH_ROWS), parts)
+        for start in range(0, len(cold), _SCRATCH_ROWS):
+            some = places[start : start + _SCRATCH_ROWS]
+            self._layout.unpack(records, some, parts.slabs, np.arange(len(some)))
+            yield cold[start : start + _SCRATCH_ROWS], scratch

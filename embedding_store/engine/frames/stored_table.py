@@ -1,0 +1,64 @@
+"""One table's side of a tier: reading its records by position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from elastable.embedding_store.contract.arrays import Int64, UInt8
+from elastable.embedding_store.contract.tier import Records, Tier
+from elastable.embedding_store.errors import StoreBroken
+from elastable.embedding_store.support.row_budget import RowBudget
+
+__all__ = ["StoredTable"]
+
+
+class StoredTable:
+    """What the rows of a table know of the tier behind them.
+
+    Args:
+        tier: The tier.
+        name: Of the table in the tier.
+        title: Of the table, for messages.
+        budget: Shares memory out among tables.
+        ids_at: The ids whose rows lie at positions int64 `[n]`.
+        make_clean: Writes every changed row of the store to the tier now; the caller has the store alone.
+    """
+
+    def __init__(
+        self,
+        tier: Tier,
+        name: str,
+        title: str,
+        budget: RowBudget,
+        ids_at: Callable[[Int64], Int64],
+        make_clean: Callable[[], None],
+    ) -> None:
+        self.name, self.title, self.budget = name, title, budget
+        self.ids_at, self.make_clean = ids_at, make_clean
+        self._tier = tier
+
+    def wanted(self, positions: Int64, record_bytes: int) -> Records:
+        """What to ask the tier for: records of the rows at positions int64 `[n]`, each once."""
+        return Records(self.name, self.ids_at(positions), positions, np.empty((len(positions), record_bytes), np.uint8))
+
+    def read(self, positions: Int64, record_bytes: int) -> UInt8:
+        """The first bytes of the records at positions int64 `[n]`, each once: uint8 `[n, record_bytes]`.
+
+        Raises:
+            StoreBroken: the tier has lost one of them.
+            StoreFailed, Unavailable, DeadlineExceeded: as `Tier.read`.
+        """
+        wanted = self.wanted(positions, record_bytes)
+        (missing,) = self._tier.read([wanted])
+        self.require_all(wanted, missing)
+        return wanted.rows
+
+    def require_all(self, wanted: Records, missing: Int64) -> None:
+        """Raises `StoreBroken` where the tier has no record of a row that was written to it."""
+        if len(missing):
+            raise StoreBroken(
+                f"{self._tier.place} has lost {len(missing)} of {len(wanted.ids)} rows of table {self.title!r} that "
+                f"were asked for, among them id {wanted.ids[missing[0]]}: restore a checkpoint"
+            )

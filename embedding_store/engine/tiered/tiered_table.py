@@ -1,0 +1,297 @@
+"""One table with a tier behind: what is brought into memory before a change, and what is written behind after it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.row_data import RowBlock, TableState, TableUpdate
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.spec_json import spec_to_json
+from elastable.embedding_store.contract.tier import Records, Tier, TierTable
+from elastable.embedding_store.engine.frames.record_layout import TOUCH_BYTES
+from elastable.embedding_store.engine.frames.stored_table import StoredTable
+from elastable.embedding_store.engine.frames.tiered_rows import TieredRows
+from elastable.embedding_store.engine.memory_table import MemoryTable, StagedUpdate
+from elastable.embedding_store.engine.table_rows import TableRows
+from elastable.embedding_store.engine.tiered.stored_touches import StoredTouches, filled_positions
+from elastable.embedding_store.engine.tiered.tier_names import TierNames
+from elastable.embedding_store.errors import StoreBroken
+from elastable.embedding_store.log.changes import TableImages
+from elastable.embedding_store.native.ids.id_index import IdIndex
+from elastable.embedding_store.native.slab import SlabMaker
+from elastable.embedding_store.optimizers.base import RowOptimizer
+from elastable.embedding_store.support.row_budget import RowBudget
+
+__all__ = ["Captured", "KeptTable", "TieredTable"]
+
+_NONE: Int64 = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTable:
+    """What the state of a store says of one table, besides its rows.
+
+    Attributes:
+        spec: The table.
+        stored: Its name in the tier.
+        direct: Whether row i lies at position i.
+        state: Its `TableState`.
+        steps: `TableSteps.save` of a table whose rows follow steps.
+        touched: How to read what records say of touches.
+    """
+
+    spec: TableSpec
+    stored: str
+    direct: bool
+    state: TableState
+    steps: bytes | None
+    touched: StoredTouches
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """Changed rows of a table as they were at one moment, and rows that are gone.
+
+    Attributes:
+        table: The table.
+        records: Its changed rows.
+        gone: ids and positions, int64 `[n]` each, of rows that were deleted.
+    """
+
+    table: TieredTable
+    records: Records
+    gone: tuple[Int64, Int64]
+
+
+class TieredTable(MemoryTable):
+    """As `MemoryTable`, whose rows are `TieredRows`."""
+
+    tiered: TieredRows
+
+    def __init__(
+        self,
+        spec: TableSpec,
+        direct_bytes: int,
+        new_slab: SlabMaker,
+        tier: Tier,
+        names: TierNames,
+        budget: RowBudget,
+        make_clean: Callable[[], None],
+        stored: str | None = None,
+    ) -> None:
+        """An empty table.
+
+        Args:
+            spec, direct_bytes, new_slab: As of `MemoryTable`.
+            tier, budget, make_clean: As of `StoredTable`.
+            names: Of tables in the tier.
+            stored: Its name there; None: a new one.
+
+        Raises:
+            BadSpec: an optimizer that is not known here.
+        """
+        self._tier, self._names = tier, names
+        stored = names.new(spec.name) if stored is None else stored
+        self.behind = StoredTable(tier, stored, spec.name, budget, self._ids_at, make_clean)
+        self._there = False
+        self._gone: list[tuple[Int64, Int64]] = []
+        self._touched = StoredTouches()
+        super().__init__(spec, direct_bytes, new_slab, make_rows=self._tiered_rows(new_slab))
+
+    def _tiered_rows(self, new_slab: SlabMaker) -> Callable[[TableSpec, RowOptimizer, int], TableRows]:
+        def make(spec: TableSpec, optimizer: RowOptimizer, rows: int) -> TableRows:
+            self.tiered = TieredRows(spec, optimizer, rows, self.behind, new_slab)
+            return self.tiered
+
+        return make
+
+    @property
+    def changed(self) -> int:
+        """Rows that are not in the tier as they are, deleted ones included."""
+        return self.tiered.changed + sum(len(ids) for ids, _ in self._gone)
+
+    def stage(self, update: TableUpdate, step: int, rate: float) -> StagedUpdate:
+        self.tiered.release()
+        return super().stage(update, step, rate)
+
+    def bring(self, ids: Int64) -> Records | None:
+        """What to ask the tier for, so that the rows of `ids` int64 `[n]` are near; None: nothing."""
+        if self.tiered.whole:
+            return None
+        cold = self.tiered.cold(self._found(ids))
+        return self.behind.wanted(cold, self.tiered.layout.record_bytes) if len(cold) else None
+
+    def brought(self, wanted: Records, missing: Int64) -> None:
+        """Is handed what `bring` asked for."""
+        self.behind.require_all(wanted, missing)
+        self.tiered.near.add(wanted.positions, wanted.rows)
+
+    def put(self, block: RowBlock) -> None:
+        super().put(block)
+        self.tiered.release()
+
+    def delete(self, ids: Int64) -> int:
+        if self.versions:
+            self._bring(ids)
+        deleted = super().delete(ids)
+        self.tiered.release()
+        return deleted
+
+    def clear(self) -> None:
+        self._names.retire(self.behind.name)
+        self.behind.name = self._names.new(self.spec.name)
+        self._there = False
+        self._gone, self._touched = [], StoredTouches()
+        super().clear()
+
+    def drop(self) -> None:
+        self._names.retire(self.behind.name)
+        super().drop()
+
+    def settle(self, version: int) -> None:
+        self._note_settling(version)
+        super().settle(version)
+
+    def evict(self, version: int) -> None:
+        self._note_settling(version)
+        super().evict(version)
+        self._note_counting(version)
+        self.tiered.release()
+
+    def put_images(self, images: TableImages, version: int) -> None:
+        super().put_images(images, version)
+        self.tiered.release()
+
+    def replay_eviction(self, version: int, removed: Int64 | None) -> None:
+        self._note_settling(version)
+        super().replay_eviction(version, removed)
+        self._note_counting(version)
+        self.tiered.release()
+
+    def capture(self, cursor: int, most: int) -> tuple[Captured, int]:
+        """Takes up to `most` changed rows, from `cursor` on (first 0), and all that are gone; -1 ends it."""
+        positions, records, cursor = self.tiered.capture(cursor, most)
+        touches = self._members.touches(positions)
+        if touches is not None:
+            records[:, -TOUCH_BYTES:] = self._touched.encode(touches)
+        gone = _joined(self._gone)
+        self._gone = []
+        return Captured(self, Records(self.behind.name, self._ids_at(positions), positions, records), gone), cursor
+
+    def written(self, captured: Captured, done: bool) -> None:
+        """What was captured is in the tier now, or (`done` False) may not be."""
+        self.tiered.written(captured.records.positions, done)
+        if not done and len(captured.gone[0]):
+            self._gone.insert(0, captured.gone)
+
+    def be_there(self) -> None:
+        """Adds the table to the tier, if it is not there."""
+        if not self._there:
+            self._tier.create(TierTable(self.behind.name, self.tiered.layout.record_bytes, self._description()))
+            self._there = True
+
+    def saved(self) -> KeptTable:
+        """What to keep besides the rows."""
+        steps = None if self.replay is None else self.replay.steps.save()
+        return KeptTable(self.spec, self.behind.name, self.direct, self.state(), steps, self._touched.copy())
+
+    def load(self, saved: KeptTable, known: TierTable | None) -> None:
+        """Takes the rows of the tier, which are as of the saved state or newer; the table is empty.
+
+        Raises:
+            StoreBroken: the tier has no such table, or it has other records.
+        """
+        self._touched = saved.touched.copy()
+        if known is not None:
+            if known.record_bytes != self.tiered.layout.record_bytes:
+                raise StoreBroken(
+                    f"{self._tier.place}: records of table {self.spec.name!r} have {known.record_bytes} bytes, and not "
+                    f"{self.tiered.layout.record_bytes}"
+                )
+            self._there = True
+            self._load_rows()
+        self.put_state(saved.state)
+        if saved.steps is not None and self.replay is not None:
+            self.replay.steps.restore(saved.steps)
+
+    def _load_rows(self) -> None:
+        width = 0 if self.spec.eviction is None else None
+        blocks = [(block.ids, block.positions, block.rows) for block in self._tier.scan(self.behind.name, width=width)]
+        ids = np.concatenate([block[0] for block in blocks]) if blocks else np.empty(0, np.int64)
+        places = np.concatenate([block[1] for block in blocks]) if blocks else ids
+        keeps = self._tier.keeps_positions
+        everywhere, gaps = filled_positions(ids, places) if keeps and not self.direct else (ids, ids[:0])
+        self._directory.reserve(len(everywhere))
+        self._rows.grow(self._directory.capacity)
+        self._members.grow(self._directory.capacity)
+        given = np.empty(len(everywhere), np.int64)
+        self._directory.claim(everywhere, given)
+        self._directory.remove(gaps)
+        positions = np.empty(len(ids), np.int64)
+        missing = self._directory.find(ids, positions)
+        if missing or self._directory.count != len(ids) or (keeps and not np.array_equal(positions, places)):
+            raise StoreBroken(f"{self._tier.place}: ids of table {self.spec.name!r} are there twice, or are corrupt")
+        start = 0
+        for some, _, rows in blocks if width is None else ():
+            at = positions[start : start + len(some)]
+            start += len(some)
+            self._members.put(at, self._touched.decode(rows[:, -TOUCH_BYTES:]))
+        if self.tiered.whole:
+            for block in self._tier.scan(self.behind.name):
+                at = np.empty(len(block.ids), np.int64)
+                self._directory.find(block.ids, at)
+                self.tiered.load(at, block.rows)
+
+    def _note_settling(self, version: int) -> None:
+        if self._members.has_unsettled:
+            self._touched.settled.append(version)
+
+    def _note_counting(self, version: int) -> None:
+        self._touched.counted += self._members.counts_anew(version) and not self.direct
+
+    def _take_away(self, ids: Int64) -> int:
+        once = np.unique(ids)
+        positions = self._found(once)
+        once, positions = once[positions >= 0], positions[positions >= 0]
+        if len(once):
+            self.tiered.forget(positions)
+            self._gone.append((once, positions))
+        return super()._take_away(ids)
+
+    def _reserve(self, ids: Int64, loaded: bool = True) -> None:
+        self._room(ids)
+        if not self.tiered.whole:
+            strangers = self._bring(ids, loaded or bool(self.versions))
+            self.tiered.allocate(self._directory.places(strangers))
+
+    def _bring(self, ids: Int64, loaded: bool = True) -> Int64:
+        """Brings the rows of `ids` int64 `[n]` into memory; returns the ids that have none."""
+        positions = self._found(ids)
+        self.tiered.bring(positions[positions >= 0], loaded)
+        return ids[positions < 0]
+
+    def _found(self, ids: Int64) -> Int64:
+        positions = np.empty(len(ids), np.int64)
+        self._directory.find(ids, positions)
+        return positions
+
+    def _ids_at(self, positions: Int64) -> Int64:
+        if isinstance(self._directory, IdIndex):
+            return self._directory.row_ids[positions]
+        return positions
+
+    def _description(self) -> bytes:
+        """JSON: the spec, and the parts of a record with their bytes."""
+        fields = {"spec": json.loads(spec_to_json(self.spec)), "record": self.tiered.layout.described()}
+        return json.dumps(fields, sort_keys=True).encode()
+
+
+def _joined(pairs: list[tuple[Int64, Int64]]) -> tuple[Int64, Int64]:
+    if not pairs:
+        return _NONE, _NONE
+    return np.concatenate([ids for ids, _ in pairs]), np.concatenate([positions for _, positions in pairs])

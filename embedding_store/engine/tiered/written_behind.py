@@ -1,0 +1,171 @@
+"""The part of a store that has a tier behind it: reading ahead, writing behind, and owning what is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.engine.history.logged_store import LoggedStore
+from elastable.embedding_store.engine.table_lookups import StoreReads
+from elastable.embedding_store.engine.tiered.flusher import Flusher, FlushStatus
+from elastable.embedding_store.engine.tiered.store_state import StoreState
+from elastable.embedding_store.engine.tiered.store_tier import StoreTier
+from elastable.embedding_store.engine.tiered.tiered_table import TieredTable
+from elastable.embedding_store.tables.lookup_request import LookupRequest
+
+__all__ = ["WrittenBehind"]
+
+_NEAR_ROWS = 1 << 14  # rows that lookups have read, until they are given frames
+DEFAULT_LOG_BYTES = 1 << 30
+DEFAULT_EVERY_S = 5.0
+
+
+class WrittenBehind(LoggedStore, StoreReads):
+    """What `MemoryStore` does besides where it has a tier; without one, nothing."""
+
+    _closed: bool
+    _store_tier: StoreTier | None = None
+    _flusher: Flusher | None = None
+    _undecided = False
+
+    def keep_tier(
+        self,
+        tier: StoreTier,
+        *,
+        log_bytes: int = DEFAULT_LOG_BYTES,
+        every_s: float = DEFAULT_EVERY_S,
+        timeout_s: float = 60.0,
+    ) -> None:
+        """Brings the empty store to the last version of a tier and its log, and keeps them up to date.
+
+        The store closes them.
+
+        Args:
+            tier: The tier, and its log.
+            log_bytes: Of changes that are not in the tier; beyond it, commits wait.
+            every_s: Seconds between two times that changed rows are written.
+            timeout_s: Seconds that a commit waits for the tier.
+
+        Raises:
+            BadInput: the store is not empty.
+            StoreBroken: tier or log are corrupt, or one has lost what the other needs.
+        """
+        self._store_tier = tier
+        self.keep_history(tier)
+        self._flusher = Flusher(
+            tier,
+            self._lock,
+            self._described,
+            self._may_flush,
+            every_s=every_s,
+            log_bytes=log_bytes,
+            timeout_s=timeout_s,
+        )
+
+    def flush_status(self) -> FlushStatus | None:
+        """How far the tier is behind; None: there is no tier."""
+        if self._flusher is None:
+            return None
+        with self._lock.reading():
+            return self._flusher.status(self._version)
+
+    def flush(self, timeout_s: float = 600.0) -> None:
+        """Returns once everything that was committed before is in the tier, and as durable as that makes it.
+
+        Raises:
+            ElastableError: it cannot be written; nothing is lost while the store is open.
+            DeadlineExceeded: not within `timeout_s` seconds.
+        """
+        if self._flusher is not None:
+            with self._lock.reading():
+                self._require_open()
+            self._flusher.flush(timeout_s)
+
+    def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
+        if self._store_tier is not None:
+            self._read_ahead(list(ids.items()))
+        return super().lookup(ids, version)
+
+    def lookup_into(self, requests: Sequence[LookupRequest], version: int | None = None, split: bool = True) -> None:
+        if self._store_tier is not None:
+            self._read_ahead([(request.table, request.ids) for request in requests])
+        super().lookup_into(requests, version, split)
+
+    def other_writer(self) -> str | None:
+        return None if self._store_tier is None else self._store_tier.tier.other_writer()
+
+    def require_owner(self) -> None:
+        if self._store_tier is not None:
+            self._store_tier.tier.require_owner()
+
+    def recover(self, version: int | None = None) -> int:
+        if self._store_tier is None:
+            return super().recover(version)
+        with self._lock.writing():
+            self._own()
+            self._undecided = False
+        return super().recover(version)
+
+    def _read_ahead(self, wanted: Sequence[tuple[str, Int64]]) -> None:
+        """Before a lookup: reads cold rows of all its tables at once."""
+        tier = self._store_tier
+        assert tier is not None
+        tables = [table for table in list(self._tables.values()) if isinstance(table, TieredTable)]
+        if all(table.tiered.whole for table in tables):
+            return
+        if sum(table.tiered.near.rows for table in tables) > _NEAR_ROWS:
+            with self._lock.writing():
+                for table in tables:
+                    table.tiered.admit_near()
+        with self._lock.reading():
+            found = [(self._tables.get(name), ids) for name, ids in wanted]
+            tier.read_ahead([(table, ids) for table, ids in found if isinstance(table, TieredTable)])
+
+    def _make_way(self) -> None:
+        """Before a change, the store not being held: waits until the log may grow."""
+        if self._flusher is not None:
+            self._flusher.wait_for_room()
+
+    def _own(self) -> None:
+        """Before a change, the store being held alone: nobody else writes from now on."""
+        tier = self._store_tier
+        if tier is not None and tier.own():
+            self._replay_anew(tier)
+
+    def _decide(self) -> None:
+        """Before another version is staged, the store being held alone: the current one is not taken back any more."""
+        if self._undecided:
+            self._undecided = False
+            flusher, tier = self._flusher, self._store_tier
+            if flusher is not None and tier is not None and flusher.wanted:
+                self._flush_alone(tier)
+
+    def _wait_for_decision(self) -> None:
+        """The version that was finished may be taken back, until the next one is staged."""
+        self._undecided = True
+
+    def _may_flush(self) -> bool:
+        return not self._undecided and self._failure is None and not self._closed
+
+    def _described(self) -> StoreState:
+        assert self._store_tier is not None
+        return self._store_tier.describe(self._version, self._record)
+
+    def _flush_alone(self, tier: StoreTier) -> None:
+        """Writes everything; the store is held alone."""
+        tier.acknowledge()
+        if tier.kept is None or tier.kept.sequence != tier.log.last or tier.changed:
+            state, retired = self._described(), tier.names.retired()
+            tier.log.sync()
+            tier.write_all()
+            tier.keep(state, retired)
+
+    def _flush_last(self) -> None:
+        """Before the store is closed. Raises `ElastableError` where what is not in a log cannot be written."""
+        flusher, tier = self._flusher, self._store_tier
+        if flusher is None or tier is None or self._closed:
+            return
+        flusher.stop()
+        with self._lock.writing():
+            if self._failure is None and tier.owned and not (self._undecided and tier.log.keeps_entries):
+                self._flush_alone(tier)
