@@ -12,6 +12,12 @@ __all__ = ["is_transient", "reply_error"]
 #: its master, a script of somebody else's runs, slots of a Cluster move or have no owner until a failover is over.
 _TRANSIENT = ("LOADING", "MASTERDOWN", "BUSY", "TRYAGAIN", "CLUSTERDOWN")
 
+_SERVER_ADVICE = {
+    "OOM": "the server is full: raise its maxmemory, or delete other keys; nothing was written",
+    "MISCONF": "the server cannot write its own files: free its disk; nothing was written",
+    "NOREPLICAS": "too few replicas of the server are connected, see its min-replicas-to-write; nothing was written",
+}
+
 
 def is_transient(line: str) -> bool:
     """Whether an error reply, without its leading `-`, tells of a state that passes by itself."""
@@ -27,7 +33,7 @@ def reply_error(what: str, line: str, url: RedisUrl) -> ElastableError:
         url: Of the store, for advice about a login.
     """
     kind = NotReady if is_transient(line) else StoreFailed
-    return kind(f"{what}: {line}{_login_advice(url, line)}")
+    return kind(f"{what}: {line}{_login_advice(url, line)}{_server_advice(line)}")
 
 
 def _login_advice(url: RedisUrl, error: str) -> str:
@@ -39,4 +45,12 @@ def _login_advice(url: RedisUrl, error: str) -> str:
         return f" (the password is not that of {user}; special characters in a URL are percent-encoded)"
     if error.startswith("NOPERM"):
         return f" ({user} of the store's URL may not do that: docs/redis.md lists what is needed)"
+    return ""
+
+
+def _server_advice(error: str) -> str:
+    """What to do about an error of a server that takes no writes; "" for other errors."""
+    for word, advice in _SERVER_ADVICE.items():
+        if word in error.replace(":", " ").split():
+            return f" ({advice})"
     return ""
