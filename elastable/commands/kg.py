@@ -16,6 +16,7 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.option import Option, OptionField, option_fields, required, setting
 from elastable.embedding_store.support.extras import needs
 from elastable.process.quiet import import_tensorflow
+from elastable.process.stopping import SIGNAL_REASONS
 from elastable.replicas.knowledge_graphs.scores import SCORES
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 from elastable.replicas.knowledge_graphs.training.defaults import default_settings, settings_of
@@ -43,6 +44,9 @@ class _RunOptions:
     resume: Path | None = setting(
         None, Option("Continue from the newest checkpoint of this run, with its settings.", metavar="RUN")
     )
+    checkpoint_minutes: float = setting(
+        5.0, Option("Minutes between checkpoints, besides those at evaluations.", above=0, metavar="MINUTES")
+    )
 
 
 def _default_by_model(field: OptionField) -> OptionField:
@@ -63,8 +67,11 @@ _CHOSEN = {name: _default_by_model(field) for name, field in _SETTINGS.items()}
 
 @kg.command()
 @with_options([*option_fields(_RunOptions).values(), _MODEL, *_CHOSEN.values()])
-def train(dataset: str, workers: int, run_dir: Path, resume: Path | None, model: str, **chosen: object) -> None:
-    """Train a model; the best one by validation is kept and tested."""
+def train(
+    dataset: str, workers: int, run_dir: Path, resume: Path | None, checkpoint_minutes: float, model: str,
+    **chosen: object,
+) -> None:  # fmt: skip
+    """Train a model; the best one by validation is kept and tested. Ctrl-C saves, and says how to continue."""
     with needs("elastable kg", "replicas"):
         import_tensorflow()
         from elastable.commands.kg_train import newest_checkpoint_of, run_graph
@@ -77,7 +84,13 @@ def train(dataset: str, workers: int, run_dir: Path, resume: Path | None, model:
         if set_anew:
             raise BadInput(f"--resume continues with the settings of its run; leave out {', '.join(set_anew)}")
         settings = found.settings
-    run_graph(dataset, settings, workers, run_dir, Console(), found)
+    result = run_graph(dataset, settings, workers, run_dir, Console(), found, checkpoint_minutes)
+    if "stopped" in result:
+        raise typer.Exit(_EXIT_CODES[result["stopped"]])
+
+
+_EXIT_CODES = {reason: 128 + number for number, reason in SIGNAL_REASONS.items()}
+"""As shells report a signal."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,8 +12,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from elastable.commands.knowledge_graphs.progress import TrainingProgress
 from elastable.embedding_store.errors import BadInput
 from elastable.output.run_directory import RunDirectory
+from elastable.process.stopping import stopping_on_signals
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph
@@ -47,6 +51,7 @@ def run_graph(
     run_dir: Path,
     console: Console,
     begin: GraphCheckpoint | None = None,
+    checkpoint_minutes: float = 5.0,
 ) -> dict[str, Any]:
     """Trains a model of a graph, on threads of this process or as one of MPI's.
 
@@ -57,74 +62,78 @@ def run_graph(
         run_dir: Home of run directories.
         console: For people.
         begin: A checkpoint to go on from.
+        checkpoint_minutes: Time between checkpoints, besides those at evaluations.
 
     Returns:
         What `result.json` of the run holds.
+        After Ctrl-C or SIGTERM, once everything is saved: `stopped`, the reason; no `result.json` is written.
 
     Raises:
         BadInput: the graph, the settings or the number of workers cannot be.
     """
-    graph = load_graph(source)
-    if started_by_mpi():
-        group = replica_group(_DEADLINE_S)
-        if group.rank:
-            train_graph(group, GraphRun(graph, source, settings, Path(), begin), _nothing)
-            return {}
-        workers = group.size
-    if workers > len(graph.entities):
-        raise BadInput(f"{len(graph.entities)} entities of {source} cannot be spread over {workers} workers")
-    directory = RunDirectory.create(run_dir)
-    try:
-        graph.save_names(directory.path)
-        run = GraphRun(graph, source, settings, directory.path, begin)
-        started, progress = time.perf_counter(), _Progress(directory, settings.epochs, console)
+    stop = _Stop()
+    with stopping_on_signals(stop, console, "this step"):
+        graph = load_graph(source)
+        if started_by_mpi():
+            group = replica_group(_DEADLINE_S)
+            if group.rank:
+                run = GraphRun(graph, source, settings, Path(), begin, checkpoint_minutes, stop.asked)
+                train_graph(group, run, _nothing)
+                return {}
+            workers = group.size
+        if workers > len(graph.entities):
+            raise BadInput(f"{len(graph.entities)} entities of {source} cannot be spread over {workers} workers")
+        directory = RunDirectory.create(run_dir)
+        progress = TrainingProgress(directory, settings, console)
+        try:
+            graph.save_names(directory.path)
+            run = GraphRun(graph, source, settings, directory.path, begin, checkpoint_minutes, stop.asked)
+            started = time.perf_counter()
 
-        def work(member: ReplicaGroup) -> dict[str, Any]:
-            return train_graph(member, run, progress)
+            def work(member: ReplicaGroup) -> dict[str, Any]:
+                return train_graph(member, run, progress)
 
-        found = work(group) if started_by_mpi() else run_threads(workers, work, _DEADLINE_S)[0]
-        result = {
-            **found,
-            "graph": graph.name,
-            "unseen": graph.unseen,
-            "workers": workers,
-            "seconds": time.perf_counter() - started,
-            "triples_per_second": progress.triples / max(1e-9, progress.seconds),
-            "settings": settings.as_json(),
-        }
-        directory.finish(result)
-    finally:
-        directory.close()
+            found = work(group) if started_by_mpi() else run_threads(workers, work, _DEADLINE_S)[0]
+            progress.close()
+            if found.get("stopped"):
+                console.print(_how_to_go_on(found, source, directory.path, workers), soft_wrap=True, highlight=False)
+                return {**found, "stopped": stop.reason}
+            result = {
+                **found,
+                "graph": graph.name,
+                "unseen": graph.unseen,
+                "workers": workers,
+                "seconds": time.perf_counter() - started,
+                "triples_per_second": progress.triples / max(1e-9, progress.seconds),
+                "settings": settings.as_json(),
+            }
+            directory.finish(result)
+        finally:
+            progress.close()
+            directory.close()
     console.print(_table(result, directory.path))
     return result
 
 
+class _Stop:
+    """Called by a signal with its reason."""
+
+    def __init__(self) -> None:
+        self.asked, self.reason = threading.Event(), ""
+
+    def __call__(self, reason: str) -> None:
+        self.reason = reason
+        self.asked.set()
+
+
+def _how_to_go_on(found: Mapping[str, Any], source: str, home: Path, workers: int) -> str:
+    more = "" if workers == 1 or started_by_mpi() else f" --workers {workers}"
+    command = f"elastable kg train {shlex.quote(source)} --resume {shlex.quote(str(home))}{more}"
+    return f"stopped after {found['epochs']} epochs, at step {found['steps']}; all is saved. Continue with:\n{command}"
+
+
 def _nothing(kind: str, place: RunProgress, values: Mapping[str, float]) -> None:
     """Other ranks than 0 tell nothing."""
-
-
-class _Progress:
-    """Notes what happens in the run directory, and shows it."""
-
-    def __init__(self, directory: RunDirectory, epochs: int, console: Console) -> None:
-        self._directory, self._epochs, self._console = directory, epochs, console
-        self._last = time.perf_counter()
-        self.triples, self.seconds = 0.0, 0.0
-
-    def __call__(self, kind: str, place: RunProgress, values: Mapping[str, float]) -> None:
-        now = time.perf_counter()
-        if kind == "epoch":
-            self.triples += values["triples"]
-            self.seconds += now - self._last
-            line = f"loss {values['loss']:.4f}  {values['triples'] / (now - self._last):,.0f} triples/s"
-            noted = {"loss": values["loss"]}
-        else:
-            line = "  ".join(f"{name.removeprefix('val_')} {values[name]:.4f}" for name in ("val_mrr", "val_hits@10"))
-            noted = {name: value for name, value in values.items() if name in ("val_mrr", "val_hits@1", "val_hits@10")}
-            line += f"  best {place.best_mrr:.4f}"
-        self._directory.record(kind, place.step, place.epochs, noted)
-        self._console.print(f"epoch {place.epochs}/{self._epochs}  {line}", highlight=False, soft_wrap=True)
-        self._last = time.perf_counter()
 
 
 def _table(result: Mapping[str, Any], home: Path) -> Table:

@@ -16,16 +16,17 @@ SIGNAL_REASONS = {int(signal.SIGINT): "interrupted", int(signal.SIGTERM): "termi
 
 
 @contextmanager
-def stopping_on_signals(stop: Callable[[str], None], console: Console) -> Iterator[None]:
+def stopping_on_signals(stop: Callable[[str], None], console: Console, after: str = "this version") -> Iterator[None]:
     """Calls `stop` with a reason at the first signal; the second one ends the process as usual.
 
-    `stop` is called in a separate thread: the signal may have interrupted whoever holds the lock that it needs.
+    `stop` is called in a separate thread: the signal may have interrupted whoever holds the lock that it needs. `after`
+    says for people when that is.
     """
     before: dict[int, signal._HANDLER] = {}
 
     def handle(number: int, frame: FrameType | None) -> None:
         signal.signal(number, before[number])
-        console.print("stopping after this version; once more to stop at once")
+        console.print(f"stopping after {after}; once more to stop at once")
         threading.Thread(target=stop, args=(SIGNAL_REASONS[number],), daemon=True).start()
 
     for number in SIGNAL_REASONS:

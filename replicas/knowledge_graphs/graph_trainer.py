@@ -62,6 +62,7 @@ class GraphTrainer:
         sharding: Sharding of the entities.
         step: Number of steps taken.
         steps_per_epoch: Steps of an epoch.
+        wish: The largest `wish` of any member at the last step.
 
     Raises:
         BadInput: more workers than entities, no triples, or settings that do not fit.
@@ -84,7 +85,7 @@ class GraphTrainer:
         self.model = ShardedModel(group, settings, self.sharding, relations)
         self._sampler = _sampler(settings, self.sharding, triples, relations)
         self.steps_per_epoch = self._sampler.steps_per_epoch
-        self.step = 0
+        self.step, self.wish = 0, 0
         self._whole = self._scheme = None
         if settings.loss == WHOLE_SOFTMAX:
             sides: tuple[Side, ...] = ("tail",) if settings.reciprocal else ("head", "tail")
@@ -107,15 +108,20 @@ class GraphTrainer:
             total, count = total + loss * present, count + present
         return EpochLoss(total / max(1, count), count)
 
-    def run_step(self) -> tuple[float, int]:
-        """One step; returns its mean loss and its number of triples. Raises as `run_epoch`."""
+    def run_step(self, wish: int = 0) -> tuple[float, int]:
+        """One step; returns its mean loss and its number of triples. Raises as `run_epoch`.
+
+        Args:
+            wish: What this member wants after the step, a number that all members learn (`wish`).
+        """
         batch = self._sampler.batch(self.step, self.group.rank)
         weight = (batch.weight / np.float32(max(1, batch.present))).astype(np.float32)
         loss, gradients, gathered = self._gradients(batch, weight)
-        everyones = self.group.all_gather(np.array([loss, gathered]))
+        everyones = self.group.all_gather(np.array([loss, gathered, wish]))
         if (everyones[:, 1] != everyones[0, 1]).any():
             rows = everyones[:, 1].astype(int).tolist()
             raise BadInput(f"step {self.step}: workers read {rows} rows of their shards; balanced, they are equal")
+        self.wish = int(everyones[:, 2].max())
         loss = float(everyones[:, 0].sum())
         if not np.isfinite(loss):
             raise NotFinite(f"the loss of step {self.step} is {loss}; a smaller learning rate may help")

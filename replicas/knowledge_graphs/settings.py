@@ -113,6 +113,9 @@ class TrainSettings:
         4,
         _data("Evaluations without a better validation MRR before training ends; 0: never stop early.", at_least=0),
     )
+    budget_minutes: float | None = setting(
+        None, _data("Minutes after which training ends, wherever it is.", above=0, metavar="MINUTES", unset="no end")
+    )
     seed: int = setting(0, _data("Seed of initial values, shards, the order of triples, and negatives."))
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -53,8 +53,12 @@ class Evaluation:
         self._known = KnownTriples.create(model.sharding.entities, len(model.relations), every)
         self._scores, self._among = AllScores(model, pool=pool), among or Candidates()
 
-    def metrics(self, triples: Int32) -> dict[str, float]:
+    def metrics(self, triples: Int32, stop: Callable[[], bool] | None = None) -> dict[str, float]:
         """MRR, mean rank and Hits@1, 3 and 10 of `triples` (int32 `[N, 3]`); see `RankingMetrics.result`.
+
+        Args:
+            triples: The same on every member.
+            stop: Asked at every batch, on every member if on any; where one says True, the result is {}.
 
         Raises:
             BadInput: there are no triples.
@@ -62,6 +66,8 @@ class Evaluation:
         found = RankingMetrics(ties=self._ties)
         for side, queries, ranks in self._ranked(triples):
             found.add(side, ranks, queries.mask)
+            if stop is not None and self._model.group.all_reduce(np.array([int(stop())]), "max")[0]:
+                return {}
         found.sums = self._model.group.all_reduce(found.sums)
         return found.result()
 

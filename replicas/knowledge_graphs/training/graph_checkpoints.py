@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +38,9 @@ class RunProgress:
         best_step: Step of its checkpoint.
         waited: Evaluations since then.
         stopped: Whether early stopping has ended training.
+        evaluated_step: Step of the last evaluation.
+        steps_per_epoch: Steps of an epoch, which depend on the number of workers; 0: before the first step.
+        seconds: Time spent so far.
     """
 
     epochs: int = 0
@@ -45,10 +49,13 @@ class RunProgress:
     best_step: int = 0
     waited: int = 0
     stopped: bool = False
+    evaluated_step: int = 0
+    steps_per_epoch: int = 0
+    seconds: float = 0.0
 
     def __post_init__(self) -> None:
         """Raises TypeError for a manifest with anything but whole numbers."""
-        for name in ("epochs", "step", "best_step", "waited"):
+        for name in ("epochs", "step", "best_step", "waited", "evaluated_step", "steps_per_epoch"):
             if type(getattr(self, name)) is not int:
                 raise TypeError(f"{name} is {getattr(self, name)!r}, not a whole number")
 
@@ -142,7 +149,7 @@ class GraphCheckpoints:
             return GraphCheckpoint(
                 {key: np.asarray(value) for key, value in state.items()},
                 _settings_in(manifest["settings"]),
-                RunProgress(**manifest["place"]),
+                _progress_in(manifest["place"]),
                 manifest["graph"],
                 address,
             )
@@ -166,6 +173,12 @@ def _manifest(
         "files": {_TENSORS: {"sha256": digest.hexdigest(), "bytes": sum(len(part) for part in parts)}},
     }
     return {**manifest, "checksum": _checksum(manifest)}
+
+
+def _progress_in(values: Mapping[str, Any]) -> RunProgress:
+    """The progress of a manifest; earlier ones were written after an evaluation at the end of an epoch."""
+    steps = values["step"] // max(1, values["epochs"])
+    return RunProgress(**{"evaluated_step": values["step"], "steps_per_epoch": steps, **values})
 
 
 def _settings_in(values: Mapping[str, object]) -> TrainSettings:

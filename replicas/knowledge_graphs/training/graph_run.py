@@ -1,11 +1,13 @@
-"""A knowledge-graph run: epochs, evaluations, checkpoints and early stopping, on every worker of a group."""
+"""A knowledge-graph run: what it trains, where it saves, and how it begins, on every worker of a group."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import threading
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +24,9 @@ from elastable.replicas.knowledge_graphs.training.graph_checkpoints import (
     GraphCheckpoints,
     RunProgress,
 )
+from elastable.replicas.knowledge_graphs.training.training_loop import ProgressListener, TrainingLoop
 
-__all__ = ["GraphRun", "ProgressListener", "graph_identity", "train_graph"]
-
-ProgressListener = Callable[[str, RunProgress, Mapping[str, float]], None]
-"""Called on rank 0 with "epoch" (loss) or "evaluation" (val_mrr, ...), the progress and the values."""
+__all__ = ["GraphRun", "graph_identity", "train_graph"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,9 @@ class GraphRun:
         settings: The run's settings.
         home: The run directory; checkpoints are in its folder `checkpoints`.
         begin: The checkpoint to resume; None: start from scratch.
+        checkpoint_minutes: Time between checkpoints, besides those at evaluations.
+        stop: Set in any process to make the run save and return.
+        clock: Seconds, for checkpoints by time and the budget.
     """
 
     graph: KnowledgeGraph
@@ -46,6 +49,9 @@ class GraphRun:
     settings: TrainSettings
     home: Path
     begin: GraphCheckpoint | None = None
+    checkpoint_minutes: float = 5.0
+    stop: threading.Event = field(default_factory=threading.Event)
+    clock: Callable[[], float] = time.monotonic
 
     @property
     def checkpoints(self) -> GraphCheckpoints:
@@ -77,40 +83,20 @@ def train_graph(group: ReplicaGroup, run: GraphRun, tell: ProgressListener) -> d
         tell: Called on rank 0.
 
     Returns:
-        Metrics of the test triples (or of validation, if there are none), and the run's progress.
+        Metrics of the test triples (or of validation, if there are none), and the run's progress; `stopped` instead of
+        metrics if `run.stop` was set, after which the newest checkpoint holds everything so far.
 
     Raises:
         BadInput: the checkpoint belongs to another graph, or types are needed and missing.
         NotFinite: the loss of a step is NaN or Inf.
         CheckpointError: a checkpoint cannot be written.
     """
-    graph, settings = run.graph, run.settings
     trainer, evaluation = _prepared(group, run)
-    identity = graph_identity(graph, run.source)
+    identity = graph_identity(run.graph, run.source)
     place, best = _begun(run, trainer, identity)
     if group.rank == 0:
         trainer.sharding.save(run.home / "sharding.npz")
-    while place.epochs < settings.epochs and not place.stopped:
-        loss = trainer.run_epoch()
-        place = replace(place, epochs=place.epochs + 1, step=trainer.step)
-        if group.rank == 0:
-            tell("epoch", place, {"loss": loss.loss, "triples": float(loss.triples)})
-        if place.epochs % settings.evaluate_every and place.epochs < settings.epochs:
-            continue
-        state = trainer.state()
-        if len(graph.valid):
-            found = evaluation.metrics(graph.valid)
-            place = _judged(place, found["mrr"], settings.patience)
-            if group.rank == 0:
-                tell("evaluation", place, {f"val_{name}": value for name, value in found.items()})
-        if place.best_step == place.step or not len(graph.valid):
-            best = state
-        if group.rank == 0:
-            run.checkpoints.write(state, settings, place, identity)
-    trainer.restore(best)
-    reported = graph.test if len(graph.test) else graph.valid
-    metrics = evaluation.metrics(reported) if len(reported) else {}
-    return {"metrics": metrics, "best_validation_mrr": place.best_mrr, "epochs": place.epochs, "steps": place.step}
+    return TrainingLoop(run, trainer, evaluation, tell, identity, place, best).train()
 
 
 def _prepared(group: ReplicaGroup, run: GraphRun) -> tuple[GraphTrainer, Evaluation]:
@@ -128,24 +114,37 @@ def _prepared(group: ReplicaGroup, run: GraphRun) -> tuple[GraphTrainer, Evaluat
 def _begun(
     run: GraphRun, trainer: GraphTrainer, identity: Mapping[str, object]
 ) -> tuple[RunProgress, Mapping[str, Array]]:
-    """The run's initial progress, and the best state so far."""
+    """The run's initial progress, and the best state so far; a resumed run keeps both in its own directory."""
     begin = run.begin
     if begin is None:
-        return RunProgress(), trainer.state()
+        return RunProgress(steps_per_epoch=trainer.steps_per_epoch), trainer.state()
     if begin.graph["checksum"] != identity["checksum"]:
         raise BadInput(
             f"checkpoint {begin.address} is of graph {begin.graph['name']!r} with {begin.graph['entities']} entities; "
             f"{run.source} is another, with {identity['entities']}"
         )
-    home = Path(begin.address).parent
-    best = GraphCheckpoints(home).best().state
-    trainer.restore(begin.state)
-    return begin.place, best
+    best = GraphCheckpoints(Path(begin.address).parent).best()
+    state, place = _rescaled(begin, trainer.steps_per_epoch)
+    best_state, best_place = _rescaled(best, trainer.steps_per_epoch)
+    trainer.restore(state)
+    if best.place.step == begin.place.best_step:
+        place = replace(place, best_step=best_place.step)
+    if trainer.group.rank == 0:
+        run.checkpoints.write(best_state, run.settings, best_place, identity)
+        run.checkpoints.write(state, run.settings, place, identity)
+    return place, best_state
 
 
-def _judged(place: RunProgress, mrr: float, patience: int) -> RunProgress:
-    """The progress after an evaluation, with early stopping."""
-    if mrr > place.best_mrr:
-        return replace(place, best_mrr=mrr, best_step=place.step, waited=0)
-    waited = place.waited + 1
-    return replace(place, waited=waited, stopped=0 < patience <= waited)
+def _rescaled(found: GraphCheckpoint, steps: int) -> tuple[Mapping[str, Array], RunProgress]:
+    """Its state and progress where epochs have another number of steps, as with another number of workers."""
+    place = found.place
+    before = place.steps_per_epoch or steps
+
+    def rescaled(step: int) -> int:
+        epochs, within = divmod(step, before)
+        return epochs * steps + within * steps // before
+
+    place = replace(
+        place, step=rescaled(place.step), evaluated_step=rescaled(place.evaluated_step), steps_per_epoch=steps
+    )
+    return {**found.state, "step": np.array([place.step], np.int64)}, place

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import signal
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from elastable.command import app
+from elastable.commands.knowledge_graphs.progress import TrainingProgress
 from elastable.embedding_store.errors import BadInput, CheckpointError
+from elastable.output.run_directory import RunDirectory
 from elastable.replicas.knowledge_graphs.scores import SCORES
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 from elastable.replicas.knowledge_graphs.training.defaults import default_settings, settings_of
 from elastable.replicas.knowledge_graphs.training.graph_checkpoints import GraphCheckpoints, RunProgress
 from elastable.replicas.knowledge_graphs.training.link_predictor import LinkPredictor
-from tests.elastable.processes import run_elastable
+from tests.elastable.processes import elastable, run_elastable, wait_until
 
 CITIES = 24
 QUICK = ("--dim", "32", "--epochs", "40", "--batch", "32", "--learning-rate", "0.3", "--regularization", "0.001")
@@ -112,6 +118,40 @@ def test_resuming_gives_the_run_that_was_never_broken(graph: Path, tmp_path: Pat
     assert set(resumed) == set(straight)
     for name, value in straight.items():
         np.testing.assert_array_equal(resumed[name], value)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_says_how_to_continue(graph: Path, tmp_path: Path, number: signal.Signals) -> None:
+    train = ("kg", "train", graph, "--dim", "8", "--batch", "16", "--workers", "2")
+    endless = ("--epochs", "1000000", "--evaluate-every", "1000000")
+    with elastable(tmp_path, *train, *endless, "--run-dir", tmp_path / "runs") as running:
+        wait_until(lambda: "epoch 2/" in running.out or running.process.poll() is not None, "an epoch", running)
+        running.signal(number)
+        assert running.wait() == 128 + number, running.out + running.err
+    home = (tmp_path / "runs" / "latest").resolve()
+    saved = GraphCheckpoints(home / "checkpoints").newest().place
+    assert saved.epochs >= 2
+    assert f"stopped after {saved.epochs} epochs, at step {saved.step}; all is saved" in running.out
+    told = running.out.split("Continue with:")[1].split()
+    assert told == ["elastable", "kg", "train", str(graph), "--resume", str(home), "--workers", "2"]
+    assert not (home / "result.json").exists()
+
+
+def test_progress_within_an_epoch_says_loss_speed_and_time_left(tmp_path: Path) -> None:
+    directory, clock, shown = RunDirectory(tmp_path / "run"), iter(range(0, 1000, 20)), StringIO()
+    settings = settings_of("ComplEx", {"epochs": 3})
+    progress = TrainingProgress(directory, settings, Console(file=shown, width=200), clock=lambda: float(next(clock)))
+    place = RunProgress(steps_per_epoch=10)
+    for step in range(1, 11):
+        progress("step", replace(place, step=step), {"loss": 2.5, "triples": 100.0 * step})
+    progress("epoch", replace(place, step=10, epochs=1), {"loss": 2.5, "triples": 1000.0})
+    progress.close()
+    directory.close()
+    lines = shown.getvalue().splitlines()
+    assert lines[0] == "epoch 1/3  20%  loss 2.5000  5 triples/s  3 min left in the epoch, at most 9 min in all"
+    assert lines[-1] == "epoch 1/3  loss 2.5000  5 triples/s"
+    assert len(lines) == 6
+    assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text())["kind"] == "epoch"
 
 
 def test_processes_over_mpi_train_the_model_of_threads(graph: Path, tmp_path: Path) -> None:

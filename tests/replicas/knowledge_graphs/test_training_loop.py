@@ -1,0 +1,148 @@
+"""Runs that are stopped, saved by time and ended by a budget: resumed, they are the runs that were never broken."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elastable.replicas.groups.group import Array
+from elastable.replicas.groups.thread_group import run_threads
+from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeGraph
+from elastable.replicas.knowledge_graphs.graph.names import Names
+from elastable.replicas.knowledge_graphs.settings import TrainSettings
+from elastable.replicas.knowledge_graphs.training.graph_checkpoints import GraphCheckpoints, RunProgress
+from elastable.replicas.knowledge_graphs.training.graph_run import GraphRun, train_graph
+
+ENTITIES = 40
+SETTINGS = TrainSettings(
+    model="ComplEx", dim=8, batch=16, epochs=4, evaluate_every=2, optimizer="adam", learning_rate=0.01, patience=0
+)
+
+
+def _graph() -> KnowledgeGraph:
+    triples = np.random.default_rng(0).integers(0, [ENTITIES, 2, ENTITIES], (120, 3)).astype(np.int32)
+    names = Names([f"e{k}" for k in range(ENTITIES)])
+    return KnowledgeGraph(
+        "drawn", names, Names(["r", "s"], "relation"), triples[:100], triples[100:110], triples[110:], {}
+    )
+
+
+GRAPH = _graph()
+
+
+class _Told:
+    """What a run reports; sets its `stop` when told to."""
+
+    def __init__(self, stop: threading.Event, kind: str = "", step: int = 0) -> None:
+        self._stop, self._at = stop, (kind, step)
+        self.kinds: list[tuple[str, int]] = []
+        self.values: list[Mapping[str, float]] = []
+
+    def __call__(self, kind: str, place: RunProgress, values: Mapping[str, float]) -> None:
+        self.kinds.append((kind, place.step))
+        self.values.append(values)
+        if (kind, place.step) == self._at:
+            self._stop.set()
+
+
+def _run(home: Path, workers: int = 1, stop_at: tuple[str, int] = ("", 0), **more: Any) -> tuple[dict[str, Any], _Told]:
+    home.mkdir()
+    run = GraphRun(GRAPH, "drawn", more.pop("settings", SETTINGS), home, **more)
+    told = _Told(run.stop, *stop_at)
+    return run_threads(workers, lambda group: train_graph(group, run, told))[0], told
+
+
+def _newest(home: Path) -> Any:
+    return GraphCheckpoints(home / "checkpoints").newest()
+
+
+def _same(one: Mapping[str, Array], other: Mapping[str, Array]) -> None:
+    assert set(one) == set(other)
+    for name, value in one.items():
+        np.testing.assert_array_equal(value, other[name])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("kind", ["step", "epoch"])
+def test_a_run_that_is_stopped_and_resumed_is_the_run_that_was_never_stopped(
+    tmp_path: Path, workers: int, kind: str
+) -> None:
+    """In the middle of an epoch, and before an evaluation at its end is done."""
+    straight, told = _run(tmp_path / "straight", workers)
+    at = next(step for name, step in told.kinds if name == "epoch" and step) * 2 - (3 if kind == "step" else 0)
+    stopped, _ = _run(tmp_path / "stopped", workers, (kind, at))
+    end = at if kind == "epoch" else at + 1  # asked for in a step, it comes after the next one
+    assert stopped == {"epochs": 2 if kind == "epoch" else 1, "steps": end, "stopped": True}
+    saved = _newest(tmp_path / "stopped")
+    assert saved.place.step == end
+    resumed, again = _run(tmp_path / "resumed", workers, begin=saved)
+    assert resumed == straight
+    _same(_newest(tmp_path / "resumed").state, _newest(tmp_path / "straight").state)
+    evaluations = [step for name, step in told.kinds if name == "evaluation"]
+    assert [step for name, step in again.kinds if name == "evaluation"] == evaluations
+
+
+def test_a_run_that_is_stopped_twice_keeps_its_best_model(tmp_path: Path) -> None:
+    straight, told = _run(tmp_path / "straight")
+    first = next(step for name, step in told.kinds if name == "evaluation")
+    _run(tmp_path / "one", stop_at=("step", first + 1))
+    assert len(GraphCheckpoints(tmp_path / "one" / "checkpoints").names()) == 2
+    _run(tmp_path / "two", stop_at=("step", first + 4), begin=_newest(tmp_path / "one"))
+    kept = GraphCheckpoints(tmp_path / "two" / "checkpoints").best()
+    assert kept.place.step == first
+    resumed, _ = _run(tmp_path / "three", begin=_newest(tmp_path / "two"))
+    assert resumed == straight
+
+
+def test_another_number_of_workers_goes_on_at_the_same_part_of_the_epoch(tmp_path: Path) -> None:
+    _, told = _run(tmp_path / "whole")
+    steps = next(step for name, step in told.kinds if name == "epoch")
+    _run(tmp_path / "stopped", stop_at=("step", steps + steps // 2 - 1))
+    saved = _newest(tmp_path / "stopped")
+    assert (saved.place.epochs, saved.place.steps_per_epoch) == (1, steps)
+    _, more = _run(tmp_path / "resumed", 3, begin=saved)
+    place = _newest(tmp_path / "resumed").place
+    assert place.epochs == SETTINGS.epochs
+    assert place.steps_per_epoch != steps  # so that a step is another part of an epoch
+    assert place.step == place.epochs * place.steps_per_epoch
+    taken = [step for name, step in more.kinds if name == "step"]
+    assert taken[0] == place.steps_per_epoch + place.steps_per_epoch * (steps // 2) // steps + 1
+
+
+def test_checkpoints_are_written_by_time_too(tmp_path: Path) -> None:
+    clock = count(0, 20)  # each look at it is 20 s later
+    _, told = _run(tmp_path / "run", clock=lambda: float(next(clock)), checkpoint_minutes=2.0)
+    saved = [step for name, step in told.kinds if name == "checkpoint"]
+    evaluated = [step for name, step in told.kinds if name == "evaluation"]
+    within = [step for step in saved if step not in evaluated]
+    assert len(within) >= 4
+    assert set(evaluated) <= set(saved)
+    _, told = _run(tmp_path / "seldom", clock=lambda: 0.0)
+    assert [step for name, step in told.kinds if name == "checkpoint"] == evaluated
+
+
+def test_training_ends_with_its_budget_is_evaluated_and_tested(tmp_path: Path) -> None:
+    clock = count(0, 30)
+    settings = replace(SETTINGS, budget_minutes=5.0)
+    found, told = _run(tmp_path / "run", settings=settings, clock=lambda: float(next(clock)))
+    assert found["metrics"]["mrr"] > 0
+    assert found["epochs"] < SETTINGS.epochs
+    assert found["steps"] < SETTINGS.epochs * _newest(tmp_path / "run").place.steps_per_epoch
+    assert [name for name, _ in told.kinds[-2:]] == ["evaluation", "checkpoint"]
+
+
+def test_the_loss_and_the_triples_of_an_epoch_are_told_at_every_step(tmp_path: Path) -> None:
+    _, told = _run(tmp_path / "run")
+    steps = [values for (name, _), values in zip(told.kinds, told.values, strict=True) if name == "step"]
+    epochs = [values for (name, _), values in zip(told.kinds, told.values, strict=True) if name == "epoch"]
+    assert [values["triples"] for values in epochs] == [200.0] * SETTINGS.epochs  # both directions
+    assert steps[len(steps) // SETTINGS.epochs - 1] == epochs[0]
+    assert 0 < steps[0]["triples"] < 200
+    assert all(np.isfinite(values["loss"]) for values in steps)
