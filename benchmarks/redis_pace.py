@@ -14,19 +14,19 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.tiers.redis.block import Block
 from elastable.embedding_store.tiers.redis.catalog import Catalog
-from elastable.embedding_store.tiers.redis.exchange import Conversation, Requests, exchange
-from elastable.embedding_store.tiers.redis.redis_connection import ConnectionPool, Deadline
+from elastable.embedding_store.tiers.redis.connection_pool import ConnectionPool
+from elastable.embedding_store.tiers.redis.exchange import Conversation, Replies, Requests, exchange
+from elastable.embedding_store.tiers.redis.record_requests import Keys
+from elastable.embedding_store.tiers.redis.redis_connection import Deadline
 from elastable.embedding_store.tiers.redis.resp_codec import (
     Bytes,
     Commands,
-    Keys,
-    encode_reads,
-    encode_writes,
-    read_sizes,
-    reply_sizes,
-    write_sizes,
+    block_encode_reads,
+    block_encode_writes,
+    block_read_sizes,
+    block_reply_sizes,
+    block_write_sizes,
 )
-from elastable.embedding_store.tiers.redis.resp_replies import Replies
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
 __all__ = ["commit_pace", "lookup_pace", "write_pace"]
@@ -96,12 +96,12 @@ def _blocks(catalog: Catalog, batches: Sequence[Int64], slot_width: int) -> list
 
 def _reads(commands: Commands, block: Block) -> _Encoded:
     keys: Keys = block.catalog.keys
-    encoded = [encode_reads(commands[i : i + 1], keys, block.ids) for i in range(len(commands))]
+    encoded = [block_encode_reads(commands[i : i + 1], keys, block.ids) for i in range(len(commands))]
     sizes = [
         len(b"*%d\r\n" % (rows + stamped)) + stamped * len(b"$8\r\n01234567\r\n") + rows * _row_bytes(width)
         for rows, width, stamped in commands[["rows", "width", "stamped"]].tolist()
     ]
-    return encoded, read_sizes(commands, keys) + reply_sizes(commands), np.array(sizes, np.int64)
+    return encoded, block_read_sizes(commands, keys) + block_reply_sizes(commands), np.array(sizes, np.int64)
 
 
 def _row_bytes(width: int) -> int:
@@ -112,9 +112,9 @@ def _writes(block: Block) -> _Encoded:
     """All fields exist, so every HSET answers 0."""
     weights, slots, keys = block.weights, block.slots, block.catalog.keys
     encoded = [
-        encode_writes(weights[i : i + 1], slots[i : i + 1], keys, block.ids, block.positions, block.rows)
+        block_encode_writes(weights[i : i + 1], slots[i : i + 1], keys, block.ids, block.positions, block.rows)
         for i in range(len(weights))
     ]
     hsets = 1 + (slots["width"] > 0).astype(np.int64)
     sizes = len(b"+OK\r\n*1\r\n") + hsets * len(b"+QUEUED\r\n:0\r\n")
-    return encoded, write_sizes(weights, slots, keys), sizes
+    return encoded, block_write_sizes(weights, slots, keys), sizes

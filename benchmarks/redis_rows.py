@@ -24,7 +24,8 @@ from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableU
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.tiers.redis.catalog import Catalog
 from elastable.embedding_store.tiers.redis.redis_store import RedisStore
-from elastable.embedding_store.tiers.redis.schema import DEFAULT_NAMESPACE, TableRecord, partition_of, weights_key
+from elastable.embedding_store.tiers.redis.schema import DEFAULT_NAMESPACE, partition_of
+from elastable.embedding_store.tiers.redis.schema_1 import TableRecord, weights_key
 from elastable.process.heap import keep_freed_memory
 from tests.servers import redis_binary, running_server, valkey_binary
 

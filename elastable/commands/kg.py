@@ -1,17 +1,17 @@
-"""`elastable kg train` and `elastable kg predict`: models of knowledge graphs."""
+"""`elastable kg`: models of knowledge graphs, and how they are trained."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from elastable.commands.command_line import AS_JSON, takes, with_options
+from elastable.commands.command_line import with_options
 from elastable.commands.knowledge_graphs.evaluating import classify_triples, evaluate_run, score_triples
+from elastable.commands.knowledge_graphs.predicting import predict_links
+from elastable.commands.knowledge_graphs.using import export_run, serve_run, show_neighbors
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.option import Option, OptionField, option_fields, required, setting
 from elastable.embedding_store.support.extras import needs
@@ -24,9 +24,11 @@ from elastable.replicas.knowledge_graphs.training.defaults import default_settin
 __all__ = ["kg"]
 
 kg = typer.Typer(name="kg", help="Train models of knowledge graphs, and query them.", no_args_is_help=True)
-kg.command("evaluate")(evaluate_run)
-kg.command("score")(score_triples)
-kg.command("classify")(classify_triples)
+for _name, _command in (
+    *(("predict", predict_links), ("evaluate", evaluate_run), ("score", score_triples), ("classify", classify_triples)),
+    *(("neighbors", show_neighbors), ("export", export_run), ("serve", serve_run)),
+):
+    kg.command(_name)(_command)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,35 +93,3 @@ def train(
 
 _EXIT_CODES = {reason: 128 + number for number, reason in SIGNAL_REASONS.items()}
 """As shells report a signal."""
-
-
-@dataclass(frozen=True, slots=True)
-class _PredictOptions:
-    run: Path = required(Option("A run directory of `elastable kg train`.", metavar="RUN", positional=True))
-    relation: str = required(Option("Name of the relation."))
-    head: str | None = setting(None, Option("Name of the head; asks for tails."))
-    tail: str | None = setting(None, Option("Name of the tail; asks for heads."))
-    top: int = setting(10, Option("Number of answers.", flags=("--top", "-k"), at_least=1))
-    new: bool = setting(False, Option("Leave out triples that the graph already has."))
-    as_json: bool = setting(False, AS_JSON)
-
-
-@kg.command()
-@takes(_PredictOptions)
-def predict(options: _PredictOptions) -> None:
-    """Answer (head, relation, ?) or (?, relation, tail)."""
-    with needs("elastable kg", "replicas"):
-        import_tensorflow()
-        from elastable.replicas.knowledge_graphs.training.link_predictor import LinkPredictor
-
-    head, tail = options.head, options.tail
-    answers = LinkPredictor(options.run).answers(options.relation, head=head, tail=tail, k=options.top, new=options.new)
-    if options.as_json:
-        typer.echo(json.dumps([{"entity": answer.entity, "score": answer.score} for answer in answers]))
-        return
-    table = Table(title=f"({head or '?'}, {options.relation}, {tail or '?'})", title_justify="left")
-    for column in ("", "entity", "score"):
-        table.add_column(column, justify="left" if column == "entity" else "right")
-    for rank, answer in enumerate(answers, start=1):
-        table.add_row(str(rank), answer.entity, f"{answer.score:.4f}")
-    Console().print(table)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -58,22 +58,23 @@ class RowSource(ABC):
             As `lookup`; outputs may be partly written.
         """
 
-    def lookup_in_order(
-        self, requests: Sequence[LookupRequest], version: int | None, done: Callable[[int], object]
-    ) -> None:
-        """Answers requests in their order, each reported as soon as it is complete.
+    def lookup_in_order(self, requests: Iterable[LookupRequest], version: int | None) -> Generator[None, None, None]:
+        """Answers requests in their order, and yields after each.
+
+        A store that answers one request at a time takes each only when it is asked for the next answer, and may refuse
+        commits until the last one is answered or the generator is closed. Other stores take and answer all at once.
 
         Args:
             requests: As of `lookup_into`, all answered at one version.
             version: As of `lookup_into`.
-            done: Called with the index of each request once it is answered.
 
         Raises:
             As `lookup`.
         """
-        self.lookup_into(requests, version)
-        for number in range(len(requests)):
-            done(number)
+        taken = list(requests)
+        self.lookup_into(taken, version)
+        for _ in taken:
+            yield
 
     @abstractmethod
     def version(self) -> int:

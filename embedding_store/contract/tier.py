@@ -21,11 +21,14 @@ class TierTable:
         name: Its name, any text.
         record_bytes: Bytes of every record, at least 1.
         description: What the engine wants to find again: kept as it is, and never read by the tier.
+        first_bytes: How many bytes of a record are often read alone; 0: none. Only speed depends on it, and a tier may
+            forget it: records can be read as narrow as one likes.
     """
 
     name: str
     record_bytes: int
     description: bytes = field(default=b"", repr=False)
+    first_bytes: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock, TableState, TableStatistics
@@ -48,15 +48,15 @@ class TableLookups(RowSource):
             tables = self._readers([request.table for request in requests], version)
             answer_requests(tables, requests, self._pool if split else SERIAL)
 
-    def lookup_in_order(
-        self, requests: Sequence[LookupRequest], version: int | None, done: Callable[[int], object]
-    ) -> None:
-        """As in `RowSource.lookup_in_order`, by one thread."""
+    def lookup_in_order(self, requests: Iterable[LookupRequest], version: int | None) -> Generator[None, None, None]:
+        """As in `RowSource.lookup_in_order`, by the caller's thread; the store is locked until the last is answered."""
         with self._lock.reading():
-            tables = self._readers([request.table for request in requests], version)
-            for number, (table, request) in enumerate(zip(tables, requests, strict=True)):
-                answer_requests([table], [request], SERIAL)
-                done(number)
+            found: dict[str, TableReader] = {}
+            for request in requests:
+                if request.table not in found:
+                    found[request.table] = self._readers([request.table], version)[0]
+                answer_requests([found[request.table]], [request], SERIAL)
+                yield
 
 
 class StoreReads(TableLookups, EmbeddingStore):

@@ -14,10 +14,11 @@ import numpy as np
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import ElastableError
+from elastable.embedding_store.tiers.redis.exchange import Replies
 from elastable.embedding_store.tiers.redis.redis_store import RedisStore
 from elastable.embedding_store.tiers.redis.resp_answers import parse_answer
 from elastable.embedding_store.tiers.redis.resp_codec import COMMAND
-from elastable.embedding_store.tiers.redis.resp_replies import ChangeReplies, Replies, RowReplies
+from elastable.embedding_store.tiers.redis.resp_replies import ChangeReplies, RowReplies
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Target, is_named
 from tests.servers import redis_binary, running_server, valkey_binary

@@ -18,7 +18,7 @@ from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.support.secret_file import read_secret
 from elastable.embedding_store.support.store_url import FileUrl, byte_count, shard_urls
-from elastable.embedding_store.tiers.redis.schema import TableRecord
+from elastable.embedding_store.tiers.redis.schema_1 import TableRecord
 from elastable.embedding_store.tiers.redis.url import RedisUrl, redacted
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.access.credentials import Credentials

@@ -10,7 +10,7 @@ from benchmarks.peers.rounds import Turn
 from benchmarks.peers.sides.elastable_redis import filled_store
 from benchmarks.redis_pace import commit_pace, lookup_pace, write_pace
 from elastable.embedding_store.tiers.redis.catalog import Catalog
-from elastable.embedding_store.tiers.redis.schema import TableRecord
+from elastable.embedding_store.tiers.redis.schema_1 import TableRecord
 
 __all__ = ["prepare"]
 

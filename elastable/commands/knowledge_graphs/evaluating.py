@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from elastable.replicas.knowledge_graphs.graph.batch import Int32
     from elastable.replicas.knowledge_graphs.trained.trained_graph import TrainedGraph
 
-__all__ = ["GRAPH", "RUN", "classify_triples", "evaluate_run", "open_run", "score_triples"]
+__all__ = ["GRAPH", "RUN", "classify_triples", "evaluate_run", "listed_entities", "open_run", "score_triples"]
 
 RUN = Option("A run directory of `elastable kg train`.", metavar="RUN", positional=True)
 GRAPH = Option("The graph, if it has moved since.", metavar="DATASET", unset="where it was when the model was trained")
@@ -118,20 +118,31 @@ def _hits(at: str) -> tuple[int, ...]:
     return tuple(int(word) for word in words)
 
 
-def _candidates(trained: TrainedGraph, of_type: bool, among: Path | None) -> Candidates | None:
+def listed_entities(trained: TrainedGraph, file: Path) -> Candidates:
+    """The entities of a file, a name per line. Raises BadInput for an unknown one."""
     from elastable.replicas.knowledge_graphs.evaluation.candidates import Candidates
     from elastable.replicas.knowledge_graphs.graph.triple_file import read_columns
 
-    count = len(trained.entities)
+    names = read_columns(file, ("entity",))[0][0]
+    try:
+        return Candidates.of_list(trained.entities.ids_of(names), len(trained.entities))
+    except BadInput as error:
+        raise BadInput(f"{file}: {error}") from error
+
+
+def _candidates(trained: TrainedGraph, of_type: bool, among: Path | None) -> Candidates | None:
+    from elastable.replicas.knowledge_graphs.evaluation.candidates import Candidates
+
     if among is not None:
-        return Candidates.of_list(trained.entities.ids_of(read_columns(among, ("entity",))[0][0]), count)
+        return listed_entities(trained, among)
     if not of_type:
         return None
-    if trained.graph.entity_types is None:
+    types = trained.graph.entity_types
+    if types is None:
         raise BadInput(
             f"{trained.source} has no entity_types.txt (entity and type, one per line), which --of-type needs"
         )
-    return Candidates.of_types(trained.graph.entity_types, count)
+    return Candidates.of_types(types, len(trained.entities))
 
 
 def _rank_table(report: Mapping[str, object], hits: Sequence[int]) -> Table:

@@ -11,8 +11,9 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import TableNotFound
-from elastable.embedding_store.tiers.redis.resp_codec import Keys
-from elastable.embedding_store.tiers.redis.schema import TableRecord, before_key, hash_slot, slots_key, weights_key
+from elastable.embedding_store.tiers.redis.record_requests import Keys
+from elastable.embedding_store.tiers.redis.schema import hash_slot
+from elastable.embedding_store.tiers.redis.schema_1 import TableRecord, before_key, slots_key, weights_key
 
 __all__ = ["Catalog", "TableKeys"]
 

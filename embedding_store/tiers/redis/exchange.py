@@ -20,14 +20,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.support.address import Address
-from elastable.embedding_store.tiers.redis.redis_connection import Connection, ConnectionPool, Deadline
-from elastable.embedding_store.tiers.redis.resp_codec import Bytes
-from elastable.embedding_store.tiers.redis.resp_replies import Replies
+from elastable.embedding_store.tiers.redis.connection_pool import ConnectionPool
+from elastable.embedding_store.tiers.redis.redis_connection import Connection, Deadline
 
-__all__ = ["Conversation", "Requests", "exchange"]
+__all__ = ["Conversation", "Replies", "Requests", "exchange"]
 
 _WINDOW_BYTES = 1 << 19  # measured: 128 KiB starve a server, more than 1 MiB cools its cache
 _MOST_BYTES = 1 << 23
@@ -44,9 +43,37 @@ class Requests(ABC):
 
     moved: Int64
 
+    def admit(self, connection: Connection, deadline: Deadline) -> bool:
+        """Looks at the connection that was chosen, before anything is sent; False: say nothing to this server."""
+        return True
+
     @abstractmethod
-    def encode(self, start: int, stop: int) -> Bytes:
+    def encode(self, start: int, stop: int) -> UInt8:
         """The commands `start..stop`, one after another; called once for each, in order."""
+
+
+class Replies(ABC):
+    """Replies that are still to come on one connection.
+
+    Attributes:
+        failures: Command -> the error line that the server answered, without
+            its `-`.
+        completed: Commands that have been answered, whole.
+        done: All replies have come.
+    """
+
+    def __init__(self) -> None:
+        self.failures: dict[int, str] = {}
+        self.completed = 0
+        self.done = False
+
+    @abstractmethod
+    def feed(self, received: UInt8, start: int, stop: int) -> int:
+        """Decodes what it can of `received[start:stop]`; returns the place of the first byte left.
+
+        Raises:
+            StoreFailed: the bytes are no reply to what was asked.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +102,12 @@ def exchange(pool: ConnectionPool, conversations: Sequence[Conversation], deadli
     poller = select.poll()
     try:
         for conversation in conversations:
-            stream = _Stream(pool.take(conversation.address, deadline), conversation)
-            streams[stream.connection.socket.fileno()] = stream
-            stream.send()
+            connection = pool.take(conversation.address, deadline)
+            stream = streams[connection.socket.fileno()] = _Stream(connection, conversation)
+            if conversation.requests.admit(connection, deadline):
+                stream.send()
+            else:
+                pool.give_back(streams.pop(connection.socket.fileno()).connection)
         for handle, stream in streams.items():
             poller.register(handle, stream.interest())
         while streams:
@@ -97,7 +127,7 @@ def exchange(pool: ConnectionPool, conversations: Sequence[Conversation], deadli
     finally:
         # Whatever is left here broke off in the middle: replies may still be on their way.
         for stream in streams.values():
-            stream.connection.close()
+            pool.abandon(stream.connection)
 
 
 class _Stream:

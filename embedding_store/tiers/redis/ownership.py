@@ -10,6 +10,7 @@ and then reads that it owns nothing any more. There is no moment in between.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import secrets
@@ -20,6 +21,7 @@ import hiredis
 
 from elastable.embedding_store.errors import StoreFailed, TakenOver
 from elastable.embedding_store.support.address import Address
+from elastable.embedding_store.tiers.redis.connection_pool import named_clients
 from elastable.embedding_store.tiers.redis.redis_connection import Connection, Deadline
 from elastable.embedding_store.tiers.redis.reply_errors import reply_error
 from elastable.embedding_store.tiers.redis.schema import owner_key
@@ -49,6 +51,7 @@ class Ownership:
         self._url = url
         self._reading = reading
         self._writing: Topology | None = None
+        self._numbers = itertools.count(1)
 
     @property
     def writing(self) -> Topology:
@@ -115,11 +118,12 @@ class Ownership:
         Raises:
             TakenOver: another process has taken over.
         """
-        owner = self.owner or ""
-        (named,) = connection.call([("CLIENT", "SETNAME", self._name(owner))], deadline)
+        name = f"{self._name(self.owner or '')}:{next(self._numbers)}"
+        (named,) = connection.call([("CLIENT", "SETNAME", name)], deadline)
         if isinstance(named, hiredis.ReplyError):
             told = f"redis at {connection.address} does not let this user name connections"
             raise reply_error(told, str(named), self._url)
+        connection.name = name
         key = owner_key(self._url.namespace)
         self.require(self._reading.call([(key, ("GET", key))], deadline)[0])
 
@@ -141,13 +145,12 @@ class Ownership:
     def _others(self, clients: bytes) -> Iterator[str]:
         """Numbers of the connections of other writers, from what CLIENT LIST tells."""
         ours, prefix = self._name(self.owner or ""), self._name("")
-        for line in clients.decode(errors="replace").splitlines():
-            words = dict(word.partition("=")[::2] for word in line.split(" "))
-            if words.get("name", "").startswith(prefix) and words["name"] != ours and "id" in words:
-                yield words["id"]
+        for name, number in named_clients(clients):
+            if name.startswith(prefix) and name.rpartition(":")[0] != ours:
+                yield number
 
     def _name(self, owner: str) -> str:
-        """Of a connection, without spaces."""
+        """Of a connection, without spaces and without its number."""
         return f"elastable:{self._url.db}:{self._url.namespace}:{owner.rpartition(':')[2]}"
 
 

@@ -11,7 +11,7 @@ from elastable.embedding_store.errors import DeadlineExceeded
 from elastable.embedding_store.tiers.redis.redis_connection import Deadline
 from elastable.embedding_store.tiers.redis.registry import PinEntry, Registry, registry_questions
 from elastable.embedding_store.tiers.redis.reply_shapes import Command
-from elastable.embedding_store.tiers.redis.schema import pins_key, serial_key, version_key
+from elastable.embedding_store.tiers.redis.schema_1 import pins_key, serial_key, version_key
 from elastable.embedding_store.tiers.redis.topology import Topology
 from elastable.embedding_store.tiers.redis.transactions import change_if_unchanged, run_transactions
 

@@ -18,7 +18,7 @@ from elastable.embedding_store.tiers.redis.past_images import fetch_listed
 from elastable.embedding_store.tiers.redis.redis_connection import Deadline
 from elastable.embedding_store.tiers.redis.resp_codec import COMMAND
 from elastable.embedding_store.tiers.redis.row_update import block_with_slots
-from elastable.embedding_store.tiers.redis.schema import STAMP_FIELD
+from elastable.embedding_store.tiers.redis.schema_1 import STAMP_FIELD
 from elastable.embedding_store.tiers.redis.topology import Topology
 from elastable.embedding_store.tiers.redis.transfer import write_block
 

@@ -10,24 +10,24 @@ import ipaddress
 import select
 import socket
 import ssl
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import hiredis
 import numpy as np
+import numpy.typing as npt
 
+from elastable.embedding_store.contract.arrays import UInt8
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, StoreFailed, Unavailable
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.compile_clock import compile_seconds
 from elastable.embedding_store.tiers.redis.reply_errors import reply_error
 from elastable.embedding_store.tiers.redis.reply_shapes import Command, packed_command, require_shapes
-from elastable.embedding_store.tiers.redis.resp_codec import Bytes
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
-__all__ = ["Admit", "Connection", "ConnectionLost", "ConnectionPool", "Deadline"]
+__all__ = ["Connection", "ConnectionLost", "Deadline"]
 
 _INBOX_BYTES = 1 << 20  # stays in the second-level cache while it is decoded
 
@@ -74,6 +74,8 @@ class Connection:
         socket: Non-blocking.
         inbox: uint8, where bulk replies are received.
         round_trip_s: Seconds that the fastest of some PINGs took when the connection was made.
+        name: That the server knows it by, no other one's; "": it has none.
+        verified: Of each table the partitions whose stamps were read on this connection, by what a writer counts in.
     """
 
     def __init__(self, url: RedisUrl, address: Address, deadline: Deadline) -> None:
@@ -85,9 +87,11 @@ class Connection:
             NotReady: it is loading its data.
         """
         self.address = address
-        self.inbox: Bytes = np.empty(_INBOX_BYTES, np.uint8)
+        self.inbox: UInt8 = np.empty(_INBOX_BYTES, np.uint8)
         self.socket = _connected_socket(url, address, deadline)
         self.round_trip_s = 0.0
+        self.name = ""
+        self.verified: dict[object, npt.NDArray[np.bool_]] = {}
         try:
             self._log_in(url, deadline)
         except BaseException:
@@ -182,65 +186,6 @@ class Connection:
     def close(self) -> None:
         """Closes the socket. Closing twice is harmless."""
         self.socket.close()
-
-
-Admit = Callable[[Connection, Deadline], None]
-
-
-class ConnectionPool:
-    """Connections to servers, kept open between callers. For many threads at once."""
-
-    def __init__(self, url: RedisUrl, admit: Admit | None = None) -> None:
-        """`admit` is called with each new connection and its deadline, and raises where it may not be used."""
-        self._url = url
-        self._admit = admit
-        self._lock = threading.Lock()
-        self._idle: dict[Address, list[Connection]] = {}
-        self._closed = False
-
-    def take(self, address: Address, deadline: Deadline) -> Connection:
-        """An idle connection, or a new one. Raises what `Connection` raises."""
-        while True:
-            with self._lock:
-                if self._closed:
-                    raise StoreFailed(f"the store at {self._url} is closed")
-                idle = self._idle.get(address)
-                if not idle:
-                    break
-                connection = idle.pop()
-            if connection.quiet():
-                return connection
-            connection.close()
-        connection = Connection(self._url, address, deadline)
-        try:
-            if self._admit is not None:
-                self._admit(connection, deadline)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def give_back(self, connection: Connection) -> None:
-        """Keeps a connection on which no reply is outstanding."""
-        with self._lock:
-            if not self._closed:
-                self._idle.setdefault(connection.address, []).append(connection)
-                return
-        connection.close()
-
-    def drop_idle(self) -> None:
-        """Closes the idle connections: after one broke, the others may be dead too."""
-        with self._lock:
-            idle, self._idle = self._idle, {}
-        for connections in idle.values():
-            for connection in connections:
-                connection.close()
-
-    def close(self) -> None:
-        """Closes what is idle now and what is given back later."""
-        with self._lock:
-            self._closed = True
-        self.drop_idle()
 
 
 def _connected_socket(url: RedisUrl, address: Address, deadline: Deadline) -> socket.socket:

@@ -7,7 +7,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.native.kernel import kernel
 
-__all__ = ["copy_duplicates", "group_by_partition", "mixed_partitions"]
+__all__ = ["copy_duplicates", "group_by_partition", "grouped_by_partition", "mixed_partitions"]
 
 
 @kernel
@@ -81,6 +81,34 @@ def group_by_partition(ids: Int64, partitions: int) -> tuple[Int64, Int64, Int64
         leaders[i] = seen[place]
     grouped, positions = _in_order(ids, leaders, partition, counts)
     return grouped, positions, counts, leaders
+
+
+@kernel
+def grouped_by_partition(ids: Int64, partitions: int) -> tuple[Int64, Int64, Int64]:
+    """Ids, grouped by partition: a counting sort, so order is kept within each.
+
+    Args:
+        ids: int64 `[n]`, each once.
+        partitions: A power of two, at most 65536.
+
+    Returns:
+        grouped: int64 `[n]`, those of partition 0 first.
+        positions: int64 `[n]`, where each of them is in `ids`.
+        counts: int64 `[partitions]`.
+    """
+    counts = np.zeros(partitions, np.int64)
+    partition = mixed_partitions(ids, partitions)
+    for i in range(len(ids)):
+        counts[partition[i]] += 1
+    cursor = np.cumsum(counts) - counts
+    grouped = np.empty(len(ids), np.int64)
+    positions = np.empty(len(ids), np.int64)
+    for i in range(len(ids)):
+        place = cursor[partition[i]]
+        cursor[partition[i]] += 1
+        grouped[place] = ids[i]
+        positions[place] = i
+    return grouped, positions, counts
 
 
 @kernel

@@ -18,7 +18,7 @@ from elastable.embedding_store.tiers.redis.redis_connection import Deadline
 from elastable.embedding_store.tiers.redis.registry import version_of
 from elastable.embedding_store.tiers.redis.resp_codec import Bytes
 from elastable.embedding_store.tiers.redis.row_update import block_with_slots
-from elastable.embedding_store.tiers.redis.schema import TableRecord, tables_key, version_key
+from elastable.embedding_store.tiers.redis.schema_1 import TableRecord, tables_key, version_key
 from elastable.embedding_store.tiers.redis.topology import Topology
 from elastable.embedding_store.tiers.redis.transfer import Reading, read_block
 from elastable.embedding_store.tiers.redis.url import RedisUrl

@@ -30,11 +30,11 @@ from elastable.embedding_store.tiers.redis.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.row_commits import RowCommits
 from elastable.embedding_store.tiers.redis.row_scan import ids_now, in_blocks
 from elastable.embedding_store.tiers.redis.row_update import block_with_slots, refuse_torn_rows
-from elastable.embedding_store.tiers.redis.schema import (
+from elastable.embedding_store.tiers.redis.schema import owner_key
+from elastable.embedding_store.tiers.redis.schema_1 import (
     STAMP_FIELD,
     TableRecord,
     before_ledger_key,
-    owner_key,
     records_key,
     tables_key,
     version_key,

@@ -13,7 +13,8 @@ from elastable.embedding_store.errors import StaleVersion, StoreFailed
 from elastable.embedding_store.tiers.redis.before_images import NO_PIN, Moment
 from elastable.embedding_store.tiers.redis.redis_connection import Deadline
 from elastable.embedding_store.tiers.redis.reply_shapes import Command
-from elastable.embedding_store.tiers.redis.schema import owner_key, pins_key, serial_key, version_key
+from elastable.embedding_store.tiers.redis.schema import owner_key
+from elastable.embedding_store.tiers.redis.schema_1 import pins_key, serial_key, version_key
 from elastable.embedding_store.tiers.redis.topology import Topology
 
 __all__ = ["PinEntry", "Registry", "read_registry", "registry_questions", "version_of"]

@@ -15,7 +15,6 @@ Where a node is asked out of turn (`-ASK`), an `ASKING` goes first and an `+OK` 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -24,18 +23,18 @@ import numpy.typing as npt
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.native.copy import copy_bytes, put_word
 from elastable.embedding_store.native.kernel import kernel
+from elastable.embedding_store.tiers.redis.record_requests import Keys
 
 __all__ = [
     "COMMAND",
     "NO_STAMP",
     "Bytes",
     "Commands",
-    "Keys",
-    "encode_reads",
-    "encode_writes",
-    "read_sizes",
-    "reply_sizes",
-    "write_sizes",
+    "block_encode_reads",
+    "block_encode_writes",
+    "block_read_sizes",
+    "block_reply_sizes",
+    "block_write_sizes",
 ]
 
 Bytes = npt.NDArray[np.uint8]
@@ -57,27 +56,6 @@ COMMAND = np.dtype(
 NO_STAMP = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """Encoded keys side by side: key k is `text[at[k]:at[k + 1]]`, a whole `$<L>\\r\\n<key>\\r\\n`.
-
-    Attributes:
-        text: uint8.
-        at: int64 `[keys + 1]`.
-    """
-
-    text: Bytes
-    at: Int64
-
-    @classmethod
-    def of(cls, keys: list[bytes]) -> Keys:
-        """Encodes the keys, in order."""
-        encoded = [b"$%d\r\n%s\r\n" % (len(key), key) for key in keys]
-        at = np.zeros(len(keys) + 1, np.int64)
-        np.cumsum([len(key) for key in encoded], out=at[1:])
-        return cls(np.frombuffer(b"".join(encoded), np.uint8), at)
-
-
 _ASKING = np.frombuffer(b"*1\r\n$6\r\nASKING\r\n", np.uint8)
 _MULTI = np.frombuffer(b"*1\r\n$5\r\nMULTI\r\n", np.uint8)
 _EXEC = np.frombuffer(b"*1\r\n$4\r\nEXEC\r\n", np.uint8)
@@ -94,18 +72,18 @@ _FRAME_BYTES = 128  # of one command, without its key and rows: headers, ASKING,
 _LARGEST_HEADER = 24  # *<n>\r\n or $<n>\r\n
 
 
-def read_sizes(commands: Commands, keys: Keys) -> Int64:
+def block_read_sizes(commands: Commands, keys: Keys) -> Int64:
     """Upper bound of the encoded bytes of each read: int64 `[commands]`."""
     key_bytes = keys.at[commands["key"] + 1] - keys.at[commands["key"]]
     return cast(Int64, key_bytes + commands["rows"] * _ID_BYTES + _FRAME_BYTES)
 
 
-def reply_sizes(commands: Commands) -> Int64:
+def block_reply_sizes(commands: Commands) -> Int64:
     """Upper bound of the bytes of the reply to each read: int64 `[commands]`."""
     return cast(Int64, (commands["width"] + _LARGEST_HEADER) * commands["rows"] + _FRAME_BYTES)
 
 
-def write_sizes(weights: Commands, slots: Commands, keys: Keys) -> Int64:
+def block_write_sizes(weights: Commands, slots: Commands, keys: Keys) -> Int64:
     """Upper bound of the encoded bytes of each change: int64 `[changes]`."""
     row_bytes = (weights["width"] + slots["width"] + 2 * (_ID_BYTES + _LARGEST_HEADER)) * weights["rows"]
     key_bytes = sum(keys.at[commands["key"] + 1] - keys.at[commands["key"]] for commands in (weights, slots))
@@ -227,7 +205,7 @@ def _encode_writes(
     return at
 
 
-def encode_reads(commands: Commands, keys: Keys, ids: Int64, asking: bool = False) -> Bytes:
+def block_encode_reads(commands: Commands, keys: Keys, ids: Int64, asking: bool = False) -> Bytes:
     """The HMGETs of `commands`, one after another.
 
     Args:
@@ -236,11 +214,11 @@ def encode_reads(commands: Commands, keys: Keys, ids: Int64, asking: bool = Fals
         ids: int64; a command asks for `ids[row_at:row_at + rows]`.
         asking: An ASKING goes before each.
     """
-    out = np.empty(int(read_sizes(commands, keys).sum()), np.uint8)
+    out = np.empty(int(block_read_sizes(commands, keys).sum()), np.uint8)
     return out[: _encode_reads(commands, keys.text, keys.at, ids, asking, out)]
 
 
-def encode_writes(
+def block_encode_writes(
     weights: Commands,
     slots: Commands,
     keys: Keys,
@@ -267,6 +245,6 @@ def encode_writes(
     """
     stamps = np.full(len(weights), stamp, np.int64)
     text, at = (np.empty(0, np.uint8), np.zeros(len(weights) + 1, np.int64)) if more is None else more
-    out = np.empty(int(write_sizes(weights, slots, keys).sum() + at[-1] - at[0]), np.uint8)
+    out = np.empty(int(block_write_sizes(weights, slots, keys).sum() + at[-1] - at[0]), np.uint8)
     used = _encode_writes(weights, slots, keys.text, keys.at, ids, positions, block, stamps, asking, text, at, out)
     return out[:used]

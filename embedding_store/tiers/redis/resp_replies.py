@@ -7,46 +7,21 @@ command, never turned into a value.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-
 import hiredis
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.tiers.redis.exchange import Replies
 from elastable.embedding_store.tiers.redis.resp_answers import line_at, parse_answer
 from elastable.embedding_store.tiers.redis.resp_codec import NO_STAMP, Bytes, Commands
 from elastable.embedding_store.tiers.redis.resp_decoder import DONE, ERROR_LINE, UNEXPECTED, decode_rows
 
-__all__ = ["ChangeReplies", "Replies", "RowReplies"]
-
-
-class Replies(ABC):
-    """Replies that are still to come on one connection.
-
-    Attributes:
-        failures: Command -> the error line that the server answered, without
-            its `-`. Command -1 stands for the questions before the rows.
-        completed: Commands that have been answered, whole.
-        done: All replies have come.
-    """
-
-    def __init__(self) -> None:
-        self.failures: dict[int, str] = {}
-        self.completed = 0
-        self.done = False
-
-    @abstractmethod
-    def feed(self, received: Bytes, start: int, stop: int) -> int:
-        """Decodes what it can of `received[start:stop]`; returns the place of the first byte left.
-
-        Raises:
-            StoreFailed: the bytes are no reply to what was asked.
-        """
+__all__ = ["ChangeReplies", "RowReplies"]
 
 
 class RowReplies(Replies):
-    """Replies to `encode_reads`, after those to some questions that were asked before.
+    """Replies to `block_encode_reads`, after those to some questions that were asked before.
 
     Attributes:
         stamps: int64 `[commands]`; `NO_STAMP` where there is none.
@@ -114,7 +89,7 @@ class RowReplies(Replies):
 
 
 class ChangeReplies(Replies):
-    """Replies to `encode_writes`."""
+    """Replies to `block_encode_writes`."""
 
     def __init__(self, queued: Int64, *, asking: bool = False) -> None:
         """`queued` is int64 `[changes]`: the commands between MULTI and EXEC of each."""

@@ -30,7 +30,7 @@ from elastable.embedding_store.tiers.redis.redis_connection import Deadline
 from elastable.embedding_store.tiers.redis.registry import Registry, read_registry, registry_questions
 from elastable.embedding_store.tiers.redis.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.row_update import apply_update, block_with_slots, refuse_torn_rows
-from elastable.embedding_store.tiers.redis.schema import before_ledger_key, records_key, serial_key, version_key
+from elastable.embedding_store.tiers.redis.schema_1 import before_ledger_key, records_key, serial_key, version_key
 from elastable.embedding_store.tiers.redis.topology import Topology
 from elastable.embedding_store.tiers.redis.transactions import run_transactions
 from elastable.embedding_store.tiers.redis.transfer import Reading, read_block, write_block

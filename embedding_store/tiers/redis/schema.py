@@ -1,114 +1,89 @@
-"""The Redis key schema. It is an API: whatever speaks Redis may read tables by it.
+"""The Redis key schema, number 2. It is an API: whatever speaks Redis may read tables by it.
 
 A store lives under a namespace `N` (default "elastable"), so that several jobs
 may share one server. A table `T` has `P` partitions (a power of two, fixed when
-the table is created); the row of `id` lies in partition
+the table is created); the record of `id` is in partition
 `mix64(id) & (P - 1)`. The text in braces is the hash tag of Redis Cluster: the
-keys of one partition lie on one node and change in one transaction.
+keys of one tag are on one node and change in one transaction.
 
     key                type    field -> value
-    {N}:tables         hash    table name (UTF-8) -> JSON {"partitions": P, "spec": {...}}
-    {N}:version        string  current version in decimal; absent before the first commit
-    {N}:records        hash    version in decimal -> the record of its commit; of the current version
-                               and the one before it, of commits that had one
-    {N}:owner          string  who may write: "<host>:<process>:<random>:<phase>", set anew by each
-                               recovery when it begins (phase 0) and when it has ended (phase 1)
-    {N}:serial         string  of changes outside commits (rows put or deleted), in decimal: one more
-                               when such a change begins, one more when it ends
-    {N}:pins           hash    token -> JSON {"version": V, "serial": K, "ends_ms": E, "lease_s": S,
-                               "gone": null}; E by the server's clock, Unix milliseconds; "gone": why
-                               it was given up
-    {N}:before         hash    "W" or "W.K" -> "<rows> <bytes> <serial>" of the before-images that the
-                               commit of version W left, or the change outside commits of serial K
-                               while W was current; of the newest and of those beyond a pin
-    {N}:log            stream  what was changed, in order, until the rows hold it; the entries are described in
+    {N}:tier:tables    hash    table name (UTF-8) -> JSON {"schema": 2, "partitions": P, "record_bytes": W,
+                               "description": base64 of the engine's bytes, "dropped": true while it is deleted}
+    {N}:tier:state     hash    "state" -> what the engine keeps: version, steps, specs; "check" -> its CRC-32, uint32
+                               "sequence" -> the greatest stamp so far, int64
+                               "stamps:" and the table's name -> int64 [P]: stamps that were acknowledged before
+                               the state was written
+                               "lost:" and the table's name -> partition in decimal, which a writer found lost
+    {N}:owner          string  who may write: "<host>:<process>:<random>:<phase>"
+    {N}:log            stream  what was changed, in order, until the records hold it; the entries are described in
                                `elastable.embedding_store.tiers.redis.stream_records`
-    {N:T:p}:weights    hash    id, 8 bytes -> dim numbers of the spec's dtype: 4 bytes each in a float32
-                               table, 2 in a float16 or bfloat16 one; int8: dim bytes q and
-                               the row's scale, float32, number j being q[j] * scale
-                               "version", 7 bytes -> stamp, int64, 8 bytes
-    {N:T:p}:slots      hash    id, 8 bytes -> slot_width float32, slot_width * 4 bytes
-    {N:T:p}:before     hash    W and K, int64 each, 16 bytes -> what a change found here (the commit of
-                               version W, K being 0, or the change of serial K while W was current):
-                               old stamp, h, a, l, int64 each; ids of h rows that there were and of a
-                               rows that there were not, int64 each; h rows as in weights. l is 1
-                               where the change left rows, 0 where it took them away
-                               W, K and "s", 17 bytes -> h rows as in slots, of tables that have slots
+    {N:T:p}:rows       hash    id, int64, 8 bytes -> the record, W bytes: the row's weights first, as the table's
+                               dtype stores them, then the optimizer's slots, then what the engine adds
+                               "stamp", 5 bytes -> int64, 8 bytes
 
-Ids, stamps and floats are little-endian. The stamp of a partition is the last
-version that changed it, 0 before any did. It exists from the creation of the
-table on, in every partition: where a reader finds none, the server has lost
-the partition (a restart without persistence, an eviction), which is an error
-and not an empty partition. A row is in `weights` exactly if it is in `slots`;
-tables whose optimizer keeps no slots have no `slots` keys. Values of `before`
-never change; a commit writes one in the transaction in which it changes the
-partition, and drops those that no pin needs. A partition can be read as it was
-at a pinned version: of the before-images beyond the pin's (V, K), in the order
-of (W, K), the first that holds an id tells its row; where none does, the row is
-as it lies in the hashes. `elastable.embedding_store.tiers.redis.before_images` encodes and
-decodes them.
+Numbers are little-endian. Weights of a row are `dim` numbers: 4 bytes each in a
+float32 table, 2 in a float16 or bfloat16 one; of an int8 table `dim` bytes q and
+the row's scale, float32, number j being q[j] * scale. A reader of weights needs
+the first bytes of a record only.
+
+The stamp of a partition is the sequence number of the last log entry whose
+changes the partition's last write included, 0 before any did. It is written
+after the records of that write: everything up to the stamp is there, and maybe
+some of the next write. It exists from the creation of the table on, in every
+partition, and never decreases. A partition without a stamp, or with a smaller
+one than the state has recorded, was lost by the server, wholly or in part (a
+restart without persistence, the tail of an append-only file, an eviction, a
+failover to a replica that lagged). An id without a field has no record: the row
+was never updated, and reads its initial value.
+
+Earlier releases wrote schema 1 (`schema_1.py`), whose keys are different ones but
+for the owner's, which keeps out writers of both.
 """
 
 from __future__ import annotations
 
 import binascii
-import json
 import re
-from dataclasses import dataclass
-from typing import Any
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.malformed import MALFORMED
-from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
-from elastable.embedding_store.errors import BadInput, StoreFailed
+from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.tiers.redis.redis_kernels import mixed_partitions
 
 __all__ = [
     "DEFAULT_NAMESPACE",
     "DEFAULT_PARTITIONS",
     "HASH_SLOTS",
-    "STAMP_FIELD",
-    "TableRecord",
-    "before_key",
-    "before_ledger_key",
+    "SCHEMA",
+    "STAMP",
     "check_namespace",
     "check_partitions",
     "hash_slot",
     "log_key",
     "owner_key",
     "partition_of",
-    "pins_key",
-    "records_key",
-    "serial_key",
-    "slots_key",
-    "tables_key",
-    "version_key",
-    "weights_key",
+    "rows_key",
+    "tier_state_key",
+    "tier_tables_key",
 ]
 
+SCHEMA = 2
 DEFAULT_NAMESPACE = "elastable"
 DEFAULT_PARTITIONS = 64
 MOST_PARTITIONS = 65_536
 HASH_SLOTS = 16_384
-STAMP_FIELD = b"version"
+STAMP = b"stamp"
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9._/-]{1,100}")
 
 
-def tables_key(namespace: str) -> bytes:
+def tier_tables_key(namespace: str) -> bytes:
     """The registry of tables."""
-    return f"{{{namespace}}}:tables".encode()
+    return f"{{{namespace}}}:tier:tables".encode()
 
 
-def version_key(namespace: str) -> bytes:
-    """The store's current version. On the same node as the registry."""
-    return f"{{{namespace}}}:version".encode()
-
-
-def records_key(namespace: str) -> bytes:
-    """The records of the newest versions."""
-    return f"{{{namespace}}}:records".encode()
+def tier_state_key(namespace: str) -> bytes:
+    """The engine's state, and the stamps that it vouches for. On the same node as the registry."""
+    return f"{{{namespace}}}:tier:state".encode()
 
 
 def owner_key(namespace: str) -> bytes:
@@ -116,39 +91,14 @@ def owner_key(namespace: str) -> bytes:
     return f"{{{namespace}}}:owner".encode()
 
 
-def serial_key(namespace: str) -> bytes:
-    """How many times a change outside commits has begun or ended."""
-    return f"{{{namespace}}}:serial".encode()
-
-
-def pins_key(namespace: str) -> bytes:
-    """Pinned versions, and until when."""
-    return f"{{{namespace}}}:pins".encode()
-
-
-def before_ledger_key(namespace: str) -> bytes:
-    """How much is kept of each version's before-images."""
-    return f"{{{namespace}}}:before".encode()
-
-
 def log_key(namespace: str) -> bytes:
     """The write-ahead log. On the same node as the owner's key."""
     return f"{{{namespace}}}:log".encode()
 
 
-def weights_key(namespace: str, table: str, partition: int) -> bytes:
-    """The weights of a partition, and its stamp."""
-    return f"{{{namespace}:{table}:{partition}}}:weights".encode()
-
-
-def slots_key(namespace: str, table: str, partition: int) -> bytes:
-    """The optimizer slots of a partition."""
-    return f"{{{namespace}:{table}:{partition}}}:slots".encode()
-
-
-def before_key(namespace: str, table: str, partition: int) -> bytes:
-    """The before-images of a partition."""
-    return f"{{{namespace}:{table}:{partition}}}:before".encode()
+def rows_key(namespace: str, table: str, partition: int) -> bytes:
+    """The records of a partition, and its stamp."""
+    return f"{{{namespace}:{table}:{partition}}}:rows".encode()
 
 
 def hash_slot(key: bytes) -> int:
@@ -175,24 +125,3 @@ def check_namespace(namespace: str) -> str:
     if not _NAMESPACE.fullmatch(namespace):
         raise BadInput(f"namespace {namespace!r}: use 1 to 100 letters, digits, '.', '_', '-' or '/'")
     return namespace
-
-
-@dataclass(frozen=True, slots=True)
-class TableRecord:
-    """What the registry says of a table."""
-
-    spec: TableSpec
-    partitions: int
-
-    def to_json(self) -> str:
-        """The registry's value, JSON."""
-        return json.dumps({"partitions": self.partitions, "spec": json.loads(spec_to_json(self.spec))}, sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> TableRecord:
-        """Reads what `to_json` wrote. Raises `StoreFailed` where it is something else."""
-        try:
-            fields: dict[str, Any] = json.loads(text)
-            return cls(spec_from_json(json.dumps(fields["spec"])), check_partitions(int(fields["partitions"])))
-        except MALFORMED as error:
-            raise StoreFailed(f"the registry of tables holds {text[:200]!r}, no table record: {error}") from error

@@ -20,7 +20,8 @@ from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput, ElastableError, NotReady, StoreFailed, Unavailable
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.retry import Retry
-from elastable.embedding_store.tiers.redis.redis_connection import Admit, Connection, ConnectionPool, Deadline
+from elastable.embedding_store.tiers.redis.connection_pool import Admit, ConnectionPool
+from elastable.embedding_store.tiers.redis.redis_connection import Connection, Deadline
 from elastable.embedding_store.tiers.redis.reply_errors import is_transient, reply_error
 from elastable.embedding_store.tiers.redis.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.schema import HASH_SLOTS, hash_slot
@@ -158,7 +159,7 @@ class Topology:
         try:
             yield connection
         except BaseException:
-            connection.close()
+            self.pool.abandon(connection)
             raise
         self.pool.give_back(connection)
 

@@ -18,11 +18,11 @@ from elastable.embedding_store.tiers.redis.resp_codec import (
     NO_STAMP,
     Bytes,
     Commands,
-    encode_reads,
-    encode_writes,
-    read_sizes,
-    reply_sizes,
-    write_sizes,
+    block_encode_reads,
+    block_encode_writes,
+    block_read_sizes,
+    block_reply_sizes,
+    block_write_sizes,
 )
 from elastable.embedding_store.tiers.redis.resp_replies import ChangeReplies, RowReplies
 from elastable.embedding_store.tiers.redis.schema import hash_slot
@@ -121,11 +121,11 @@ class _Reads(Requests):
 
     def __init__(self, block: Block, commands: Commands, question: bytes, asking: bool) -> None:
         self._block, self._commands, self._question, self._asking = block, commands, question, asking
-        moved = read_sizes(commands, block.catalog.keys) + reply_sizes(commands)
+        moved = block_read_sizes(commands, block.catalog.keys) + block_reply_sizes(commands)
         self.moved = moved if len(commands) or not question else np.array([len(question)], np.int64)
 
     def encode(self, start: int, stop: int) -> Bytes:
-        rows = encode_reads(self._commands[start:stop], self._block.catalog.keys, self._block.ids, self._asking)
+        rows = block_encode_reads(self._commands[start:stop], self._block.catalog.keys, self._block.ids, self._asking)
         if start or not self._question:
             return rows
         return np.concatenate((np.frombuffer(self._question, np.uint8), rows))
@@ -179,11 +179,11 @@ class _Writes(Requests):
         self._block, self._asking = block, route.asking
         self._weights, self._slots = block.weights[route.items], block.slots[route.items]
         self._stamps, self._more = stamps[route.items], more.chosen(route.items)
-        self.moved = write_sizes(self._weights, self._slots, block.catalog.keys) + np.diff(self._more.at)
+        self.moved = block_write_sizes(self._weights, self._slots, block.catalog.keys) + np.diff(self._more.at)
 
     def encode(self, start: int, stop: int) -> Bytes:
         block = self._block
-        return encode_writes(
+        return block_encode_writes(
             self._weights[start:stop], self._slots[start:stop], block.catalog.keys, block.ids, block.positions,
             block.rows, self._stamps[start:stop], self._asking, self._more.of(start, stop),
         )  # fmt: skip

@@ -16,7 +16,7 @@ from elastable.embedding_store.tiers.redis.pin_registry import PinRegistry, give
 from elastable.embedding_store.tiers.redis.recovery import read_stamps, require_way_back, take_back
 from elastable.embedding_store.tiers.redis.redis_connection import Deadline
 from elastable.embedding_store.tiers.redis.registry import Registry, read_registry, version_of
-from elastable.embedding_store.tiers.redis.schema import before_ledger_key, records_key, serial_key, version_key
+from elastable.embedding_store.tiers.redis.schema_1 import before_ledger_key, records_key, serial_key, version_key
 from elastable.embedding_store.tiers.redis.topology import Topology
 from elastable.embedding_store.tiers.redis.transactions import run_transactions
 from elastable.embedding_store.tiers.redis.url import RedisUrl

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Generator, Mapping, Sequence
+import threading
+import time
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import closing
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Int64, UInt8
+from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
 from elastable.embedding_store.contract.row_source import RowSource
-from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.tables.lookup_request import LookupRequest
 from elastable.embedding_store.wire.messages.frames import FRAME_BYTES, MAX_FRAME_BYTES, ONE_FRAME_BYTES, frame_prefix
 
 __all__ = ["ReplyFrames"]
 
 _ROOMY_BYTES = MAX_FRAME_BYTES - 64
-_GATHER_S = 600.0  # a gather is finite, and waits for locks with deadlines of its own
+_PATIENCE_S = 0.02  # that a client may take for a reply while the store is locked against commits
 
 _new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
 _new_bytes.restype = ctypes.py_object
@@ -33,17 +35,34 @@ _memory_at.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
 _TO_WRITE = 0x200  # PyBUF_WRITE
 
 
-@dataclass(slots=True)
-class _Frame:
-    """A frame that is yet to be filled.
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """One frame.
 
     Attributes:
-        frame: The bytes; nobody else has seen them.
-        requests: What fills its body.
+        prefix: What it begins with.
+        size: Bytes of rows after the prefix.
+        pieces: Table, ids and dim of the rows, in order.
     """
 
-    frame: bytes
-    requests: list[LookupRequest]
+    prefix: bytes
+    size: int
+    pieces: Sequence[tuple[str, Int64, int]]
+
+    def empty(self) -> tuple[bytes, Float32]:
+        """The frame, and the memory of its rows: float32, uninitialised."""
+        frame = _new_bytes(None, len(self.prefix) + self.size)
+        body = _writable(frame)
+        body[: len(self.prefix)] = np.frombuffer(self.prefix, np.uint8)
+        return frame, body[len(self.prefix) :].view(np.float32)
+
+    def requests(self, rows: Float32) -> Iterator[LookupRequest]:
+        """What fills the rows."""
+        start = 0
+        for table, ids, dim in self.pieces:
+            stop = start + len(ids) * dim
+            yield LookupRequest(table, ids, rows[start:stop].reshape(len(ids), dim))
+            start = stop
 
 
 class ReplyFrames:
@@ -59,7 +78,7 @@ class ReplyFrames:
     """
 
     def __init__(self, header: bytes, ids: Mapping[str, Int64], dims: Mapping[str, int]) -> None:
-        self._frames: list[_Frame] = []
+        self._plans: list[_Plan] = []
         left: bytes | None = header
         size = sum(4 * len(wanted) * dims[table] for table, wanted in ids.items())
         limit = ONE_FRAME_BYTES if size <= ONE_FRAME_BYTES else FRAME_BYTES
@@ -86,49 +105,86 @@ class ReplyFrames:
         Args:
             source: Where the rows are.
             version: As of `RowSource.lookup`.
-            threads: One gathers ahead, where there are several frames.
+            threads: One fills the frames that a slow client has not taken yet, so that it delays no commit.
 
         Raises:
             As `RowSource.lookup`; frames may have been handed out by then.
         """
-        requests = [request for frame in self._frames for request in frame.requests]
-        if len(self._frames) == 1:
-            source.lookup_into(requests, version)
-            yield self._frames[0].frame
+        if len(self._plans) == 1:
+            frame, rows = self._plans[0].empty()
+            source.lookup_into(list(self._plans[0].requests(rows)), version)
+            yield frame
             return
-        # Rows of one version: the gather goes through at its own speed, and whoever
-        # sends does not hold it up, so that a slow client delays no commit.
-        done: SimpleQueue[int] = SimpleQueue()
-        gathering = threads.submit(self._gather, source, requests, version, done)
-        gathering.add_done_callback(lambda _: done.put(len(requests)))
-        reached = 0
-        for frame in self._frames:
-            reached += len(frame.requests)
-            while (number := _next(done)) + 1 < reached:
-                pass
-            if number == len(requests):
-                gathering.result(timeout=0)
-            yield frame.frame
+        with closing(_Gather(self._gathered(source, version))) as gather:
+            threads.submit(gather.finish, time.monotonic() + _PATIENCE_S)
+            while (filled := gather.next()) is not None:
+                yield filled
 
-    def _gather(
-        self, source: RowSource, requests: Sequence[LookupRequest], version: int | None, done: SimpleQueue[int]
-    ) -> None:
-        """Runs in a thread of its own; being a method it keeps the frames, also where nobody takes them any more."""
-        source.lookup_in_order(requests, version, done.put)
+    def _gathered(self, source: RowSource, version: int | None) -> Generator[bytes, None, None]:
+        """The frames, each filled when it is asked for; the store may be locked until the last one is filled."""
+        made: deque[bytes] = deque()
+
+        def requests() -> Iterator[LookupRequest]:
+            for plan in self._plans:
+                if plan.pieces:
+                    frame, rows = plan.empty()
+                    made.append(frame)
+                    del frame  # who takes it is its only owner: once sent, its memory is the next one's
+                    yield from plan.requests(rows)
+
+        with closing(source.lookup_in_order(requests(), version)) as answers:
+            for number, plan in enumerate(self._plans, 1):
+                for _ in plan.pieces:
+                    next(answers)
+                if number == len(self._plans):
+                    answers.close()  # which unlocks the store
+                yield made.popleft() if plan.pieces else plan.empty()[0]
 
     def _add(self, header: bytes | None, pieces: Sequence[tuple[str, Int64, int]], size: int) -> None:
-        """Lays a frame out."""
-        prefix = frame_prefix(header, size)
-        frame = _new_bytes(None, len(prefix) + size)
-        body = _writable(frame)
-        body[: len(prefix)] = np.frombuffer(prefix, np.uint8)
-        rows = body[len(prefix) :].view(np.float32)
-        requests, start = [], 0
-        for table, ids, dim in pieces:
-            stop = start + len(ids) * dim
-            requests.append(LookupRequest(table, ids, rows[start:stop].reshape(len(ids), dim)))
-            start = stop
-        self._frames.append(_Frame(frame, requests))
+        self._plans.append(_Plan(frame_prefix(header, size), size, tuple(pieces)))
+
+
+class _Gather:
+    """Frames that are filled by whoever sends them, or all at once by another thread where the client is slow.
+
+    A frame that its sender fills is still in a core's cache when it is sent, and no thread waits for another. But all
+    rows are of one version, so the store is locked against commits meanwhile: only for a while.
+    """
+
+    def __init__(self, frames: Generator[bytes, None, None]) -> None:
+        self._frames = frames
+        self._filled: deque[bytes] = deque()
+        self._failure: Exception | None = None
+        self._lock = threading.Lock()  # of whoever fills frames
+        self._over = False
+
+    def next(self) -> bytes | None:
+        """The next frame; None at the end."""
+        with self._lock:
+            if self._filled:
+                return self._filled.popleft()
+            if self._failure is not None:
+                raise self._failure
+            return next(self._frames, None)
+
+    def finish(self, at: float) -> None:
+        """Waits until `at`, of `time.monotonic`, and fills what is left then."""
+        time.sleep(max(at - time.monotonic(), 0.0))  # not woken before: that would cost every quick client more
+        while not self._over:
+            with self._lock:
+                try:
+                    self._filled.append(next(self._frames))
+                except StopIteration:
+                    return
+                except Exception as error:  # noqa: BLE001 - raised to whoever takes the frame
+                    self._failure = error
+                    return
+
+    def close(self) -> None:
+        """Frames that are not taken by now are not needed."""
+        self._over = True
+        with self._lock:
+            self._frames.close()
 
 
 def _writable(frame: bytes) -> UInt8:
@@ -137,10 +193,3 @@ def _writable(frame: bytes) -> UInt8:
     It does not keep them alive.
     """
     return np.frombuffer(_memory_at(_bytes_address(frame), len(frame), _TO_WRITE), np.uint8)
-
-
-def _next(done: SimpleQueue[int]) -> int:
-    try:
-        return done.get(timeout=_GATHER_S)
-    except Empty:
-        raise StoreFailed(f"rows were not gathered within {_GATHER_S:.0f} s") from None

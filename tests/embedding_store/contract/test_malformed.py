@@ -22,7 +22,7 @@ from elastable.embedding_store.tiers.redis.registry import Registry, version_of
 from elastable.embedding_store.tiers.redis.reply_shapes import require_shapes
 from elastable.embedding_store.tiers.redis.resp_answers import parse_answer
 from elastable.embedding_store.tiers.redis.resp_replies import ChangeReplies
-from elastable.embedding_store.tiers.redis.schema import TableRecord
+from elastable.embedding_store.tiers.redis.schema_1 import TableRecord
 
 PLAIN = json.loads(spec_to_json(TableSpec("t", 2)))
 

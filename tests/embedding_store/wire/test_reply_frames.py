@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.errors import BadInput, StaleVersion
+from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed
+from elastable.embedding_store.tables.lookup_request import LookupRequest
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.body_plan import BodyPlan
 from elastable.embedding_store.wire.messages.frame_reader import FrameReader
@@ -95,3 +97,38 @@ def test_nobody_has_to_take_the_frames(store: MemoryStore, threads: ThreadPoolEx
         frames = ReplyFrames(header_of({"wide": 100_000}), {"wide": np.arange(100_000)}, DIMS).filled(store, 0, threads)
         assert next(frames)
         frames.close()
+
+
+def test_a_slow_client_delays_no_commit_and_gets_one_version(threads: ThreadPoolExecutor) -> None:
+    count = 100_000
+    ids = np.arange(count)
+    with MemoryStore(2, timeout_s=60.0) as store:
+        store.create_table(TableSpec("wide", 64, optimizer=OptimizerSpec.of("sgd", learning_rate=1.0)))
+        before = store.lookup({"wide": ids})["wide"]
+        frames = ReplyFrames(header_of({"wide": count}), {"wide": ids}, DIMS).filled(store, 0, threads)
+        taken = [next(frames)]  # the store is locked until somebody fills the other frames
+        gradients = np.ones((count, 64), np.float32)
+        store.commit(Commit(1, {"wide": TableUpdate(ids, gradients)}, 0, {}))
+        taken += frames
+        body = b"".join(store_pb2.LookupReply.FromString(frame).body for frame in taken)
+        assert body == before.tobytes()
+        assert not np.array_equal(store.lookup({"wide": ids})["wide"], before)
+
+
+def test_a_lookup_that_fails_in_another_thread_is_raised_to_who_takes_its_frames(threads: ThreadPoolExecutor) -> None:
+    class Breaks(MemoryStore):
+        def lookup_in_order(
+            self, requests: Iterable[LookupRequest], version: int | None
+        ) -> Generator[None, None, None]:
+            for number, _ in enumerate(requests):
+                if number == 2:
+                    raise StoreFailed("it broke")
+                yield
+
+    with Breaks(1) as store:
+        frames = ReplyFrames(header_of({"wide": 20_000}), {"wide": np.arange(20_000)}, DIMS).filled(store, 0, threads)
+        assert next(frames)
+        threads.submit(lambda: None).result(timeout=60)  # the one thread has gone through by then
+        assert next(frames)
+        with pytest.raises(StoreFailed, match="it broke"):
+            next(frames)

@@ -17,7 +17,8 @@ from elastable.embedding_store.tiers.redis.catalog import Catalog
 from elastable.embedding_store.tiers.redis.more_commands import MoreCommands
 from elastable.embedding_store.tiers.redis.resp_answers import parse_answer
 from elastable.embedding_store.tiers.redis.row_update import block_with_slots
-from elastable.embedding_store.tiers.redis.schema import TableRecord, partition_of
+from elastable.embedding_store.tiers.redis.schema import partition_of
+from elastable.embedding_store.tiers.redis.schema_1 import TableRecord
 
 IDS = st.lists(st.integers(-(2**63), 2**63 - 1), unique=True, max_size=30)
 

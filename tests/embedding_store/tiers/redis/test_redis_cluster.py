@@ -15,7 +15,8 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.tiers.redis.redis_reader import RedisReader
 from elastable.embedding_store.tiers.redis.redis_store import RedisStore
-from elastable.embedding_store.tiers.redis.schema import hash_slot, weights_key
+from elastable.embedding_store.tiers.redis.schema import hash_slot
+from elastable.embedding_store.tiers.redis.schema_1 import weights_key
 from tests.servers import Server
 
 SPEC = TableSpec("t", 4, None, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.1))

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from elastable.embedding_store.tiers.redis.exchange import _WINDOW_BYTES, Conversation, Requests, exchange
-from elastable.embedding_store.tiers.redis.redis_connection import _PINGS, ConnectionPool, Deadline
+from elastable.embedding_store.tiers.redis.connection_pool import ConnectionPool
+from elastable.embedding_store.tiers.redis.exchange import _WINDOW_BYTES, Conversation, Replies, Requests, exchange
+from elastable.embedding_store.tiers.redis.redis_connection import _PINGS, Deadline
 from elastable.embedding_store.tiers.redis.resp_codec import Bytes
-from elastable.embedding_store.tiers.redis.resp_replies import Replies
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
 COMMAND = b"c" * 100

@@ -14,7 +14,8 @@ from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import BadInput, StoreFailed
 from elastable.embedding_store.tiers.redis.held_rows import HeldRows
 from elastable.embedding_store.tiers.redis.redis_store import RedisStore
-from elastable.embedding_store.tiers.redis.schema import STAMP_FIELD, partition_of, weights_key
+from elastable.embedding_store.tiers.redis.schema import partition_of
+from elastable.embedding_store.tiers.redis.schema_1 import STAMP_FIELD, weights_key
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, prepared, undisturbed
 from tests.embedding_store.dying_writer import Died, dying_after

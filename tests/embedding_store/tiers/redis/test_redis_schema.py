@@ -13,14 +13,16 @@ from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import BadInput, StoreFailed
 from elastable.embedding_store.tiers.redis.redis_store import RedisStore
 from elastable.embedding_store.tiers.redis.schema import (
-    TableRecord,
-    before_key,
-    before_ledger_key,
     check_namespace,
     check_partitions,
     hash_slot,
     owner_key,
     partition_of,
+)
+from elastable.embedding_store.tiers.redis.schema_1 import (
+    TableRecord,
+    before_key,
+    before_ledger_key,
     pins_key,
     records_key,
     serial_key,

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import StoreFailed
-from elastable.embedding_store.tiers.redis.resp_codec import COMMAND, NO_STAMP, Keys, encode_reads, encode_writes
-from elastable.embedding_store.tiers.redis.resp_replies import ChangeReplies, Replies, RowReplies
+from elastable.embedding_store.tiers.redis.exchange import Replies
+from elastable.embedding_store.tiers.redis.record_requests import Keys
+from elastable.embedding_store.tiers.redis.resp_codec import COMMAND, NO_STAMP, block_encode_reads, block_encode_writes
+from elastable.embedding_store.tiers.redis.resp_replies import ChangeReplies, RowReplies
 
 KEYS = [b"{n:t:0}:weights", b"{n:t:1}:weights", b"k" * 123, b"{n:t:0}:slots", b"{n:t:1}:slots", b"s"]
 COUNTS = st.lists(st.integers(0, 12), min_size=1, max_size=3)
@@ -67,7 +69,7 @@ def test_reads_are_hmgets(request_: tuple[list[int], np.ndarray, np.ndarray], as
         its = ids[command["row_at"] : command["row_at"] + command["rows"]]
         expected += packed("ASKING") if asking else b""
         expected += packed("HMGET", key, *([b"version"] * stamped), *(id_bytes(one) for one in its))
-    assert encode_reads(commands, Keys.of(KEYS), ids, asking).tobytes() == expected
+    assert block_encode_reads(commands, Keys.of(KEYS), ids, asking).tobytes() == expected
 
 
 @given(requests(), st.booleans(), st.sampled_from([0, 4, 132]), st.sampled_from([NO_STAMP, 0, 2**62]))
@@ -89,7 +91,9 @@ def test_writes_are_transactions(
                 words += [id_bytes(ids[row]), block[start : start + command["width"]].tobytes()]
             expected += packed("HSET", KEYS[command["key"]], *words)
         expected += packed("EXEC")
-    assert encode_writes(weights, slots, Keys.of(KEYS), ids, positions, block, stamp, asking).tobytes() == expected
+    assert (
+        block_encode_writes(weights, slots, Keys.of(KEYS), ids, positions, block, stamp, asking).tobytes() == expected
+    )
 
 
 @given(
@@ -134,7 +138,7 @@ def test_rows_of_any_length_there_and_back(width: int) -> None:
     commands, slots = commands_of([3], width, 0), commands_of([3], 0, 0, 3)
     rows = [block[width * position : width * (position + 1)].tobytes() for position in positions]
     words = [word for one, row in zip(ids, rows, strict=True) for word in (id_bytes(one), row)]
-    sent = encode_writes(commands, slots, Keys.of(KEYS), ids, positions, block).tobytes()
+    sent = block_encode_writes(commands, slots, Keys.of(KEYS), ids, positions, block).tobytes()
     assert sent == packed("MULTI") + packed("HSET", KEYS[0], *words) + packed("EXEC")
     back, missing = np.zeros(3 * width, np.uint8), np.full(3, 7, np.uint8)
     replies = RowReplies(commands, positions, back, missing)

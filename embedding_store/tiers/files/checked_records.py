@@ -1,0 +1,212 @@
+"""Records with checks, moved between memory and a file by machine code.
+
+A record lies in a file as one part or two: the bytes that are often read alone, and the others. A part is a check of 8
+bytes, then its bytes, padded to whole words of 8 bytes. So the first part can be read and checked by itself. A check
+covers the id and the position too: a record in the wrong place, or of another id, fails. No check is 0, so what was
+never written is no record.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from numba import types
+
+from elastable.embedding_store.contract.arrays import Int64, UInt8
+from elastable.embedding_store.native.copy import copy_bytes, put_word, word_at
+from elastable.embedding_store.native.kernel import inlined, kernel, prefetch_line
+
+__all__ = ["invalidate", "load_checked", "read_items", "record_stride", "store_checked", "write_items"]
+
+_SIGNATURE = types.intp(types.int32, types.uintp, types.uintp, types.int64)
+_pread = types.ExternalFunction("pread", _SIGNATURE)
+_pwrite = types.ExternalFunction("pwrite", _SIGNATURE)
+
+_LINE = 64  # bytes that a processor fetches at a time
+_RECORDS_AHEAD = 6
+_FACTOR, _OTHER, _LOW = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xFFFFFFFF
+
+
+@kernel
+def record_stride(first: int, rest: int) -> int:
+    """Bytes that a record takes in a file, whose parts are of `first` and `rest` bytes; `rest` may be 0."""
+    return _part_stride(first) + _part_stride(rest)
+
+
+@kernel
+def load_checked(
+    file: UInt8,
+    fd: int,
+    begin: int,
+    items: int,
+    first: int,
+    rest: int,
+    ids: Int64,
+    positions: Int64,
+    rows: UInt8,
+    start: int,
+    stop: int,
+    failed: npt.NDArray[np.bool_],
+) -> int:
+    """Reads records and checks them.
+
+    A record that another thread writes meanwhile is read as it was, as it will be, or it fails.
+
+    Args:
+        file: uint8: the file, mapped; what lies beyond it is read by system calls.
+        fd: The open file.
+        begin: Where in it record 0 lies, in bytes.
+        items: How many records there may be.
+        first, rest: Bytes of a record's parts.
+        ids, positions: int64 `[n]`; a position out of range fails.
+        rows: uint8 `[n, width]`: the first bytes of each record go here. A row whose record fails is left as it was.
+        start, stop: The range of rows that are read.
+        failed: bool `[n]`: is set where a record is not there or fails its check.
+
+    Returns:
+        How many failed.
+    """
+    width, stride = rows.shape[1], record_stride(first, rest)
+    second = _part_stride(first)
+    taken = second if width <= first else stride
+    staged, flat, lines = np.empty(stride, np.uint8), rows.reshape(-1), file.reshape(-1, 1)
+    count = 0
+    for i in range(start, stop):
+        later = begin + stride * positions[min(i + _RECORDS_AHEAD, stop - 1)]
+        for line in range(0, taken, _LINE):
+            prefetch_line(lines, later + line, 0)
+        at = begin + stride * positions[i]
+        whole = 0 <= positions[i] < items
+        if not whole:
+            pass
+        elif at + taken <= len(file):
+            copy_bytes(staged, 0, file, at, taken)
+        else:
+            whole = _pread(np.int32(fd), np.uintp(staged.ctypes.data), np.uintp(taken), np.int64(at)) == taken
+        key = _key(ids[i], positions[i])
+        whole = whole and word_at(staged, 0) == _check(staged, 8, first, key)
+        if whole and taken > second:
+            whole = word_at(staged, second) == _check(staged, second + 8, rest, key)
+        if not whole:
+            failed[i] = True
+            count += 1
+            continue
+        copy_bytes(flat, i * width, staged, 8, min(width, first))
+        if taken > second:
+            copy_bytes(flat, i * width + first, staged, second + 8, width - first)
+    return count
+
+
+@kernel
+def store_checked(
+    fd: int, begin: int, first: int, ids: Int64, positions: Int64, rows: UInt8, order: Int64, staged: UInt8
+) -> int:
+    """Writes records with their checks.
+
+    Args:
+        fd: The open file.
+        begin: Where in it record 0 lies, in bytes.
+        first: Bytes of a record's first part.
+        ids, positions: int64 `[n]`.
+        rows: uint8 `[n, record_bytes]`.
+        order: int64 `[n]`: indices of the rows by ascending position. Where positions follow one another, one system
+            call writes several records.
+        staged: uint8 `[at least one record's stride]`, for the kernel's own use.
+
+    Returns:
+        -1, or the index in `order` of a record that could not be written.
+    """
+    width = rows.shape[1]
+    rest, second = width - first, _part_stride(first)
+    stride, flat = record_stride(first, rest), rows.reshape(-1)
+    i = 0
+    while i < len(order):
+        run = _run(positions, order, i, len(staged) // stride)
+        for k in range(run):
+            row, at = order[i + k], k * stride
+            key = _key(ids[row], positions[row])
+            _put_part(staged, at, flat, row * width, first, key)
+            if rest:
+                _put_part(staged, at + second, flat, row * width + first, rest, key)
+        place = np.int64(begin + stride * positions[order[i]])
+        if _pwrite(np.int32(fd), np.uintp(staged.ctypes.data), np.uintp(stride * run), place) != stride * run:
+            return i
+        i += run
+    return -1
+
+
+@kernel
+def invalidate(fd: int, begin: int, stride: int, positions: Int64) -> int:
+    """Makes records at `positions` fail; -1, or the index of one that could not be written."""
+    zero = np.zeros(8, np.uint8)
+    for i in range(len(positions)):
+        if _pwrite(np.int32(fd), np.uintp(zero.ctypes.data), np.uintp(8), np.int64(begin + stride * positions[i])) != 8:
+            return i
+    return -1
+
+
+@kernel
+def read_items(file: UInt8, fd: int, begin: int, positions: Int64, items: UInt8) -> int:
+    """Reads item `positions[i]` of a file into row i of `items` uint8 `[n, size]`; returns as `write_items`."""
+    size, flat = items.shape[1], items.reshape(-1)
+    for i in range(len(positions)):
+        at = begin + size * positions[i]
+        if at + size <= len(file):
+            copy_bytes(flat, i * size, file, at, size)
+        elif _pread(np.int32(fd), np.uintp(flat.ctypes.data + i * size), np.uintp(size), np.int64(at)) != size:
+            return i
+    return -1
+
+
+@kernel
+def write_items(fd: int, begin: int, positions: Int64, items: UInt8) -> int:
+    """Writes row i of `items` uint8 `[n, size]` as item `positions[i]`; -1, or the index of one that cannot be."""
+    size, flat = items.shape[1], items.reshape(-1)
+    i = 0
+    while i < len(positions):
+        run = 1
+        while i + run < len(positions) and positions[i + run] == positions[i] + run:
+            run += 1
+        at = np.int64(begin + size * positions[i])
+        if _pwrite(np.int32(fd), np.uintp(flat.ctypes.data + i * size), np.uintp(size * run), at) != size * run:
+            return i
+        i += run
+    return -1
+
+
+@inlined
+def _run(positions: Int64, order: Int64, start: int, most: int) -> int:
+    """How many positions follow one another from `order[start]` on, up to `most`."""
+    run = 1
+    while run < most and start + run < len(order) and positions[order[start + run]] == positions[order[start]] + run:
+        run += 1
+    return run
+
+
+@inlined
+def _part_stride(size: int) -> int:
+    return 8 + (size + 7) // 8 * 8 if size else 0
+
+
+@inlined
+def _put_part(staged: UInt8, at: int, flat: UInt8, source: int, size: int, key: np.uint64) -> None:
+    put_word(staged, at + _part_stride(size) - 8, 0)  # its last bytes may be padding
+    copy_bytes(staged, at + 8, flat, source, size)
+    put_word(staged, at, _check(staged, at + 8, size, key))
+
+
+@inlined
+def _key(row_id: int, position: int) -> np.uint64:
+    mixed = (np.uint64(row_id) ^ (np.uint64(position) * np.uint64(_FACTOR))) * np.uint64(_OTHER)
+    return mixed ^ (mixed >> np.uint64(32))
+
+
+@inlined
+def _check(part: UInt8, start: int, size: int, key: np.uint64) -> np.uint64:
+    """Of the words from `start` on; a sum of products, so that the processor takes several at a time."""
+    total = key
+    for k in range((size + 7) // 8):
+        word = word_at(part, start + 8 * k)
+        mixed = word ^ (key + np.uint64(k) * np.uint64(_FACTOR))
+        total += word + (mixed & np.uint64(_LOW)) * (mixed >> np.uint64(32))
+    return np.uint64(1) if total == np.uint64(0) else total

@@ -1,0 +1,289 @@
+"""One table of a file tier: a file of records, and a file that says whose record lies at each position."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.tier import Records, TierTable
+from elastable.embedding_store.errors import BadInput, StoreBroken
+from elastable.embedding_store.native.range_pool import SERIAL, RangePool
+from elastable.embedding_store.tiers.files.checked_records import (
+    invalidate,
+    load_checked,
+    read_items,
+    record_stride,
+    store_checked,
+    write_items,
+)
+from elastable.embedding_store.tiers.files.mapped_file import MappedFile
+
+__all__ = ["MOST_POSITIONS", "TableFiles"]
+
+MOST_POSITIONS = 1 << 40
+
+_ROWS_A_THREAD = 1 << 8
+_RUN_BYTES = 1 << 18  # that one system call writes; written so, the system's cache has large pages and is read faster
+_OWNER_BYTES = 16
+_OWNERS_READ = 1 << 18  # at a time
+_FACTOR, _OTHER = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
+
+
+class TableFiles:
+    """Records by position in `<number>.rows`, their owners in `<number>.ids`.
+
+    An owner is 16 bytes: the id, and a stamp of id and position; a stamp of 0 says that there is no record. A record
+    is written before its owner, and an owner erased before its record. Reads may run on many threads beside one that
+    writes.
+
+    Where the process or the machine died after the last save, records written since then may be torn, and after a
+    loss of power an id may own two positions. Both are mended by whoever writes these records again; `doubtful` says
+    which are still as the death left them.
+
+    Attributes:
+        table: The table.
+        doubtful: Positions of records that a scan found torn, and that were not written or deleted since.
+    """
+
+    def __init__(
+        self, folder: Path, number: str, token: bytes, table: TierTable, items: int | None = None, clean: bool = True
+    ) -> None:
+        """Makes the table's files, or opens them.
+
+        Args:
+            folder: Theirs.
+            number: Their name in it.
+            token: 16 bytes that both hold.
+            table: The table.
+            items: Positions that both must have room for; None: they are new.
+            clean: Whether nothing was written since the last save.
+
+        Raises:
+            StoreBroken: a file is missing, cut short, or another one.
+            StoreFailed: a file cannot be made or opened.
+        """
+        self.table, self.doubtful, self._clean = table, set[int](), clean
+        self._first = table.first_bytes or table.record_bytes
+        self._rest = table.record_bytes - self._first
+        self._stride = record_stride(self._first, self._rest)
+        self._writing = threading.Lock()
+        fresh = items is None
+        self._rows = MappedFile(folder / f"{number}.rows", b"rows", token, self._stride, fresh, items or 0)
+        try:
+            self._owners = MappedFile(folder / f"{number}.ids", b"ids", token, _OWNER_BYTES, fresh, items or 0)
+            if not clean:
+                self._mend()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def items(self) -> int:
+        """Positions that both files have room for."""
+        return min(self._rows.items, self._owners.items)
+
+    def require_whole(self) -> None:
+        """Raises `StoreBroken` if a file was deleted or cut short."""
+        self._rows.require_whole()
+        self._owners.require_whole()
+
+    def allocate(self, positions: Int64) -> None:
+        """Takes the room that records at `positions` int64 `[n]` need.
+
+        Raises:
+            BadInput: a position out of range.
+            StoreFailed: there is none; no record has changed.
+        """
+        if not len(positions):
+            return
+        ascending = np.sort(positions)
+        if ascending[0] < 0 or ascending[-1] >= MOST_POSITIONS:
+            raise BadInput(f"positions of {self._name} must be from 0 to {MOST_POSITIONS - 1}, got {_ends(ascending)}")
+        self._rows.allocate(ascending)
+        self._owners.allocate(ascending)
+
+    def read(self, wanted: Records, pool: RangePool) -> Int64:
+        """As `Tier.read`, of this table."""
+        failed = np.zeros(len(wanted.ids), np.bool_)
+        if not self._read(wanted, failed, pool):
+            return np.empty(0, np.int64)
+        missing = np.flatnonzero(failed)
+        if wanted.positions[missing].min() < 0:
+            raise BadInput(f"positions of {self._name} must be at least 0, got {wanted.positions.min()}")
+        if self._owned(wanted.ids[missing], wanted.positions[missing]).any():
+            missing = self._read_again(wanted, missing)
+        return missing
+
+    def write(self, changed: Records) -> None:
+        """Writes records, for which there must be room. Raises `StoreFailed`: some may have been written."""
+        ids, positions = changed.ids, changed.positions
+        if not len(ids):
+            return
+        order = np.argsort(positions) if (np.diff(positions) < 0).any() else np.arange(len(positions))
+        staged = np.empty(max(_RUN_BYTES // self._stride, 1) * self._stride, np.uint8)
+        with self._writing:
+            at = store_checked(
+                self._rows.fd, self._rows.begin, self._first, ids, positions, changed.rows, order, staged
+            )
+            if at >= 0:
+                raise self._rows.write_failed(int(positions[order[at]]))
+            ids, positions = ids[order], positions[order]
+            owners = np.stack((ids, _stamps(ids, positions)), axis=1)
+            new = np.flatnonzero((self._owners_at(positions) != owners).any(axis=1))
+            self._put_owners(positions[new], owners[new])
+        self.doubtful.difference_update(positions.tolist() if self.doubtful else ())
+
+    def delete(self, ids: Int64, positions: Int64) -> None:
+        """Deletes those of the records that are there. Raises `StoreFailed`: some may have been deleted."""
+        gone = np.sort(positions[self._owned(ids, positions)])
+        with self._writing:
+            self._put_owners(gone, np.zeros((len(gone), 2), np.int64))
+            at = invalidate(self._rows.fd, self._rows.begin, self._stride, gone)
+        if at >= 0:
+            raise self._rows.write_failed(int(gone[at]))
+        self.doubtful.difference_update(gone.tolist() if self.doubtful else ())
+
+    def scan(self, block_rows: int, width: int) -> Iterator[Records]:
+        """As `Tier.scan`, of this table; records come by ascending position."""
+        self.require_whole()
+        for positions, ids in self._owner_blocks(block_rows):
+            records = Records(self.table.name, ids, positions, np.zeros((len(ids), width), np.uint8))
+            if width:
+                self._rows.expect(int(positions[0]), int(positions[-1]) + 1)
+                failed = np.zeros(len(ids), np.bool_)
+                if self._read(records, failed, SERIAL):
+                    self._doubt(positions[failed])
+            yield records
+
+    def save(self, fsync: bool) -> None:
+        """Makes everything written durable.
+
+        Raises:
+            StoreBroken: records that were torn when the process died have not been written again.
+            StoreFailed: the disk refuses.
+        """
+        if self.doubtful:
+            raise StoreBroken(
+                f"{self._rows.path} is corrupt: {len(self.doubtful)} records, the first at position "
+                f"{min(self.doubtful)}, fail their check and were not written again from the log; restore a checkpoint"
+            )
+        if fsync:
+            self._rows.sync()
+            self._owners.sync()
+        self._clean = True
+
+    def close(self) -> None:
+        """Closes both files. Closing twice is harmless."""
+        self._rows.close()
+        if hasattr(self, "_owners"):
+            self._owners.close()
+
+    def remove(self) -> None:
+        """Closes both files and deletes them."""
+        self.close()
+        for file in (self._rows, self._owners):
+            file.path.unlink(missing_ok=True)
+
+    @property
+    def _name(self) -> str:
+        return f"table {self.table.name!r}"
+
+    def _read(self, wanted: Records, failed: npt.NDArray[np.bool_], pool: RangePool) -> int:
+        """Reads what is there; how many are not, or fail: those are set in `failed`."""
+        file, counts = self._rows.mapped(), list[int]()
+        place = self._rows.fd, self._rows.begin, self._rows.items, self._first, self._rest
+        ids, positions, rows = wanted.ids, wanted.positions, wanted.rows
+
+        def some(start: int, stop: int) -> None:
+            counts.append(load_checked(file, *place, ids, positions, rows, start, stop, failed))
+
+        pool.run(some, len(wanted.ids), _ROWS_A_THREAD)
+        return sum(counts)
+
+    def _read_again(self, wanted: Records, indices: Int64) -> Int64:
+        """Reads records that failed, now while nobody writes; indices of those that are not there.
+
+        Raises:
+            StoreBroken: one is there, and still fails.
+        """
+        with self._writing:
+            owned = self._owned(wanted.ids[indices], wanted.positions[indices])
+            there = indices[owned]
+            ids, positions = wanted.ids[there], wanted.positions[there]
+            rows = np.empty((len(there), wanted.rows.shape[1]), np.uint8)
+            failed = np.zeros(len(there), np.bool_)
+            if self._read(Records(wanted.table, ids, positions, rows), failed, SERIAL):
+                raise self._rows.read_failed(int(positions[failed][0]))
+        wanted.rows[there] = rows
+        return indices[~owned]
+
+    def _owned(self, ids: Int64, positions: Int64) -> npt.NDArray[np.bool_]:
+        """Whether each position belongs to the id: bool `[n]`."""
+        inside = (positions >= 0) & (positions < self._owners.items)
+        owners = np.zeros((len(ids), 2), np.int64)
+        owners[inside] = self._owners_at(positions[inside])
+        owned: npt.NDArray[np.bool_] = (owners[:, 0] == ids) & (owners[:, 1] == _stamps(ids, positions))
+        return owned
+
+    def _owners_at(self, positions: Int64) -> Int64:
+        """Owners of positions, int64 `[n, 2]`: id and stamp."""
+        owners = np.empty((len(positions), 2), np.int64)
+        file = self._owners
+        at = read_items(file.mapped(), file.fd, file.begin, positions, owners.view(np.uint8))
+        if at >= 0:
+            raise file.read_failed(int(positions[at]))
+        return owners
+
+    def _put_owners(self, positions: Int64, owners: Int64) -> None:
+        at = write_items(self._owners.fd, self._owners.begin, positions, np.ascontiguousarray(owners).view(np.uint8))
+        if at >= 0:
+            raise self._owners.write_failed(int(positions[at]))
+
+    def _owner_blocks(self, block_rows: int) -> Iterator[tuple[Int64, Int64]]:
+        """Positions that have a record, int64 `[n]`, ascending, and their ids, by at most `block_rows`."""
+        for first, last in self._owners.data_ranges():
+            for start in range(first, last, _OWNERS_READ):
+                stop = min(start + _OWNERS_READ, last)
+                self._owners.expect(start, stop)
+                positions = np.arange(start, stop)
+                owners = self._owners_at(positions)
+                there = np.flatnonzero(owners[:, 1])
+                positions, ids = positions[there], owners[there, 0]
+                wrong = np.flatnonzero(owners[there, 1] != _stamps(ids, positions))
+                if len(wrong):
+                    raise self._owners.read_failed(int(positions[wrong[0]]))
+                for part in range(0, len(ids), block_rows):
+                    yield positions[part : part + block_rows].copy(), ids[part : part + block_rows].copy()
+
+    def _doubt(self, positions: Int64) -> None:
+        if self._clean:
+            raise self._rows.read_failed(int(positions[0]))
+        self.doubtful.update(positions.tolist())
+
+    def _mend(self) -> None:
+        """After a death: the file of records may be shorter than that of owners, and an id may own two positions."""
+        if self._rows.items < self._owners.items:
+            self._rows.grow(self._owners.items)
+        blocks = list(self._owner_blocks(_OWNERS_READ))
+        if not blocks:
+            return
+        positions = np.concatenate([block[0] for block in blocks])
+        first = np.unique(np.concatenate([block[1] for block in blocks]), return_index=True)[1]
+        again = np.delete(positions, first)
+        self._put_owners(again, np.zeros((len(again), 2), np.int64))
+
+
+def _stamps(ids: Int64, positions: Int64) -> Int64:
+    """What says that an id owns a position, int64 `[n]`, never 0."""
+    mixed = ids.view(np.uint64) * np.uint64(_FACTOR) ^ (positions.view(np.uint64) + np.uint64(1)) * np.uint64(_OTHER)
+    stamps: Int64 = ((mixed ^ (mixed >> np.uint64(32))) | np.uint64(1)).view(np.int64)
+    return stamps
+
+
+def _ends(ascending: Int64) -> str:
+    return f"{ascending[0]} to {ascending[-1]}"

@@ -1,0 +1,166 @@
+"""The tier in Redis or Valkey: one server, a Cluster, or what Sentinels name."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.tier import Records, Tier, TierTable
+from elastable.embedding_store.errors import BadInput, StoreFailed, Unavailable
+from elastable.embedding_store.tiers.redis.record_batch import Batch
+from elastable.embedding_store.tiers.redis.record_scan import scanned
+from elastable.embedding_store.tiers.redis.record_transfer import LostPartition, read_records, write_records
+from elastable.embedding_store.tiers.redis.redis_connection import Deadline
+from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
+from elastable.embedding_store.tiers.redis.tier_registry import TierRegistry
+from elastable.embedding_store.tiers.redis.tier_state import TierState
+from elastable.embedding_store.tiers.redis.url import RedisUrl
+
+__all__ = ["RedisTier"]
+
+_NO_IDS = np.empty(0, np.int64)
+
+
+class RedisTier(Tier):
+    """Records by id, in the hashes that `schema` describes.
+
+    Opening it takes nothing over; the first change does, and `take_over`.
+
+    Every partition has a stamp: the sequence of its last write. Whatever reads or
+    writes it compares the stamp with what was confirmed before, and `tables`
+    compares all of them with what `put_state` recorded. So a server that comes
+    back with less than it confirmed is an error, and never "no record".
+    """
+
+    def __init__(self, place: str | RedisUrl | RedisPlace) -> None:
+        """Connects.
+
+        Args:
+            place: A URL; or a place that is shared with a log, which stays open when the tier is closed.
+
+        Raises:
+            What `RedisPlace` raises.
+        """
+        self._place = place if isinstance(place, RedisPlace) else RedisPlace(place)
+        self._shared = isinstance(place, RedisPlace)
+        self._registry = TierRegistry(self._place)
+
+    @property
+    def place(self) -> str:
+        return f"{self._place.url} (namespace {self._place.url.namespace!r})"
+
+    @property
+    def keeps_positions(self) -> bool:
+        return False
+
+    def tables(self) -> dict[str, TierTable]:
+        return {name: table.table for name, table in self._registry.load().items()}
+
+    def create(self, table: TierTable) -> None:
+        """As in `Tier.create`, with as many partitions as the URL says.
+
+        Raises:
+            SpecConflict: there is a table of that name.
+            StoreBroken: there are records of a table of that name, and the registry does not know it: it was lost.
+            TakenOver: another process owns the tier now.
+        """
+        if table.record_bytes < 1:
+            raise BadInput(f"table {table.name!r}: record_bytes must be at least 1, got {table.record_bytes}")
+        self._registry.create(table)
+
+    def drop(self, table: str) -> None:
+        """As in `Tier.drop`; records whose entry in the registry was lost are deleted, too."""
+        self._registry.drop(table)
+
+    def read(self, wanted: Sequence[Records]) -> list[Int64]:
+        made = {records.table: self._registry.table(records.table)[0].made for records in wanted}
+        try:
+            return self._read(wanted)
+        except StoreFailed:
+            # Another process may have dropped a table and made it anew: then it is read as it is now.
+            tables = self._registry.load()
+            if all(name in tables and tables[name].made == text for name, text in made.items()):
+                raise
+            return self._read(wanted)
+
+    def _read(self, wanted: Sequence[Records]) -> list[Int64]:
+        batches: list[Batch] = []
+        for records in wanted:
+            table, known = self._registry.table(records.table)
+            batches.append(Batch.to_read(table, records.ids, records.rows, known))
+        read_records(self._place.topology, batches, self._place.deadline())
+        return [np.flatnonzero(batch.missing) for batch in batches]
+
+    def write(self, changed: Sequence[Records], deleted: Mapping[str, tuple[Int64, Int64]], sequence: int) -> None:
+        """As in `Tier.write`; what changes in one partition is there whole or not at all."""
+        deadline = self._place.deadline()
+        batches = [batch for batch in self._to_write(changed, deleted) if len(batch.parts)]
+        if not batches:
+            self._registry.put(lambda key, now: TierState.began(key, max(now, sequence)), deadline)
+            return
+        try:
+            write_records(self._place.writing(deadline), batches, sequence, deadline)
+        except LostPartition as lost:
+            self._mark(lost)
+            raise
+        for batch in batches:
+            self._registry.confirm(batch.table, batch.parts["partition"], sequence)
+
+    def _to_write(self, changed: Sequence[Records], deleted: Mapping[str, tuple[Int64, Int64]]) -> Iterator[Batch]:
+        gone = {name: ids for name, (ids, _) in deleted.items()}
+        for records in changed:
+            table, known = self._registry.table(records.table)
+            yield Batch.to_write(table, records.ids, records.rows, gone.pop(records.table, _NO_IDS), known)
+        for name, ids in gone.items():
+            table, known = self._registry.table(name)
+            nothing = np.empty((0, table.table.record_bytes), np.uint8)
+            yield Batch.to_write(table, _NO_IDS, nothing, ids, known)
+
+    def _mark(self, lost: LostPartition) -> None:
+        """Lets every later process know: the write may have given the partition a stamp again."""
+        with contextlib.suppress(StoreFailed, Unavailable):  # the loss is what is told
+            self._registry.put(
+                lambda key, now: TierState.mark(key, lost.table, lost.partition), Deadline(self._place.url.deadline)
+            )
+
+    @property
+    def sequence(self) -> int:
+        deadline = self._place.deadline()
+        return max(self._registry.state(deadline).sequence, self._registry.greatest_stamp(deadline))
+
+    def scan(self, table: str, block_rows: int = 65_536, width: int | None = None) -> Iterator[Records]:
+        """As in `Tier.scan`; the deadline holds for each request by itself."""
+        found, _ = self._registry.table(table)
+        record_bytes = found.table.record_bytes
+        taken = record_bytes if width is None else width
+        if block_rows < 1 or not 0 <= taken <= record_bytes:
+            raise BadInput(
+                f"table {table!r}: block_rows={block_rows} must be at least 1, and width={width} at most {record_bytes}"
+            )
+        return scanned(self._place.topology, found, block_rows, taken, self._place.url.deadline)
+
+    def state(self) -> bytes | None:
+        return self._registry.state(self._place.deadline()).checked(self._place.url)
+
+    def put_state(self, state: bytes) -> None:
+        confirmed = self._registry.confirmed()
+        greatest = max([0, *(int(stamps.max()) for stamps in confirmed.values())])
+        self._registry.put(
+            lambda key, now: TierState.put(key, state, confirmed, max(greatest, now)), self._place.deadline()
+        )
+
+    def other_writer(self) -> str | None:
+        return self._place.other_writer()
+
+    def take_over(self) -> None:
+        self._place.take_over()
+
+    def require_owner(self) -> None:
+        self._place.require_owner()
+
+    def close(self) -> None:
+        if not self._shared:
+            self._place.close()

@@ -1,0 +1,93 @@
+"""What the columns of an entity's and of a relation's row are, for every score function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
+
+__all__ = ["RowLayout", "RowPart", "compared_columns", "row_layout"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowPart:
+    """Columns `first .. last - 1` of a row.
+
+    Attributes:
+        name: Name of the part.
+        first, last: Its columns.
+        meaning: How the score uses them, where that is not plain.
+    """
+
+    name: str
+    first: int
+    last: int
+    meaning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RowLayout:
+    """The parts of an entity's and of a relation's row, from the first column to the last."""
+
+    entity: tuple[RowPart, ...]
+    relation: tuple[RowPart, ...]
+
+    def as_json(self) -> dict[str, list[dict[str, object]]]:
+        """JSON values: for "entity" and "relation", a list of parts."""
+        return {
+            kind: [{"name": part.name, "columns": [part.first, part.last], "meaning": part.meaning} for part in parts]
+            for kind, parts in (("entity", self.entity), ("relation", self.relation))
+        }
+
+
+_UNIT = "divided by its length before it is used"
+_ELU = "stored as x, used as elu(x) + 1"
+_PLUS_ONE = "used with 1 added"
+
+# Of each score: entity parts, relation parts; (name, meaning). All parts of a row are of one width, but a bias is 1.
+_Parts = tuple[tuple[str, str], ...]
+_COMPLEX: _Parts = (("real", ""), ("imaginary", ""))
+_PLAIN: _Parts = (("embedding", ""),)
+_LAYOUTS: dict[str, tuple[_Parts, _Parts]] = {
+    "TransE": (_PLAIN, (("translation", ""),)),
+    "RotatE": (_COMPLEX, (("phase", "an angle in radians: r = exp(i phase)"),)),
+    "DistMult": (_PLAIN, (("diagonal", ""),)),
+    "ComplEx": (_COMPLEX, _COMPLEX),
+    "PairRE": ((("embedding", _UNIT),), (("head scale", ""), ("tail scale", ""))),
+    "TripleRE": (
+        (("embedding", _UNIT),),
+        (("head scale", _PLUS_ONE), ("tail scale", _PLUS_ONE), ("translation", "")),
+    ),
+    "InterHT": ((("embedding", _UNIT), ("aid", f"{_UNIT}, then 1 is added")), (("translation", ""),)),
+    "TranS": (
+        (("embedding", _UNIT), ("aid", f"{_UNIT}, then 1 is added")),
+        (("head scale", ""), ("translation", ""), ("tail scale", "")),
+    ),
+    "BoxE": (
+        (("point", ""), ("bump", "moves the point of the other end")),
+        (("head middle", ""), ("head width", _ELU), ("tail middle", ""), ("tail width", _ELU)),
+    ),
+    "ConvE": ((("embedding", ""), ("bias", "added to the score of an answer")), (("embedding", ""),)),
+}
+
+
+def row_layout(score: ScoreFunction) -> RowLayout:
+    """The layout of a score function's rows."""
+    entity, relation = _LAYOUTS[score.name]
+    return RowLayout(_parts(entity, score.entity_width), _parts(relation, score.relation_width))
+
+
+def compared_columns(score: ScoreFunction) -> slice:
+    """The columns of an entity's row that are its position: all but a bias."""
+    parts = row_layout(score).entity
+    return slice(0, parts[-1].first if parts[-1].name == "bias" else parts[-1].last)
+
+
+def _parts(named: _Parts, width: int) -> tuple[RowPart, ...]:
+    biases = sum(name == "bias" for name, _ in named)
+    each, parts, first = (width - biases) // (len(named) - biases), [], 0
+    for name, meaning in named:
+        last = first + (1 if name == "bias" else each)
+        parts.append(RowPart(name, first, last, meaning))
+        first = last
+    return tuple(parts)

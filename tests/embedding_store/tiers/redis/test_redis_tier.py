@@ -1,0 +1,232 @@
+"""Records in Redis: what the tier's contract leaves to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import redis
+
+from elastable.embedding_store.contract.arrays import Int64, UInt8
+from elastable.embedding_store.contract.tier import Records, TierTable
+from elastable.embedding_store.errors import BadInput, SpecConflict, StoreBroken, TakenOver, Unsupported
+from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
+from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
+from elastable.embedding_store.tiers.redis.schema import partition_of, rows_key
+
+TABLE = TierTable("t", 24, b"described")
+IDS = np.random.default_rng(1).permutation(np.arange(-500, 500, dtype=np.int64) << 40)
+
+
+def rows_of(seed: int, ids: Int64 = IDS, width: int = TABLE.record_bytes) -> UInt8:
+    return np.random.default_rng(seed).integers(0, 256, (len(ids), width), dtype=np.uint8)
+
+
+def records(ids: Int64, rows: UInt8, table: str = "t") -> Records:
+    return Records(table, ids, np.arange(len(ids)), rows)
+
+
+def read_back(tier: RedisTier, ids: Int64 = IDS, width: int = TABLE.record_bytes) -> tuple[UInt8, Int64]:
+    """Rows, zero where there is none, and which have none."""
+    rows = np.zeros((len(ids), width), np.uint8)
+    (missing,) = tier.read([records(ids, rows)])
+    return rows, missing
+
+
+@pytest.fixture(params=["redis_url", "redis_cluster_url"])
+def url(request: pytest.FixtureRequest) -> str:
+    found: str = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def tier(url: str) -> Iterator[RedisTier]:
+    with RedisTier(f"{url}?partitions=16") as tier:
+        tier.create(TABLE)
+        yield tier
+
+
+def test_records_are_found_by_the_schema(redis_url: str) -> None:
+    rows = rows_of(1)
+    with RedisTier(redis_url) as tier, redis.Redis.from_url(redis_url) as client:
+        tier.create(TABLE)
+        tier.write([records(IDS, rows)], {}, 12)
+        for i, partition in enumerate(partition_of(IDS, 64).tolist()):
+            key = f"{{elastable:t:{partition}}}:rows"
+            assert rows_key("elastable", "t", partition) == key.encode()
+            assert client.hget(key, int(IDS[i]).to_bytes(8, "little", signed=True)) == rows[i].tobytes()
+            assert client.hget(key, "stamp") == (12).to_bytes(8, "little")
+
+
+@pytest.mark.parametrize("width", [0, 1, 7, 8, 23, 24])
+def test_the_first_bytes_of_records(tier: RedisTier, width: int) -> None:
+    rows = rows_of(2)
+    tier.write([records(IDS[:900], rows[:900])], {}, 1)
+    found, missing = read_back(tier, IDS, width)
+    np.testing.assert_array_equal(found[:900], rows[:900, :width])
+    np.testing.assert_array_equal(missing, np.arange(900, 1000))
+
+
+@pytest.mark.parametrize("record_bytes", [1, 2, 3, 4, 5, 8, 9, 95, 99_996, 100_000])
+def test_records_of_every_size(url: str, record_bytes: int) -> None:
+    ids = IDS[: 50 if record_bytes > 100 else 1000]
+    with RedisTier(f"{url}?partitions=4") as tier:
+        tier.create(TierTable("t", record_bytes))
+        rows = rows_of(3, ids, record_bytes)
+        tier.write([records(ids, rows)], {}, 1)
+        found, missing = read_back(tier, ids, record_bytes)
+        np.testing.assert_array_equal(found, rows)
+        assert not len(missing)
+
+
+def test_deletions_go_before_records(tier: RedisTier) -> None:
+    before, after = rows_of(4), rows_of(5)
+    tier.write([records(IDS, before)], {}, 1)
+    changed = IDS[:10]
+    tier.write([records(changed, after[:10])], {"t": (IDS[5:30], np.arange(25))}, 2)
+    tier.write([], {"t": (np.append(IDS[30:40], 77), np.arange(11))}, 3)
+    found, missing = read_back(tier)
+    np.testing.assert_array_equal(found, np.concatenate((after[:10], np.zeros((30, 24), np.uint8), before[40:])))
+    np.testing.assert_array_equal(missing, np.arange(10, 40))
+    assert tier.sequence == 3
+
+
+@pytest.mark.parametrize("width", [None, 0, 5])
+@pytest.mark.parametrize("most_bytes", [1 << 30, 1 << 10])
+def test_scans_in_one_piece_and_in_many(
+    tier: RedisTier, width: int | None, most_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elastable.embedding_store.tiers.redis.record_scan._PIECE_BYTES", most_bytes)
+    rows = rows_of(6)
+    tier.write([records(IDS, rows)], {}, 1)
+    blocks = list(tier.scan("t", 300, width))
+    assert [len(block.ids) for block in blocks] == [300, 300, 300, 100]
+    ids, found = (np.concatenate([getattr(block, kind) for block in blocks]) for kind in ("ids", "rows"))
+    order, expected = np.argsort(ids), np.argsort(IDS)
+    np.testing.assert_array_equal(ids[order], IDS[expected])
+    np.testing.assert_array_equal(found[order], rows[expected][:, :width])
+    assert all((block.positions == -1).all() and block.table == "t" for block in blocks)
+
+
+def test_a_scan_while_hashes_grow_and_shrink_gives_each_id_once(tier: RedisTier) -> None:
+    """Hashes of 2,000 ids are still being rehashed when the scan begins."""
+    ids = np.arange(32_000, dtype=np.int64)
+    tier.write([records(ids, rows_of(7, ids))], {}, 1)
+    tier.write([], {"t": (ids[500:], ids[500:])}, 2)
+    found = np.concatenate([block.ids for block in tier.scan("t")])
+    np.testing.assert_array_equal(np.sort(found), ids[:500])
+
+
+def test_a_name_is_taken_once(tier: RedisTier, url: str) -> None:
+    with pytest.raises(SpecConflict, match="'t'"):
+        tier.create(TABLE)
+    tier.write([records(IDS, rows_of(1))], {}, 5)
+    tier.drop("t")
+    tier.drop("t")
+    assert tier.tables() == {}
+    assert tier.sequence == 5
+    tier.create(TierTable("t", 3))
+    with RedisTier(url) as reader:
+        assert reader.tables() == {"t": TierTable("t", 3)}
+        assert read_back(reader, IDS, 3)[1].tolist() == list(range(1000))
+
+
+def test_a_reader_meets_a_table_that_was_made_anew(tier: RedisTier, url: str) -> None:
+    tier.write([records(IDS, rows_of(1))], {}, 5)
+    tier.put_state(b"")
+    with RedisTier(url) as reader:
+        read_back(reader)
+        tier.drop("t")
+        tier.create(TABLE)
+        tier.write([records(IDS[:3], rows_of(2)[:3])], {}, 6)
+        found, missing = read_back(reader)
+    np.testing.assert_array_equal(found[:3], rows_of(2)[:3])
+    assert len(missing) == 997
+
+
+def test_a_drop_that_broke_off_is_ended_by_the_next_one(tier: RedisTier, url: str) -> None:
+    tier.write([records(IDS, rows_of(1))], {}, 5)
+    with RedisTier(url) as second:
+        with pytest.MonkeyPatch.context() as patch:
+            real, calls = RedisPlace.writing, iter(range(100))
+
+            def dying(place: RedisPlace, deadline: object) -> object:
+                if next(calls):  # the registry knows, and the records are still there
+                    raise KeyboardInterrupt
+                return real(place, deadline)  # type: ignore[arg-type]
+
+            patch.setattr(RedisPlace, "writing", dying)
+            with pytest.raises(KeyboardInterrupt):
+                second.drop("t")
+        assert second.tables() == {}
+        second.create(TABLE)
+        assert len(read_back(second)[1]) == 1000
+
+
+def test_state_is_kept_whole_and_checked(tier: RedisTier, url: str) -> None:
+    assert tier.state() is None
+    state = rows_of(8).tobytes()
+    tier.put_state(b"first")
+    tier.put_state(state)
+    with RedisTier(url) as other:
+        assert other.state() == state
+    tier._place.topology.call(
+        [(b"{elastable}", ("HSET", "{elastable}:tier:state", "state", b"x"))], tier._place.deadline()
+    )
+    with pytest.raises(StoreBroken, match="corrupt"):
+        tier.state()
+
+
+def test_opening_and_reading_take_nothing_over(tier: RedisTier, url: str) -> None:
+    tier.write([records(IDS, rows_of(1))], {}, 5)
+    with RedisTier(url) as reader:
+        read_back(reader)
+        list(reader.scan("t"))
+        assert reader.sequence == 5
+        assert reader.state() is None
+        assert reader.other_writer() is not None
+        tier.write([records(IDS, rows_of(2))], {}, 6)
+        tier.put_state(b"")
+        reader.write([records(IDS, rows_of(3))], {}, 7)
+    for refused in (
+        lambda: tier.write([records(IDS, rows_of(4))], {}, 8),
+        lambda: tier.put_state(b""),
+        lambda: tier.drop("t"),
+        lambda: tier.create(TierTable("u", 1)),
+        tier.require_owner,
+    ):
+        with pytest.raises(TakenOver, match="was taken over"):
+            refused()
+    np.testing.assert_array_equal(read_back(tier)[0], rows_of(3))
+
+
+def test_rows_of_another_shape_are_refused(tier: RedisTier) -> None:
+    for rows in (rows_of(1)[:, :23], rows_of(1)[:-1], np.asfortranarray(rows_of(1))):
+        with pytest.raises(BadInput, match=r"must be C-contiguous uint8 \[1000, 24\]"):
+            tier.write([Records("t", IDS, np.arange(1000), rows)], {}, 1)
+    with pytest.raises(BadInput, match=r"uint8 \[1000, at most 24\]"):
+        tier.read([Records("t", IDS, np.arange(1000), np.zeros((1000, 25), np.uint8))])
+    assert tier.sequence == 0
+
+
+def test_a_registry_of_a_later_release_is_refused(tier: RedisTier) -> None:
+    key = "{elastable}:tier:tables"
+    tier._place.topology.call([(key.encode(), ("HSET", key, "u", '{"schema": 3}'))], tier._place.deadline())
+    with pytest.raises(Unsupported, match="has key schema 3, this release reads 2"):
+        tier.tables()
+    tier._place.topology.call(
+        [(key.encode(), ("HSET", key, "u", '{"schema": 2, "partitions": 5}'))], tier._place.deadline()
+    )
+    with pytest.raises(StoreBroken, match="the registry of tables holds"):
+        tier.tables()
+
+
+def test_a_tier_and_a_log_share_one_place(redis_url: str) -> None:
+    place = RedisPlace(redis_url)
+    with RedisTier(place) as tier:
+        tier.create(TABLE)
+    with RedisTier(place) as tier:
+        tier.write([records(IDS, rows_of(1))], {}, 1)
+        assert place.ownership.owner is not None
+    place.close()

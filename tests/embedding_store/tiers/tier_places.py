@@ -1,0 +1,65 @@
+"""Places where a tier can be kept: each can be opened again, and some of them by another process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+
+from elastable.embedding_store.contract.arrays import Int64, UInt8
+from elastable.embedding_store.contract.tier import Records, Tier
+from elastable.embedding_store.tiers.files.file_tier import FileTier
+from tests.embedding_store.tiers.dict_tier import DictTier, Kept
+
+__all__ = ["Place", "dict_places", "everything", "file_places", "records"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """An empty place for a tier.
+
+    Attributes:
+        open: Opens it, as often as one likes, one after the other.
+        program: A Python expression that opens it in another process, and the imports that it needs; None: it is of
+            this process alone.
+    """
+
+    open: Callable[[], Tier]
+    program: tuple[str, str] | None = None
+
+
+def dict_places() -> Iterator[Place]:
+    """Dictionaries."""
+    while True:
+        yield Place(partial(DictTier, Kept()))
+
+
+def file_places(home: Path) -> Iterator[Place]:
+    """Folders below `home`."""
+    for number in count():
+        folder = home / str(number)
+        imports = "from elastable.embedding_store.tiers.files.file_tier import FileTier"
+        yield Place(partial(FileTier, folder, fsync=False), (imports, f"FileTier({str(folder)!r}, fsync=False)"))
+
+
+def records(table: str, ids: Int64 | list[int], positions: Int64 | list[int], rows: UInt8 | int) -> Records:
+    """Records; `rows` may be their width, for reading."""
+    if isinstance(rows, int):
+        rows = np.full((len(ids), rows), 77, np.uint8)
+    return Records(table, np.array(ids, np.int64), np.array(positions, np.int64), np.ascontiguousarray(rows))
+
+
+def everything(tier: Tier, table: str, block_rows: int = 65_536, width: int | None = None) -> dict[int, bytes]:
+    """Rows by id, as a scan gives them: each id once."""
+    found = dict[int, bytes]()
+    for block in tier.scan(table, block_rows, width):
+        assert 0 < len(block.ids) <= block_rows
+        assert len(block.ids) == len(block.positions) == len(block.rows)
+        for row_id, row in zip(block.ids.tolist(), block.rows, strict=True):
+            assert row_id not in found
+            found[row_id] = row.tobytes()
+    return found
