@@ -5,8 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 
-from elastable.embedding_store.errors import BadInput, FutureVersion, StaleVersion, StoreBroken, StoreFailed
+from elastable.embedding_store.errors import (
+    BadInput,
+    ElastableError,
+    FutureVersion,
+    StaleVersion,
+    StoreBroken,
+    StoreFailed,
+)
 from elastable.embedding_store.log.contract import Buffer, Log, LogEntry
+from elastable.embedding_store.log.framing import Header
+from elastable.embedding_store.tiers.redis.redis_connection import Deadline
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.schema import log_key
 from elastable.embedding_store.tiers.redis.stream_appender import StreamAppender
@@ -45,6 +54,7 @@ class RedisLog(Log):
         self._guard = threading.Lock()  # of what is known of both ends
         self._closed = False
         self._ends = StreamEnds()
+        self._read = StreamEnd(-1)  # the entry that was read last
         self._appender = StreamAppender(self._place, self._name, self._ends.end)
         try:
             self.refresh()
@@ -100,21 +110,50 @@ class RedisLog(Log):
             self._publish()
 
     def entries(self, after: int = 0) -> Iterator[LogEntry]:
+        """As of `Log`, up to the newest entry that is known; `refresh` learns of those that another process appended.
+
+        Raises:
+            StaleVersion: the entry `after`, which was read from this object before, has been taken back since.
+        """
         with self._appending:
             self._require_open()
-        first, last = self.first, self.last
+        with self._guard:
+            ends, read = self._ends, self._read
+        last, previous = ends.end.last, read.check if read.last == after else None
+        if previous is not None and (last < after or (last == after and ends.end.check != previous)):
+            raise self._taken_back(after)
         if after >= last:
             return
-        if first > after + 1:
-            raise BadInput(f"{self._name} begins with entry {first}: those after {after} were trimmed")
-        found = stream_entries(self._place.topology, b"%d-0" % (after + 1), b"%d-%d" % (last, LAST_PART))
-        parts = (part_of(entry, self._name) for entry in found)
-        read = after
-        for entry, _ in joined_entries(parts, after + 1, self._name):
-            read = entry.sequence
-            yield entry
-        if read < last:
-            raise StoreBroken(f"{self._name} is corrupt: entries {read + 1} to {last} are missing")
+        if ends.first > after + 1:
+            raise self._trimmed(ends.first, after)
+        sequence = after
+        try:
+            for entry, header in self._between(after, last):
+                if previous is not None and header.previous != previous:
+                    raise self._taken_back(sequence)
+                sequence, previous = entry.sequence, header.check
+                with self._guard:
+                    self._read = StreamEnd(sequence, header.check)
+                yield entry
+            if sequence < last:
+                raise StoreBroken(f"{self._name} is corrupt: entries {sequence + 1} to {last} are missing")
+        except StoreBroken as error:
+            raise self._changed_while_read(sequence, last) or error from error
+
+    def follow(self, after: int, wait_s: float) -> Iterator[LogEntry]:
+        """The entries after a sequence number, as soon as there are any; none where `wait_s` seconds pass before.
+
+        Raises:
+            What `entries` raises.
+        """
+        self.refresh()
+        if self.last <= after:
+            deadline = Deadline(wait_s + self._place.url.deadline)
+            begin = b"%d-%d" % (after, LAST_PART)
+            words = ("XREAD", "COUNT", 1, "BLOCK", max(1, int(1000 * wait_s)), "STREAMS", self._key, begin)
+            self._place.topology.call([(self._key, words)], deadline)
+            self.refresh()
+        yield from self.entries(after)
 
     def sync(self) -> None:
         """Waits until the server's append-only file is on its disk, where it has one (Redis 7.2, Valkey)."""
@@ -159,6 +198,23 @@ class RedisLog(Log):
             self._appender.drop()
             if not self._shared:
                 self._place.close()
+
+    def _between(self, after: int, last: int) -> Iterator[tuple[LogEntry, Header]]:
+        found = stream_entries(self._place.topology, b"%d-0" % (after + 1), b"%d-%d" % (last, LAST_PART))
+        return joined_entries((part_of(entry, self._name) for entry in found), after + 1, self._name)
+
+    def _changed_while_read(self, sequence: int, last: int) -> ElastableError | None:
+        """Why the entry after `sequence` cannot be read, if another process has trimmed or cut the log meanwhile."""
+        self.refresh()
+        if self.first > sequence + 1:
+            return self._trimmed(self.first, sequence)
+        return self._taken_back(self.last) if self.last < last else None
+
+    def _trimmed(self, first: int, after: int) -> BadInput:
+        return BadInput(f"{self._name} begins with entry {first}: those after {after} were trimmed")
+
+    def _taken_back(self, sequence: int) -> StaleVersion:
+        return StaleVersion(f"{self._name}: entry {sequence} or one after it was taken back since it was read")
 
     def _publish(self) -> None:
         """Makes what the appender knows of the end known to everybody."""

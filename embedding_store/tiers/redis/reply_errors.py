@@ -9,8 +9,9 @@ from elastable.embedding_store.tiers.redis.url import RedisUrl
 __all__ = ["is_transient", "reply_error"]
 
 #: First words of error replies that end by themselves: the data set is being loaded after a restart, a replica has lost
-#: its master, a script of somebody else's runs, slots of a Cluster move or have no owner until a failover is over.
-_TRANSIENT = ("LOADING", "MASTERDOWN", "BUSY", "TRYAGAIN", "CLUSTERDOWN")
+#: its master, a script of somebody else's runs, slots of a Cluster move or have no owner until a failover is over, a
+#: wait for entries of a stream ends as its server becomes a replica.
+_TRANSIENT = ("LOADING", "MASTERDOWN", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "UNBLOCKED")
 
 _SERVER_ADVICE = {
     "OOM": "the server is full: raise its maxmemory, or delete other keys; nothing was written",

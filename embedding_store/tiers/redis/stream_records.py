@@ -201,20 +201,20 @@ def joined_entries(parts: Iterator[StreamPart], sequence: int, place: str) -> It
         if part.header is None:
             continue
         payload = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        _check(part, part.header, payload, previous, place)
+        _check(part, part.header, payload, place)
+        if previous is not None and part.header.previous != previous:
+            raise _corrupt(place, part.id.decode(), "it was appended to another entry than the one before it")
         yield LogEntry(sequence, version, memoryview(payload)), part.header
         sequence, pieces, length, previous = sequence + 1, [], 0, part.header.check
     if pieces:
         raise _corrupt(place, f"{sequence}-{len(pieces)}", "it is missing, and the log ends before it")
 
 
-def _check(part: StreamPart, header: Header, payload: bytes, previous: int | None, place: str) -> None:
+def _check(part: StreamPart, header: Header, payload: bytes, place: str) -> None:
     if (header.sequence, header.version, header.length) != (part.sequence, part.version, len(payload)):
         raise _corrupt(place, part.id.decode(), "its header is that of another entry")
     if header.crc32 != zlib.crc32(payload):
         raise _corrupt(place, part.id.decode(), "the checksum of the payload is another one")
-    if previous is not None and header.previous != previous:
-        raise _corrupt(place, part.id.decode(), "it was appended to another entry than the one before it")
 
 
 def _corrupt(place: str, name: str, why: str) -> StoreBroken:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -12,7 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store.errors import DeadlineExceeded, StaleVersion, StoreBroken, StoreFailed, TakenOver
+from elastable.embedding_store.errors import (
+    BadInput,
+    DeadlineExceeded,
+    StaleVersion,
+    StoreBroken,
+    StoreFailed,
+    TakenOver,
+)
 from elastable.embedding_store.tiers.redis.redis_log import RedisLog
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.stream_records import MAX_ENTRY_BYTES, PART_BYTES
@@ -96,6 +104,59 @@ def test_where_connections_cannot_be_ended_the_owner_key_keeps_others_out(redis_
                 assert read(second) == entries
         finally:
             client.execute_command("ACL", "DELUSER", "meek")
+
+
+# --- readers ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("server", ["redis_url", "valkey_url", "redis_cluster_url"])
+def test_a_follower_reads_entries_as_they_come(server: str, request: pytest.FixtureRequest) -> None:
+    url, seen = f"{request.getfixturevalue(server)}?deadline=60", list[Entry]()
+    sizes = [number * 977 % 3_000 for number in range(200)] + [2 * PART_BYTES + 1]
+    with RedisLog(url) as writer, RedisLog(url) as reader:
+
+        def follow() -> None:
+            while len(seen) < len(sizes):
+                found = reader.follow(len(seen), wait_s=60)
+                seen.extend((entry.sequence, entry.version, bytes(entry.payload)) for entry in found)
+
+        following = threading.Thread(target=follow, daemon=True)
+        following.start()
+        entries = append(writer, *sizes)
+        following.join(120)
+        assert seen == entries
+        assert list(reader.follow(len(seen), wait_s=0.01)) == []
+
+
+def test_a_follower_learns_that_what_it_read_was_taken_back(redis_url: str) -> None:
+    for sizes in ((), (5,), (5, 6)):
+        url = f"{redis_url}?namespace=n{len(sizes)}"
+        with RedisLog(url) as writer, RedisLog(url) as reader, RedisLog(url) as late:
+            append(writer, 1, 2, 3)
+            assert [entry.sequence for entry in reader.follow(0, wait_s=60)] == [1, 2, 3]
+            assert [entry.sequence for entry in late.follow(1, wait_s=60)] == [2, 3]
+            writer.truncate(2)
+            append(writer, *sizes)
+            for follower in (reader, late):
+                with pytest.raises(StaleVersion, match="entry 3 or one after it was taken back since it was read"):
+                    list(follower.follow(3, wait_s=0.01))
+                assert next(follower.follow(1, wait_s=60)).sequence == 2
+
+
+def test_a_follower_learns_that_what_it_reads_is_trimmed_or_taken_back(redis_url: str) -> None:
+    with RedisLog(redis_url) as writer, RedisLog(redis_url) as reader:
+        append(writer, *[10] * 50)
+        reading = reader.follow(0, wait_s=60)
+        assert next(reading).sequence == 1
+        writer.trim(40)
+        with pytest.raises(BadInput, match=r"begins with entry 40: those after \d+ were trimmed"):
+            list(reading)
+        reading = reader.follow(40, wait_s=60)
+        append(writer, *[10] * 50)
+        assert next(reading).sequence == 41
+        writer.truncate(70)
+        with pytest.raises(StaleVersion, match="taken back"):
+            list(reading)
 
 
 # --- the connection breaks --------------------------------------------------------------------------
