@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.sentinels import Watched, running_watched
 from tests.servers import Server, redis_binary, running_cluster, running_server, valkey_binary
 
 pytest.register_assert_rewrite("tests.contracts")  # a contract that is broken says what it saw
@@ -50,6 +51,21 @@ def redis_cluster_nodes(server_binary: Path, tmp_path_factory: pytest.TempPathFa
     """A Cluster of three masters; use `redis_cluster_url` for an empty one."""
     with running_cluster(server_binary, tmp_path_factory.mktemp("cluster")) as servers:
         yield servers
+
+
+@pytest.fixture(scope="session")
+def redis_watched(server_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """A master and a replica that Sentinels watch; use `redis_sentinel_url` for an empty one."""
+    with running_watched(server_binary, tmp_path_factory.mktemp("sentinels")) as watched:
+        yield watched
+
+
+@pytest.fixture
+def redis_sentinel_url(redis_watched: Watched) -> str:
+    """URL of an empty master that Sentinels watch; do not end it."""
+    _emptied(redis_watched.master())
+    redis_watched.wait_for_replica()
+    return redis_watched.url
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from redis.retry import Retry
 
 from tests.ports import free_port
 
-__all__ = ["Server", "redis_binary", "running_cluster", "running_server", "valkey_binary"]
+__all__ = ["START_S", "Server", "redis_binary", "running_cluster", "running_server", "valkey_binary"]
 
 START_S = 20.0
 _STARTS = 5  # a port found free may be taken before the server binds it
@@ -90,6 +90,9 @@ class Server:
         command += ["--save", "", "--logfile", str(self.directory / "log"), *self.options]
         if "--cluster-enabled" in self.options:
             command += ["--cluster-port", str(free_port())]
+        self._spawn(command)
+
+    def _spawn(self, command: Sequence[str]) -> None:
         self.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, preexec_fn=_die_with_parent
         )

@@ -42,7 +42,7 @@ def storage_of_url(url: str) -> str:
     if shards:
         kinds = {storage_of_url(shard) for shard in shards}
         return kinds.pop() if len(kinds) == 1 else "memory"
-    scheme = url.partition("://")[0]
+    scheme = url.partition("://")[0].removesuffix("+sentinel")
     return {"file": "file", "redis": "redis", "rediss": "redis"}.get(scheme, "memory")
 
 

@@ -1,6 +1,8 @@
 """Which server owns which hash slot, and how a redirected command finds its way.
 
-One server and a Cluster look alike from here: one server owns every slot.
+One server and a Cluster look alike from here: one server owns every slot. So
+does the master that Sentinels watch; which server that is, they are asked again
+whenever a connection fails.
 """
 
 from __future__ import annotations
@@ -17,14 +19,22 @@ import hiredis
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.errors import BadInput, ElastableError, NotReady, StoreFailed, Unavailable
+from elastable.embedding_store.errors import (
+    BadInput,
+    DeadlineExceeded,
+    ElastableError,
+    NotReady,
+    Unavailable,
+)
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.retry import Retry
 from elastable.embedding_store.tiers.redis.connection_pool import Admit, ConnectionPool
 from elastable.embedding_store.tiers.redis.redis_connection import Connection, Deadline
 from elastable.embedding_store.tiers.redis.reply_errors import is_transient, reply_error
 from elastable.embedding_store.tiers.redis.reply_shapes import Command
-from elastable.embedding_store.tiers.redis.schema import HASH_SLOTS, hash_slot
+from elastable.embedding_store.tiers.redis.schema import hash_slot
+from elastable.embedding_store.tiers.redis.sentinels import master_address
+from elastable.embedding_store.tiers.redis.slot_map import SlotMap, address_in
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
 __all__ = ["Route", "Topology"]
@@ -33,6 +43,7 @@ __all__ = ["Route", "Topology"]
 _ROUNDS = 6
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.03, 0.4
 _REDIRECTIONS = ("MOVED", "ASK")
+_DEMOTED = ("READONLY",)  # a master that has become a replica: the Sentinels know the new one
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +61,6 @@ class Route:
     items: Int64
 
 
-@dataclass(frozen=True, slots=True)
-class _SlotMap:
-    """`owners[slot]` counts in `nodes`; -1: no server owns the slot."""
-
-    nodes: tuple[Address, ...]
-    owners: Int64
-
-
 class Topology:
     """The servers of one store, with connections to them. For many threads at once."""
 
@@ -73,9 +76,11 @@ class Topology:
         """
         self.url = url
         self.pool = ConnectionPool(url, admit)
-        self._map = _SlotMap((), np.full(HASH_SLOTS, -1, np.int64))
+        self._map = SlotMap.empty()
+        self._doubtful = False  # the last operation lost its server
         try:
-            self.refresh(Deadline(url.deadline))
+            deadline = Deadline(url.deadline)
+            self._repeated(lambda: self.refresh(deadline), self._watched, deadline)
         except BaseException:
             self.pool.close()
             raise
@@ -88,6 +93,9 @@ class Topology:
             StoreFailed: a server refused the login or the question.
             BadInput: the URL asks of the servers what they are not.
         """
+        if self.url.service:
+            self._map = self._ask_master(master_address(self.url, deadline), deadline)
+            return
         candidates = list(dict.fromkeys((*self._map.nodes, *self.url.seeds)))
         for tried, address in enumerate(candidates, start=1):
             # Each gets its share of the time, so that one that swallows packets leaves some to the rest.
@@ -99,17 +107,26 @@ class Topology:
                 if tried == len(candidates):
                     raise
 
-    def _ask(self, address: Address, deadline: Deadline) -> _SlotMap:
+    def _ask_master(self, address: Address, deadline: Deadline) -> SlotMap:
+        """Makes sure that the server which the Sentinels name is a master by now; it may not have been told yet."""
+        (told,) = self.call_at(address, [("INFO", "replication")], deadline)
+        if isinstance(told, hiredis.ReplyError):
+            raise reply_error(f"redis at {address} does not say what it is", str(told), self.url)
+        if b"role:master" not in told:
+            raise NotReady(f"redis at {address}, which the Sentinels of {self.url} name, is no master (yet)")
+        return SlotMap.of_one(address)
+
+    def _ask(self, address: Address, deadline: Deadline) -> SlotMap:
         told, ranges = self.call_at(address, [("INFO", "cluster"), ("CLUSTER", "SLOTS")], deadline)
         if isinstance(told, hiredis.ReplyError):
             raise reply_error(f"redis at {address} does not say what it is", str(told), self.url)
         if b"cluster_enabled:1" not in told:
             if len(self.url.seeds) > 1:
                 raise BadInput(f"{self.url} names several servers, but {address} is no node of a Cluster: name one")
-            return _SlotMap((address,), np.zeros(HASH_SLOTS, np.int64))
+            return SlotMap.of_one(address)
         if isinstance(ranges, hiredis.ReplyError):
             raise reply_error(f"redis at {address} does not tell its slots", str(ranges), self.url)
-        return _slot_map(ranges, address)
+        return SlotMap.of_ranges(ranges, address)
 
     def call(self, commands: Sequence[tuple[bytes, Command]], deadline: Deadline) -> list[Any]:
         """Runs control commands, (key, words), each at the owner of its key.
@@ -181,7 +198,8 @@ class Topology:
 
     def passes(self, line: str) -> bool:
         """Whether an error line tells of a moving slot, a failover or a restart, and not of something that lasts."""
-        return line.split(" ", 1)[0] in _REDIRECTIONS or is_transient(line)
+        word = line.split(" ", 1)[0]
+        return word in _REDIRECTIONS or is_transient(line) or (bool(self.url.service) and word in _DEMOTED)
 
     def complete(
         self,
@@ -207,12 +225,13 @@ class Topology:
 
         def attempt_round() -> None:
             nonlocal todo, asked
-            if next(rounds):
+            if next(rounds) or self._doubtful:
                 self.refresh(deadline)
+                self._doubtful = False
             failures = attempt(self._routes(slots, todo, asked))
             if failures:
                 self._refuse_lasting(failures.values())
-                asked = {item: _target(line) for item, line in failures.items() if line.startswith("ASK ")}
+                asked = {item: address_in(line) for item, line in failures.items() if line.startswith("ASK ")}
                 todo = np.array(sorted(failures), np.int64)
                 line = next(iter(failures.values()))
                 redirected.append(reply_error(f"redis at {self.url} answered {_ROUNDS} times", line, self.url))
@@ -221,18 +240,39 @@ class Topology:
         def again(error: Exception) -> bool:
             if redirected and error is redirected[-1]:
                 return True
-            if lost := repeat_lost and isinstance(error, Unavailable):
-                self.pool.drop_idle()
-            return lost
+            if isinstance(error, Unavailable):
+                self._doubtful = self._watched(error)
+                if repeat_lost:
+                    self.pool.drop_idle()
+            return repeat_lost and isinstance(error, Unavailable)
 
-        Retry(
-            math.inf,  # the deadline stands still while kernels are compiled; `left` raises once it has passed
-            again,
-            attempts=_ROUNDS,
-            first_pause_s=_FIRST_PAUSE_S,
-            longest_pause_s=_LONGEST_PAUSE_S,
-            pause=lambda seconds: time.sleep(min(seconds, deadline.left(self.url))),
-        ).call(attempt_round)
+        self._repeated(attempt_round, again, deadline)
+
+    def _watched(self, error: Exception) -> bool:
+        """Whether Sentinels may soon name another server for the one that is away."""
+        return bool(self.url.service) and isinstance(error, Unavailable)
+
+    def _repeated(self, attempt: Callable[[], None], again: Callable[[Exception], bool], deadline: Deadline) -> None:
+        """Repeats some rounds; where Sentinels watch, until the deadline: a failover takes them seconds."""
+        causes: list[Exception] = []
+
+        def noted(error: Exception) -> bool:
+            causes.extend([error] * (not isinstance(error, DeadlineExceeded)))
+            return again(error)
+
+        try:
+            Retry(
+                math.inf,  # the deadline stands still while kernels are compiled; `left` raises once it has passed
+                noted,
+                attempts=None if self.url.service else _ROUNDS,
+                first_pause_s=_FIRST_PAUSE_S,
+                longest_pause_s=_LONGEST_PAUSE_S,
+                pause=lambda seconds: time.sleep(min(seconds, deadline.left(self.url))),
+            ).call(attempt)
+        except DeadlineExceeded as error:
+            if self.url.service and causes:
+                raise DeadlineExceeded(f"{error}; before that: {causes[-1]}") from causes[-1]
+            raise
 
     def _refuse_lasting(self, errors: Iterable[str]) -> None:
         """Raises `StoreFailed` for the first error that another round would not mend."""
@@ -258,23 +298,3 @@ class Topology:
     def close(self) -> None:
         """Closes all connections. Closing twice is harmless."""
         self.pool.close()
-
-
-def _slot_map(ranges: list[Any], asked: Address) -> _SlotMap:
-    """Reads the reply to CLUSTER SLOTS; a node that does not know its own host is the one asked."""
-    nodes: dict[Address, int] = {}
-    owners = np.full(HASH_SLOTS, -1, np.int64)
-    for first, last, (host, port, *_), *_ in ranges:
-        name = (host or b"").decode(errors="replace")
-        address = Address(name if name not in ("", "?") else asked.host, int(port))
-        owners[first : last + 1] = nodes.setdefault(address, len(nodes))
-    return _SlotMap(tuple(nodes), owners)
-
-
-def _target(line: str) -> Address:
-    """The address in `ASK <slot> <host:port>`. Raises `StoreFailed` where there is none."""
-    words = line.split(" ")
-    host, _, port = words[2].rpartition(":") if len(words) == 3 else ("", "", "")
-    if not (port.isascii() and port.isdigit() and len(port) <= 5):
-        raise StoreFailed(f"a redis server refers to another one by {line[:80]!r}, which names none")
-    return Address(host, int(port))

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, unquote
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.store_url import byte_count
-from elastable.embedding_store.tiers.redis.login import login_of_environment
+from elastable.embedding_store.tiers.redis.login import login_of_environment, sentinel_login
 from elastable.embedding_store.tiers.redis.schema import (
     DEFAULT_NAMESPACE,
     DEFAULT_PARTITIONS,
@@ -20,25 +20,27 @@ from elastable.embedding_store.tiers.redis.schema import (
 
 __all__ = ["DEFAULT_DEADLINE_S", "DEFAULT_PORT", "SCHEMES", "RedisUrl", "redacted"]
 
-SCHEMES = ("redis", "rediss")
-DEFAULT_PORT = 6379
+SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel")
+DEFAULT_PORT, DEFAULT_SENTINEL_PORT = 6379, 26379
 DEFAULT_DEADLINE_S = 10.0
 DEFAULT_BEFORE_IMAGE_BYTES = 1 << 30
 DEFAULT_HELD_BYTES = 256 << 20
-_OPTIONS = ("namespace", "partitions", "deadline", "ca", "before_image_bytes", "held_bytes")
+_OPTIONS = ("namespace", "partitions", "deadline", "ca", "before_image_bytes", "held_bytes", "service")
 
 
 @dataclass(frozen=True, slots=True)
 class RedisUrl:
-    """`redis[s]://[[user]:password@]host[:port][,host[:port]...][/db][?option=value&...]`.
+    """`redis[s][+sentinel]://[[user]:password@]host[:port][,host[:port]...][/db][?option=value&...]`.
 
     Attributes:
-        seeds: Servers to ask first; of a Cluster any of its nodes.
+        seeds: Servers to ask first; of a Cluster any of its nodes. With `+sentinel` the Sentinels.
         username: Of AUTH; "" for the default user. Where the URL has no login, both are those of the environment
             (`elastable.embedding_store.tiers.redis.login`).
         password: Of AUTH; "" for none. In no message, in no `repr`.
+        service: By which the Sentinels know the master; "": there are none, and the seeds are the servers.
+        sentinel_login: User and password of the Sentinels, from the environment; "" for none.
         db: Of SELECT; most Clusters have only 0.
-        tls: The scheme is `rediss`: connections are encrypted, certificates verified.
+        tls: The scheme begins with `rediss`: connections, those to Sentinels too, are encrypted, certificates verified.
         ca: Path of the certificates to trust, PEM; "" for those of the system.
         namespace: What the store's keys begin with.
         partitions: Of the tables that this store creates, a power of two.
@@ -59,6 +61,8 @@ class RedisUrl:
     deadline: float = DEFAULT_DEADLINE_S
     before_image_bytes: int = DEFAULT_BEFORE_IMAGE_BYTES
     held_bytes: int = DEFAULT_HELD_BYTES
+    service: str = ""
+    sentinel_login: tuple[str, str] = field(default=("", ""), repr=False)
 
     def __post_init__(self) -> None:
         check_namespace(self.namespace)
@@ -76,7 +80,10 @@ class RedisUrl:
         # By hand: newer Pythons' urlsplit refuses an IPv6 address that is not the only host.
         scheme, _, rest = url.partition("://")
         if scheme not in SCHEMES:
-            raise BadInput(f"scheme {scheme!r} is not of a Redis URL: write redis://host:port or rediss://host:port")
+            raise BadInput(
+                f"scheme {scheme!r} is not of a Redis URL: write redis://host:port, rediss://host:port or, where "
+                "Sentinels watch the server, redis+sentinel://host:port,host:port?service=name"
+            )
         place, _, query = rest.partition("?")
         netloc, _, path = place.partition("/")
         login, at, hosts = netloc.rpartition("@")
@@ -84,12 +91,20 @@ class RedisUrl:
         if not at:
             username, password = login_of_environment()
         options = _options(query)
+        sentinels = scheme.endswith("+sentinel")
+        if sentinels != bool(options.get("service")):
+            raise BadInput(
+                "option service of a Redis URL names the master that Sentinels watch: write it in a URL "
+                "redis+sentinel://host:port,host:port?service=name, and in no other one"
+            )
         return cls(
-            seeds=tuple(_seed(host) for host in hosts.split(",")),
+            seeds=tuple(_seed(host, DEFAULT_SENTINEL_PORT if sentinels else DEFAULT_PORT) for host in hosts.split(",")),
             username=username,
             password=password,
+            service=options.get("service", ""),
+            sentinel_login=sentinel_login() if sentinels else ("", ""),
             db=_number("database", path.strip("/") or "0"),
-            tls=scheme == "rediss",
+            tls=scheme.startswith("rediss"),
             ca=options.get("ca", ""),
             namespace=options.get("namespace", DEFAULT_NAMESPACE),
             partitions=_number("partitions", options.get("partitions", str(DEFAULT_PARTITIONS))),
@@ -101,7 +116,9 @@ class RedisUrl:
     def __str__(self) -> str:
         """The URL without its login and options: fit for messages."""
         database = f"/{self.db}" if self.db else ""
-        return f"{'rediss' if self.tls else 'redis'}://{','.join(str(seed) for seed in self.seeds)}{database}"
+        scheme = f"{'rediss' if self.tls else 'redis'}{'+sentinel' if self.service else ''}"
+        service = f"?service={self.service}" if self.service else ""
+        return f"{scheme}://{','.join(str(seed) for seed in self.seeds)}{database}{service}"
 
 
 def redacted(url: str) -> str:
@@ -118,9 +135,9 @@ def _options(query: str) -> dict[str, str]:
     return options
 
 
-def _seed(host: str) -> Address:
+def _seed(host: str, port: int) -> Address:
     has_port = ":" in host.rpartition("]")[2]
-    return Address.parse(host if has_port else f"{host}:{DEFAULT_PORT}")
+    return Address.parse(host if has_port else f"{host}:{port}")
 
 
 def _number(name: str, text: str) -> int:

@@ -1,0 +1,122 @@
+"""Real Sentinels for tests: three of them, which watch a master with one replica."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import redis
+
+from tests.ports import free_port
+from tests.servers import START_S, Server, running_server
+
+__all__ = ["SERVICE", "Watched", "running_watched"]
+
+SERVICE = "mymaster"
+_DOWN_MS = 500
+
+
+@dataclass
+class _SentinelServer(Server):
+    """A server that is a Sentinel: it has a file, which it rewrites."""
+
+    lines: Sequence[str] = field(default=())
+
+    def launch(self, port: int = 0) -> None:
+        self.port = port or self.port
+        file = self.directory / "sentinel.conf"
+        if not file.exists():
+            file.write_text("\n".join((f"port {self.port}", "bind 127.0.0.1", *self.lines, "")))
+        self._spawn([str(self.binary), str(file), "--sentinel", "--logfile", str(self.directory / "log")])
+
+
+@dataclass
+class Watched:
+    """A master, its replica, and the Sentinels that watch them."""
+
+    servers: list[Server]
+    sentinels: list[Server]
+    password: str | None = None
+
+    @property
+    def url(self) -> str:
+        """Without options but the service."""
+        login = f":{self.password}@" if self.password else ""
+        addresses = ",".join(sentinel.address for sentinel in self.sentinels)
+        return f"redis+sentinel://{login}{addresses}?service={SERVICE}"
+
+    def master(self) -> Server:
+        """The server that the first Sentinel names now."""
+        with self.sentinels[0].client() as client:
+            _, port = client.sentinel_get_master_addr_by_name(SERVICE)
+        return next(server for server in self.servers if server.port == int(port))
+
+    def replica(self) -> Server:
+        """The other one."""
+        master = self.master()
+        return next(server for server in self.servers if server is not master)
+
+    def wait_for_replica(self) -> None:
+        """Returns once the replica is connected and has everything, and the Sentinels know it and each other."""
+        end = time.monotonic() + START_S
+        while not self._complete():
+            if time.monotonic() > end:
+                raise RuntimeError(f"Sentinels are not ready after {START_S} s")
+            time.sleep(0.05)
+
+    def _complete(self) -> bool:
+        try:
+            with self.master().client() as client:
+                info = client.info("replication")
+            replica = info.get("slave0", {})
+            if replica.get("state") != "online" or replica["offset"] < info["master_repl_offset"]:
+                return False
+            for sentinel in self.sentinels:
+                with sentinel.client() as client:
+                    state = client.sentinel_master(SERVICE)
+                    replicas = client.sentinel_slaves(SERVICE)
+                up = [one for one in replicas if not one["is_sdown"] and one["flags"] == "slave"]
+                if state["num-other-sentinels"] != len(self.sentinels) - 1 or not up or state["is_sdown"]:
+                    return False
+            return True
+        except (redis.RedisError, StopIteration):
+            return False
+
+
+@contextmanager
+def running_watched(
+    binary: Path, directory: Path, password: str | None = None, sentinel_password: str | None = None
+) -> Iterator[Watched]:
+    """A master and a replica, watched by three Sentinels of which two must agree; all stopped at the end."""
+    with ExitStack() as stack:
+        login = ("--masterauth", password) if password else ()
+        options = ("--repl-diskless-sync-delay", "0", *login)
+        master, replica = (
+            stack.enter_context(running_server(binary, directory / f"node{number}", options, password))
+            for number in range(2)
+        )
+        with replica.client() as client:
+            client.replicaof("127.0.0.1", master.port)
+        lines = [
+            f"sentinel monitor {SERVICE} 127.0.0.1 {master.port} 2",
+            f"sentinel down-after-milliseconds {SERVICE} {_DOWN_MS}",
+            f"sentinel failover-timeout {SERVICE} 5000",
+        ]
+        if password:
+            lines.append(f"sentinel auth-pass {SERVICE} {password}")
+        if sentinel_password:
+            lines += [f"requirepass {sentinel_password}", f"sentinel sentinel-pass {sentinel_password}"]
+        sentinels: list[Server] = []
+        for number in range(3):
+            home = directory / f"sentinel{number}"
+            home.mkdir(parents=True)
+            sentinel = _SentinelServer(binary, home, (), sentinel_password, free_port(), lines=[f"dir {home}", *lines])
+            stack.callback(sentinel.kill)
+            sentinel.start()
+            sentinels.append(sentinel)
+        watched = Watched([master, replica], sentinels, password)
+        watched.wait_for_replica()
+        yield watched
