@@ -192,7 +192,10 @@ class TieredTable(MemoryTable):
     def be_there(self) -> None:
         """Adds the table to the tier, if it is not there."""
         if not self._there:
-            self._tier.create(TierTable(self.behind.name, self.tiered.layout.record_bytes, self._description()))
+            layout = self.tiered.layout
+            self._tier.create(
+                TierTable(self.behind.name, layout.record_bytes, self._description(), first_bytes=layout.slots_at)
+            )
             self._there = True
 
     def saved(self) -> KeptTable:

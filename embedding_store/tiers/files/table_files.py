@@ -169,8 +169,8 @@ class TableFiles:
         """
         if self.doubtful:
             raise StoreBroken(
-                f"{self._rows.path} is corrupt: {len(self.doubtful)} records, the first at position "
-                f"{min(self.doubtful)}, fail their check and were not written again from the log; restore a checkpoint"
+                f"{self._rows.path} is corrupt: {len(self.doubtful)} of its records, the first at position "
+                f"{min(self.doubtful)}, failed their check and were not written again; restore a checkpoint"
             )
         if fsync:
             self._rows.sync()

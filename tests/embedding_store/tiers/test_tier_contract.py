@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,15 +22,24 @@ from hypothesis.stateful import (
 
 from elastable.embedding_store.contract.tier import Tier, TierTable
 from elastable.embedding_store.errors import SpecConflict, TableNotFound
-from tests.embedding_store.tiers.tier_places import Place, dict_places, everything, file_places, records
+from tests.embedding_store.tiers.tier_places import (
+    Place,
+    dict_places,
+    everything,
+    file_places,
+    page_places,
+    records,
+    redis_places,
+)
+
+OUTSIDE = ["files", "redis", "cluster"]
+"""Tiers that outlive this process."""
 
 
-@pytest.fixture(params=["dict", "files"])
-def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+@pytest.fixture(params=["dict", "page", *OUTSIDE])
+def places(request: pytest.FixtureRequest) -> Iterator[Place]:
     """Empty places, one after the other."""
-    if request.param == "dict":
-        return dict_places()
-    return file_places(tmp_path)
+    return places_of(request)
 
 
 @pytest.fixture
@@ -39,10 +47,20 @@ def place(places: Iterator[Place]) -> Place:
     return next(places)
 
 
-@pytest.fixture(params=["files"])
-def shared_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+@pytest.fixture(params=OUTSIDE)
+def outside(request: pytest.FixtureRequest) -> Place:
     """A place outside of this process."""
-    return next(file_places(tmp_path))
+    return next(places_of(request))
+
+
+def places_of(request: pytest.FixtureRequest) -> Iterator[Place]:
+    if request.param == "dict":
+        return dict_places()
+    if request.param == "page":
+        return page_places(request.getfixturevalue("tmp_path"))
+    if request.param == "files":
+        return file_places(request.getfixturevalue("tmp_path"))
+    return redis_places(request.getfixturevalue("redis_url" if request.param == "redis" else "redis_cluster_url"))
 
 
 IDS = st.sampled_from([-(2**63), -1, 0, 1, 2, 2**63 - 1]) | st.integers(-(2**63), 2**63 - 1)
@@ -270,8 +288,8 @@ with {opened} as tier:
 
 
 @pytest.mark.process
-def test_a_process_that_is_killed_while_it_writes_leaves_records_of_one_write_or_the_next(shared_place: Place) -> None:
-    place, ids = shared_place, np.arange(2_000)
+def test_a_process_that_is_killed_while_it_writes_leaves_records_of_one_write_or_the_next(outside: Place) -> None:
+    place, ids = outside, np.arange(2_000)
     assert place.program is not None
     imports, opened = place.program
     with place.open() as tier:

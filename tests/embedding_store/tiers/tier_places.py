@@ -7,15 +7,20 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.tier import Records, Tier
 from elastable.embedding_store.tiers.files.file_tier import FileTier
+from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from tests.embedding_store.tiers.dict_tier import DictTier, Kept
+from tests.pages.blocks import blocks_of
 
-__all__ = ["Place", "dict_places", "everything", "file_places", "records"]
+__all__ = ["Place", "dict_places", "everything", "file_places", "page_places", "records", "redis_places"]
+
+PAGE = Path(__file__).parents[3] / "docs" / "own-tiers.md"
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,23 @@ def file_places(home: Path) -> Iterator[Place]:
         folder = home / str(number)
         imports = "from elastable.embedding_store.tiers.files.file_tier import FileTier"
         yield Place(partial(FileTier, folder, fsync=False), (imports, f"FileTier({str(folder)!r}, fsync=False)"))
+
+
+def page_places(home: Path) -> Iterator[Place]:
+    """Databases below `home`, of the tier that `docs/own-tiers.md` writes."""
+    code = next(block.text for block in blocks_of(PAGE) if block.language == "python")
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(compile(code, str(PAGE), "exec"), names)
+    for number in count():
+        yield Place(partial(names["SqliteTier"], home / f"{number}.db"))
+
+
+def redis_places(url: str) -> Iterator[Place]:
+    """Namespaces of an empty server or Cluster."""
+    for number in count():
+        place = f"{url}?namespace=place{number}&partitions=8"
+        imports = "from elastable.embedding_store.tiers.redis.redis_tier import RedisTier"
+        yield Place(partial(RedisTier, place), (imports, f"RedisTier({place!r})"))
 
 
 def records(table: str, ids: Int64 | list[int], positions: Int64 | list[int], rows: UInt8 | int) -> Records:

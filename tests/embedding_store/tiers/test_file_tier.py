@@ -1,0 +1,511 @@
+"""What a file tier leaves on the disk and what it refuses by name: full disks, foreign and broken files, two owners."""
+
+from __future__ import annotations
+
+import errno
+import json
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from elastable.embedding_store.contract.tier import TierTable
+from elastable.embedding_store.errors import BadInput, StoreBroken, StoreFailed
+from elastable.embedding_store.tiers.files.checked_records import record_stride
+from elastable.embedding_store.tiers.files.file_tier import FileTier
+from tests.embedding_store.tiers.tier_places import everything, records
+
+TABLE = TierTable("t", 264, b"described", first_bytes=100)
+IDS = np.arange(5_000) - 2_000
+POSITIONS = np.random.default_rng(2).permutation(5_000)
+ROWS = np.random.default_rng(1).integers(0, 256, (5_000, 264), np.uint8)
+ALL = dict(zip(IDS.tolist(), map(bytes, ROWS), strict=True))
+HEADER_BYTES = 4096
+STRIDE = record_stride(100, 164)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A tier with 5,000 records that was closed after `put_state`."""
+    with FileTier(tmp_path / "s", fsync=False) as tier:
+        tier.create(TABLE)
+        tier.write([records("t", IDS, POSITIONS, ROWS)], {}, 7)
+        tier.put_state(b"a state")
+    return tmp_path / "s"
+
+
+def read(tier: FileTier, indices: slice | np.ndarray = slice(None), width: int = 264) -> np.ndarray:
+    """Rows as `Tier.read` gives them; they must all be there."""
+    wanted = records("t", IDS[indices], POSITIONS[indices], width)
+    assert not len(tier.read([wanted])[0])
+    return wanted.rows
+
+
+def change_byte(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+def record_at(index: int) -> int:
+    """Byte of the record file where the record of `IDS[index]` lies."""
+    return HEADER_BYTES + STRIDE * int(POSITIONS[index])
+
+
+def refused(folder: Path, kind: type[StoreFailed] = StoreFailed) -> str:
+    with pytest.raises(kind) as error:
+        FileTier(folder)
+    return str(error.value)
+
+
+def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+
+
+FULL = """
+import resource, sys
+import numpy as np
+from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.contract.tier import TierTable
+from elastable.embedding_store.tiers.files.file_tier import FileTier
+from tests.embedding_store.tiers.tier_places import everything, records
+
+def some(table, count, value):
+    ids = np.arange(count)
+    return records(table, ids, ids, np.full((count, {"small": 40, "t": 400}[table]), value, np.uint8))
+
+with FileTier(sys.argv[1]) as tier:
+    tier.create(TierTable("small", 40))
+    tier.create(TierTable("t", 400))
+    tier.write([some("small", 9, 1), some("t", 2_000, 1)], {}, 1)
+    tier.put_state(b"one")
+    before = everything(tier, "small"), everything(tier, "t")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, resource.RLIM_INFINITY))
+    gone = {"small": (np.arange(3), np.arange(3))}
+    for _ in range(2):
+        try:
+            tier.write([some("small", 20, 2), some("t", 30_000, 2)], gone, 2)
+        except StoreFailed as error:
+            assert "000002.rows: no room for" in str(error), error
+        else:
+            raise SystemExit("a full disk went unnoticed")
+        assert (everything(tier, "small"), everything(tier, "t"), tier.sequence) == (*before, 1)
+    tier.write([some("t", 2_500, 3)], {}, 2)
+    assert everything(tier, "t") == dict.fromkeys(range(2_500), bytes([3]) * 400)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    tier.write([some("t", 30_000, 4)], gone, 3)
+    tier.put_state(b"two")
+with FileTier(sys.argv[1]) as tier:
+    assert everything(tier, "t") == dict.fromkeys(range(30_000), bytes([4]) * 400)
+    assert (sorted(everything(tier, "small")), tier.state()) == ([3, 4, 5, 6, 7, 8], b"two")
+print("as it was")
+"""
+
+
+@pytest.mark.process
+def test_a_full_disk_is_met_before_anything_changes(tmp_path: Path) -> None:
+    """The limit of a process on the size of its files stands for a disk that is full."""
+    done = python(FULL, str(tmp_path / "s"))
+    assert (done.returncode, done.stdout.strip()) == (0, "as it was"), done.stderr
+
+
+@pytest.mark.process
+def test_one_process_at_a_time_has_a_folder(saved: Path) -> None:
+    with FileTier(saved):
+        code = f"from elastable.embedding_store.tiers.files.file_tier import FileTier; FileTier({str(saved)!r})"
+        for told in (python(code).stderr, refused(saved)):
+            assert "is open already, in process" in told
+    FileTier(saved).close()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("at", range(1, 7))
+def test_tables_are_there_or_not_wherever_a_creation_or_a_drop_breaks_off(tmp_path: Path, at: int) -> None:
+    """The process is killed before its n-th call of the system that changes names or what is on the disk."""
+    code = f"""
+import os, signal
+from pathlib import Path
+from elastable.embedding_store.contract.tier import TierTable
+from elastable.embedding_store.tiers.files.file_tier import FileTier
+left = {at}
+def counted(call):
+    def run(*arguments, **named):
+        global left
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*arguments, **named)
+    return run
+tier = FileTier({str(tmp_path / "s")!r})
+tier.create(TierTable("one", 9))
+tier.put_state(b"kept")
+os.fsync, Path.replace, Path.unlink = counted(os.fsync), counted(Path.replace), counted(Path.unlink)
+tier.create(TierTable("two", 9))
+tier.drop("one")
+os._exit(0)
+"""
+    done = python(code)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    with FileTier(tmp_path / "s") as tier:
+        assert tier.state() == b"kept"
+        names = sorted(tier.tables())
+        assert names in (["one"], ["one", "two"], ["two"])
+        found = sorted(path.name for path in (tmp_path / "s").iterdir() if path.suffix in (".rows", ".ids"))
+        numbers = {"one": "000001", "two": "000002"}
+        assert found == sorted(f"{numbers[name]}.{part}" for name in names for part in ("rows", "ids"))
+        tier.create(TierTable("three", 5))
+        tier.write([records("three", [1], [0], np.ones((1, 5), np.uint8))], {}, 1)
+        assert everything(tier, "three") == {1: b"\x01" * 5}
+
+
+@pytest.mark.process
+def test_a_process_that_dies_before_its_first_manifest_leaves_an_empty_tier(tmp_path: Path) -> None:
+    code = f"""
+import os, signal
+from pathlib import Path
+from elastable.embedding_store.tiers.files.file_tier import FileTier
+Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+FileTier({str(tmp_path / "s")!r})
+"""
+    assert python(code).returncode == -9
+    assert sorted(path.name for path in (tmp_path / "s").iterdir()) == ["lock", "mark", "tables.new"]
+    with FileTier(tmp_path / "s") as tier:
+        assert (tier.tables(), tier.sequence, tier.state()) == ({}, 0, None)
+
+
+@pytest.mark.parametrize("name", ["000001.rows", "000001.ids", "tables", "mark"])
+@pytest.mark.parametrize("damage", ["cut", "foreign", "missing", "link"])
+def test_files_that_are_not_what_was_saved_are_refused_by_name(saved: Path, name: str, damage: str) -> None:
+    path = saved / name
+    content = path.read_bytes()
+    if damage == "cut":
+        path.write_bytes(content[: len(content) // 300])
+    elif damage == "foreign":
+        path.write_bytes(bytes(reversed(content)))
+    else:
+        path.rename(saved.parent / "elsewhere")
+        if damage == "link":
+            path.symlink_to(saved.parent / "elsewhere")
+    if (name, damage) == ("tables", "missing"):
+        assert "is no file tier: it holds 000001.ids, 000001.rows but no tables" in refused(saved)
+    else:
+        assert f"{path} " in refused(saved, StoreFailed if damage == "link" else StoreBroken)
+
+
+def test_a_file_that_lost_its_last_record_is_refused(saved: Path) -> None:
+    path = saved / "000001.rows"
+    os.truncate(path, path.stat().st_size - 1)
+    assert f"{path} is cut short" in refused(saved, StoreBroken)
+
+
+def test_the_files_of_two_tables_are_not_mistaken(saved: Path) -> None:
+    with FileTier(saved) as tier:
+        tier.create(TierTable("u", 264, first_bytes=100))
+        tier.write([records("u", IDS, POSITIONS, ROWS[::-1])], {}, 8)
+        tier.put_state(b"")
+    one, two = saved / "000001.rows", saved / "000002.rows"
+    one.rename(saved / "kept")
+    two.rename(one)
+    (saved / "kept").rename(two)
+    assert f"{one} is another file" in refused(saved, StoreBroken)
+
+
+@pytest.mark.parametrize("at", [0, 8, 50, 107, 112, 120, 283])
+def test_a_changed_byte_of_a_record_is_seen_when_it_is_read(saved: Path, at: int) -> None:
+    change_byte(saved / "000001.rows", record_at(77) + at)
+    told = rf"000001.rows is corrupt: the record at position {POSITIONS[77]} \(byte {record_at(77)}\)"
+    with FileTier(saved) as tier:
+        np.testing.assert_array_equal(read(tier, slice(0, 77)), ROWS[:77])
+        with pytest.raises(StoreBroken, match=told):
+            read(tier)
+        with pytest.raises(StoreBroken, match=told):
+            everything(tier, "t")
+        if at < 112:
+            with pytest.raises(StoreBroken, match=told):
+                read(tier, width=100)
+        else:  # of the first bytes alone nothing is wrong
+            np.testing.assert_array_equal(read(tier, width=100), ROWS[:, :100])
+        with pytest.raises(StoreBroken, match=told):
+            read(tier, width=101)
+        tier.write([records("t", IDS[77:78], POSITIONS[77:78], ROWS[77:78])], {}, 8)
+        np.testing.assert_array_equal(read(tier), ROWS)
+
+
+def test_a_changed_owner_is_seen(saved: Path) -> None:
+    path = saved / "000001.ids"
+    change_byte(path, HEADER_BYTES + 16 * 9)
+    with FileTier(saved) as tier, pytest.raises(StoreBroken, match=r"000001.ids is corrupt: .* position 9 "):
+        everything(tier, "t", width=0)
+
+
+def test_a_record_in_anothers_place_is_seen(saved: Path) -> None:
+    path = saved / "000001.rows"
+    content = bytearray(path.read_bytes())
+    one, two = record_at(1), record_at(2)
+    content[one : one + STRIDE] = content[two : two + STRIDE]
+    path.write_bytes(content)
+    with FileTier(saved) as tier, pytest.raises(StoreBroken, match=f"position {POSITIONS[1]} "):
+        read(tier)
+
+
+def test_records_that_a_death_tore_are_mended_by_writing_them_again(saved: Path) -> None:
+    with FileTier(saved) as tier:
+        tier.write([records("t", IDS[:3], POSITIONS[:3], ROWS[:3])], {}, 8)
+    for index in (0, 1):
+        change_byte(saved / "000001.rows", record_at(index) + 200)
+    for repair in ("none", "half", "whole"):
+        with FileTier(saved) as tier:
+            found = everything(tier, "t")
+            assert found.keys() == ALL.keys()
+            assert {row_id for row_id, row in found.items() if row != ALL[row_id]} == {-2000, -1999}
+            if repair != "none":
+                tier.write([records("t", IDS[:1], POSITIONS[:1], ROWS[:1])], {}, 8)
+            if repair == "whole":
+                tier.write([], {"t": (IDS[1:2], POSITIONS[1:2])}, 8)
+                tier.put_state(b"next")
+                continue
+            with pytest.raises(StoreBroken, match=r"000001.rows is corrupt: [12] of its records, the first at"):
+                tier.put_state(b"next")
+            assert tier.state() == b"a state"
+            if repair == "half":
+                change_byte(saved / "000001.rows", record_at(0) + 200)
+    with FileTier(saved) as tier:
+        assert everything(tier, "t") == {row_id: row for row_id, row in ALL.items() if row_id != -1999}
+        assert tier.state() == b"next"
+
+
+def test_an_id_that_a_loss_of_power_left_twice_is_there_once(saved: Path) -> None:
+    """Its deletion was not on the disk yet, its record at another position was."""
+    owners = saved / "000001.ids"
+    before = owners.read_bytes()
+    with FileTier(saved) as tier:
+        tier.write(
+            [records("t", IDS[:1], [6_000], ROWS[:1])], {"t": (IDS[:1], POSITIONS[:1])}, 8
+        )  # fmt: skip
+    at = HEADER_BYTES + 16 * int(POSITIONS[0])
+    with owners.open("r+b") as file:
+        file.seek(at)
+        file.write(before[at : at + 16])
+    with FileTier(saved) as tier:
+        assert everything(tier, "t", width=0).keys() == ALL.keys()
+        tier.write([records("t", IDS[:1], [7_000], ROWS[:1])], {"t": (IDS[:1], POSITIONS[:1])}, 9)
+        tier.put_state(b"")
+    with FileTier(saved) as tier:
+        assert everything(tier, "t") == ALL
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+def test_a_mark_that_is_torn_had_not_counted_yet(saved: Path, slot: int) -> None:
+    with FileTier(saved) as tier:
+        tier.write([], {}, 8)
+        assert tier.sequence == 8
+    change_byte(saved / "mark", 4096 * slot + 3)
+    with FileTier(saved) as tier:
+        assert tier.sequence in (7, 8)
+        tier.write([], {}, 9)
+        tier.write([], {}, 10)
+    with FileTier(saved) as tier:
+        assert tier.sequence == 10
+
+
+def test_a_file_that_is_cut_short_while_it_is_open_is_named(saved: Path) -> None:
+    path = saved / "000001.rows"
+    low, high = np.flatnonzero(POSITIONS < 1_000), np.flatnonzero(POSITIONS > 4_900)
+    with FileTier(saved) as tier:
+        read(tier)  # the file is mapped from here on
+        os.truncate(path, path.stat().st_size // 2)
+        with pytest.raises(StoreBroken, match=r"000001.rows is cut short: \d+ bytes where \d+ were written"):
+            read(tier, high)
+        with pytest.raises(StoreBroken, match="cut short"):
+            tier.tables()
+        np.testing.assert_array_equal(read(tier, low), ROWS[low])
+
+
+def test_a_file_that_is_deleted_while_it_is_open_is_named(saved: Path) -> None:
+    with FileTier(saved) as tier:
+        (saved / "000001.ids").unlink()
+        with pytest.raises(StoreBroken, match=r"000001.ids was deleted"):
+            tier.tables()
+
+
+def test_files_on_a_file_system_that_maps_nothing_are_read_all_the_same(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENODEV, "No such device")
+
+    maps_nothing = SimpleNamespace(mmap=refuse, MAP_SHARED=mmap.MAP_SHARED, PROT_READ=mmap.PROT_READ)
+    monkeypatch.setattr("elastable.embedding_store.tiers.files.mapped_file.mmap", maps_nothing)
+    with FileTier(saved) as tier:
+        np.testing.assert_array_equal(read(tier), ROWS)
+        assert everything(tier, "t") == ALL
+        wanted = records("t", [5, 10_000], [1, 1], 264)
+        assert sorted(tier.read([wanted])[0].tolist()) == [0, 1]
+
+
+@pytest.mark.parametrize("call", ["fsync", "fdatasync"])
+def test_a_disk_that_may_have_forgotten_what_it_was_given_is_not_trusted_again(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def write_and_save() -> None:
+        tier.write([records("t", IDS[:3], POSITIONS[:3], ROWS[:3])], {}, 8)
+        tier.put_state(b"next")
+
+    with FileTier(saved) as tier:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, fail)
+            with pytest.raises(StoreFailed, match="Input/output error"):
+                write_and_save()
+        if call == "fsync":
+            for change in (
+                lambda: tier.put_state(b"next"),
+                lambda: tier.write([], {}, 9),
+                lambda: tier.create(TierTable("u", 4)),
+                lambda: tier.drop("t"),
+            ):
+                with pytest.raises(StoreBroken, match=r"failed before: .*Input/output error; restore a checkpoint"):
+                    change()
+        else:  # nothing was written
+            assert tier.sequence == 7
+        np.testing.assert_array_equal(read(tier), ROWS)
+        assert tier.state() == b"a state"
+
+
+def test_what_is_no_record_is_refused_before_anything_is_written(saved: Path) -> None:
+    good = records("t", IDS[:2], POSITIONS[:2], np.zeros((2, 264), np.uint8))
+    with FileTier(saved) as tier:
+        for bad in (
+            records("t", [1, 2], [0, 1], 263),
+            records("t", [1, 2], [0, 1], 265),
+            records("t", [1], [0, 1], np.zeros((2, 264), np.uint8)),
+            records("t", [1, 2], [-1, 1], 264),
+            records("t", [1, 2], [2**40, 1], 264),
+            records("t", [1], [0], np.zeros((1, 264), np.uint8).astype(np.int8)),
+        ):
+            with pytest.raises(BadInput, match="table 't'"):
+                tier.write([good, bad], {"t": (IDS[4:5], POSITIONS[4:5])}, 8)
+        with pytest.raises(BadInput, match="have reached sequence 7, got 6"):
+            tier.write([good], {}, 6)
+        for wrong in (records("t", [1], [-1], 264), records("t", [1], [0], 265)):
+            with pytest.raises(BadInput, match="table 't'"):
+                tier.read([wrong])
+        for table in (TierTable("u", 0), TierTable("u", 1 << 30), TierTable("u", 4, first_bytes=5)):
+            with pytest.raises(BadInput, match="table 'u'"):
+                tier.create(table)
+        assert (everything(tier, "t"), tier.sequence) == (ALL, 7)
+
+
+def test_a_position_that_nobody_has_is_no_record(saved: Path) -> None:
+    with FileTier(saved) as tier:
+        wanted = records("t", [-2000] * 4, [10**6, 2**40, 2**62, 2**63 - 1], 264)
+        assert sorted(tier.read([wanted])[0].tolist()) == [0, 1, 2, 3]
+        assert (wanted.rows == 77).all()
+
+
+def test_room_that_nothing_was_written_to_takes_no_disk(tmp_path: Path) -> None:
+    with FileTier(tmp_path / "s") as tier:
+        tier.create(TierTable("t", 500))
+        ids = np.arange(4) * 250_000_000
+        tier.write([records("t", ids, ids, np.ones((4, 500), np.uint8))], {}, 1)
+        assert everything(tier, "t") == dict.fromkeys(ids.tolist(), b"\x01" * 500)
+    assert sum(path.stat().st_blocks * 512 for path in (tmp_path / "s").iterdir()) < 4 << 20
+
+
+def test_folders_that_hold_something_else(tmp_path: Path) -> None:
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "dear.txt").write_text("dear")
+    assert "letters is no file tier: it holds dear.txt" in refused(tmp_path / "letters")
+    assert "cannot be used" in refused(tmp_path / "letters" / "dear.txt")
+
+
+def test_a_closed_tier_says_so(saved: Path) -> None:
+    tier = FileTier(saved)
+    tier.close()
+    uses: list[Callable[[], object]] = [tier.tables, tier.state, lambda: tier.write([], {}, 9), lambda: tier.sequence]
+    for use in uses:
+        with pytest.raises(StoreFailed, match="is closed"):
+            use()
+
+
+HOSTILE = [
+    {"number": "../../etc/passwd"},
+    {"number": "0000001/x"},
+    {"number": "1"},
+    {"number": 1},
+    {"record_bytes": 0},
+    {"record_bytes": 1 << 62},
+    {"record_bytes": 264.0},
+    {"first_bytes": 265},
+    {"items": -1},
+    {"items": 1 << 63},
+    {"items": True},
+    {"name": ["t"]},
+    {"name": None},
+    {"token": "zz"},
+    {"token": ""},
+    {"description": "*"},
+]
+
+
+@pytest.mark.parametrize("change", HOSTILE, ids=str)
+def test_a_manifest_that_could_not_have_been_written_is_refused(saved: Path, change: dict[str, object]) -> None:
+    path = saved / "tables"
+    body = path.read_bytes()[:-4]
+    text, state = body.split(b"\n", 1)
+    fields = json.loads(text)
+    fields["tables"][0].update(change)
+    rewrite(path, json.dumps(fields).encode() + b"\n" + state)
+    assert f"{path} is not the manifest of a file tier" in refused(saved, StoreBroken)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["tables", "save", "name"]), inner),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.binary(max_size=60)
+    | JSON.map(lambda value: json.dumps(value).encode())
+    | st.fixed_dictionaries(
+        {
+            "format": st.just("elastable-file-tier-1"),
+            "save": JSON | st.just(1),
+            "sequence": JSON | st.just(1),
+            "state": JSON,
+            "tables": JSON | st.lists(st.dictionaries(st.sampled_from(["name", "number", "token", "items"]), JSON)),
+        }
+    ).map(lambda value: json.dumps(value).encode())
+)
+def test_no_manifest_does_anything_but_open_or_be_refused(saved: Path, body: bytes) -> None:
+    rewrite(saved / "tables", body)
+    before = sorted(path.name for path in saved.parent.iterdir())
+    told = str(saved)
+    try:
+        FileTier(saved, fsync=False).close()
+    except StoreFailed as error:
+        told = str(error)
+    assert str(saved) in told
+    assert sorted(path.name for path in saved.parent.iterdir()) == before
+
+
+def rewrite(path: Path, body: bytes) -> None:
+    path.write_bytes(body + zlib.crc32(body).to_bytes(4, "little"))
