@@ -35,7 +35,7 @@ for _name, _command in (
 class _RunOptions:
     dataset: str = required(
         Option(
-            "Folder with train.txt, valid.txt and test.txt, or the name of an installed graph such as umls.",
+            "Folder with train.txt, valid.txt, test.txt; openke:, ogb: or pykeen: and a folder; or an installed graph.",
             metavar="DATASET", positional=True,
         )
     )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -13,16 +14,28 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.batch import Bools, Int32
+from elastable.replicas.knowledge_graphs.graph.formats.ogb import read_ogb
+from elastable.replicas.knowledge_graphs.graph.formats.openke import read_openke
+from elastable.replicas.knowledge_graphs.graph.formats.parts import GraphParts
+from elastable.replicas.knowledge_graphs.graph.formats.pykeen import read_pykeen
+from elastable.replicas.knowledge_graphs.graph.formats.source import GraphSource
+from elastable.replicas.knowledge_graphs.graph.formats.table_file import TABLE_ENDINGS, read_table_columns
 from elastable.replicas.knowledge_graphs.graph.names import Names
-from elastable.replicas.knowledge_graphs.graph.triple_file import line_of, read_columns
+from elastable.replicas.knowledge_graphs.graph.triple_file import NamedColumns, line_of, read_columns
 
-__all__ = ["INSTALLED_GRAPHS", "SPLITS", "KnowledgeGraph", "Unseen", "load_graph"]
+__all__ = ["INSTALLED_GRAPHS", "SPLITS", "KnowledgeGraph", "Unseen", "graph_of_parts", "load_graph"]
 
 Unseen = Literal["keep", "drop", "refuse"]
 
 SPLITS = ("train", "valid", "test")
-_ENDINGS = (".txt", ".tsv")
+_ENDINGS = (".txt", ".tsv", ".txt.gz", ".tsv.gz", *TABLE_ENDINGS)
 _TYPES = "entity_types"
+
+_READERS: Mapping[str, Callable[[str], GraphParts]] = {
+    "ogb": lambda place: read_ogb(Path(place)),
+    "openke": lambda place: read_openke(Path(place)),
+    "pykeen": read_pykeen,
+}
 
 INSTALLED_GRAPHS = ("kinships", "nations", "umls")
 """Graphs in the wheel of PyKEEN, whose files are read without importing it."""
@@ -65,9 +78,11 @@ def load_graph(source: str | os.PathLike[str], *, unseen: Unseen = "keep") -> Kn
     """Reads a graph.
 
     Args:
-        source: A folder with `train.txt` and optionally `valid.txt`, `test.txt` (or `.tsv`): head, relation and tail by
-            name, tab-separated, one triple per line; and optionally `entity_types.txt`: entity and type, one entity per
-            line. Or the name of an installed graph, one of `INSTALLED_GRAPHS`.
+        source: A folder with `train.txt` and optionally `valid.txt`, `test.txt` (or `.tsv`; either may end in `.gz`):
+            head, relation and tail by name, tab-separated, one triple per line; and optionally `entity_types.txt`:
+            entity and type, one entity per line. Files may end in `.csv`, `.csv.gz` or `.parquet`, with columns head,
+            relation and tail, or those of `FOLDER?head=A&relation=B&tail=C`. Or the name of an installed graph, one of
+            `INSTALLED_GRAPHS`; or `openke:FOLDER`, `ogb:FOLDER`, `pykeen:FOLDER` or `pykeen:NAME` (`graph.formats`).
         unseen: How to treat validation and test triples with an entity or relation that
             no training triple has. "keep": it gets an id and an embedding that is never
             trained, and the triple counts, as in LibKGE; "drop"; or "refuse".
@@ -78,15 +93,18 @@ def load_graph(source: str | os.PathLike[str], *, unseen: Unseen = "keep") -> Kn
     """
     if unseen not in get_args(Unseen):
         raise BadInput(f"unseen {unseen!r}: known are {', '.join(get_args(Unseen))}")
-    folder = _folder(source)
+    asked = GraphSource.parse(source)
+    if asked.kind:
+        return graph_of_parts(_READERS[asked.kind](asked.place), unseen)
+    folder = _folder(asked.place)
     files = {split: file for split in SPLITS if (file := _file(folder, split)) is not None}
     if "train" not in files:
         raise BadInput(f"{folder}: no train.txt (or .tsv) with training triples")
     entities, relations = _Ids(), _Ids()
-    triples = {"train": _read(files["train"], entities, relations)}
+    triples = {"train": _read(files["train"], asked.columns, entities, relations)}
     if not len(triples["train"]):
         raise BadInput(f"{files['train']}: no training triple")
-    counts = _read_others(files, triples, entities, relations, unseen)
+    counts = _read_others(files, asked.columns, triples, entities, relations, unseen)
     names = Names(entities.names)
     types, entity_types = _types(_file(folder, _TYPES), names)
     return KnowledgeGraph(
@@ -97,6 +115,42 @@ def load_graph(source: str | os.PathLike[str], *, unseen: Unseen = "keep") -> Kn
         unseen=counts,
         entity_types=entity_types,
         types=types,
+    )
+
+
+def graph_of_parts(parts: GraphParts, unseen: Unseen = "keep") -> KnowledgeGraph:
+    """The graph of files of ids, whose names keep their ids; see `load_graph`.
+
+    Raises:
+        BadInput: there is no training triple, or with "refuse" an entity or relation that no training triple has.
+    """
+    triples, counts = dict(parts.triples), dict[str, int]()
+    if not len(triples["train"]):
+        raise BadInput(f"{parts.name}: no training triple")
+    names = (parts.entities, parts.relations, parts.entities)
+    trained = [np.zeros(len(each), np.bool_) for each in names]
+    for column, other in ((0, 2), (1, 1), (2, 0)):
+        trained[column][triples["train"][:, column]] = trained[other][triples["train"][:, column]] = True
+    for split in SPLITS[1:]:
+        found = triples[split]
+        strange = np.stack([~trained[column][found[:, column]] for column in range(3)], axis=1)
+        counts[split] = int(strange.any(1).sum())
+        if counts[split] and unseen == "refuse":
+            record = int(np.argmax(strange.any(1)))
+            column = int(np.argmax(strange[record]))
+            raise BadInput(
+                f"{parts.name}, {split} triple {record} (from 0): no training triple has "
+                f"{names[column].what} {names[column][found[record, column]]!r}"
+            )
+        triples[split] = found[~strange.any(1)] if unseen == "drop" else found
+    return KnowledgeGraph(
+        name=parts.name,
+        entities=parts.entities,
+        relations=parts.relations,
+        **triples,
+        unseen=counts,
+        entity_types=parts.entity_types,
+        types=parts.types,
     )
 
 
@@ -116,13 +170,18 @@ class _Ids:
 
 
 def _read_others(
-    files: dict[str, Path], triples: dict[str, Int32], entities: _Ids, relations: _Ids, unseen: Unseen
+    files: dict[str, Path],
+    columns: tuple[str, ...],
+    triples: dict[str, Int32],
+    entities: _Ids,
+    relations: _Ids,
+    unseen: Unseen,
 ) -> dict[str, int]:
     """Adds the validation and test triples to `triples`; returns how many of each have unseen names."""
     seen = (len(entities.names), len(relations.names), len(entities.names))
     counts = {}
     for split in SPLITS[1:]:
-        found = _read(files[split], entities, relations) if split in files else np.empty((0, 3), np.int32)
+        found = _read(files[split], columns, entities, relations) if split in files else np.empty((0, 3), np.int32)
         strange = found >= np.array(seen)
         counts[split] = int(strange.any(1).sum())
         if counts[split] and unseen == "refuse":
@@ -153,8 +212,12 @@ def _file(folder: Path, name: str) -> Path | None:
     return next((file for ending in _ENDINGS if (file := folder / f"{name}{ending}").is_file()), None)
 
 
-def _read(file: Path, entities: _Ids, relations: _Ids) -> Int32:
-    (heads, head), (kinds, relation), (tails, tail) = read_columns(file)
+def _columns_of(file: Path, columns: tuple[str, ...]) -> NamedColumns:
+    return read_table_columns(file, columns) if file.name.endswith(TABLE_ENDINGS) else read_columns(file)
+
+
+def _read(file: Path, columns: tuple[str, ...], entities: _Ids, relations: _Ids) -> Int32:
+    (heads, head), (kinds, relation), (tails, tail) = _columns_of(file, columns)
     # Line by line, head before tail: a column's dictionary is in order of first occurrence.
     met = [
         (int(line), end, name)
@@ -172,9 +235,16 @@ def _refuse(file: Path, strange: Bools, triples: Int32, entities: list[str], rel
     column = int(np.argmax(strange[record]))
     what, names = (("entity", entities), ("relation", relations))[column == 1]
     raise BadInput(
-        f"{file}, line {line_of(file, record)}: no training triple has {what} {names[triples[record, column]]!r}; such "
+        f"{file}, {_record(file, record)}: no training triple has {what} {names[triples[record, column]]!r}; such "
         f"triples can be kept (unseen='keep') or dropped (unseen='drop')"
     )
+
+
+def _record(file: Path, record: int) -> str:
+    """Where a file's record `record` (from 0) is."""
+    if file.name.endswith(TABLE_ENDINGS):
+        return f"row {record} (from 0)"
+    return f"line {line_of(file, record)}"
 
 
 def _types(file: Path | None, entities: Names) -> tuple[Names | None, Int32 | None]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +22,7 @@ NamedColumns = list[tuple[list[str], Int32]]
 
 
 def read_columns(path: str | os.PathLike[str], columns: tuple[str, ...] = ("head", "relation", "tail")) -> NamedColumns:
-    """Reads a file of tab-separated names, UTF-8, without a header, quotes or comments.
+    """Reads a file of tab-separated names, UTF-8, without a header, quotes or comments; compressed if it ends in `.gz`.
 
     Blank lines are skipped but counted; a name may contain anything but tabs and line breaks.
 
@@ -34,11 +36,13 @@ def read_columns(path: str | os.PathLike[str], columns: tuple[str, ...] = ("head
     file = Path(path)
     if not file.is_file():
         raise BadInput(f"{file}: no such file; wanted: {', '.join(columns)}, separated by tabs, one a line")
-    if not any(True for _ in _lines(file)):
-        return [([], np.empty(0, np.int32)) for _ in columns]
     try:
+        if not any(True for _ in _lines(file)):
+            return [([], np.empty(0, np.int32)) for _ in columns]
         table = _parsed(file, columns)
-    except (pa.ArrowInvalid, OSError) as error:
+    except (OSError, EOFError, zlib.error) as error:  # a .gz file that is not one, or is cut off
+        raise BadInput(f"{file}: cannot be read ({error})") from error
+    except pa.ArrowInvalid as error:
         _refuse_malformed(file, columns)  # finds the line that Arrow could not parse
         raise BadInput(f"{file}: cannot be read ({error})") from error
     found = []
@@ -58,7 +62,8 @@ def line_of(path: str | os.PathLike[str], record: int) -> int:
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
     """Non-blank lines with their numbers; bytes that are not UTF-8 become surrogates."""
-    with file.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
+    opened = gzip.open if file.suffix == ".gz" else open
+    with opened(file, "rt", encoding="utf-8-sig", errors="surrogateescape") as lines:
         for number, line in enumerate(lines, 1):
             if line != "\n":
                 yield number, line.removesuffix("\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import RangePool, available_cores
 from elastable.replicas.groups.group import Array, ReplicaGroup
 from elastable.replicas.knowledge_graphs.evaluation.evaluation import Evaluation
+from elastable.replicas.knowledge_graphs.graph.formats.source import GraphSource
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeGraph
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
@@ -64,7 +64,7 @@ def graph_identity(graph: KnowledgeGraph, source: str) -> dict[str, object]:
     digest.update(np.ascontiguousarray(graph.train).tobytes())
     return {
         "name": graph.name,
-        "source": os.path.abspath(source) if os.path.isdir(source) else source,
+        "source": str(GraphSource.parse(source).absolute()),
         "entities": len(graph.entities),
         "relations": len(graph.relations),
         "train": len(graph.train),

@@ -1,0 +1,67 @@
+"""CSV and Parquet files of triples, with named columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from elastable.embedding_store.errors import BadInput
+from elastable.replicas.knowledge_graphs.graph.triple_file import NamedColumns
+
+__all__ = ["TABLE_ENDINGS", "read_table_columns"]
+
+TABLE_ENDINGS = (".csv", ".csv.gz", ".parquet")
+"""Endings of files with named columns."""
+
+
+def read_table_columns(file: Path, columns: tuple[str, ...]) -> NamedColumns:
+    """Reads columns of names; what is not text becomes text, such as numbers.
+
+    Args:
+        file: A CSV file with a header (`.csv`, `.csv.gz`), or a Parquet file.
+        columns: Names of the columns; others are skipped.
+
+    Raises:
+        BadInput: a file that cannot be read, a column that is missing, or a row without a name; names the row.
+    """
+    try:
+        table = _parquet(file, columns) if file.suffix == ".parquet" else _csv(file, columns)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise BadInput(f"{file}: cannot be read ({error})") from error
+    found = []
+    for name in columns:
+        encoded = table[name].combine_chunks().dictionary_encode()
+        names = encoded.dictionary.to_pylist()
+        if encoded.null_count or not all(names):
+            empty = [place for place, each in enumerate(table[name].to_pylist()) if not each]
+            raise BadInput(f"{file}, row {empty[0]} (from 0): column {name!r} is empty")
+        found.append((names, np.asarray(encoded.indices, np.int32)))
+    return found
+
+
+def _require_columns(file: Path, present: list[str], columns: tuple[str, ...]) -> None:
+    for name in columns:
+        if present.count(name) != 1:
+            raise BadInput(
+                f"{file}: no column {name!r} among {', '.join(map(repr, present[:20]))}, or several; name columns as "
+                "FOLDER?head=A&relation=B&tail=C"
+            )
+
+
+def _csv(file: Path, columns: tuple[str, ...]) -> pa.Table:
+    types = {name: pa.string() for name in columns}
+    options = pyarrow.csv.ConvertOptions(column_types=types)
+    table = pyarrow.csv.read_csv(file, convert_options=options)
+    _require_columns(file, table.column_names, columns)
+    return table.select(list(columns))
+
+
+def _parquet(file: Path, columns: tuple[str, ...]) -> pa.Table:
+    with pyarrow.parquet.ParquetFile(file) as read:
+        _require_columns(file, read.schema_arrow.names, columns)
+        table = read.read(columns=list(columns))
+    return pa.table({name: table[name].cast(pa.string()) for name in columns})
