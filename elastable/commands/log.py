@@ -1,4 +1,4 @@
-"""`elastable log show | verify | truncate`: the write-ahead log of a store in memory."""
+"""`elastable log show | verify | truncate`: the write-ahead log of a store."""
 
 from __future__ import annotations
 
@@ -15,19 +15,25 @@ from elastable.commands.plan import readable_size
 from elastable.embedding_store.engine.history.store_history import StoreHistory
 from elastable.embedding_store.log.inspection import LogReport, inspect_log
 from elastable.embedding_store.option import Option, required, setting
+from elastable.embedding_store.tiers.redis.log_report import inspect_redis_log, truncate_redis_log
+from elastable.embedding_store.tiers.redis.url import SCHEMES, redacted
 
 __all__ = ["log"]
 
 log = typer.Typer(
-    name="log", help="Show, check and cut the log of a store in memory.", no_args_is_help=True, add_completion=False
+    name="log", help="Show, check and cut the write-ahead log of a store.", no_args_is_help=True, add_completion=False
 )
 
-_FOLDER = Option("Folder of the log, as in --store memory?log=FOLDER.", metavar="FOLDER", positional=True)
+_PLACE = Option(
+    "Folder of the log, as in --store memory?log=FOLDER, or the redis:// or rediss:// URL of a store.",
+    metavar="PLACE",
+    positional=True,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class _LogOptions:
-    folder: str = required(_FOLDER)
+    place: str = required(_PLACE)
     as_json: bool = setting(False, AS_JSON)
 
 
@@ -35,11 +41,11 @@ class _LogOptions:
 @takes(_LogOptions)
 def show(options: _LogOptions) -> None:
     """Show what a log holds: its base, its entries, the version it leads to."""
-    found = inspect_log(options.folder)
+    found = _inspected(options.place)
     if options.as_json:
         typer.echo(json.dumps(asdict(found), indent=2))
         return
-    about = Table(title=escape(options.folder), show_header=False, title_justify="left")
+    about = Table(title=escape(redacted(options.place)), show_header=False, title_justify="left")
     about.add_row("version", f"{found.version:,}")
     about.add_row("base", _base_of(found))
     about.add_row("entries", f"{found.first:,} to {found.last:,}, {readable_size(found.bytes)}")
@@ -51,22 +57,22 @@ def show(options: _LogOptions) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _FolderOption:
-    folder: str = required(_FOLDER)
+class _PlaceOption:
+    place: str = required(_PLACE)
 
 
 @log.command()
-@takes(_FolderOption)
-def verify(options: _FolderOption) -> None:
+@takes(_PlaceOption)
+def verify(options: _PlaceOption) -> None:
     """Read every byte of a log and of its base; a corrupt one ends with an error that names file and position."""
-    found = inspect_log(options.folder)
+    found = _inspected(options.place)
     torn = f"; {found.torn_bytes:,} bytes of a torn entry will be dropped" if found.torn_bytes else ""
     typer.echo(f"whole: entries {found.first} to {found.last}, version {found.version}{torn}")
 
 
 @dataclass(frozen=True, slots=True)
 class _TruncateOptions:
-    folder: str = required(_FOLDER)
+    place: str = required(_PLACE)
     version: int = required(Option("The version to go back to.", flags=("--version",), at_least=0))
 
 
@@ -74,12 +80,25 @@ class _TruncateOptions:
 @takes(_TruncateOptions)
 def truncate(options: _TruncateOptions) -> None:
     """Take back every change after a version. No store may have the log open."""
-    inspect_log(options.folder)  # a typing error must not make a log
-    with StoreHistory(options.folder) as history:
-        rows = history.take_back(options.version)
-    found = inspect_log(options.folder)
+    _inspected(options.place)  # a typing error must not make a log
+    if _is_redis(options.place):
+        rows = truncate_redis_log(options.place, options.version)
+    else:
+        with StoreHistory(options.place) as history:
+            rows = history.take_back(options.version)
+    found = _inspected(options.place)
     typer.echo(f"version {found.version}, entries {found.first} to {found.last}; {rows:,} written rows were taken back")
 
 
+def _is_redis(place: str) -> bool:
+    return place.partition("://")[0] in SCHEMES
+
+
+def _inspected(place: str) -> LogReport:
+    return inspect_redis_log(place) if _is_redis(place) else inspect_log(place)
+
+
 def _base_of(report: LogReport) -> str:
+    if report.flushed:
+        return f"version {report.base_version:,}, entry {report.flushed:,}: rows are in the store up to there"
     return "none" if report.base is None else f"version {report.base_version:,}, {readable_size(report.base_bytes)}"

@@ -10,10 +10,11 @@ from pathlib import Path
 from elastable.embedding_store.errors import BadInput, StoreBroken
 from elastable.embedding_store.log.base_file import find_base
 from elastable.embedding_store.log.changes import CommitImages, decode_change
+from elastable.embedding_store.log.contract import Log, LogEntry
 from elastable.embedding_store.log.segment import SegmentReader
 from elastable.embedding_store.log.segments import check_segments
 
-__all__ = ["LogReport", "inspect_log"]
+__all__ = ["ChangeTally", "LogReport", "entry_of_version", "inspect_log"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class LogReport:
         torn_bytes: Of an entry at the end that was not written whole.
         changes: Kind of change -> entries of that kind.
         rows: Rows that the commits among them have written.
+        flushed: Up to this entry the rows of a store with a tier are there, so a base is not needed.
     """
 
     base: str | None
@@ -42,6 +44,52 @@ class LogReport:
     torn_bytes: int
     changes: Mapping[str, int] = field(default_factory=dict)
     rows: int = 0
+    flushed: int = 0
+
+
+@dataclass(slots=True)
+class ChangeTally:
+    """Counts the changes of a log, entry by entry.
+
+    Attributes:
+        version: The store's version after them.
+        kinds: Kind of change -> entries of that kind.
+        rows: Rows that the commits among them have written.
+    """
+
+    version: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    rows: int = 0
+
+    def add(self, entry: LogEntry) -> None:
+        """Counts an entry. Raises `StoreBroken` where it is no change of a store."""
+        change = decode_change(entry.payload)
+        self.version = entry.version
+        self.kinds[type(change).__name__] += 1
+        if isinstance(change, CommitImages):
+            self.rows += sum(len(images.ids) for images in change.tables)
+
+
+def entry_of_version(log: Log, after: int, version: int) -> tuple[int, int]:
+    """Where a log is at a version.
+
+    Args:
+        log: Its entries after `after` are read.
+        after: The store's version there is at most `version`.
+        version: The version to find.
+
+    Returns:
+        The last entry of that version or an earlier one, and how many rows the commits after it have written.
+    """
+    keep, rows = after, 0
+    for entry in log.entries(after):
+        if entry.version <= version:
+            keep, rows = entry.sequence, 0
+            continue
+        change = decode_change(entry.payload)
+        if isinstance(change, CommitImages):
+            rows += sum(len(images.ids) for images in change.tables)
+    return keep, rows
 
 
 def inspect_log(folder: str | Path) -> LogReport:
@@ -69,16 +117,11 @@ def inspect_log(folder: str | Path) -> LogReport:
             f"{folder} is incomplete: its base includes entries up to {begin}, and its log holds "
             f"{segments[0].first} to {segments[-1].last}"
         )
-    kinds: Counter[str] = Counter()
-    rows = 0
+    tally = ChangeTally(version)
     for segment in segments:
         with SegmentReader(segment.path) as reader:
             for entry in reader.entries(segment.bytes):
-                change = decode_change(entry.payload)
-                kinds[type(change).__name__] += 1
-                if isinstance(change, CommitImages):
-                    rows += sum(len(images.ids) for images in change.tables)
-                version = entry.version
+                tally.add(entry)
             if reader.offset < segment.bytes:
                 reader.refuse_corruption()
                 raise StoreBroken(f"{segment.path} is corrupt at byte {reader.offset:,}")
@@ -88,9 +131,9 @@ def inspect_log(folder: str | Path) -> LogReport:
         base_bytes=0 if base is None else base.bytes,
         first=segments[0].first if segments else begin + 1,
         last=segments[-1].last if segments else begin,
-        version=version,
+        version=tally.version,
         bytes=sum(segment.bytes for segment in segments),
         torn_bytes=torn,
-        changes=dict(kinds),
-        rows=rows,
+        changes=dict(tally.kinds),
+        rows=tally.rows,
     )

@@ -15,7 +15,6 @@ from elastable.embedding_store.errors import BadInput, ElastableError, StaleVers
 from elastable.embedding_store.log.base_file import newest_base, write_base
 from elastable.embedding_store.log.changes import (
     Change,
-    CommitImages,
     CreateTable,
     PutRows,
     PutTableState,
@@ -25,6 +24,7 @@ from elastable.embedding_store.log.changes import (
 )
 from elastable.embedding_store.log.contract import Buffer
 from elastable.embedding_store.log.file_log import FileLog
+from elastable.embedding_store.log.inspection import entry_of_version
 
 __all__ = ["DEFAULT_LOG_BYTES", "StoreHistory"]
 
@@ -111,14 +111,7 @@ class StoreHistory:
         """
         self.abandon_base()
         begin = 0 if self._base is None else self._base.sequence
-        keep, rows = begin, 0
-        for entry in self._log.entries(after=begin):
-            if entry.version <= version:
-                keep, rows = entry.sequence, 0
-                continue
-            change = decode_change(entry.payload)
-            if isinstance(change, CommitImages):
-                rows += sum(len(images.ids) for images in change.tables)
+        keep, rows = entry_of_version(self._log, begin, version)
         if keep == begin and self._base is not None and next(self._base.payloads())[0] > version:
             raise StaleVersion(f"{self.folder} holds no version {version}: its base is newer")
         self._log.truncate(keep)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +15,14 @@ from typer.testing import CliRunner
 from elastable.command import app
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine.tiered.store_tier import StoreTier
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreBroken, StoreFailed
 from elastable.embedding_store.open_store import open_store
+from elastable.embedding_store.tiers.redis.redis_log import RedisLog
+from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
+from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
+from tests.servers import Server
 
 
 def run(*words: str) -> str:
@@ -48,6 +57,7 @@ def test_a_log_is_shown(folder: str) -> None:
         "torn_bytes": 0,
         "changes": {"CreateTable": 1, "CommitImages": 5},
         "rows": 15,
+        "flushed": 0,
     }
     shown = run("show", folder)
     assert "CommitImages" in shown
@@ -99,3 +109,78 @@ def test_a_log_does_not_go_back_before_its_base(folder: str) -> None:
         store._history._writing.join(60)  # type: ignore[attr-defined]
     with pytest.raises(StaleVersion, match="its base is newer"):
         run("truncate", folder, "--version", "5")
+
+
+@contextmanager
+def tiered(url: str) -> Iterator[MemoryStore]:
+    """A store with rows and log in Redis, flushed when it is told to, that ends as if its process were killed."""
+    with closing(RedisPlace(url)) as place, RedisLog(place) as log:
+        store = MemoryStore()
+        store.keep_tier(StoreTier(RedisTier(place), log, 1 << 20), every_s=1e6)
+        yield store
+        store._flusher.stop()  # type: ignore[union-attr]
+
+
+def commit(store: MemoryStore, version: int) -> None:
+    update = TableUpdate(np.arange(version), np.ones((version, 2), np.float32))
+    store.commit(Commit(version, {"t": update}, version - 1, {}))
+
+
+@pytest.fixture(name="in_redis")
+def fixture_in_redis(redis_url: str) -> str:
+    with tiered(redis_url) as store:
+        store.create_table(TableSpec("t", 2))
+        for version in range(1, 4):
+            commit(store, version)
+        store.flush(60)
+        for version in range(4, 7):
+            commit(store, version)
+    return redis_url
+
+
+def test_a_log_in_redis_is_shown_and_verified(in_redis: str) -> None:
+    told = json.loads(run("show", in_redis, "--json"))
+    assert (told["first"], told["last"], told["flushed"]) == (4, 7, 4)
+    assert (told["version"], told["base_version"], told["changes"]) == (6, 3, {"CommitImages": 4})
+    assert told["rows"] == 3 + 4 + 5 + 6
+    assert "version 3, entry 4: rows are in the store up to there" in run("show", in_redis)
+    assert run("verify", in_redis.replace("://", "://default:@")) == "whole: entries 4 to 7, version 6\n"
+    with tiered(in_redis) as store:
+        commit(store, 7)
+        assert run("verify", in_redis) == "whole: entries 4 to 8, version 7\n"
+        store.flush(60)
+        assert run("verify", in_redis) == "whole: entries 8 to 8, version 7\n"
+
+
+def test_a_log_in_redis_that_is_corrupt_is_named(in_redis: str, redis_node: Server) -> None:
+    with redis_node.client() as client:
+        client.xdel("{elastable}:log", "6-0")
+        with pytest.raises(StoreBroken, match="corrupt at stream entry 6-0: it is missing, and 7-0 is the next one"):
+            run("verify", in_redis)
+        client.xdel("{elastable}:log", "4-0", "5-0")
+        with pytest.raises(StoreBroken, match=r"is incomplete: .*its state those up to 4, and its log holds 7 to 7"):
+            run("verify", in_redis)
+
+
+def test_where_no_store_is_in_redis_nothing_is_made(redis_url: str, redis_node: Server) -> None:
+    for command in (("show",), ("verify",), ("truncate", "--version", "1")):
+        with pytest.raises(BadInput, match="holds no log"):
+            run(command[0], redis_url, *command[1:])
+    with redis_node.client() as client:
+        assert client.dbsize() == 0
+
+
+def test_a_log_in_redis_goes_back_to_a_version(in_redis: str) -> None:
+    assert run("truncate", in_redis, "--version", "5") == (
+        "version 5, entries 4 to 6; 6 written rows were taken back\n"
+    )
+    with tiered(in_redis) as store:
+        assert (store.version(), store.row_count("t")) == (5, 5)
+        commit(store, 6)
+        with pytest.raises(StoreFailed, match=rf"is open in process \S+:{os.getpid()}: end it first"):
+            run("truncate", in_redis, "--version", "5")
+        store.flush(60)
+    with pytest.raises(StaleVersion, match="cannot go back to version 5: rows of later versions are written"):
+        run("truncate", in_redis, "--version", "5")
+    with tiered(in_redis) as store:
+        assert store.version() == 6
