@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -56,10 +56,9 @@ class TierRegistry:
                 }:
                     break
                 entries = again  # another process creates or drops tables
+            self._require_state(state, entries)
             for table, found in zip(tables.values(), stamps, strict=True):
                 self._require_all(table, found, state)
-            for name in set(self._tables).difference(tables):
-                self._require_dropped(name, state)
             self._known = dict(zip(tables, stamps, strict=True))
             self._tables = {n: self._tables[n] if self._same(t) else t for n, t in tables.items()}
             return dict(self._tables)
@@ -84,14 +83,19 @@ class TierRegistry:
                 self._place.url, name, state.lost[name], "a writer found it gone, and wrote to it since"
             )
 
-    def _require_dropped(self, name: str, state: TierState) -> None:
-        """Raises `StoreBroken` for a table that nobody dropped: who does, leaves its greatest stamp in the state."""
-        greatest = int(self._known[name].max())
-        if state.sequence < greatest:
+    def _require_state(self, state: TierState, entries: Mapping[str, RecordTable]) -> None:
+        """Raises `StoreBroken` where registry and state do not know the same: one of them was lost, or both were."""
+        # Who drops a table takes it out of the state, and leaves its greatest stamp there.
+        vanished = [name for name in self._tables if name not in entries]
+        greatest = max([0, *(int(self._known[name].max()) for name in vanished)])
+        lost = "its state" if entries and not state.exists else ""
+        if set(state.stamps).difference(entries) or state.sequence < greatest:
+            lost = f"its registry of tables, which named {', '.join(sorted({*state.stamps, *vanished}))}"
+        if lost:
             raise StoreBroken(
-                f"redis at {self._place.url} has lost its registry of tables (namespace {self._namespace!r}): table "
-                f"{name!r} is gone, of which a write of sequence {greatest} was confirmed. Was it restarted without "
-                "persistence or with an older file, or flushed? Go back to a checkpoint"
+                f"the tier at {self._place.url} (namespace {self._namespace!r}) has lost {lost}. Was the server "
+                "restarted without persistence or with an older file, was it flushed, or does it evict keys "
+                "(maxmemory-policy must be noeviction)? Go back to a checkpoint"
             )
 
     def table(self, name: str) -> tuple[RecordTable, Int64]:
@@ -212,7 +216,9 @@ class TierRegistry:
         def change(answers: list[bytes | None]) -> Sequence[Command]:
             if answers[0] is not None and answers[0] != text.encode():
                 raise SpecConflict(f"{self._place.url} has a table {table.table.name!r}, which another process made")
-            return [] if answers[0] is not None else [("HSET", key, table.table.name, text)]
+            if answers[0] is not None:
+                return []
+            return [("HSET", key, table.table.name, text), ("HSETNX", self._state_key, SEQUENCE, _NOTHING_WRITTEN)]
 
         question: Command = ("HGET", key, table.table.name)
         self._repeated(lambda: self._place.change([question], change, deadline, [key]), deadline)

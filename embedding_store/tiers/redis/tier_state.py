@@ -29,6 +29,7 @@ class TierState:
     """The state hash, as it was read.
 
     Attributes:
+        exists: Whether there is one; it is from the creation of the first table on.
         state: Of the engine; None: none was ever put.
         check: CRC-32 of it.
         sequence: The greatest stamp that it knows of.
@@ -36,6 +37,7 @@ class TierState:
         lost: Table -> a partition that a writer found lost.
     """
 
+    exists: bool
     state: bytes | None = field(repr=False)
     check: int
     sequence: int
@@ -54,7 +56,7 @@ class TierState:
             }
             lost = {name[len(_LOST) :].decode(): int(value) for name, value in fields.items() if name.startswith(_LOST)}
             check = int.from_bytes(fields.get(_CHECK, b""), "little")
-            return cls(fields.get(_STATE), check, sequence_of(fields.get(SEQUENCE)), stamps, lost)
+            return cls(bool(fields), fields.get(_STATE), check, sequence_of(fields.get(SEQUENCE)), stamps, lost)
         except MALFORMED as error:
             raise StoreBroken(f"the state of the tier in Redis is corrupt: {error}") from error
 

@@ -1,0 +1,190 @@
+"""A writer of a tier that was taken for dead, and wakes up, changes nothing any more; nor does what it had sent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import redis
+
+from elastable.embedding_store.errors import StoreFailed, TakenOver, Unavailable
+from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
+from tests.embedding_store.tiers.redis.tier_samples import IDS, TABLE, changed, read_back, rows_of
+from tests.servers import Server
+
+pytestmark = pytest.mark.process
+
+_PATIENCE_S = 60.0
+
+
+def wait_until_stopped(process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < end and process.poll() is None:
+        if Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+            return
+        time.sleep(0.01)
+    raise AssertionError(process.communicate(timeout=_PATIENCE_S))
+
+
+@pytest.mark.parametrize("server", ["redis_url", "valkey_url", "redis_cluster_url"])
+def test_a_writer_that_wakes_up(server: str, request: pytest.FixtureRequest) -> None:
+    """It is stopped after a third of its write, another process takes over and writes on, and it goes on."""
+    url = f"{request.getfixturevalue(server)}?partitions=32"
+    with RedisTier(url) as tier:
+        tier.create(TABLE)
+        command = [sys.executable, "-m", "tests.embedding_store.tiers.redis.stopped_tier_writer", url, "10"]
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        ) as old:
+            try:
+                wait_until_stopped(old)
+                with RedisTier(url) as another:
+                    found = read_back(another)
+                    new = (found == rows_of(2)).all(axis=1)
+                    assert 0 < new.sum() < len(IDS)  # it was stopped in the middle
+                    assert another.other_writer() == f"{os.uname().nodename}:{old.pid}"
+                    assert another.sequence == 2
+                    another.take_over()
+                    another.write(changed(3), {}, 3)
+                    another.put_state(b"three")
+                    old.send_signal(signal.SIGCONT)
+                    told, _ = old.communicate(timeout=_PATIENCE_S)
+                    assert old.returncode == 0, told
+                    np.testing.assert_array_equal(read_back(another), rows_of(3))
+                    assert another.state() == b"three"
+                    assert another.sequence == 3
+                    assert set(another.tables()) == {"t"}
+                    another.write(changed(4), {}, 4)
+            finally:
+                if old.poll() is None:
+                    old.kill()
+    ended = {line.split(" ", 1)[0]: line.split(" ", 1)[1] for line in told.splitlines()}
+    assert ended.pop("read") == "done"
+    assert set(ended) == {"write", "again", "delete", "state", "create", "drop", "owner"}
+    for what, how in ended.items():
+        assert how.startswith("TakenOver "), (what, how)
+        assert f"was taken over, its owner is now process {os.getpid()} on " in how, what
+
+
+def test_what_a_broken_connection_left_at_the_server_is_not_done_later(redis_node: Server, redis_url: str) -> None:
+    """The server is stopped while a write waits in its sockets; the writer gives up, and writes newer rows."""
+    with RedisTier(f"{redis_url}?partitions=4&deadline=3") as tier:
+        tier.create(TABLE)
+        tier.write(changed(1), {}, 1)
+        assert redis_node.process is not None
+        redis_node.process.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(Unavailable):
+                tier.write(changed(2), {}, 2)
+        finally:
+            redis_node.process.send_signal(signal.SIGCONT)
+        with redis_node.client() as client:
+            before = lists_of_clients(client)
+            tier.write(changed(3), {}, 3)
+            assert lists_of_clients(client) == before + 1  # the connection that broke was looked for, and ended
+            named = [line for line in client.client_list() if line["name"]]
+            tier.write(changed(4), {}, 4)
+            assert lists_of_clients(client) == before + 2  # that of the line above, and no other one
+        assert len(named) == 1
+        np.testing.assert_array_equal(read_back(tier), rows_of(4))
+
+
+def lists_of_clients(client: redis.Redis) -> int:
+    """How many times the server was asked who is connected."""
+    return int(client.info("commandstats").get("cmdstat_client|list", {"calls": 0})["calls"])
+
+
+def test_the_one_that_wrote_last_owns_the_tier(redis_url: str) -> None:
+    with RedisTier(redis_url) as first, RedisTier(redis_url) as second:
+        first.create(TABLE)
+        first.write(changed(1), {}, 1)
+        second.write(changed(2), {}, 2)
+        with pytest.raises(TakenOver, match="was taken over"):
+            first.write(changed(3), {}, 3)
+        np.testing.assert_array_equal(read_back(first), rows_of(2))
+        first.take_over()
+        first.write(changed(4), {}, 4)
+        with pytest.raises(TakenOver, match="was taken over"):
+            second.put_state(b"")
+        np.testing.assert_array_equal(read_back(second), rows_of(4))
+
+
+def test_readers_and_other_namespaces_are_left_alone(redis_url: str) -> None:
+    elsewhere = [f"{redis_url}?namespace=other", f"{redis_url}/3", f"{redis_url}?namespace=elastable/2"]
+    with RedisTier(redis_url) as tier, RedisTier(redis_url) as reader:
+        tier.create(TABLE)
+        others = [RedisTier(url) for url in elsewhere]
+        for other in others:
+            other.create(TABLE)
+        reader.tables()
+        with redis.Redis.from_url(redis_url) as client:
+            before = {line["id"] for line in client.client_list()}
+            ours = {line["id"] for line in client.client_list() if line["name"].startswith("elastable:0:elastable:")}
+            tier.take_over()
+            after = {line["id"] for line in client.client_list()}
+        assert ours
+        assert before - after == ours
+        for other in others:
+            other.write(changed(2), {}, 2)
+            other.close()
+
+
+def test_a_server_that_forbids_to_end_connections(
+    redis_node: Server, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """State and tables are fenced by Redis itself all the same; rows once a connection is made anew."""
+    with redis_node.client() as client:
+        client.execute_command("ACL", "SETUSER", "meek", "on", ">secret", "~*", "+@all", "-client|kill", "-client|list")
+        meek = redis_url.replace("://", "://meek:secret@")
+        try:
+            with RedisTier(redis_url) as old, RedisTier(meek) as successor:
+                old.create(TABLE)
+                old.write(changed(1), {}, 1)
+                successor.write(changed(2), {}, 2)
+                assert "does not let this user end the connections of other writers (NOPERM" in caplog.text
+                with pytest.raises(TakenOver, match="was taken over"):
+                    old.put_state(b"")
+                with pytest.raises(TakenOver, match="was taken over"):
+                    old.drop("t")
+        finally:
+            client.execute_command("ACL", "DELUSER", "meek")
+
+
+def test_two_that_take_over_at_once(redis_url: str) -> None:
+    with RedisTier(redis_url) as tier:
+        tier.create(TABLE)
+        tier.write(changed(2), {}, 2)
+    tiers = [RedisTier(redis_url) for _ in range(4)]
+    ended: list[object] = []
+
+    def run(tier: RedisTier) -> None:
+        try:
+            tier.take_over()
+            tier.write(changed(3), {}, 3)
+            tier.put_state(b"three")
+            ended.append(tier)
+        except StoreFailed as error:  # another one took over later
+            ended.append(str(error))
+
+    threads = [threading.Thread(target=run, args=(tier,), daemon=True) for tier in tiers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(_PATIENCE_S)
+        assert not thread.is_alive()
+    assert len(ended) == len(tiers)
+    with RedisTier(redis_url) as last:
+        last.take_over()
+        last.write(changed(3), {}, 3)
+        np.testing.assert_array_equal(read_back(last), rows_of(3))
+        assert set(last.tables()) == {"t"}
+    for tier in tiers:
+        tier.close()
