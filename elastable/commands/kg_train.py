@@ -86,7 +86,9 @@ def run_graph(
         directory = RunDirectory.create(run_dir)
         progress = TrainingProgress(directory, settings, console)
         try:
-            graph.save_names(directory.path)
+            graph.save_names(directory.path, settings.reciprocal)
+            for note in graph.notes:
+                console.print(note, highlight=False, soft_wrap=True)
             run = GraphRun(graph, source, settings, directory.path, begin, checkpoint_minutes, stop.asked)
             started = time.perf_counter()
 
@@ -102,6 +104,7 @@ def run_graph(
                 **found,
                 "graph": graph.name,
                 "unseen": graph.unseen,
+                "trained_on": graph.trained_on,
                 "workers": workers,
                 "seconds": time.perf_counter() - started,
                 "triples_per_second": progress.triples / max(1e-9, progress.seconds),

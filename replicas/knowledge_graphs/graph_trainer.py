@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -56,6 +57,7 @@ class GraphTrainer:
         triples: int32 `[N, 3]`: the training triples, by global id.
         pool: Threads of this worker; they do not affect results.
         entity_types: int32 `[entities]`, from 0; each type is spread evenly. None: no types.
+        further_types: int32 `[K, 2]`: entity and type, for entities of several types.
 
     Attributes:
         model: This worker's part of the model.
@@ -77,13 +79,14 @@ class GraphTrainer:
         triples: Int32,
         pool: RangePool = SERIAL,
         entity_types: Int32 | None = None,
+        further_types: Int32 | None = None,
     ) -> None:
         self.group, self.settings, self.pool = group, settings, pool
         self.sharding = Sharding.create(entities, group.size, seed=settings.seed, entity_types=entity_types)
         if settings.reciprocal:
             triples, relations = with_inverses(triples, relations), 2 * relations
         self.model = ShardedModel(group, settings, self.sharding, relations)
-        self._sampler = _sampler(settings, self.sharding, triples, relations)
+        self._sampler = _sampler(settings, self.sharding, triples, relations, further_types)
         self.steps_per_epoch = self._sampler.steps_per_epoch
         self.step, self.wish = 0, 0
         self._whole = self._scheme = None
@@ -200,7 +203,9 @@ class GraphTrainer:
         return loss_function(self.settings.loss, self.settings.margin, self.settings.adversarial)
 
 
-def _sampler(settings: TrainSettings, sharding: Sharding, triples: Int32, relations: int) -> ShardedSampler:
+def _sampler(
+    settings: TrainSettings, sharding: Sharding, triples: Int32, relations: int, types: Int32 | None
+) -> ShardedSampler:
     """The batches of a run, with candidates if its loss needs them; triples and relations include inverses."""
     partition = PartitionedTriples.create(triples, sharding)
     kind: type[ShardedSampler] = RandomSampler if settings.sampling == "random" else RigidSampler
@@ -208,14 +213,16 @@ def _sampler(settings: TrainSettings, sharding: Sharding, triples: Int32, relati
         partition,
         -(-settings.batch // sharding.shards),
         seed=settings.seed,
-        negatives=None if settings.loss == WHOLE_SOFTMAX else _negatives(settings, sharding, triples, relations),
+        negatives=None if settings.loss == WHOLE_SOFTMAX else _negatives(settings, sharding, triples, relations, types),
         weights=frequency_weights(partition.triples) if settings.weighting == "frequency" else None,
     )
 
 
-def _negatives(settings: TrainSettings, sharding: Sharding, triples: Int32, relations: int) -> NegativeSampler:
+def _negatives(
+    settings: TrainSettings, sharding: Sharding, triples: Int32, relations: int, types: Int32 | None
+) -> NegativeSampler:
     known = KnownTriples.create(sharding.entities, relations, triples) if settings.filtered else None
-    kind: type[NegativeSampler] = TypedNegatives if settings.candidates == "typed" else RandomNegatives
+    kind = partial(TypedNegatives, further_types=types) if settings.candidates == "typed" else RandomNegatives
     return kind(
         sharding,
         -(-settings.negatives // sharding.shards),

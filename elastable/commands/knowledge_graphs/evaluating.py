@@ -142,7 +142,7 @@ def _candidates(trained: TrainedGraph, of_type: bool, among: Path | None) -> Can
         raise BadInput(
             f"{trained.source} has no entity_types.txt (entity and type, one per line), which --of-type needs"
         )
-    return Candidates.of_types(types, len(trained.entities))
+    return Candidates.of_types(types, len(trained.entities), trained.graph.further_types)
 
 
 def _rank_table(report: Mapping[str, object], hits: Sequence[int]) -> Table:

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -102,9 +101,7 @@ def _candidates(trained: TrainedGraph, options: _PredictOptions) -> Candidates |
         raise BadInput(
             f"{trained.source} has no entity_types.txt (entity and type, one per line), which --of-type needs"
         )
-    return Candidates.of_list(
-        np.flatnonzero(graph.entity_types == graph.types.id_of(options.of_type)), len(trained.entities)
-    )
+    return Candidates.of_list(graph.entities_of_type(options.of_type), len(trained.entities))
 
 
 def _read(trained: TrainedGraph, file: Path) -> list[Query]:

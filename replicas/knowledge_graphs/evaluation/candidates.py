@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
 from elastable.replicas.knowledge_graphs.graph.batch import Bools, Int32
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
@@ -22,10 +22,13 @@ class Candidates:
     Attributes:
         entities: int64 `[k]`, ascending global ids: the same for every query; None: every entity.
         types: int32 `[E]`: only entities of the type of the query's answer compete; None: of any type.
+        members: uint8 `[E, bytes]`: the bits of each entity's types, where entities have several: those compete that
+            share one with the answer.
     """
 
     entities: Int64 | None = None
     types: Int32 | None = None
+    members: UInt8 | None = None
 
     @classmethod
     def of_list(cls, entities: npt.ArrayLike, count: int) -> Candidates:
@@ -47,12 +50,13 @@ class Candidates:
         return cls(entities=given.astype(np.int64))
 
     @classmethod
-    def of_types(cls, types: npt.ArrayLike, count: int) -> Candidates:
-        """Entities of the answer's type.
+    def of_types(cls, types: npt.ArrayLike, count: int, further: Int32 | None = None) -> Candidates:
+        """Entities of the answer's type, or of one of its types.
 
         Args:
             types: int `[E]`.
             count: Number of entities, E.
+            further: int `[K, 2]`: entity and type, for entities of several types.
 
         Raises:
             BadInput: types of another shape.
@@ -60,7 +64,11 @@ class Candidates:
         given = np.asarray(types)
         if given.shape != (count,) or given.dtype.kind not in "iu":
             raise BadInput(f"types of candidates must be integers [{count}]; got {given.dtype} {list(given.shape)}")
-        return cls(types=given.astype(np.int32))
+        if further is None or not len(further):
+            return cls(types=given.astype(np.int32))
+        has = np.zeros((count, int(max(given.max(), further[:, 1].max())) + 1), np.bool_)
+        has[np.arange(count), given] = has[further[:, 0], further[:, 1]] = True
+        return cls(types=given.astype(np.int32), members=np.packbits(has, axis=1))
 
     def rows(self, sharding: Sharding, shard: int) -> Int64 | None:
         """int64 `[c]`, ascending: a shard's rows that may compete; None: all."""
@@ -74,5 +82,11 @@ class Candidates:
         None: all do."""
         if self.types is None:
             return None
+        if self.members is not None:
+            mine, others = self.members[answers], self.members[entities]
+            shared = np.zeros((len(answers), len(entities)), np.bool_)
+            for byte in range(mine.shape[1]):
+                shared |= (mine[:, byte, None] & others[None, :, byte]) > 0
+            return shared
         found: Bools = self.types[answers][:, None] == self.types[entities][None]
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -14,14 +14,15 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.batch import Bools, Int32
+from elastable.replicas.knowledge_graphs.graph.entity_types import read_entity_types
 from elastable.replicas.knowledge_graphs.graph.formats.ogb import read_ogb
 from elastable.replicas.knowledge_graphs.graph.formats.openke import read_openke
 from elastable.replicas.knowledge_graphs.graph.formats.parts import GraphParts
 from elastable.replicas.knowledge_graphs.graph.formats.pykeen import read_pykeen
 from elastable.replicas.knowledge_graphs.graph.formats.source import GraphSource
 from elastable.replicas.knowledge_graphs.graph.formats.table_file import TABLE_ENDINGS, read_table_columns
-from elastable.replicas.knowledge_graphs.graph.names import Names
-from elastable.replicas.knowledge_graphs.graph.triple_file import NamedColumns, line_of, read_columns
+from elastable.replicas.knowledge_graphs.graph.names import Names, inverse_names
+from elastable.replicas.knowledge_graphs.graph.triple_file import line_of, read_columns, without_header
 
 __all__ = ["INSTALLED_GRAPHS", "SPLITS", "KnowledgeGraph", "Unseen", "graph_of_parts", "load_graph"]
 
@@ -56,6 +57,9 @@ class KnowledgeGraph:
             no training triple has, kept or dropped by `load_graph`.
         entity_types: int32 `[E]`; None if the graph has no types.
         types: Their names; None if the graph has no types.
+        further_types: int32 `[K, 2]`: entity and type, for entities of several types: those besides `entity_types`.
+        trained_on: Number of triples of "valid" and "test" that are training triples, too.
+        notes: What the reader noticed, for people.
     """
 
     name: str
@@ -67,11 +71,37 @@ class KnowledgeGraph:
     unseen: dict[str, int]
     entity_types: Int32 | None = None
     types: Names | None = None
+    further_types: Int32 | None = None
+    trained_on: dict[str, int] = field(init=False)
+    notes: tuple[str, ...] = ()
 
-    def save_names(self, folder: str | os.PathLike[str]) -> None:
-        """Writes `entities.txt` and `relations.txt`, a name per line in the order of ids, into an existing folder."""
+    def __post_init__(self) -> None:
+        trained_on = {split: _repeated(getattr(self, split), self.train) for split in SPLITS[1:]}
+        told = [
+            f"{count} of {len(getattr(self, split))} {split} triples are training triples, too; metrics count them"
+            for split, count in trained_on.items()
+            if count
+        ]
+        object.__setattr__(self, "trained_on", trained_on)
+        object.__setattr__(self, "notes", (*self.notes, *told))
+
+    def save_names(self, folder: str | os.PathLike[str], reciprocal: bool = False) -> None:
+        """Writes `entities.txt` and `relations.txt`, a name per line in the order of ids, into an existing folder.
+
+        With reciprocal relations, the names of the inverse ones follow: `inverse_names`.
+        """
         self.entities.save(Path(folder) / "entities.txt")
-        self.relations.save(Path(folder) / "relations.txt")
+        names = self.relations if not reciprocal else Names([*self.relations, *inverse_names(self.relations)])
+        names.save(Path(folder) / "relations.txt")
+
+    def entities_of_type(self, name: str) -> Int64:
+        """int64 `[k]`, ascending: the entities of a type. Raises BadInput for an unknown type, or without types."""
+        if self.types is None or self.entity_types is None:
+            raise BadInput(f"{self.name} has no entity_types.txt with entity and type, one per line")
+        kind, found = self.types.id_of(name), np.flatnonzero(self.entity_types == self.types.id_of(name))
+        if self.further_types is None:
+            return found
+        return np.union1d(found, self.further_types[self.further_types[:, 1] == kind, 0]).astype(np.int64)
 
 
 def load_graph(source: str | os.PathLike[str], *, unseen: Unseen = "keep") -> KnowledgeGraph:
@@ -79,8 +109,9 @@ def load_graph(source: str | os.PathLike[str], *, unseen: Unseen = "keep") -> Kn
 
     Args:
         source: A folder with `train.txt` and optionally `valid.txt`, `test.txt` (or `.tsv`; either may end in `.gz`):
-            head, relation and tail by name, tab-separated, one triple per line; and optionally `entity_types.txt`:
-            entity and type, one entity per line. Files may end in `.csv`, `.csv.gz` or `.parquet`, with columns head,
+            head, relation and tail by name, tab-separated, one triple per line, with or without a header
+            (`triple_file.without_header`); and optionally `entity_types.txt`: entity and type, on several lines for an
+            entity of several types. Files may end in `.csv`, `.csv.gz` or `.parquet`, with columns head,
             relation and tail, or those of `FOLDER?head=A&relation=B&tail=C`. Or the name of an installed graph, one of
             `INSTALLED_GRAPHS`; or `openke:FOLDER`, `ogb:FOLDER`, `pykeen:FOLDER` or `pykeen:NAME` (`graph.formats`).
         unseen: How to treat validation and test triples with an entity or relation that
@@ -89,7 +120,7 @@ def load_graph(source: str | os.PathLike[str], *, unseen: Unseen = "keep") -> Kn
 
     Raises:
         BadInput: no such graph, a malformed line (named by file and number), no
-            training triple, or an unseen name with "refuse".
+            training triple, two files of one split, or an unseen name with "refuse".
     """
     if unseen not in get_args(Unseen):
         raise BadInput(f"unseen {unseen!r}: known are {', '.join(get_args(Unseen))}")
@@ -101,12 +132,13 @@ def load_graph(source: str | os.PathLike[str], *, unseen: Unseen = "keep") -> Kn
     if "train" not in files:
         raise BadInput(f"{folder}: no train.txt (or .tsv) with training triples")
     entities, relations = _Ids(), _Ids()
-    triples = {"train": _read(files["train"], asked.columns, entities, relations)}
-    if not len(triples["train"]):
+    train, header = _read(files["train"], asked.columns, entities, relations)
+    if not len(train):
         raise BadInput(f"{files['train']}: no training triple")
-    counts = _read_others(files, asked.columns, triples, entities, relations, unseen)
+    triples, headers = {"train": train}, {"train": header}
+    counts = _read_others(files, asked.columns, triples, headers, entities, relations, unseen)
     names = Names(entities.names)
-    types, entity_types = _types(_file(folder, _TYPES), names)
+    types, entity_types, further_types = read_entity_types(_file(folder, _TYPES), names)
     return KnowledgeGraph(
         name=folder.resolve().name,
         entities=names,
@@ -115,6 +147,8 @@ def load_graph(source: str | os.PathLike[str], *, unseen: Unseen = "keep") -> Kn
         unseen=counts,
         entity_types=entity_types,
         types=types,
+        further_types=further_types,
+        notes=tuple(f"{files[split]}: its first line is a header" for split, header in headers.items() if header),
     )
 
 
@@ -173,6 +207,7 @@ def _read_others(
     files: dict[str, Path],
     columns: tuple[str, ...],
     triples: dict[str, Int32],
+    headers: dict[str, bool],
     entities: _Ids,
     relations: _Ids,
     unseen: Unseen,
@@ -181,11 +216,13 @@ def _read_others(
     seen = (len(entities.names), len(relations.names), len(entities.names))
     counts = {}
     for split in SPLITS[1:]:
-        found = _read(files[split], columns, entities, relations) if split in files else np.empty((0, 3), np.int32)
+        found, headers[split] = np.empty((0, 3), np.int32), False
+        if split in files:
+            found, headers[split] = _read(files[split], columns, entities, relations)
         strange = found >= np.array(seen)
         counts[split] = int(strange.any(1).sum())
         if counts[split] and unseen == "refuse":
-            _refuse(files[split], strange, found, entities.names, relations.names)
+            _refuse(files[split], headers[split], strange, found, entities.names, relations.names)
         triples[split] = found[~strange.any(1)] if unseen == "drop" else found
     if unseen == "drop":
         del entities.names[seen[0] :], relations.names[seen[1] :]
@@ -209,15 +246,27 @@ def _folder(source: str | os.PathLike[str]) -> Path:
 
 
 def _file(folder: Path, name: str) -> Path | None:
-    return next((file for ending in _ENDINGS if (file := folder / f"{name}{ending}").is_file()), None)
+    found = [file for ending in _ENDINGS if (file := folder / f"{name}{ending}").is_file()]
+    if len(found) > 1:
+        raise BadInput(f"{folder} has {' and '.join(file.name for file in found)}; leave one of them")
+    return found[0] if found else None
 
 
-def _columns_of(file: Path, columns: tuple[str, ...]) -> NamedColumns:
-    return read_table_columns(file, columns) if file.name.endswith(TABLE_ENDINGS) else read_columns(file)
+def _repeated(triples: Int32, train: Int32) -> int:
+    """How many of `triples` are in `train`."""
+    both = triples, train
+    entities, relations = (1 + max(int(part[:, ends].max(initial=0)) for part in both) for ends in ([0, 2], 1))
+    keys, known = ((part[:, 0].astype(np.int64) * relations + part[:, 1]) * entities + part[:, 2] for part in both)
+    return int(np.isin(keys, known).sum())
 
 
-def _read(file: Path, columns: tuple[str, ...], entities: _Ids, relations: _Ids) -> Int32:
-    (heads, head), (kinds, relation), (tails, tail) = _columns_of(file, columns)
+def _read(file: Path, columns: tuple[str, ...], entities: _Ids, relations: _Ids) -> tuple[Int32, bool]:
+    """int32 `[N, 3]`, and whether the first line was a header of a file that may have none."""
+    if file.name.endswith(TABLE_ENDINGS):
+        found, header = read_table_columns(file, columns), False
+    else:
+        found, header = without_header(file, read_columns(file))
+    (heads, head), (kinds, relation), (tails, tail) = found
     # Line by line, head before tail: a column's dictionary is in order of first occurrence.
     met = [
         (int(line), end, name)
@@ -225,18 +274,19 @@ def _read(file: Path, columns: tuple[str, ...], entities: _Ids, relations: _Ids)
         for name, line in zip(names, np.unique(codes, return_index=True)[1], strict=True)
     ]
     entities.ids([name for _, _, name in sorted(met)])
-    return np.stack([entities.ids(heads)[head], relations.ids(kinds)[relation], entities.ids(tails)[tail]], 1).astype(
-        np.int32
-    )
+    triples = np.stack([entities.ids(heads)[head], relations.ids(kinds)[relation], entities.ids(tails)[tail]], axis=1)
+    return triples.astype(np.int32), header
 
 
-def _refuse(file: Path, strange: Bools, triples: Int32, entities: list[str], relations: list[str]) -> None:
+def _refuse(
+    file: Path, header: bool, strange: Bools, triples: Int32, entities: list[str], relations: list[str]
+) -> None:
     record = int(np.argmax(strange.any(1)))
     column = int(np.argmax(strange[record]))
     what, names = (("entity", entities), ("relation", relations))[column == 1]
     raise BadInput(
-        f"{file}, {_record(file, record)}: no training triple has {what} {names[triples[record, column]]!r}; such "
-        f"triples can be kept (unseen='keep') or dropped (unseen='drop')"
+        f"{file}, {_record(file, record + header)}: no training triple has {what} {names[triples[record, column]]!r}; "
+        f"such triples can be kept (unseen='keep') or dropped (unseen='drop')"
     )
 
 
@@ -245,20 +295,3 @@ def _record(file: Path, record: int) -> str:
     if file.name.endswith(TABLE_ENDINGS):
         return f"row {record} (from 0)"
     return f"line {line_of(file, record)}"
-
-
-def _types(file: Path | None, entities: Names) -> tuple[Names | None, Int32 | None]:
-    """The names of types, and each entity's type; lines of other entities are skipped."""
-    if file is None:
-        return None, None
-    (named, entity), (types, kind) = read_columns(file, ("entity", "type"))
-    place = np.array([entities.id_of(name) if name in entities else -1 for name in named], np.int64)[entity]
-    found = np.full(len(entities), -1, np.int32)
-    found[place[place >= 0]] = kind[place >= 0]
-    twice = (place >= 0) & (found[place] != kind)
-    if twice.any():
-        record = int(np.argmax(twice))
-        raise BadInput(f"{file}, line {line_of(file, record)}: entity {named[entity[record]]!r} has another type, too")
-    if (found < 0).any():  # entities without a type get their own type
-        types, found = [*types, "(none)"], np.where(found < 0, len(types), found).astype(np.int32)
-    return Names(types, "type"), found

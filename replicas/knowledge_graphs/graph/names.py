@@ -12,7 +12,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
 
-__all__ = ["Names"]
+__all__ = ["Names", "inverse_names"]
 
 _ALIKE_AMONG = 100_000  # how many names to search for similar ones
 
@@ -85,3 +85,11 @@ class Names(Sequence[str]):
         if text and not text.endswith("\n"):
             raise BadInput(f"{path}: the last of the {what} names is cut off")
         return cls(text.split("\n")[:-1], what)
+
+
+def inverse_names(relations: Sequence[str]) -> list[str]:
+    """Names of the inverse relations: `NAME (inverse)`, or with more of that where a relation has such a name."""
+    ending, known = " (inverse)", set(relations)
+    while any(name + ending in known for name in relations):
+        ending += " (inverse)"
+    return [name + ending for name in relations]

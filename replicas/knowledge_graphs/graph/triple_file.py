@@ -1,4 +1,4 @@
-"""Files of triples: tab-separated names of head, relation and tail, one triple per line."""
+"""Files of triples: tab-separated names of head, relation and tail, one triple per line; with or without a header."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyarrow.csv
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.batch import Int32
 
-__all__ = ["NamedColumns", "line_of", "read_columns"]
+__all__ = ["NamedColumns", "line_of", "read_columns", "without_header"]
 
 NamedColumns = list[tuple[list[str], Int32]]
 """For each column: its names in order of first occurrence, and int32 `[lines]`, the index of each line's name."""
@@ -53,6 +53,54 @@ def read_columns(path: str | os.PathLike[str], columns: tuple[str, ...] = ("head
             _refuse_malformed(file, columns)
         found.append((names, np.asarray(encoded.indices, np.int32)))
     return found
+
+
+_HEADERS = (
+    ("head", "h", "head_entity", "subject", "subj", "s", "source", "src", "from", "start", "left", "entity1", "e1"),
+    (
+        "relation",
+        "r",
+        "rel",
+        "relation_type",
+        "relationship",
+        "predicate",
+        "pred",
+        "p",
+        "property",
+        "edge",
+        "edge_type",
+    ),
+    ("tail", "t", "tail_entity", "object", "obj", "o", "target", "dst", "to", "end", "right", "entity2", "e2"),
+)
+"""Names of the columns of head, relation and tail by which a header is known."""
+
+
+def without_header(path: str | os.PathLike[str], columns: NamedColumns) -> tuple[NamedColumns, bool]:
+    """The columns of triples without a first line that names them, and whether there was one.
+
+    A first line is a header if its names are those of columns, such as "subject, predicate, object", and occur on no
+    other line.
+
+    Args:
+        path: The file, for errors.
+        columns: Head, relation and tail, as `read_columns` returned them.
+
+    Raises:
+        BadInput: a header names the columns in another order.
+    """
+    (heads, head), (kinds, relation), (tails, tail) = columns
+    if not len(head):
+        return columns, False
+    names = [each[0] for each in (heads, kinds, tails)]
+    said = [name.strip().lower() for name in names]
+    found = [next((place for place, known in enumerate(_HEADERS) if name in known), -1) for name in said]
+    once = all(np.count_nonzero(codes == 0) == 1 for codes in (head, relation, tail))
+    if sorted(found) != [0, 1, 2] or not once or names[0] in tails or names[2] in heads:
+        return columns, False
+    if found != [0, 1, 2]:
+        number, _ = next(_lines(Path(path)))
+        raise BadInput(f"{path}, line {number}: the columns are {', '.join(names)}; they must be head, relation, tail")
+    return [(each[1:], (codes[1:] - 1).astype(np.int32)) for each, codes in columns], True
 
 
 def line_of(path: str | os.PathLike[str], record: int) -> int:

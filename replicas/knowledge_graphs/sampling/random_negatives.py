@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Bools, Int32, UInt64
-from elastable.replicas.knowledge_graphs.graph.randomness import draw_between
+from elastable.replicas.knowledge_graphs.graph.randomness import derived_keys, draw_between, stream_key
+from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 from elastable.replicas.knowledge_graphs.sampling.negatives import NegativeSampler, StepTriples
+from elastable.replicas.knowledge_graphs.sampling.type_members import TypeMembers
 
 __all__ = ["RandomNegatives", "TypedNegatives"]
+
+
+_STREAM = 0x7E9E  # of a sampler's seed: which of an entity's types
 
 
 class RandomNegatives(NegativeSampler):
@@ -30,28 +37,40 @@ class RandomNegatives(NegativeSampler):
 class TypedNegatives(NegativeSampler):
     """Entities of the replaced entity's type, drawn uniformly with replacement.
 
-    They are drawn for each triple and cannot be shared. If a shard has no
-    entity of the type, its candidates are padding and masked.
+    They are drawn for each triple and cannot be shared. If a shard has no entity of the type, its candidates are
+    padding and masked. For a triple whose replaced entity has several types, one of them is drawn first.
+
+    Args:
+        sharding, count: As of `NegativeSampler`.
+        further_types: int `[K, 2]`: entity and type, besides the types of the sharding; None: each entity has one.
+        settings: Further arguments of `NegativeSampler`.
     """
 
     _shareable = False
 
+    def __init__(self, sharding: Sharding, count: int, *, further_types: Int32 | None = None, **settings: Any) -> None:
+        super().__init__(sharding, count, **settings)
+        self._members = TypeMembers.create(sharding, further_types)
+
+    def settings(self) -> str:
+        return f"{super().settings()} types={len(self._members.types)}"
+
     @property
     def _pads(self) -> bool:
-        return bool((self.sharding.type_counts == 0).any())
+        return self._members.some_shard_lacks_a_type
 
     def _draw(self, keys: UInt64, shards: Int64, workers: Int64, step: StepTriples) -> tuple[Int32, Bools | None]:
         kinds = np.stack([self._types(step, int(worker)) for worker in workers])
-        first = self.sharding.type_offsets[shards[:, None], kinds]
-        count = self.sharding.type_counts[shards[:, None], kinds]
-        rows = draw_between(keys, first, count, self.count)
+        first, count = self._members.spans(shards[:, None], kinds)
+        rows = self._members.rows[draw_between(keys, first, count, self.count)]
         return rows, np.broadcast_to(count[..., None] > 0, rows.shape) if self._pads else None
 
     def _types(self, step: StepTriples, worker: int) -> Int64:
         """int64 `[n * p]`: the type of the entity that each triple's candidates replace; any type at padding."""
         triples = step.of(worker).triples
-        types = np.empty(len(triples), np.int64)
+        replaced = np.empty(len(triples), np.int64)
         for side in SIDES:
             which = self.corrupted(side, step.block)
-            types[which] = self.sharding.entity_types[triples[which, 0 if side == "head" else 2]]
-        return types
+            replaced[which] = triples[which, 0 if side == "head" else 2]
+        key = derived_keys(stream_key(self.seed, _STREAM, step.step), np.array([worker]))
+        return self._members.drawn_type(replaced, key)

@@ -106,7 +106,9 @@ def _prepared(group: ReplicaGroup, run: GraphRun) -> tuple[GraphTrainer, Evaluat
             f"{run.source} has no entity_types.txt (entity and type, one per line), which typed candidates need"
         )
     pool, relations = RangePool(max(1, available_cores() // group.size)), len(graph.relations)
-    trainer = GraphTrainer(group, settings, len(graph.entities), relations, graph.train, pool, graph.entity_types)
+    trainer = GraphTrainer(
+        group, settings, len(graph.entities), relations, graph.train, pool, graph.entity_types, graph.further_types
+    )
     known = (graph.train, graph.valid, graph.test)
     return trainer, Evaluation(trainer.model, settings.reciprocal, relations, *known, pool=pool)
 

@@ -245,3 +245,13 @@ def test_ranks_of_a_trained_model_are_those_of_double_precision(model: str) -> N
     found, expected = run_threads(1, work)[0]
     assert (found != expected).mean() <= 0.001
     assert len(set(found)) > 50  # it is not collapsed
+
+
+def test_entities_that_share_one_of_several_types_compete() -> None:
+    types, further = [0, 1, 1, 2], np.array([[0, 2], [3, 9]], np.int32)
+    among = Candidates.of_types(types, 4, further)
+    counted = among.counted(np.array([0, 1, 3]), np.arange(4))
+    assert counted is not None
+    assert counted.tolist() == [
+        [True, False, False, True], [False, True, True, False], [True, False, False, True]
+    ]  # fmt: skip

@@ -9,8 +9,12 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph.knowledge_graph import INSTALLED_GRAPHS, KnowledgeGraph, load_graph
-from elastable.replicas.knowledge_graphs.graph.names import Names
+from elastable.replicas.knowledge_graphs.graph.knowledge_graph import (
+    INSTALLED_GRAPHS,
+    KnowledgeGraph,
+    load_graph,
+)
+from elastable.replicas.knowledge_graphs.graph.names import Names, inverse_names
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the graphs of ../shared/data are not here")
@@ -118,9 +122,72 @@ def test_types(tmp_path: Path) -> None:
     assert graph.types is not None
     assert graph.entity_types is not None
     assert [graph.types[kind] for kind in graph.entity_types] == ["person", "place", "(none)", "place"]
-    written(tmp_path, entity_types="b\tplace\na\tperson\nb\tperson\n")
-    with pytest.raises(BadInput, match=r"entity_types\.txt, line 1: entity 'b' has another type"):
+    assert graph.further_types is not None
+    assert not len(graph.further_types)
+
+
+def test_an_entity_may_have_several_types(tmp_path: Path) -> None:
+    written(tmp_path, train="a\tr\tb\n", entity_types="b\tplace\na\tperson\nb\tperson\nb\tplace\nb\tidea\n")
+    graph = load_graph(tmp_path)
+    assert graph.types is not None
+    assert graph.entity_types is not None
+    assert graph.further_types is not None
+    assert [graph.types[kind] for kind in graph.entity_types] == ["person", "place"]
+    assert [(graph.entities[e], graph.types[t]) for e, t in graph.further_types] == [("b", "person"), ("b", "idea")]
+    assert graph.entities_of_type("person").tolist() == [0, 1]
+    assert graph.entities_of_type("idea").tolist() == [1]
+
+
+@pytest.mark.parametrize("header", ["head\trelation\ttail", "Subject\tpredicate\tObject", "\n\nsource\tedge\ttarget"])
+def test_a_header_is_no_triple(tmp_path: Path, header: str) -> None:
+    written(tmp_path, train=f"{header}\na\tr\tb\nb\tr\tc\n", valid="a\tr\tc\n", test=f"{header}\na\tr\tz\n")
+    graph = load_graph(tmp_path)
+    assert told(graph, "train") == [("a", "r", "b"), ("b", "r", "c")]
+    assert told(graph, "test") == [("a", "r", "z")]
+    assert list(graph.relations) == ["r"]
+    assert [Path(note.split(":")[0]).name for note in graph.notes] == ["train.txt", "test.txt"]
+    with pytest.raises(BadInput, match=rf"test\.txt, line {header.count(chr(10)) + 2}: .* entity 'z'"):
+        load_graph(tmp_path, unseen="refuse")
+
+
+def test_a_triple_that_looks_like_a_header_is_one_only_if_its_names_are_on_no_other_line(tmp_path: Path) -> None:
+    written(tmp_path, train="e1\tr\te2\ne2\tr\te1\n")
+    graph = load_graph(tmp_path)
+    assert told(graph, "train") == [("e1", "r", "e2"), ("e2", "r", "e1")]
+    assert graph.notes == ()
+
+
+def test_a_header_with_columns_in_another_order_is_refused(tmp_path: Path) -> None:
+    written(tmp_path, train="head\ttail\trelation\na\tb\tr\n")
+    with pytest.raises(BadInput, match=r"train\.txt, line 1: the columns are head, tail, relation; they must be"):
         load_graph(tmp_path)
+
+
+def test_triples_that_are_also_trained_on_are_counted(tmp_path: Path) -> None:
+    written(
+        tmp_path,
+        train="a\tr\tb\nb\tr\tc\nc\ts\ta\n",
+        valid="a\tr\tc\n",
+        test="b\tr\tc\nc\tr\tb\nc\ts\ta\nb\tr\tz\n",
+    )
+    graph = load_graph(tmp_path)
+    assert graph.trained_on == {"valid": 0, "test": 2}
+    assert graph.notes == ("2 of 4 test triples are training triples, too; metrics count them",)
+
+
+def test_two_files_of_one_split_are_refused(tmp_path: Path) -> None:
+    written(tmp_path, train="a\tr\tb\n")
+    (tmp_path / "train.tsv").write_text("a\tr\tb\nb\tr\tc\n")
+    with pytest.raises(BadInput, match=r"has train\.txt and train\.tsv; leave one of them"):
+        load_graph(tmp_path)
+
+
+def test_reciprocal_relations_have_names_too(small: Path, tmp_path: Path) -> None:
+    load_graph(small).save_names(tmp_path, reciprocal=True)
+    assert list(Names.load(tmp_path / "relations.txt", "relation")) == [
+        "knows", "likes", "hates", "knows (inverse)", "likes (inverse)", "hates (inverse)"
+    ]  # fmt: skip
+    assert inverse_names(["is", "is (inverse)"]) == ["is (inverse) (inverse)", "is (inverse) (inverse) (inverse)"]
 
 
 def test_names_are_saved_with_a_run(small: Path, tmp_path: Path) -> None:

@@ -173,6 +173,25 @@ def test_typed_candidates_are_of_the_type_they_replace(local: bool) -> None:
     assert masked  # one type has one entity: four shards have none of it
 
 
+def test_an_entity_of_several_types_is_replaced_by_entities_of_each() -> None:
+    """Entities 0 to 19 are of type 0, and also of type 3 (200 to 340)."""
+    further = np.stack([np.arange(20), np.full(20, 3)], axis=1).astype(np.int32)
+    triples = np.stack([np.arange(40), np.zeros(40, int), np.full(40, 7)], axis=1)
+    negatives = TypedNegatives(SHARDING, 6, corruption="t", tell_entities=True, further_types=further)
+    sampler = RigidSampler(PartitionedTriples.create(triples, SHARDING), 50, negatives=negatives)
+    drawn = np.zeros(ENTITIES, np.int64)
+    for step in range(20):
+        for batch in everyones(sampler, step):
+            found = negatives_of(batch).entities.reshape(batch.head.size, -1)[batch.mask.reshape(-1)]
+            drawn += np.bincount(found.reshape(-1), minlength=ENTITIES)
+    assert not drawn[20:200].any()
+    assert not drawn[341:].any()
+    assert drawn[:20].min() > 0
+    assert drawn[200:341].min() > 0
+    # Half of the triples draw type 0, with 20 entities; the others type 3, with 141 and those 20.
+    assert drawn[:20].sum() / drawn.sum() == pytest.approx(0.5 + 0.5 * 20 / 161, abs=0.05)
+
+
 def test_the_last_entity_of_a_type_is_drawn_like_the_others() -> None:
     """The peer's sampling by type never draws it."""
     negatives = TypedNegatives(SHARDING, 64, corruption="t", tell_entities=True)
