@@ -21,17 +21,20 @@ from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 from elastable.replicas.knowledge_graphs.losses.losses import Loss, SampledSoftmax, loss_function
 from elastable.replicas.knowledge_graphs.losses.regularizer import penalty_gradients
 from elastable.replicas.knowledge_graphs.model import ShardedModel
+from elastable.replicas.knowledge_graphs.sampling.augmented_negatives import AugmentedNegatives
 from elastable.replicas.knowledge_graphs.sampling.negatives import NegativeSampler
 from elastable.replicas.knowledge_graphs.sampling.random_negatives import RandomNegatives, TypedNegatives
 from elastable.replicas.knowledge_graphs.sampling.random_sampler import RandomSampler
 from elastable.replicas.knowledge_graphs.sampling.rigid_sampler import RigidSampler
 from elastable.replicas.knowledge_graphs.sampling.sampler import ShardedSampler
+from elastable.replicas.knowledge_graphs.schemes.dropout import Dropout
 from elastable.replicas.knowledge_graphs.schemes.embedding_moving import EmbeddingMoving
+from elastable.replicas.knowledge_graphs.schemes.kvsall import KvsAll, distinct_queries
 from elastable.replicas.knowledge_graphs.schemes.scheme import Scheme, StepGradients
 from elastable.replicas.knowledge_graphs.schemes.score_moving import ScoreMoving
 from elastable.replicas.knowledge_graphs.schemes.whole_softmax import WholeSoftmax
 from elastable.replicas.knowledge_graphs.scores.function import Values
-from elastable.replicas.knowledge_graphs.settings import WHOLE_SOFTMAX, TrainSettings
+from elastable.replicas.knowledge_graphs.settings import KVSALL, WHOLE_LOSSES, WHOLE_SOFTMAX, TrainSettings
 
 __all__ = ["EpochLoss", "GraphTrainer"]
 
@@ -87,15 +90,23 @@ class GraphTrainer:
             triples, relations = with_inverses(triples, relations), 2 * relations
         self.model = ShardedModel(group, settings, self.sharding, relations)
         self._sampler = _sampler(settings, self.sharding, triples, relations, further_types)
+        self._loss_scale = np.float32(settings.loss_scale)
+        dropout = Dropout(settings.dropout, settings.seed) if settings.dropout else None
         self.steps_per_epoch = self._sampler.steps_per_epoch
         self.step, self.wish = 0, 0
-        self._whole = self._scheme = None
-        if settings.loss == WHOLE_SOFTMAX:
+        self._whole: WholeSoftmax | None = None
+        self._scheme: Scheme | None = None
+        score, held = self.model.score, self.model.held
+        if settings.loss == KVSALL:
+            known = KnownTriples.create(entities, relations, triples)
+            smoothing = settings.label_smoothing
+            self._whole = KvsAll(group, score, held, self.sharding, known, smoothing, pool, dropout)
+        elif settings.loss == WHOLE_SOFTMAX:
             sides: tuple[Side, ...] = ("tail",) if settings.reciprocal else ("head", "tail")
-            self._whole = WholeSoftmax(group, self.model.score, self.model.held, sides, pool)
+            self._whole = WholeSoftmax(group, score, held, sides, pool, settings.label_smoothing, entities, dropout)
         else:
             kind: type[Scheme] = EmbeddingMoving if settings.scheme == "embedding-moving" else ScoreMoving
-            self._scheme = kind(group, self.model.score, pool)
+            self._scheme = kind(group, score, pool, dropout)
             self._loss = self._make_loss(entities)
 
     def run_epoch(self) -> EpochLoss:
@@ -155,14 +166,14 @@ class GraphTrainer:
         self.step = int(state[_STEP][0])
 
     def _gradients(self, batch: StepBatch, weight: Float32) -> tuple[float, StepGradients, int]:
-        model = self.model
+        model, scaled = self.model, weight * self._loss_scale
         if self._whole is not None:
-            loss, gradients = self._whole.step(batch, model.entities, model.relations, weight)
+            loss, gradients = self._whole.step(batch, model.entities, model.relations, scaled)
             gathered = batch.gathered_rows
         else:
             assert self._scheme is not None
             scored = self._scheme.forward(batch, model.entities, model.relations)
-            value = self._loss(scored.positive, scored.negative, weight.reshape(-1), scored.counted, self.pool)
+            value = self._loss(scored.positive, scored.negative, scaled.reshape(-1), scored.counted, self.pool)
             loss, gathered = value.total, scored.gathered_rows
             gradients = self._scheme.backward(scored, value.positive, value.negative)
         if self.settings.regularizer != "none" and self.settings.regularization > 0:
@@ -207,13 +218,15 @@ def _sampler(
     settings: TrainSettings, sharding: Sharding, triples: Int32, relations: int, types: Int32 | None
 ) -> ShardedSampler:
     """The batches of a run, with candidates if its loss needs them; triples and relations include inverses."""
+    if settings.loss == KVSALL:
+        triples = distinct_queries(triples)
     partition = PartitionedTriples.create(triples, sharding)
     kind: type[ShardedSampler] = RandomSampler if settings.sampling == "random" else RigidSampler
     return kind(
         partition,
         -(-settings.batch // sharding.shards),
         seed=settings.seed,
-        negatives=None if settings.loss == WHOLE_SOFTMAX else _negatives(settings, sharding, triples, relations, types),
+        negatives=None if settings.loss in WHOLE_LOSSES else _negatives(settings, sharding, triples, relations, types),
         weights=frequency_weights(partition.triples) if settings.weighting == "frequency" else None,
     )
 
@@ -222,14 +235,17 @@ def _negatives(
     settings: TrainSettings, sharding: Sharding, triples: Int32, relations: int, types: Int32 | None
 ) -> NegativeSampler:
     known = KnownTriples.create(sharding.entities, relations, triples) if settings.filtered else None
+    count, total = -(-settings.negatives // sharding.shards), settings.negatives
+    if settings.augment_negative:
+        return AugmentedNegatives(sharding, count, seed=settings.seed, known=known, total=total)
     kind = partial(TypedNegatives, further_types=types) if settings.candidates == "typed" else RandomNegatives
     return kind(
         sharding,
-        -(-settings.negatives // sharding.shards),
+        count,
         corruption=settings.ends,
         shared=settings.shared,
         seed=settings.seed,
         exclude="known" if settings.filtered else "nothing",
         known=known,
-        total=settings.negatives,
+        total=total,
     )

@@ -15,12 +15,19 @@ from elastable.embedding_store.option import Option, check_options, setting
 from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, Corruption
 from elastable.replicas.knowledge_graphs.losses.losses import LOSSES
 from elastable.replicas.knowledge_graphs.losses.regularizer import REGULARIZERS
+from elastable.replicas.knowledge_graphs.sampling.augmented_negatives import require_augmentable
 from elastable.replicas.knowledge_graphs.scores import SCORES, score_function
 
-__all__ = ["WHOLE_SOFTMAX", "TrainSettings"]
+__all__ = ["KVSALL", "WHOLE_LOSSES", "WHOLE_SOFTMAX", "TrainSettings"]
 
 WHOLE_SOFTMAX = "whole-softmax"
-"""The loss without negatives: cross-entropy over all entities."""
+"""The cross-entropy of an answer among all entities."""
+
+KVSALL = "kvsall"
+"""The binary cross-entropy of every (head, relation) with all entities."""
+
+WHOLE_LOSSES = (WHOLE_SOFTMAX, KVSALL)
+"""The losses without negatives."""
 
 _data = partial(Option, group="Training")
 _model = partial(Option, group="The model")
@@ -60,9 +67,14 @@ class TrainSettings:
     loss: str = setting(
         WHOLE_SOFTMAX,
         _negatives(
-            "whole-softmax is the cross-entropy over all entities; the others need negatives.",
-            choices=(WHOLE_SOFTMAX, *LOSSES),
+            "whole-softmax is the cross-entropy over all entities, kvsall the binary one with all answers of a query; "
+            "the others need negatives.",
+            choices=(*WHOLE_LOSSES, *LOSSES),
         ),
+    )
+    loss_scale: float = setting(1.0, _negatives("Factor of the loss, not of the regularizer.", above=0))
+    label_smoothing: float = setting(
+        0.0, _negatives("Share of the label that is spread over all entities, 0 to below 1.", at_least=0)
     )
     margin: float = setting(0.0, _negatives("Margin of the loss.", at_least=0))
     adversarial: float = setting(
@@ -88,6 +100,13 @@ class TrainSettings:
         False,
         _negatives("Leave known training triples out of the negatives.", flags=("--filtered/--unfiltered",)),
     )
+    augment_negative: bool = setting(
+        False,
+        _negatives("Score a triple with the tails of the step's other triples, too.", flags=("--augment-negative",)),
+    )
+    dropout: float = setting(
+        0.0, _model("Share of a query's entity and relation values that are set to 0, 0 to below 1.", at_least=0)
+    )
     batch: int = setting(512, _data("Triples in a step, over all workers.", at_least=1))
     epochs: int = setting(40, _data("Largest number of epochs.", at_least=1))
     optimizer: str = setting("adagrad", _data("A fused optimizer of the store: adagrad, adam, ..."))
@@ -95,9 +114,14 @@ class TrainSettings:
     schedule: str = setting(
         "constant",
         _data(
-            "Learning-rate schedule; linear and cosine fall to 0 at the end of all epochs.",
-            choices=("constant", "linear", "cosine"),
+            "Learning-rate schedule; linear and cosine fall to 0 at the end of all epochs, exponential by --decay an "
+            "epoch.",
+            choices=("constant", "linear", "cosine", "exponential"),
         ),
+    )
+    decay: float = setting(0.95, _data("Factor of the learning rate an epoch, of the exponential schedule.", above=0))
+    warmup_epochs: float = setting(
+        0.0, _data("Epochs in which the learning rate rises to the schedule's.", at_least=0, metavar="EPOCHS")
     )
     regularizer: str = setting("none", _data("Penalty on the rows of the step's triples.", choices=REGULARIZERS))
     regularization: float = setting(0.0, _data("Weight of the regularizer.", at_least=0))
@@ -120,7 +144,8 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         check_options(self, python=True)
-        if self.candidates == "typed" and (self.shared or self.loss == WHOLE_SOFTMAX):
+        self._check_losses()
+        if self.candidates == "typed" and (self.shared or self.loss in WHOLE_LOSSES):
             raise BadInput(
                 "candidates of the type of what they replace are drawn for each triple, of a loss with negatives; "
                 f"got shared={self.shared}, loss {self.loss!r}"
@@ -128,13 +153,31 @@ class TrainSettings:
         score = score_function(self.model, self.dim, self.norm)
         object.__setattr__(self, "model", score.name)
         if not self.reciprocal:
-            for side in score.sides if self.loss == WHOLE_SOFTMAX else ():
+            for side in score.sides if self.loss in WHOLE_LOSSES else ():
                 score.require_side(side)
             if "head" not in score.sides:
                 raise BadInput(f"{score.name} answers tail queries only: train it with reciprocal relations")
         optimizer = row_optimizer(self.optimizer_spec)
         if not optimizer.fused:
             raise BadInput(f"optimizer {self.optimizer!r} is not a fused one")
+
+    def _check_losses(self) -> None:
+        for name in ("label_smoothing", "dropout"):
+            if getattr(self, name) >= 1:
+                raise BadInput(f"{name} is {getattr(self, name)}; it must be from 0 to below 1")
+        if self.label_smoothing and self.loss not in WHOLE_LOSSES:
+            raise BadInput(
+                f"label_smoothing is of losses over all entities, {' and '.join(WHOLE_LOSSES)}; got loss {self.loss!r}"
+            )
+        if self.loss == KVSALL and (not self.reciprocal or self.weighting != "equal"):
+            raise BadInput(
+                "kvsall trains every (head, relation) once, with all its tails: it needs reciprocal relations and "
+                f"equal weights; got reciprocal={self.reciprocal}, weighting {self.weighting!r}"
+            )
+        if self.augment_negative:
+            require_augmentable(self.shared, self.reciprocal, self.candidates)
+            if self.loss in WHOLE_LOSSES:
+                raise BadInput(f"augment_negative adds negatives; the loss {self.loss!r} has none")
 
     @property
     def optimizer_spec(self) -> OptimizerSpec:
@@ -149,11 +192,13 @@ class TrainSettings:
 
     def rate(self, step: int, steps: int) -> float:
         """The learning rate of a step, given the number of steps in all epochs."""
+        epoch = step * self.epochs / steps
+        warm = min(1.0, (step + 1) * self.epochs / steps / self.warmup_epochs) if self.warmup_epochs else 1.0
         if self.schedule == "linear":
-            return self.learning_rate * max(0.0, 1 - step / steps)
+            return warm * self.learning_rate * max(0.0, 1 - step / steps)
         if self.schedule == "cosine":
-            return self.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))
-        return self.learning_rate
+            return warm * self.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))
+        return warm * self.learning_rate * (self.decay**epoch if self.schedule == "exponential" else 1.0)
 
     def as_json(self) -> dict[str, object]:
         """JSON values by name."""

@@ -50,7 +50,9 @@ class EmbeddingMoving(Scheme):
         tails = moved[:, :p].reshape(n * p, width)
         candidates = entities[drawn.reshape(-1)] if negatives.local else moved[:, p:].reshape(-1, width)
         asked = asked_sides(negatives.corruption, n, p)
-        triples = TripleScores(self.score, asked, heads, batch.relation.reshape(-1).astype(np.int64), tails, relations)
+        triples = TripleScores(
+            self.score, asked, heads, batch.relation.reshape(-1).astype(np.int64), tails, relations, self._masks(batch)
+        )
         ready = self.score.prepared(candidates)
         places = [_places(negatives, part) for part in asked]
         found = [

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.embedding_store.tables.grouping import coalesce
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.knowledge_graphs.graph.batch import Bools, Negatives, StepBatch
+from elastable.replicas.knowledge_graphs.graph.batch import Bools, Negatives, Side, StepBatch
+from elastable.replicas.knowledge_graphs.schemes.dropout import Dropout, QueryMasks
 from elastable.replicas.knowledge_graphs.schemes.triple_scores import TripleScores
 from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
 
@@ -62,10 +65,13 @@ class Scheme(ABC):
         group: Worker and shard are a member's rank.
         score: The score function.
         pool: Threads to compute with; they do not affect results.
+        dropout: Of the given entities and relations of queries; None: none.
     """
 
-    def __init__(self, group: ReplicaGroup, score: ScoreFunction, pool: RangePool = SERIAL) -> None:
-        self.group, self.score, self.pool = group, score, pool
+    def __init__(
+        self, group: ReplicaGroup, score: ScoreFunction, pool: RangePool = SERIAL, dropout: Dropout | None = None
+    ) -> None:
+        self.group, self.score, self.pool, self._dropout = group, score, pool, dropout
 
     @abstractmethod
     def forward(self, batch: StepBatch, entities: Float32, relations: Float32) -> Scored:
@@ -100,6 +106,10 @@ class Scheme(ABC):
                 f"{self.group.size}"
             )
         return batch.negatives
+
+    def _masks(self, batch: StepBatch) -> Callable[[Side, Float32, Float32], QueryMasks] | None:
+        """Makes the masks of one side's queries, if there is dropout."""
+        return None if self._dropout is None else partial(self._dropout.masks, batch)
 
     def _summed(self, places: Int64, gradients: Float32) -> tuple[Int64, Float32]:
         """Unique rows, and the sums of their gradients."""

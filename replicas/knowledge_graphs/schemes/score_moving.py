@@ -57,7 +57,7 @@ class ScoreMoving(Scheme):
         tails = self.group.all_to_all(entities[batch.tail]).reshape(n * p, -1)
         asked = asked_sides(negatives.corruption, n, p)
         relation = batch.relation.reshape(-1).astype(np.int64)
-        triples = TripleScores(self.score, asked, heads, relation, tails, relations)
+        triples = TripleScores(self.score, asked, heads, relation, tails, relations, self._masks(batch))
         unique, inverse = unique_ids(negatives.rows.reshape(-1).astype(np.int64))
         ready, in_place = self._ready(entities, unique)
         targets = inverse.astype(np.int64).reshape(negatives.rows.shape)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.replicas.knowledge_graphs.graph.batch import Bools, Corruption, Side
+from elastable.replicas.knowledge_graphs.schemes.dropout import QueryMasks
 from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
 from elastable.replicas.knowledge_graphs.scores.kernels.row_sums import add_rows
 
@@ -58,6 +60,7 @@ class TripleScores:
         relation: int `[b]`.
         tails: float32 `[b, entity_width]`.
         relations: float32 `[R, relation_width]`.
+        masks: Makes what the values of a side's queries are multiplied by (`Dropout.masks`); None: nothing.
 
     Attributes:
         queries: For each of `asked`, float32 `[q, query_width]`.
@@ -72,8 +75,10 @@ class TripleScores:
         relation: Int64,
         tails: Float32,
         relations: Float32,
+        masks: Callable[[Side, Float32, Float32], QueryMasks] | None = None,
     ) -> None:
         self.asked = asked
+        self._masks: list[QueryMasks | None] = []
         self._score, self._relation, self._relations = score, relation, relations
         self._raw = {"head": heads, "tail": tails}
         self._ready = {"head": score.prepared(heads), "tail": score.prepared(tails)}
@@ -81,8 +86,9 @@ class TripleScores:
         self.scores = np.empty(len(heads), np.float32)
         for part in asked:
             score.require_side(part.side)
-            given = self._ready[_other(part.side)][part.triples]
-            query = score.query(given, relations[relation[part.triples]], part.side)
+            given, related = self._ready[_other(part.side)][part.triples], relations[relation[part.triples]]
+            self._masks.append(None if masks is None else masks(part.side, given, related))
+            query = score.query(*_masked(given, related, self._masks[-1]), part.side)
             self.queries.append(query)
             self.scores[part.triples] = self._compare(part, query)
 
@@ -102,7 +108,7 @@ class TripleScores:
         found = {side: np.zeros_like(rows) for side, rows in self._raw.items()}
         to_relations = np.zeros_like(self._relations)
         dense: dict[str, Float32] = {}
-        for part, query, more in zip(self.asked, self.queries, to_queries, strict=True):
+        for part, query, more, masks in zip(self.asked, self.queries, to_queries, self._masks, strict=True):
             own = np.arange(len(query))[:, None]
             answers = self._ready[part.side][part.triples]
             to_answers = np.zeros_like(answers)
@@ -116,9 +122,9 @@ class TripleScores:
                 to_answers,
             )
             given, relation = self._ready[_other(part.side)][part.triples], self._relation[part.triples]
-            to_given, to_relation, to_dense = self._score.all_gradients(
-                given, self._relations[relation], part.side, to_query
-            )
+            used = _masked(given, self._relations[relation], masks)
+            to_given, to_relation, to_dense = self._score.all_gradients(*used, part.side, to_query)
+            to_given, to_relation = _masked(to_given, to_relation, masks)
             add_rows(to_relations, relation, np.ascontiguousarray(to_relation))
             found[part.side][part.triples] += to_answers
             found[_other(part.side)][part.triples] += to_given
@@ -126,6 +132,10 @@ class TripleScores:
                 dense[name] = dense[name] + gradient if name in dense else gradient
         heads, tails = (self._score.unprepared(self._raw[side], found[side]) for side in ("head", "tail"))
         return heads, tails, to_relations, dense
+
+
+def _masked(given: Float32, relation: Float32, masks: QueryMasks | None) -> tuple[Float32, Float32]:
+    return (given, relation) if masks is None else (given * masks.given, relation * masks.relation)
 
 
 def _other(side: Side) -> Side:

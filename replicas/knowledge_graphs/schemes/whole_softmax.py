@@ -12,6 +12,7 @@ from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.knowledge_graphs.graph.batch import Side, StepBatch
+from elastable.replicas.knowledge_graphs.schemes.dropout import Dropout
 from elastable.replicas.knowledge_graphs.schemes.scheme import StepGradients
 from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
 from elastable.replicas.knowledge_graphs.scores.kernels.row_sums import add_rows
@@ -34,6 +35,8 @@ class _Slopes:
 class WholeSoftmax:
     """The loss of a step, `-log softmax` of the answers among all entities, and its gradients.
 
+    With label smoothing, the answer has the label `1 - smoothing + smoothing / E`, every other entity `smoothing / E`.
+
     1. Every worker reads the heads of its triples, and the tails of other workers'
        head queries; it computes its queries, and an all-gather sends them to all.
     2. Each scores everyone's queries with all entities of its shard.
@@ -47,6 +50,9 @@ class WholeSoftmax:
         held: Entities of this shard; further rows are padding.
         sides: The queried ends of every triple.
         pool: Threads to compute with; they do not affect results.
+        smoothing: Label smoothing, 0 to 1.
+        count: Number of all entities, E; needed for smoothing.
+        dropout: Of the given entities and relations; None: none.
     """
 
     def __init__(
@@ -56,10 +62,14 @@ class WholeSoftmax:
         held: int,
         sides: tuple[Side, ...] = ("tail",),
         pool: RangePool = SERIAL,
+        smoothing: float = 0.0,
+        count: int = 0,
+        dropout: Dropout | None = None,
     ) -> None:
         for side in sides:
             score.require_side(side)
         self.group, self.score, self.held, self.sides, self.pool = group, score, held, sides, pool
+        self.smoothing, self._count, self._dropout = smoothing, count, dropout
 
     def step(
         self, batch: StepBatch, entities: Float32, relations: Float32, weight: Float32
@@ -115,12 +125,35 @@ class WholeSoftmax:
     ) -> _Slopes:
         n, p = batch.head.shape
         relation = batch.relation.reshape(-1).astype(np.int64)
-        mine = self.score.prepared(given)
-        query = self.score.query(mine, relations[relation], side)
+        mine, related = self.score.prepared(given), relations[relation]
+        masks = None if self._dropout is None else self._dropout.masks(batch, side, mine, related)
+        if masks is not None:
+            mine, related = mine * masks.given, related * masks.relation
+        query = self.score.query(mine, related, side)
         everyone = self.group.all_gather(query)
         flat = everyone.reshape(n * n * p, -1)
         places = np.arange(self.held)[None]
         scores = self.score.comparison.scores(flat, ready, places, self.pool)
+        loss, slopes = self._loss(side, batch, scores, weights.reshape(-1))
+        to_everyone = self.score.comparison.gradients(flat, ready, places, scores, slopes, places, to_all, self.pool)
+        to_query = self.group.reduce_scatter(np.ascontiguousarray(to_everyone).reshape(everyone.shape))
+        to_given, to_relation, dense = self.score.all_gradients(mine, related, side, to_query)
+        if masks is not None:
+            to_given, to_relation = to_given * masks.given, to_relation * masks.relation
+        to_relations = np.zeros_like(relations)
+        add_rows(to_relations, relation, np.ascontiguousarray(to_relation))
+        to_given = self.score.unprepared(given, to_given)
+        return _Slopes(loss, to_given, to_relations, dense)
+
+    def _loss(self, side: Side, batch: StepBatch, scores: Float32, weight: Float32) -> tuple[float, Float32]:
+        """This shard's part of everyone's loss, and the gradients of the scores.
+
+        Args:
+            side: The queried end.
+            batch: This worker's part.
+            scores: float32 `[n * n * p, held]`: of everyone's queries with this shard's entities.
+            weight: float32 `[n * n * p]`, of everyone's triples.
+        """
         answers, asked = self._answers(side, batch)
         highest = self.group.all_reduce(scores.max(axis=1), "max")
         slopes, totals = np.empty_like(scores), np.empty(len(scores), np.float32)
@@ -130,17 +163,16 @@ class WholeSoftmax:
             _ROWS_A_THREAD,
         )
         totals = self.group.all_reduce(totals)
-        weight = weights.reshape(-1)
         self.pool.run(lambda start, stop: _shares(slopes, totals, weight, start, stop), len(scores), _ROWS_A_THREAD)
-        slopes[asked, answers] -= weight[asked]
-        losses = np.log(totals[asked], dtype=np.float64) + highest[asked] - scores[asked, answers]
-        to_everyone = self.score.comparison.gradients(flat, ready, places, scores, slopes, places, to_all, self.pool)
-        to_query = self.group.reduce_scatter(np.ascontiguousarray(to_everyone).reshape(everyone.shape))
-        to_given, to_relation, dense = self.score.all_gradients(mine, relations[relation], side, to_query)
-        to_relations = np.zeros_like(relations)
-        add_rows(to_relations, relation, np.ascontiguousarray(to_relation))
-        to_given = self.score.unprepared(given, to_given)
-        return _Slopes(float(np.sum(losses * weight[asked])), to_given, to_relations, dense)
+        most = np.float32(1 - self.smoothing)
+        slopes[asked, answers] -= most * weight[asked]
+        losses = np.log(totals[asked], dtype=np.float64) + highest[asked] - most * scores[asked, answers]
+        loss = float(np.sum(losses * weight[asked]))
+        if self.smoothing:
+            rest = np.float32(self.smoothing / self._count) * weight
+            loss -= float(np.sum(rest * scores.sum(axis=1, dtype=np.float64)))
+            slopes -= rest[:, None]
+        return loss, slopes
 
     def _answers(self, side: Side, batch: StepBatch) -> tuple[Int64, Int64]:
         """The answers on this shard: their rows, and their queries among everyone's."""

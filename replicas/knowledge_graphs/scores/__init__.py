@@ -10,6 +10,7 @@ from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.scores.bilinear import ComplEx, DistMult
 from elastable.replicas.knowledge_graphs.scores.boxe import BoxE
 from elastable.replicas.knowledge_graphs.scores.conve import ConvE
+from elastable.replicas.knowledge_graphs.scores.factored import CP, TuckER
 from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
 from elastable.replicas.knowledge_graphs.scores.interacting import InterHT, TranS
 from elastable.replicas.knowledge_graphs.scores.paired import PairRE, TripleRE
@@ -18,9 +19,10 @@ from elastable.replicas.knowledge_graphs.scores.translation import RotatE, Trans
 __all__ = ["SCORES", "score_function"]
 
 
-SCORES: Mapping[str, type[ScoreFunction]] = MappingProxyType(
-    {maker.name: maker for maker in (TransE, RotatE, DistMult, ComplEx, PairRE, TripleRE, BoxE, InterHT, TranS, ConvE)}
-)
+_DISTANCES = (TransE, RotatE, PairRE, TripleRE, BoxE, InterHT, TranS)
+_PRODUCTS = (DistMult, ComplEx, ConvE, CP, TuckER)
+
+SCORES: Mapping[str, type[ScoreFunction]] = MappingProxyType({maker.name: maker for maker in (*_DISTANCES, *_PRODUCTS)})
 """All score functions."""
 
 _WITHOUT_NORM = {RotatE.name: "its distance is always the sum of the moduli of the complex differences"}
@@ -33,9 +35,9 @@ def score_function(name: str, dim: int, norm: int | None = None, seed: int = 0) 
     Args:
         name: One of `SCORES`, in upper or lower case.
         dim: float32 values of an entity's embedding; of one part, if entities have two
-            (BoxE, InterHT, TranS), and without the bias (ConvE).
+            (BoxE, InterHT, TranS, CP), and without the bias (ConvE).
         norm: 1 or 2, for distances by a norm; None: the function's default.
-        seed: Seed of further variables, where the function has any (ConvE).
+        seed: Seed of further variables, where the function has any (ConvE, TuckER).
 
     Raises:
         BadInput: an unknown name, an invalid dim or norm, or a norm of a score that has none.
@@ -48,6 +50,6 @@ def score_function(name: str, dim: int, norm: int | None = None, seed: int = 0) 
     chosen: dict[str, int] = {} if norm is None else {"norm": norm}
     if chosen and not maker.norms:
         raise BadInput(f"norm {norm} of {maker.name}: {_WITHOUT_NORM.get(maker.name, _PRODUCT)}; leave the norm out")
-    if maker is ConvE:
+    if maker in (ConvE, TuckER):
         chosen["seed"] = seed
     return cast(Callable[..., ScoreFunction], maker)(dim, **chosen)

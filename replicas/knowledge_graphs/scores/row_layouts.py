@@ -67,6 +67,8 @@ _LAYOUTS: dict[str, tuple[_Parts, _Parts]] = {
         (("point", ""), ("bump", "moves the point of the other end")),
         (("head middle", ""), ("head width", _ELU), ("tail middle", ""), ("tail width", _ELU)),
     ),
+    "CP": ((("as head", ""), ("as tail", "")), (("diagonal", ""),)),
+    "TuckER": (_PLAIN, _PLAIN),
     "ConvE": ((("embedding", ""), ("bias", "added to the score of an answer")), (("embedding", ""),)),
 }
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.losses.losses import SampledSoftmax
 from elastable.replicas.knowledge_graphs.scores import SCORES, score_function
-from elastable.replicas.knowledge_graphs.settings import WHOLE_SOFTMAX, TrainSettings
+from elastable.replicas.knowledge_graphs.settings import WHOLE_LOSSES, TrainSettings
 
 __all__ = ["default_settings", "settings_of"]
 
@@ -47,6 +47,7 @@ _DISTANCE: Mapping[str, object] = {
 _DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "ComplEx": _PRODUCT,
     "DistMult": _PRODUCT,
+    "CP": _PRODUCT,
     "TransE": _SAMPLED,
     "RotatE": {name: value for name, value in _SAMPLED.items() if name != "norm"},
     "PairRE": _DISTANCE,
@@ -54,6 +55,7 @@ _DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "InterHT": _DISTANCE,
     "TranS": _DISTANCE,
     "BoxE": {**_DISTANCE, "dim": 64},
+    "TuckER": {**_DISTANCE, "dim": 100, "learning_rate": 0.001},
     "ConvE": {**_DISTANCE, "dim": 200, "learning_rate": 0.001},
 }
 
@@ -84,15 +86,16 @@ def settings_of(model: str, given: Mapping[str, object]) -> TrainSettings:
 _IDLE: tuple[tuple[tuple[str, ...], Callable[[TrainSettings], bool], str], ...] = (
     (
         ("negatives", "shared", "candidates", "filtered", "scheme"),
-        lambda settings: settings.loss == WHOLE_SOFTMAX,
-        "on the loss whole-softmax, which scores all entities",
+        lambda settings: settings.loss in WHOLE_LOSSES,
+        "on the loss {0.loss}, which scores all entities",
     ),
     (
         ("margin", "adversarial"),
-        lambda settings: settings.loss in (WHOLE_SOFTMAX, SampledSoftmax.name),
+        lambda settings: settings.loss in (*WHOLE_LOSSES, SampledSoftmax.name),
         "on the loss {0.loss}",
     ),
     (("corruption",), lambda settings: settings.reciprocal, "with reciprocal relations, whose queries ask for tails"),
+    (("decay",), lambda settings: settings.schedule != "exponential", "on the schedule {0.schedule}"),
     (("regularization",), lambda settings: settings.regularizer == "none", "without a regularizer"),
 )
 """Settings, when they change nothing, and why."""

@@ -63,7 +63,13 @@ SCORED: dict[str, Callable[[Parts, Parts, Parts], Array]] = {
     "InterHT": _interht,
     "TranS": _trans,
     "BoxE": _boxe,
+    "CP": lambda h, r, t: (h["as head"] * r["diagonal"] * t["as tail"]).sum(axis=1),
+    "TuckER": lambda h, r, t: np.einsum("ijk,bi,bj,bk->b", _core(), h["embedding"], r["embedding"], t["embedding"]),
 }
+
+
+def _core() -> Array:
+    return score_function("TuckER", DIM).dense["core"].astype(np.float64)
 
 
 def _named(parts: tuple[RowPart, ...], rows: Any) -> dict[str, Array]:

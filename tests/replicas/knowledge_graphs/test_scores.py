@@ -102,6 +102,15 @@ def _conve(h: Any, r: Any, t: Any, norm: int) -> Any:
     return tf.reduce_sum(query * t[..., :-1], -1) + t[..., -1]
 
 
+def _cp(h: Any, r: Any, t: Any, norm: int) -> Any:
+    return tf.reduce_sum(tf.split(h, 2, axis=-1)[0] * r * tf.split(t, 2, axis=-1)[1], -1)
+
+
+def _tucker(h: Any, r: Any, t: Any, norm: int) -> Any:
+    core = tf.constant(score_function("TuckER", h.shape[-1]).dense["core"], tf.float64)
+    return tf.einsum("ijk,...i,...j,...k->...", core, h, r, t)
+
+
 FORMULAS: dict[str, Callable[..., Any]] = {
     "TransE": _transe,
     "RotatE": _rotate,
@@ -113,6 +122,8 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "InterHT": _interht,
     "TranS": _trans,
     "ConvE": _conve,
+    "CP": _cp,
+    "TuckER": _tucker,
 }
 WITH_NORMS = ("TransE", "PairRE", "TripleRE", "BoxE", "InterHT", "TranS")
 CASES = [(name, norm) for name in FORMULAS for norm in ((1, 2) if name in WITH_NORMS else (1,))]
@@ -218,6 +229,23 @@ def test_the_variables_of_conve_have_the_gradients_of_its_formula() -> None:
             totals.append(float(np.sum(np.asarray(score.query(given, relations, "tail"), np.float64) * weights)))
         assert (totals[0] - totals[1]) / 2e-3 == pytest.approx(float(np.sum(gradient * way)), rel=0.03, abs=0.05)
     score.bind(start)
+
+
+@pytest.mark.parametrize("side", ["head", "tail"])
+def test_the_core_of_tucker_has_the_gradients_of_its_formula(side: Any) -> None:
+    score = score_function("TuckER", DIM, seed=5)
+    given, relations, _ = _embeddings(score, False)
+    weights = np.random.default_rng(1).standard_normal((TRIPLES, DIM)).astype(np.float32)
+    core, (g, r, w) = (
+        tf.Variable(score.dense["core"], dtype=tf.float64),
+        (tf.constant(x, tf.float64) for x in (given, relations, weights)),
+    )
+    with tf.GradientTape() as tape:
+        h, t = (g, w) if side == "tail" else (w, g)
+        total = tf.reduce_sum(tf.einsum("ijk,bi,bj,bk->b", core, h, r, t))
+    found = score.all_gradients(given, relations, side, weights)[2]["core"]
+    np.testing.assert_allclose(found, tape.gradient(total, core).numpy(), rtol=1e-4, atol=1e-4)
+    assert not np.array_equal(score.dense["core"], score_function("TuckER", DIM, seed=6).dense["core"])
 
 
 @pytest.mark.parametrize(("name", "norm"), CASES)

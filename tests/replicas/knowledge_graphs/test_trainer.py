@@ -207,7 +207,7 @@ def test_more_workers_than_entities_are_refused() -> None:
     ("change", "told"),
     [
         ({"model": "Complexity"}, "score function 'Complexity'"),
-        ({"loss": "hinge"}, "loss='hinge': must be one of whole-softmax, log-sigmoid"),
+        ({"loss": "hinge"}, "loss='hinge': must be one of whole-softmax, kvsall, log-sigmoid"),
         ({"scheme": "moving"}, "must be one of score-moving, embedding-moving"),
         ({"dim": 0}, "dim=0: must be at least 1"),
         ({"learning_rate": float("nan")}, "learning_rate=nan: must be at least 0"),

@@ -1,4 +1,4 @@
-"""The dot product of a query with its candidates (DistMult, ComplEx, ConvE)."""
+"""The dot product of a query with its candidates (DistMult, ComplEx, ConvE, CP, TuckER)."""
 
 from __future__ import annotations
 

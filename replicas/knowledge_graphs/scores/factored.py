@@ -1,0 +1,94 @@
+"""CP (Hitchcock, 1927; Lacroix et al., 2018) and TuckER (Balažević et al., 2019): factors of the tensor of triples."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import numpy as np
+
+from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.spec import InitializerSpec
+from elastable.replicas.knowledge_graphs.graph.batch import Side
+from elastable.replicas.knowledge_graphs.scores.bilinear import halves
+from elastable.replicas.knowledge_graphs.scores.function import RowPair, ScoreFunction
+from elastable.replicas.knowledge_graphs.scores.kernels.dot import Dot
+
+__all__ = ["CP", "TuckER"]
+
+_SPREAD = 0.05
+
+
+class CP(ScoreFunction):
+    """`sum h_as_head * r * t_as_tail`; an entity is `[as head, as tail]`, one vector for each role."""
+
+    name = "CP"
+
+    def __init__(self, dim: int) -> None:
+        self.dim = self.relation_width = dim
+        self.entity_width = self.query_width = 2 * dim
+        self.comparison = Dot()
+        self.entities = self.relations = InitializerSpec("normal", 0.0, _SPREAD)
+
+    def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
+        """`[0, h_as_head * r]` for tails, `[t_as_tail * r, 0]` for heads: 0 where a candidate's other role lies."""
+        as_head, as_tail = halves(given)
+        asked = (as_head if side == "tail" else as_tail) * relation
+        empty = np.zeros_like(asked)
+        return np.concatenate([empty, asked] if side == "tail" else [asked, empty], axis=1)
+
+    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> RowPair:
+        (as_head, as_tail), (to_head, to_tail) = halves(given), halves(gradients)
+        mine, asked = (as_head, to_tail) if side == "tail" else (as_tail, to_head)
+        to_mine, empty = asked * relation, np.zeros_like(relation)
+        parts = [to_mine, empty] if side == "tail" else [empty, to_mine]
+        return np.concatenate(parts, axis=1), asked * mine
+
+
+class TuckER(ScoreFunction):
+    """`sum W[i, j, k] * h[i] * r[j] * t[k]`: every relation is a matrix, a combination of those of a common core W.
+
+    Entities and relations have the same size. The paper's batch normalisation is left out, so that a query depends
+    neither on its batch nor on the number of workers.
+
+    Args:
+        dim: Size of an entity and of a relation, d; the core has d^3 values, the same on every worker.
+        seed: Seed of the initial core.
+    """
+
+    name = "TuckER"
+
+    def __init__(self, dim: int, seed: int = 0) -> None:
+        self.dim = self.entity_width = self.relation_width = self.query_width = dim
+        self.comparison = Dot()
+        self.entities = self.relations = InitializerSpec("normal", 0.0, _SPREAD)
+        draw = np.random.Generator(np.random.Philox([dim, seed & (2**64 - 1)]))
+        self.dense = MappingProxyType({"core": draw.uniform(-1, 1, (dim, dim, dim)).astype(np.float32)})
+
+    def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
+        core = self._core(side, given.dtype)
+        matrices = (given @ core.reshape(self.dim, -1)).reshape(-1, self.dim, self.dim)  # [b, j, k]
+        asked: Float32 = np.matmul(relation[:, None], matrices)[:, 0]
+        return asked
+
+    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> RowPair:
+        """Without those of the core; see `all_gradients`."""
+        to_given, to_relation, _ = self.all_gradients(given, relation, side, gradients)
+        return to_given, to_relation
+
+    def all_gradients(
+        self, given: Float32, relation: Float32, side: Side, gradients: Float32
+    ) -> tuple[Float32, Float32, dict[str, Float32]]:
+        core, dim = self._core(side, given.dtype), self.dim
+        matrices = (given @ core.reshape(dim, -1)).reshape(-1, dim, dim)
+        to_relation: Float32 = np.matmul(matrices, gradients[:, :, None])[:, :, 0]
+        outer = (relation[:, :, None] * gradients[:, None]).reshape(-1, dim * dim)  # [b, (j, k)]
+        to_given: Float32 = outer @ core.reshape(dim, -1).T
+        to_core: Float32 = (given.T @ outer).reshape(dim, dim, dim)
+        if side == "head":
+            to_core = np.ascontiguousarray(to_core.transpose(2, 1, 0))
+        return to_given, to_relation, {"core": to_core}
+
+    def _core(self, side: Side, dtype: np.dtype[np.float32]) -> Float32:
+        """The core by (given, relation, asked)."""
+        core = self.dense["core"].astype(dtype, copy=False)
+        return core if side == "tail" else np.ascontiguousarray(core.transpose(2, 1, 0))

@@ -1,0 +1,177 @@
+"""KvsAll, label smoothing and dropout: as TensorFlow computes them in one process, over any number of workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from elastable.embedding_store.errors import BadInput
+from elastable.replicas.groups.group import ReplicaGroup
+from elastable.replicas.groups.thread_group import run_threads
+from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
+from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
+from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
+from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
+from elastable.replicas.knowledge_graphs.sampling.rigid_sampler import RigidSampler
+from elastable.replicas.knowledge_graphs.schemes.dropout import Dropout
+from elastable.replicas.knowledge_graphs.schemes.kvsall import KvsAll, distinct_queries
+from elastable.replicas.knowledge_graphs.schemes.scheme import StepGradients
+from elastable.replicas.knowledge_graphs.schemes.whole_softmax import WholeSoftmax
+from elastable.replicas.knowledge_graphs.scores import score_function
+from elastable.replicas.knowledge_graphs.settings import TrainSettings
+
+ENTITIES, RELATIONS, DIM = 31, 3, 8
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def _triples() -> Array:
+    draw = np.random.default_rng(0)
+    triples = np.stack([draw.integers(0, m, 90) for m in (9, RELATIONS, ENTITIES)], axis=1)
+    return np.unique(triples, axis=0).astype(np.int32)[draw.permutation(len(np.unique(triples, axis=0)))]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4])
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+@pytest.mark.parametrize("loss", ["kvsall", "whole-softmax"])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_loss_and_gradients_are_those_of_the_whole(workers: int, loss: str, smoothing: float, share: float) -> None:
+    draw, score, triples = np.random.default_rng(1), score_function("DistMult", DIM), _triples()
+    entities = draw.standard_normal((ENTITIES, DIM)).astype(np.float32)
+    relations = draw.standard_normal((RELATIONS, DIM)).astype(np.float32)
+    sharding, known = Sharding.create(ENTITIES, workers), KnownTriples.create(ENTITIES, RELATIONS, triples)
+    partition = PartitionedTriples.create(distinct_queries(triples) if loss == "kvsall" else triples, sharding)
+    sampler, dropout = RigidSampler(partition, 12), Dropout(share, 3) if share else None
+
+    def work(group: ReplicaGroup) -> tuple[float, StepGradients]:
+        batch, held = sampler.batch(0, group.rank), int(sharding.counts[group.rank])
+        scheme: WholeSoftmax
+        if loss == "kvsall":
+            scheme = KvsAll(group, score, held, sharding, known, smoothing, dropout=dropout)
+        else:
+            scheme = WholeSoftmax(group, score, held, smoothing=smoothing, count=ENTITIES, dropout=dropout)
+        return scheme.step(batch, sharding.shard_table(entities, group.rank), relations, batch.weight)
+
+    found = run_threads(workers, work)
+    batches = [sampler.batch(0, worker) for worker in range(workers)]
+    met = np.concatenate([partition.triples[batch.triple.reshape(-1)] for batch in batches])
+    weights = np.concatenate([batch.weight.reshape(-1) for batch in batches])
+    ones = np.ones((len(met) // workers, DIM), np.float32)
+    masks = [dropout.masks(batch, "tail", ones, ones) for batch in batches] if dropout else []
+    e, r = tf.Variable(entities, dtype=tf.float64), tf.Variable(relations, dtype=tf.float64)
+    with tf.GradientTape() as tape:
+        given, relation = tf.gather(e, met[:, 0]), tf.gather(r, met[:, 1])
+        if dropout:
+            given *= np.concatenate([each.given for each in masks])
+            relation *= np.concatenate([each.relation for each in masks])
+        logits = tf.matmul(given * relation, e, transpose_b=True)
+        if loss == "kvsall":
+            labels = np.zeros((len(met), ENTITIES))
+            for b, (h, k, _) in enumerate(met):
+                labels[b, triples[(triples[:, 0] == h) & (triples[:, 1] == k), 2]] = 1
+            labels = (1 - smoothing) * labels + smoothing / ENTITIES
+            losses = tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits), 1)
+        else:
+            labels = (1 - smoothing) * np.eye(ENTITIES)[met[:, 2]] + smoothing / ENTITIES
+            losses = tf.nn.softmax_cross_entropy_with_logits(labels, logits)
+        total = tf.reduce_sum(losses * weights)
+    to_e, to_r = (tf.convert_to_tensor(gradient).numpy() for gradient in tape.gradient(total, [e, r]))
+    assert sum(part for part, _ in found) == pytest.approx(float(total), rel=1e-5)
+    mine = np.zeros_like(to_e)
+    for worker, (_, gradients) in enumerate(found):
+        mine[sharding.entity_at[worker, gradients.rows]] = gradients.entities
+    np.testing.assert_allclose(mine, to_e, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(sum(gradients.relations for _, gradients in found), to_r, rtol=1e-4, atol=1e-5)
+
+
+def test_an_epoch_visits_every_query_once() -> None:
+    triples = _triples()
+    queries = distinct_queries(triples)
+    assert (
+        len({tuple(query[:2]) for query in queries.tolist()}) == len(queries) == len(np.unique(triples[:, :2], axis=0))
+    )
+    settings = TrainSettings(model="DistMult", dim=DIM, loss="kvsall", batch=16, epochs=1, learning_rate=0.05)
+
+    def work(group: ReplicaGroup) -> int:
+        return GraphTrainer(group, settings, ENTITIES, RELATIONS, triples).run_epoch().triples
+
+    both = np.concatenate([triples, triples[:, ::-1] + [0, RELATIONS, 0]])
+    assert run_threads(2, work)[0] == len(np.unique(both[:, :2], axis=0))
+
+
+@pytest.mark.parametrize("loss", ["kvsall", "whole-softmax", "log-sigmoid"])
+def test_training_with_everything_lowers_the_loss_and_resumes_to_the_bit(loss: str) -> None:
+    triples = _triples()
+    settings = TrainSettings(
+        model="TuckER", dim=DIM, loss=loss, batch=32, epochs=6, optimizer="adam", learning_rate=0.02, dropout=0.2,
+        label_smoothing=0.1 if loss != "log-sigmoid" else 0.0, schedule="exponential", warmup_epochs=1.0,
+        negatives=16, augment_negative=loss == "log-sigmoid",
+    )  # fmt: skip
+
+    def work(group: ReplicaGroup) -> tuple[list[float], dict[str, Array], dict[str, Array]]:
+        whole = GraphTrainer(group, settings, ENTITIES, RELATIONS, triples)
+        losses = [whole.run_epoch().loss for _ in range(3)]
+        half = whole.state()
+        losses += [whole.run_epoch().loss for _ in range(3)]
+        again = GraphTrainer(group, settings, ENTITIES, RELATIONS, triples)
+        again.restore(half)
+        for _ in range(3):
+            again.run_epoch()
+        return losses, dict(whole.state()), dict(again.state())
+
+    losses, straight, resumed = run_threads(2, work)[0]
+    assert losses[-1] < losses[0]
+    for name, value in straight.items():
+        np.testing.assert_array_equal(resumed[name], value)
+
+
+def test_dropout_keeps_the_expectation_and_differs_by_step_worker_and_side() -> None:
+    sampler = RigidSampler(PartitionedTriples.create(_triples(), Sharding.create(ENTITIES, 2)), 12)
+    rows, dropout = np.ones((400, 50), np.float32), Dropout(0.25, 7)
+    first, again = (dropout.masks(sampler.batch(0, 0), "tail", rows, rows) for _ in range(2))
+    np.testing.assert_array_equal(first.given, again.given)
+    assert set(np.unique(first.given)) == {np.float32(0), np.float32(4 / 3)}
+    assert first.given.mean() == pytest.approx(1, abs=0.02)
+    others = [
+        dropout.masks(sampler.batch(1, 0), "tail", rows, rows).given,
+        dropout.masks(sampler.batch(0, 1), "tail", rows, rows).given,
+        dropout.masks(sampler.batch(0, 0), "head", rows, rows).given,
+        Dropout(0.25, 8).masks(sampler.batch(0, 0), "tail", rows, rows).given,
+        first.relation,
+    ]
+    assert all((other != first.given).any() for other in others)
+
+
+def test_schedules() -> None:
+    def rates(**settings: Any) -> list[float]:
+        made = TrainSettings(learning_rate=0.4, epochs=4, **settings)
+        return [made.rate(step, 40) for step in range(40)]
+
+    assert rates(schedule="exponential", decay=0.5)[::10] == pytest.approx([0.4, 0.2, 0.1, 0.05])
+    assert rates(warmup_epochs=2)[:20] == pytest.approx([0.4 * (k + 1) / 20 for k in range(20)])
+    assert set(rates(warmup_epochs=2)[20:]) == {0.4}
+    assert rates(schedule="linear", warmup_epochs=1)[5] == pytest.approx(0.4 * 0.6 * (1 - 5 / 40))
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"loss": "kvsall", "reciprocal": False}, "reciprocal relations"),
+        ({"loss": "kvsall", "weighting": "frequency"}, "equal weights"),
+        ({"loss": "softmax", "label_smoothing": 0.1}, "label_smoothing is of losses over all entities"),
+        ({"label_smoothing": 1.0}, "from 0 to below 1"),
+        ({"dropout": 1.0}, "from 0 to below 1"),
+        ({"augment_negative": True}, "has none"),
+        ({"augment_negative": True, "loss": "softmax", "shared": False}, "shared"),
+        ({"augment_negative": True, "loss": "softmax", "reciprocal": False}, "reciprocal=False"),
+        ({"loss_scale": 0.0}, "loss_scale"),
+        ({"schedule": "plateau"}, "schedule"),
+    ],
+)
+def test_settings_that_cannot_be(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadInput, match=told):
+        TrainSettings(**settings)
+    with pytest.raises(BadInput, match="dropout"):
+        Dropout(-0.1, 0)
