@@ -232,8 +232,8 @@ class TieredTable(MemoryTable):
         self._directory.reserve(len(everywhere))
         self._rows.grow(self._directory.capacity)
         self._members.grow(self._directory.capacity)
-        given = np.empty(len(everywhere), np.int64)
-        self._directory.claim(everywhere, given)
+        self._directory.claim(everywhere, np.empty(len(everywhere), np.int64))
+        self._members.forget(gaps, self._directory)  # nothing is touched there
         self._directory.remove(gaps)
         positions = np.empty(len(ids), np.int64)
         missing = self._directory.find(ids, positions)

@@ -124,7 +124,9 @@ def _are_slots(reply: object, command: Command) -> bool:
 
 
 _SHAPES: dict[str, _Fits] = {
-    **dict.fromkeys(("ASKING", "AUTH", "INFO", "MULTI", "PING", "SELECT", "SET", "TYPE", "UNWATCH", "WATCH"), _is_text),
+    **dict.fromkeys(
+        ("ASKING", "AUTH", "INFO", "MULTI", "PING", "RENAME", "SELECT", "SET", "TYPE", "UNWATCH", "WATCH"), _is_text
+    ),
     **dict.fromkeys(("DEL", "EXISTS", "HDEL", "HEXISTS", "HLEN", "HSET", "HSETNX", "UNLINK"), _is_count),
     **dict.fromkeys(("GET", "HGET"), _is_value),
     "CLIENT": _is_of_client,

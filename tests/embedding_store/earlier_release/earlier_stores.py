@@ -24,6 +24,8 @@ import numpy as np
 
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.rows.row_blocks import joined_rows
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 
 __all__ = ["IN_ORDER", "NAMESPACE", "VERSION", "commit_of", "file_store", "fill_redis", "looked_up", "rows_of_release"]
@@ -88,3 +90,26 @@ def file_store(home: Path, clean: bool = True) -> Path:
     with tarfile.open(HERE / f"{'' if clean else 'unclean_'}file_store.tar.gz") as archive:
         archive.extractall(home, filter="data")
     return next(path for path in home.iterdir() if (path / "manifest.json").exists())
+
+
+def require_as_released(store: EmbeddingStore, name: str) -> None:
+    """Requires every row, slot, touch and state, and what ids read, to be what that release's store had."""
+    expected = rows_of_release(name)
+    for number, table in enumerate(sorted(store.specs())):
+        block = joined_rows(store.specs()[table], list(store.scan(table)))
+        order, state = np.argsort(block.ids), store.table_state(table)
+        parts: dict[str, object] = {
+            "ids": block.ids[order],
+            "weights": block.weights[order],
+            "slots": block.slots[order],
+            "touches": None if block.touches is None else block.touches[order],
+            "looked_up": store.lookup({table: looked_up(store.specs()[table].vocabulary_size is not None)})[table],
+            "counts": state.admission_counts,
+            "decay": state.untouched_decay,
+        }
+        for part, values in parts.items():
+            wanted = expected.pop(f"{number}_{part}", None)
+            assert (values is None) == (wanted is None), (table, part)
+            if wanted is not None:
+                np.testing.assert_array_equal(values, wanted, err_msg=f"{part} of {table}")
+    assert not expected

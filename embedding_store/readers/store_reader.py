@@ -1,0 +1,261 @@
+"""A read-only view of a store whose tier and log other processes can read."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.tier import Records, Tier
+from elastable.embedding_store.engine.history.replaying import ReplayedTables
+from elastable.embedding_store.engine.memory_table import MemoryTable
+from elastable.embedding_store.engine.tiered.store_state import StoreState
+from elastable.embedding_store.errors import (
+    BadInput,
+    DeadlineExceeded,
+    FutureVersion,
+    StaleVersion,
+    StoreBroken,
+    StoreFailed,
+    TableNotFound,
+    Unsupported,
+    VersionError,
+)
+from elastable.embedding_store.log.changes import decode_change
+from elastable.embedding_store.log.contract import Log
+from elastable.embedding_store.readers.followed_table import FollowedTable
+from elastable.embedding_store.rows.checks import require_ids
+from elastable.embedding_store.tables.base_store import BaseSource
+
+__all__ = ["ReaderStatus", "StoreReader"]
+
+_MOST_CHANGES = 1 << 16  # rows in memory from which on the last flush is asked for
+_POLL_S = 0.02
+
+_Read = dict[str, tuple[Records | None, Int64 | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderStatus:
+    """How current a reader is.
+
+    Attributes:
+        version: All of whose rows a lookup sees: without following the version of the last flush, else the newest.
+        newest: The store's version.
+        changed_rows: Rows that the reader holds in memory, as they are not flushed.
+    """
+
+    version: int
+    newest: int
+    changed_rows: int
+
+    @property
+    def lag(self) -> int:
+        """Versions that the reader is behind."""
+        return self.newest - self.version
+
+
+class StoreReader(BaseSource):
+    """Rows of a store that another process writes. Reading disturbs nobody and takes nothing over.
+
+    Without `follow` a lookup reads flushed rows: each is whole, and of the version of the last flush (`version`) or of
+    a later one. With `follow` it reads exactly the newest version: the log says which rows have changed since the last
+    flush, and these are kept in memory.
+
+    Args:
+        tier: Where rows are; closed with the reader.
+        log: Where changes are; closed with the reader.
+        follow: Whether to read exactly the newest version.
+        timeout_s: Seconds that a lookup may take while the store is flushed again and again.
+
+    Raises:
+        StoreBroken: rows or changes are lost, or corrupt; says what.
+        StoreFailed, Unavailable, DeadlineExceeded: they cannot be read.
+    """
+
+    def __init__(self, tier: Tier, log: Log, follow: bool = False, timeout_s: float = 10.0) -> None:
+        self._tier, self._log, self._follow, self._timeout_s = tier, log, follow, timeout_s
+        self._lock = threading.Lock()
+        self._loads = 0
+        self._applied = 0
+        self._replayed = ReplayedTables({}, FollowedTable)
+        with self._lock:
+            self._there = frozenset(self._tier.tables())  # finds out whether anything is lost
+            self._load()
+
+    def specs(self) -> dict[str, TableSpec]:
+        """All tables by name, as of now."""
+        with self._lock:
+            self._catch_up()
+            return {name: table.spec for name, table in self._replayed.tables.items()}
+
+    def version(self) -> int:
+        """The version that lookups read: of the last flush, or with `follow` the newest one."""
+        with self._lock:
+            self._catch_up()
+            return self._replayed.version
+
+    def status(self) -> ReaderStatus:
+        """How current the reader is."""
+        with self._lock:
+            self._catch_up()
+            version = self._replayed.version
+            newest = version if self._follow else max(version, self._newest())
+            return ReaderStatus(version, newest, sum(table.changes for table in self._tables().values()))
+
+    def wait_for_version(self, version: int, timeout_s: float) -> bool:
+        """Asks again and again, up to `timeout_s` seconds."""
+        end = time.monotonic() + timeout_s
+        while self.version() < version:
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(left, _POLL_S))
+        return True
+
+    def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
+        """As in `RowSource.lookup`: all tables in one round trip, and with `follow` one more to the log.
+
+        Raises:
+            StoreBroken: rows are lost.
+            StaleVersion, FutureVersion: with `follow`: the version is not the newest one.
+            Unsupported: without `follow`: a version is given, or a table's rows follow every step (`lazy=False`).
+        """
+        if version is not None and not self._follow:
+            raise Unsupported(
+                f"version {version} of {self._tier.place}: flushed rows are of no single version; look rows up at the "
+                "job's master, or open the reader with follow=True"
+            )
+        give_up = time.monotonic() + self._timeout_s
+        while True:
+            loads, checked, read = self._read(ids)
+            with self._lock:
+                if self._follow:
+                    self._catch_up()
+                if loads == self._loads:
+                    self._require_version(version)
+                    return {name: self._table(name).complete(checked[name], *read[name]) for name in ids}
+            if time.monotonic() > give_up:
+                raise DeadlineExceeded(
+                    f"{self._tier.place} was flushed during every attempt to read it within {self._timeout_s:g} s"
+                )
+
+    def forget(self) -> None:
+        """As in `RowSource.forget`: another store may be there now."""
+        with self._lock:
+            self._there = frozenset()
+            self._load()
+
+    def close(self) -> None:
+        """Closes tier and log. Closing twice is harmless."""
+        try:
+            self._log.close()
+        finally:
+            self._tier.close()
+
+    def _read(self, ids: Mapping[str, Int64]) -> tuple[int, dict[str, Int64], _Read]:
+        """Reads what the tier has of some ids; with the number of the state by which it was asked."""
+        for attempt in range(2):
+            with self._lock:
+                if attempt or self._may_be_older(ids):
+                    self._there = frozenset()
+                    self._load()
+                tables, loads = {name: self._table(name) for name in ids}, self._loads
+                checked = {name: require_ids(tables[name].spec, some) for name, some in ids.items()}
+                wanted = {name: tables[name].wanted(checked[name]) for name in ids}
+            asked = {name: records for name, records in wanted.items() if records is not None}
+            try:
+                missing = dict(zip(asked, self._tier.read(list(asked.values())), strict=True)) if asked else {}
+            except (BadInput, StoreFailed):
+                if attempt:
+                    raise
+                continue  # the table may have been dropped, or cleared, since the state was read
+            return loads, checked, {name: (wanted[name], missing.get(name)) for name in ids}
+        raise AssertionError("unreachable")
+
+    def _may_be_older(self, names: Iterable[str]) -> bool:
+        """Whether a table is not known, or its first rows may have been flushed since the state was read."""
+        tables = self._tables()
+        return any(name not in tables or (tables[name].tier_name is None and not self._follow) for name in names)
+
+    def _catch_up(self) -> None:
+        """Reads what has happened since; the lock is held."""
+        self._log.refresh()
+        if not self._follow:
+            self._load()
+            return
+        changes = sum(table.changes for table in self._tables().values())
+        trimmed = self._log.first > self._applied + 1
+        if trimmed or self._log.last < self._applied or (changes > _MOST_CHANGES and self._log.first > self._begin):
+            self._load()
+        else:
+            self._apply()
+
+    def _load(self) -> None:
+        """Begins anew with the state of the last flush; the lock is held."""
+        give_up = time.monotonic() + self._timeout_s
+        while True:
+            content = self._tier.state()
+            state = StoreState(0, 0, None, ()) if content is None else StoreState.from_bytes(content, self._tier.place)
+            self._log.refresh()
+            if self._log.first <= state.sequence + 1 or not self._follow:
+                break
+            if time.monotonic() > give_up:  # it was flushed meanwhile, again and again
+                raise StoreBroken(
+                    f"{self._tier.place} includes log entries up to {state.sequence}, but the log begins with "
+                    f"{self._log.first}: changes are lost; go on from a checkpoint"
+                )
+        if self._log.last < state.sequence:
+            raise StoreBroken(
+                f"{self._tier.place} includes log entries up to {state.sequence}, but the log ends with "
+                f"{self._log.last}: the end of the log is lost; go on from a checkpoint"
+            )
+        if not self._there.issuperset(table.stored for table in state.tables):
+            self._there = frozenset(self._tier.tables())
+        tables: dict[str, MemoryTable] = {
+            table.spec.name: FollowedTable.of(table, in_tier=table.stored in self._there) for table in state.tables
+        }
+        self._replayed = ReplayedTables(tables, FollowedTable, state.version, state.record)
+        self._begin = self._applied = state.sequence
+        self._loads += 1
+        if self._follow:
+            self._apply()
+
+    def _apply(self) -> None:
+        for entry in self._log.entries(after=self._applied):
+            try:
+                self._replayed.apply(decode_change(entry.payload), entry.version)
+            except (BadInput, VersionError) as error:
+                raise StoreBroken(f"{self._tier.place}: entry {entry.sequence} cannot be applied: {error}") from error
+            self._applied = entry.sequence
+
+    def _newest(self) -> int:
+        """The version of the newest entry of the log."""
+        last = self._log.last
+        if self._log.first > last:
+            return 0
+        return next(iter(self._log.entries(after=last - 1))).version
+
+    def _require_version(self, wanted: int | None) -> None:
+        now = self._replayed.version
+        if wanted is not None and wanted != now:
+            error = StaleVersion if wanted < now else FutureVersion
+            raise error(f"version {wanted} of {self._tier.place}: readers that follow its log read version {now} now")
+
+    def _tables(self) -> dict[str, FollowedTable]:
+        return {name: table for name, table in self._replayed.tables.items() if isinstance(table, FollowedTable)}
+
+    def _table(self, name: str) -> FollowedTable:
+        tables = self._tables()
+        if name not in tables:
+            raise TableNotFound(f"no table {name!r} (tables: {', '.join(sorted(tables)) or 'none'})")
+        table = tables[name]
+        if table.moves and not self._follow:
+            raise Unsupported(
+                f"table {name!r}: its rows follow every step (lazy=False), which flushed rows do not show; look them "
+                "up at the job's master, or open the reader with follow=True"
+            )
+        return table
