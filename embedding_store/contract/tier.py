@@ -37,8 +37,8 @@ class Records:
 
     Attributes:
         table: Its name.
-        ids: int64 `[n]`, each once.
-        positions: int64 `[n]`: where the engine keeps each row, from 0 on, each once. An id keeps its position until
+        ids: int64 `[n]`, each once; a tier that is not `far` may be asked for one twice.
+        positions: int64 `[n]`: where the engine keeps each row, from 0 on. An id keeps its position until
             it is deleted. A tier keeps records by id or by position, whichever suits it.
         rows: uint8 `[n, record_bytes]`, C-contiguous. When read, it may be narrower: the first bytes of each record.
     """
@@ -65,6 +65,11 @@ class Tier(ABC):
     @abstractmethod
     def keeps_positions(self) -> bool:
         """Whether records are kept by position: `scan` gives positions then, and these ids must get them again."""
+
+    @property
+    def far(self) -> bool:
+        """Whether a call is a round trip: the store then reads ahead, all tables at once, and keeps what it reads."""
+        return True
 
     @abstractmethod
     def tables(self) -> dict[str, TierTable]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Int64, UInt8
+from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.frames.near_rows import NearRows
 from elastable.embedding_store.engine.frames.record_layout import RecordLayout, RowParts
@@ -29,6 +29,17 @@ class ColdRows:
         """`behind`: the table in its tier; `near`: records that lookups have read."""
         self._spec, self._optimizer, self._behind = spec, optimizer, behind
         self._layout, self._near = layout, near
+
+    def read(self, positions: Int64, cold: Int64, out: Float32) -> None:
+        """Rows `positions[cold]` into `out[cold]`, float32 `[n, dim]`, whose rows may lie apart."""
+        if self._spec.dtype == "float32" and not self._behind.far:
+            records = self._behind.read(positions[cold], self._layout.slots_at)
+            out[cold] = records.view(np.float32)
+            return
+        for some, scratch in self.rows(positions, cold):
+            rows = np.empty((len(some), self._spec.dim), np.float32)
+            scratch.read(np.arange(len(some)), rows)
+            out[some] = rows
 
     def rows(self, positions: Int64, cold: Int64, whole: bool = False) -> Iterator[tuple[Int64, ResidentRows]]:
         """Rows that are not in memory, some at a time, in the first rows of a scratch, and their indices."""

@@ -72,10 +72,13 @@ class RowFrames:
         count = frames_at(self._frame_of.array[:, 0], self._heat, positions, frames, cold, warm)
         return frames, cold[:count]
 
-    def take(self, count: int) -> Int64:
-        """Up to `count` frames for other rows, int64; `put_in` or `give_back` them."""
+    def take(self, count: int, passes: int = _PASSES) -> Int64:
+        """Up to `count` frames for other rows, int64; `put_in` or `give_back` them.
+
+        `passes`: how often all frames are looked at; in one, only rows that were not used lately give way.
+        """
         taken = np.empty(count, np.int64)
-        most = _PASSES * self.count
+        most = passes * self.count
         found, self._hand = take_frames(
             self._frame_of.array[:, 0], self._position_of, self._heat, self.state, self._hand, most, taken
         )

@@ -8,6 +8,7 @@ from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.frames.cold_rows import ColdRows
 from elastable.embedding_store.engine.frames.frame_kernels import CLEAN
+from elastable.embedding_store.engine.frames.missed_rows import MissedRows
 from elastable.embedding_store.engine.frames.near_rows import NearRows
 from elastable.embedding_store.engine.frames.record_layout import RecordLayout, RowParts
 from elastable.embedding_store.engine.frames.row_frames import RowFrames
@@ -34,6 +35,7 @@ class RowsInMemory(TableRows):
         self._positions = rows
         self._frames: RowFrames | None = None
         self._near = NearRows()
+        self._missed = MissedRows()
         self._untouched = True
         self._hold(rows, new_slab)
         self.layout = RecordLayout(self._parts, spec.eviction is not None)
@@ -89,6 +91,30 @@ class RowsInMemory(TableRows):
             cold = cold[: len(taken)]
             self.layout.unpack(records, cold, self._parts, taken)
             frames.put_in(positions[cold], taken)
+
+    @property
+    def unsettled(self) -> int:
+        """Reads of rows without frames since `settle`, where the tier is not far."""
+        return self._missed.count
+
+    def settle(self) -> None:
+        """Gives frames to rows that lookups have read again and again; in one thread alone.
+
+        Raises:
+            StoreBroken, StoreFailed: as `Tier.read`; nothing has changed.
+        """
+        frames, again = self._frames, self._missed.again()
+        if frames is None or not len(again):
+            return
+        again = again[frames.find(again)[1]]
+        taken = frames.take(len(again), passes=1)
+        try:
+            records = self._stored.read(again[: len(taken)], self.layout.record_bytes)
+        except BaseException:
+            frames.give_back(taken)
+            raise
+        self.layout.unpack(records, np.arange(len(taken)), self._parts, taken)
+        frames.put_in(again[: len(taken)], taken)
 
     def _hold(self, rows: int, new_slab: SlabMaker) -> None:
         """Makes room in memory for so many rows."""

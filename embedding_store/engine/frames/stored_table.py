@@ -39,6 +39,11 @@ class StoredTable:
         self.ids_at, self.make_clean = ids_at, make_clean
         self._tier = tier
 
+    @property
+    def far(self) -> bool:
+        """As of the tier."""
+        return self._tier.far
+
     def wanted(self, positions: Int64, record_bytes: int) -> Records:
         """What to ask the tier for: records of the rows at positions int64 `[n]`, each once."""
         return Records(self.name, self.ids_at(positions), positions, np.empty((len(positions), record_bytes), np.uint8))

@@ -92,10 +92,10 @@ class TieredRows(RowsInMemory):
             return
         frames, cold = self._frames.find(positions, warm=True)
         self._rows.read(frames, out, stream)
-        for some, scratch in self._cold.rows(positions, cold):
-            rows = np.empty((len(some), self._spec.dim), np.float32)
-            scratch.read(np.arange(len(some)), rows)
-            out[some] = rows
+        if len(cold):
+            self._cold.read(positions, cold, out)
+            if not self._stored.far:
+                self._missed.add(positions[cold])
 
     def block(self, positions: Int64) -> tuple[Float32, Float32]:
         if self._frames is None:

@@ -15,6 +15,7 @@ from elastable.embedding_store.tables.lookup_request import LookupRequest
 
 __all__ = ["WrittenBehind"]
 
+_UNSETTLED_ROWS = 1 << 16  # reads of rows without frames, until it is looked which of them came again
 _NEAR_ROWS = 1 << 14  # rows that lookups have read, until they are given frames
 DEFAULT_LOG_BYTES = 1 << 30
 DEFAULT_EVERY_S = 5.0
@@ -112,6 +113,12 @@ class WrittenBehind(LoggedStore, StoreReads):
         assert tier is not None
         tables = [table for table in list(self._tables.values()) if isinstance(table, TieredTable)]
         if all(table.tiered.whole for table in tables):
+            return
+        if not tier.tier.far:
+            if sum(table.tiered.unsettled for table in tables) > _UNSETTLED_ROWS:
+                with self._lock.writing():
+                    for table in tables:
+                        table.tiered.settle()
             return
         if sum(table.tiered.near.rows for table in tables) > _NEAR_ROWS:
             with self._lock.writing():

@@ -45,6 +45,7 @@ class FileTier(Tier):
     """
 
     keeps_positions = True
+    far = False
 
     def __init__(self, folder: str | Path, *, fsync: bool = True) -> None:
         """Opens the tier in a folder, or begins one in an empty or missing folder.

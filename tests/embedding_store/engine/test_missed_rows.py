@@ -1,0 +1,94 @@
+"""Rows that lookups read again and again from files are given frames; a pass over all rows gives frames to none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.tier import Records
+from elastable.embedding_store.engine.frames.missed_rows import MissedRows
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine.tiered import written_behind
+from elastable.embedding_store.engine.tiered.store_tier import StoreTier
+from elastable.embedding_store.log.no_log import NoLog
+from elastable.embedding_store.tiers.files.file_tier import FileTier
+
+ROWS, DIM = 4_000, 16
+WEIGHTS = np.random.default_rng(5).standard_normal((ROWS, DIM), dtype=np.float32)
+
+
+class CountingTier(FileTier):
+    """Notes which records are read, and how wide."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, fsync=False)
+        self.asked = list[tuple[int, int]]()
+
+    def read(self, wanted: Sequence[Records]) -> list[Int64]:
+        self.asked += [(len(records.ids), records.rows.shape[1]) for records in wanted]
+        return super().read(wanted)
+
+
+@pytest.fixture(params=["float32", "float16"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[MemoryStore, CountingTier]]:
+    """A table with room for a quarter of its rows in memory."""
+    tier = CountingTier(tmp_path / "rows")
+    row_bytes = (4 if request.param == "float32" else 2) * DIM + 4 * DIM
+    with MemoryStore(1) as store:
+        store.keep_tier(StoreTier(tier, NoLog(), ROWS * row_bytes // 4), every_s=1e6)
+        spec = TableSpec("t", DIM, ROWS, dtype=request.param, optimizer=OptimizerSpec.of("adagrad"))
+        store.create_table(spec)
+        for ids in np.split(np.arange(ROWS), 20):
+            store.put("t", [RowBlock(ids, WEIGHTS[ids], np.ones((len(ids), DIM), np.float32))])
+        store.flush()
+        yield store, tier
+
+
+def lookup(store: MemoryStore, ids: Int64) -> None:
+    expected = WEIGHTS[ids] if store.specs()["t"].dtype == "float32" else WEIGHTS[ids].astype(np.float16)
+    np.testing.assert_array_equal(store.lookup({"t": ids})["t"], expected)
+
+
+def test_rows_that_come_again_are_read_from_memory(
+    store: tuple[MemoryStore, CountingTier], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(written_behind, "_UNSETTLED_ROWS", 1_000)
+    memory, tier = store
+    hot, every = np.arange(0, ROWS, 8), np.arange(ROWS)
+    for _ in range(30):
+        lookup(memory, hot)
+    tier.asked.clear()
+    lookup(memory, hot)
+    assert tier.asked == []
+    for part in np.split(every, 8):  # one pass over all rows
+        lookup(memory, part)
+    assert sum(count for count, _ in tier.asked) >= ROWS - 2_000
+    tier.asked.clear()
+    lookup(memory, hot)
+    assert sum(count for count, _ in tier.asked) < len(hot) // 10
+
+
+def test_lookups_read_the_weights_alone(store: tuple[MemoryStore, CountingTier]) -> None:
+    memory, tier = store
+    tier.asked.clear()
+    lookup(memory, np.arange(ROWS))
+    assert tier.asked
+    weights = {"float32": 4 * DIM, "float16": 2 * DIM}[memory.specs()["t"].dtype]
+    assert {width for _, width in tier.asked} == {weights}
+
+
+def test_positions_that_were_read_once_are_not_given() -> None:
+    missed = MissedRows()
+    assert missed.again().tolist() == []
+    for some in ([5, 1, 9], [9, 2], [], [9, 5, 3]):
+        missed.add(np.array(some, np.int64))
+    assert (missed.count, missed.again().tolist()) == (8, [5, 9])
+    assert (missed.count, missed.again().tolist()) == (0, [])
+    missed.add(np.array([1]))
+    assert missed.again().tolist() == []
