@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from benchmarks.click_job.contenders import Contender, Elastable, PlainKeras
+from benchmarks.click_job.contenders import Contender, click_job, plain_keras
 from benchmarks.click_job.sizes import OPTIMIZERS
 from benchmarks.harness import Rounds, Row, compare, interleaved, publish
 
@@ -52,9 +52,9 @@ def _measure(rows: int, optimizer: str) -> Rounds:
     with ExitStack() as held:
         home = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="click-")))
         contenders: dict[str, Contender] = {
-            _KERAS: PlainKeras(rows, optimizer, home),
-            _OURS: Elastable(rows, optimizer, 2, home),
-            _OURS_ALONE: Elastable(rows, optimizer, 1, home),
+            _KERAS: plain_keras(rows, optimizer, home),
+            _OURS: click_job("2", rows, optimizer, home),
+            _OURS_ALONE: click_job("1", rows, optimizer, home, threads=1),
         }
         for contender in contenders.values():
             held.enter_context(contender)

@@ -1,8 +1,8 @@
-"""The cost of a write-ahead log to commits in memory and to a whole job, and the speed of recovery from it.
+"""The cost of a write-ahead log to commits in memory and to a whole job.
 
 Stores with and without a log take commits in turn: 15 tables of 8 values as examples/flights has them, and one table
-of 64 values. The job is examples/flights itself with one worker. Recovery replays a log in which a million rows were
-changed. The log's files lie in the temporary folder; fsync is `interval`.
+of 64 values. The job is examples/flights itself with one worker. The log's files lie in the temporary folder; fsync is
+`interval`.
 
     python -m benchmarks.commit_log
 """
@@ -14,7 +14,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import count
@@ -34,7 +33,6 @@ __all__ = ["main"]
 
 _ROUNDS, _JOB_ROUNDS = 15, 3
 _RECORD = bytes(1 << 16)
-_CHANGED, _A_COMMIT = 1_000_000, 20_000
 _FLIGHTS = Path(__file__).parent.parent / "examples" / "flights" / "model.py"
 
 
@@ -46,7 +44,6 @@ def main() -> None:
             _commits(folder / "flights", "15 tables x 640 rows x 8", 15, 300_000, 8, 640, None),
             _commits(folder / "wide", "1 table x 16,384 rows x 64", 1, 262_144, 64, 16_384, None),
             _job(folder / "job"),
-            _recovery(folder / "recovery"),
         ]
     publish("commit_log", "a log with fsync=interval against none, Adagrad; 64 KiB records", rows)
 
@@ -115,22 +112,6 @@ def _job(folder: Path) -> Row:
     rounds = interleaved(contenders, _JOB_ROUNDS)
     what = "flights, one worker, with a log vs. without"
     return compare(what, "examples/s", rounds["logged"], rounds["plain"], 0.9)
-
-
-def _recovery(folder: Path) -> Row:
-    """Seconds until a store is open again whose log holds a million changed rows of 16 values."""
-    url, gradients = f"memory?log={folder}", np.ones((_A_COMMIT, 16), np.float32)
-    with open_store(url) as store:
-        store.create_table(TableSpec("t", 16, None, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.01)))
-        for version in range(1, _CHANGED // _A_COMMIT + 1):
-            ids = np.arange((version - 1) * _A_COMMIT, version * _A_COMMIT)
-            store.commit(Commit(version, {"t": TableUpdate(ids, gradients)}, version - 1, {}, _RECORD))
-    seconds = []
-    for _ in range(_JOB_ROUNDS):
-        began = time.perf_counter()
-        open_store(url).close()
-        seconds.append(time.perf_counter() - began)
-    return Row("recovery, a million changed rows of 16 values", float(np.median(seconds)), "s", None, None)
 
 
 if __name__ == "__main__":

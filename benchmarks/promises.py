@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from benchmarks.click_job.contenders import Elastable
+from benchmarks.click_job.contenders import click_job
 from benchmarks.click_job.sizes import BATCH
 from benchmarks.harness import Row, compare, interleaved, publish
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
@@ -45,7 +45,7 @@ def main() -> None:
 
 def _pinned(home: Path) -> Row:
     home.mkdir()
-    with Elastable(_ROWS, _OPTIMIZER, _THREADS, home) as job:
+    with click_job("pinned", _ROWS, _OPTIMIZER, home, threads=_THREADS) as job:
         job.start()
         job.warm_up()
 
@@ -85,7 +85,7 @@ def _saving(home: Path) -> Row:
     checkpoints.mkdir(parents=True)
     more = ("--checkpoint-dir", str(checkpoints), "--checkpoint-every", str(_SAVE_EVERY), "--keep", "2")
     stretches: dict[bool, list[float]] = {True: [], False: []}
-    with Elastable(_ROWS, _OPTIMIZER, _THREADS, home, more) as job:
+    with click_job("saving", _ROWS, _OPTIMIZER, home, more, threads=_THREADS) as job:
         job.start()
         job.warm_up()
         with job.running():

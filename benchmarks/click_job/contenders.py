@@ -6,6 +6,8 @@ so a machine that is slow for a minute is slow for all.
 
 from __future__ import annotations
 
+import ctypes
+import json
 import os
 import signal
 import socket
@@ -13,7 +15,7 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, Self
@@ -22,11 +24,13 @@ from benchmarks.click_job.sizes import BATCH
 from elastable.embedding_store.errors import Unavailable
 from elastable.master.wire.client import MasterClient
 
-__all__ = ["Contender", "Elastable", "PlainKeras"]
+__all__ = ["Contender", "Job", "StepCounter", "click_job", "click_variables", "plain_keras"]
 
 _ROOT = Path(__file__).parents[2]
 _START_S = 240.0
 _WARM_STEPS = 80  # every batch that was drawn has been seen, so rows are not first touches
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 _SETTLE_S = 0.3  # caches that others have filled meanwhile
 
 
@@ -56,28 +60,33 @@ class Contender(ABC):
         self.close()
 
 
-class PlainKeras(Contender):
-    """`keras.layers.Embedding` and `model.fit`, with TensorFlow's own choice of threads."""
+class StepCounter(Contender):
+    """A program that reads step counts, a line each, and answers with the steps that it made and their seconds.
 
-    def __init__(self, rows: int, optimizer: str, home: Path) -> None:
-        self._environment = _environment(rows, optimizer)
-        self._log = home / "keras.log"
+    Args:
+        command: The program; it runs in the root of the project.
+        environment: Its variables.
+        log: Where its standard error goes.
+
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        self._command, self._environment, self._log = command, environment, log
         self._seconds_a_step = 0.0
 
     def start(self) -> None:
         """As in `Contender.start`."""
-        self._process = _launch(["-m", "benchmarks.click_job.plain_keras"], self._environment, self._log, pipes=True)
+        self._process = _launch(self._command, self._environment, self._log, pipes=True)
 
     def warm_up(self) -> None:
         """As in `Contender.warm_up`."""
         self._train(3)
-        self._seconds_a_step = self._train(3) / 3
+        self._seconds_a_step = self._train(3)
 
     def examples_per_second(self, seconds: float) -> float:
         """As in `Contender.examples_per_second`."""
         self._train(max(1, int(_SETTLE_S / self._seconds_a_step)))
-        steps = max(3, int(seconds / self._seconds_a_step))
-        self._seconds_a_step = self._train(steps) / steps
+        self._seconds_a_step = self._train(max(3, int(seconds / self._seconds_a_step)))
         return BATCH / self._seconds_a_step
 
     def close(self) -> None:
@@ -85,44 +94,78 @@ class PlainKeras(Contender):
         _kill([self._process])
 
     def _train(self, steps: int) -> float:
-        """Trains so many steps; the seconds they took."""
+        """Trains at least so many steps; the seconds that one took."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{steps}\n".encode())
         self._process.stdin.flush()
-        answer = self._process.stdout.readline()
+        while (answer := self._process.stdout.readline()) and not answer.startswith(b"{"):
+            pass  # what a library prints while it is imported
         if not answer:
-            raise RuntimeError(f"plain Keras has ended; see {self._log}:\n{_tail(self._log)}")
-        return float(answer)
+            raise RuntimeError(f"{self._command} has ended; see {self._log}:\n{_tail(self._log)}")
+        made = json.loads(answer)
+        return float(made["seconds"]) / int(made["steps"])
 
 
-class Elastable(Contender):
-    """One `elastable master` with the memory store, and one `elastable worker`; `more` are options of the master."""
+def plain_keras(rows: int, optimizer: str, home: Path) -> StepCounter:
+    """`keras.layers.Embedding` and `model.fit`, with TensorFlow's own choice of threads."""
+    command = [sys.executable, "-m", "benchmarks.click_job.plain_keras"]
+    return StepCounter(command, click_variables(rows, optimizer), home / "keras.log")
 
-    def __init__(self, rows: int, optimizer: str, threads: int, home: Path, more: Sequence[str] = ()) -> None:
-        self._environment = _environment(rows, optimizer)
-        self._threads = threads
-        self._home = home
-        self._more = list(more)
+
+class Job(Contender):
+    """One `elastable master`, and its workers.
+
+    Args:
+        name: Of its logs and run directory.
+        model: The model file.
+        examples: Of one version.
+        options: Of the master.
+        home: A folder for logs and run directories.
+        environment: Variables of all its processes.
+        workers: How many there are.
+        warm: Versions that are made before the first turn.
+
+    Attributes:
+        name, examples: As given.
+        address: Of the master.
+        processes: The master's, then the workers'.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: Path,
+        examples: int,
+        options: Sequence[str],
+        home: Path,
+        environment: Mapping[str, str],
+        workers: int = 1,
+        warm: int = _WARM_STEPS,
+    ) -> None:
+        self.name, self.examples = name, examples
+        self._model, self._options = str(model), list(options)
+        self._home, self._environment, self._workers, self._warm = home, environment, workers, warm
         self.address = f"127.0.0.1:{_free_port()}"
         self._client = MasterClient(self.address, deadline_s=_START_S)
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
         """As in `Contender.start`."""
-        model = str(Path(__file__).with_name("model.py"))
-        job = [model, "--micro-batch-size", str(BATCH), "--no-shuffle"]
-        job += ["--grads-to-wait", "1", "--intra-op-threads", str(self._threads), "--no-export"]
-        places = [*self._more, "--listen", self.address, "--run-dir", str(self._home / f"runs-{self._threads}")]
-        roles = {"master": [*job, *places], "worker": [model, "--master", self.address, "--deadline", str(_START_S)]}
+        places = ["--listen", self.address, "--run-dir", str(self._home / f"runs-{self.name}"), "--no-export"]
+        roles = {"master": ["master", self._model, *self._options, *places]}
+        for number in range(self._workers):
+            arguments = ["worker", self._model, "--master", self.address, "--deadline", str(_START_S)]
+            roles[f"worker-{number}"] = arguments
         for role, arguments in roles.items():
-            log = self._home / f"{role}-{self._threads}.log"
-            self.processes.append(_launch(["-m", "elastable", role, *arguments], self._environment, log))
+            log = self._home / f"{role}-{self.name}.log"
+            command = [sys.executable, "-m", "elastable", *arguments]
+            self.processes.append(_launch(command, self._environment, log))
 
     def warm_up(self) -> None:
         """As in `Contender.warm_up`."""
         give_up = time.monotonic() + _START_S
-        while self.version() < _WARM_STEPS:
+        while self.version() < self._warm:
             if time.monotonic() > give_up:
                 raise RuntimeError(f"not warm after {_START_S} s; see {self._home}")
             time.sleep(0.1)
@@ -139,7 +182,7 @@ class Elastable(Contender):
         first, began = self.version(), time.perf_counter()
         time.sleep(seconds)
         last, ended = self.version(), time.perf_counter()
-        return (last - first) * BATCH / (ended - began)
+        return (last - first) * self.examples / (ended - began)
 
     def close(self) -> None:
         """As in `Contender.close`."""
@@ -170,15 +213,65 @@ class Elastable(Contender):
             return 0
 
 
+def click_job(
+    name: str,
+    rows: int,
+    optimizer: str,
+    home: Path,
+    options: Sequence[str] = (),
+    *,
+    threads: int = 2,
+    workers: int = 1,
+    ids: str = "uniform",
+    tables: int = 1,
+) -> Job:
+    """The click model under Elastable; every worker's batch is a micro-batch, and one of each makes a version.
+
+    Args:
+        name: As of `Job`.
+        rows: Of all tables together.
+        optimizer: Its class in Keras.
+        home: As of `Job`.
+        options: More of the master, `--store` for one.
+        threads: Intra-op threads of a worker.
+        workers: How many there are.
+        ids: One of `benchmarks.click_job.draws.IDS`.
+        tables: One for all features, or one for each.
+    """
+    job = ["--micro-batch-size", str(BATCH), "--no-shuffle", "--grads-to-wait", str(workers)]
+    job += ["--intra-op-threads", str(threads), *options]
+    environment = click_variables(rows, optimizer, ids, tables)
+    model = Path(__file__).with_name("model.py")
+    return Job(name, model, BATCH * workers, job, home, environment, workers)
+
+
+def click_variables(rows: int, optimizer: str, ids: str = "uniform", tables: int = 1) -> dict[str, str]:
+    """The environment of a process that trains the click model."""
+    click = {"CLICK_ROWS": str(rows), "CLICK_OPTIMIZER": optimizer, "CLICK_IDS": ids, "CLICK_TABLES": str(tables)}
+    return {**os.environ, **click, "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
 def _launch(
-    arguments: Sequence[str], environment: dict[str, str], log: Path, pipes: bool = False
+    command: Sequence[str], environment: Mapping[str, str], log: Path, pipes: bool = False
 ) -> subprocess.Popen[bytes]:
     pipe: int | None = subprocess.PIPE if pipes else subprocess.DEVNULL
     with log.open("wb") as errors:
         output: int | IO[bytes] | None = subprocess.PIPE if pipes else errors
         return subprocess.Popen(
-            [sys.executable, *arguments], cwd=_ROOT, env=environment, stdin=pipe, stdout=output, stderr=errors
+            command,
+            cwd=_ROOT,
+            env=environment,
+            stdin=pipe,
+            stdout=output,
+            stderr=errors,
+            preexec_fn=_die_with_parent,
         )
+
+
+def _die_with_parent() -> None:
+    """In a child: ends it with its parent, also where it is stopped. Linux only."""
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -190,10 +283,6 @@ def _kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
-
-
-def _environment(rows: int, optimizer: str) -> dict[str, str]:
-    return {**os.environ, "CLICK_ROWS": str(rows), "CLICK_OPTIMIZER": optimizer, "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 def _tail(log: Path) -> str:

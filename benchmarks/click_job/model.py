@@ -1,14 +1,15 @@
 """The click model of `benchmarks/click.py`, for plain Keras and Elastable.
 
 A model file: `python -m elastable master benchmarks/click_job/model.py` trains it, too. Environment
-variables set the size of the table (CLICK_ROWS) and its optimizer
-(CLICK_OPTIMIZER), on which the master and its worker must agree.
+variables set the rows of its tables together (CLICK_ROWS), the optimizer (CLICK_OPTIMIZER), how ids are drawn
+(CLICK_IDS) and whether all features share one table or each has its own (CLICK_TABLES), on which the master and its
+workers must agree.
 """
 
 from __future__ import annotations
 
 import os
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -16,45 +17,40 @@ import numpy as np
 import numpy.typing as npt
 
 import elastable as et
-from benchmarks.click_job.sizes import BATCH, DIM, FEATURES
+from benchmarks.click_job.draws import POOL, batches
+from benchmarks.click_job.sizes import BATCH, DIM, FEATURES, HIDDEN, LEARNING_RATE
 from elastable.worker.readers import Batch, Reader
 
-__all__ = ["batches", "click_model", "data", "model"]
+__all__ = ["click_model", "data", "model"]
 
-_HIDDEN = (256, 128)
-_POOL = 64  # different batches, drawn beforehand; they are used in turn
 _ENDLESS = 1_000_000  # batches in an epoch: more than a benchmark sees
 
 
-def click_model(embedding: Any, optimizer: str) -> keras.Model:
-    """The compiled model: one table for all features, then an MLP.
+def click_model(embeddings: Sequence[Any], optimizer: str) -> keras.Model:
+    """The compiled model: tables, then an MLP.
 
     Args:
-        embedding: The layer; `[BATCH, FEATURES]` ids to `[BATCH, FEATURES, DIM]`.
+        embeddings: One layer for all features, or one for each; `[BATCH, n]` ids to `[BATCH, n, DIM]`.
         optimizer: Its class among `keras.optimizers`.
     """
     ids = keras.Input((FEATURES,), name="ids", dtype="int64")
-    hidden = keras.layers.Flatten()(embedding(ids))
-    for width in _HIDDEN:
+    if len(embeddings) == 1:
+        hidden = keras.layers.Flatten()(embeddings[0](ids))
+    else:
+        hidden = keras.layers.Concatenate()([table(ids[:, field]) for field, table in enumerate(embeddings)])
+    for width in HIDDEN:
         hidden = keras.layers.Dense(width, activation="relu")(hidden)
     clicks = keras.Model(ids, keras.layers.Dense(1)(hidden), name="clicks")
-    clicks.compile(getattr(keras.optimizers, optimizer)(0.01), keras.losses.BinaryCrossentropy(from_logits=True))
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    clicks.compile(getattr(keras.optimizers, optimizer)(LEARNING_RATE), loss)
     return clicks
-
-
-@lru_cache(maxsize=1)
-def batches(rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Ids int64 `[pool, BATCH, FEATURES]`, uniform over the table, and clicks float32 `[pool, BATCH, 1]`."""
-    random = np.random.default_rng(2026)
-    ids = random.integers(0, rows, (_POOL, BATCH, FEATURES), dtype=np.int64)
-    return ids, random.integers(0, 2, (_POOL, BATCH, 1)).astype(np.float32)
 
 
 class _Batches(Reader):
     """Gives whole batches that were drawn beforehand: a step costs no reading."""
 
     def __init__(self, rows: int) -> None:
-        self._ids, self._clicks = batches(rows)
+        self._ids, self._clicks = batches(rows, os.environ.get("CLICK_IDS", "uniform"))
 
     def __len__(self) -> int:
         return _ENDLESS * BATCH
@@ -66,19 +62,26 @@ class _Batches(Reader):
 
     def take(self, indices: npt.NDArray[np.int64]) -> Batch:
         """The batch that the first index lies in; of fewer records where fewer are asked for."""
-        batch = int(indices[0]) // BATCH % _POOL
+        batch = int(indices[0]) // BATCH % POOL
         return self._ids[batch][: len(indices)], self._clicks[batch][: len(indices)]
 
 
 def model() -> keras.Model:
-    """The model with its table in a store."""
-    return click_model(et.Embedding(_rows(), DIM, name="features"), os.environ["CLICK_OPTIMIZER"])
+    """The model with its tables in a store."""
+    count, rows = _tables(), _rows_a_table()
+    names = ["features"] if count == 1 else [f"feature_{number}" for number in range(count)]
+    tables = [et.Embedding(rows, DIM, name=name) for name in names]
+    return click_model(tables, os.environ["CLICK_OPTIMIZER"])
 
 
 def data(split: str) -> Reader | None:
     """Endless training records, and nothing to validate on."""
-    return _Batches(_rows()) if split == "train" else None
+    return _Batches(_rows_a_table()) if split == "train" else None
 
 
-def _rows() -> int:
-    return int(os.environ["CLICK_ROWS"])
+def _rows_a_table() -> int:
+    return int(os.environ["CLICK_ROWS"]) // _tables()
+
+
+def _tables() -> int:
+    return int(os.environ.get("CLICK_TABLES", "1"))

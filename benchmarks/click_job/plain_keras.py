@@ -5,6 +5,7 @@ CLICK_ROWS=100000 CLICK_OPTIMIZER=SGD python -m benchmarks.click_job.plain_keras
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -13,7 +14,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from benchmarks.click_job.model import batches, click_model
+from benchmarks.click_job.draws import batches
+from benchmarks.click_job.model import click_model
 from benchmarks.click_job.sizes import DIM
 
 __all__ = ["main"]
@@ -32,14 +34,14 @@ class _EpochClock(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def main() -> None:
-    """For every line with a number of steps on stdin, trains that many and prints the seconds they took."""
+    """For every line with a number of steps on stdin, trains that many and prints their number and seconds."""
     rows = int(os.environ["CLICK_ROWS"])
-    model = click_model(keras.layers.Embedding(rows, DIM, name="features"), os.environ["CLICK_OPTIMIZER"])
+    model = click_model([keras.layers.Embedding(rows, DIM, name="features")], os.environ["CLICK_OPTIMIZER"])
     stream = tf.data.Dataset.from_tensor_slices(batches(rows)).repeat().prefetch(tf.data.AUTOTUNE)
     clock = _EpochClock()
     for line in sys.stdin:
         model.fit(stream, steps_per_epoch=int(line), epochs=1, verbose=0, callbacks=[clock])
-        print(clock.seconds, flush=True)
+        print(json.dumps({"steps": int(line), "seconds": clock.seconds}), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["BATCH", "DIM", "FEATURES", "OPTIMIZERS"]
+__all__ = ["BATCH", "DIM", "FEATURES", "HIDDEN", "LEARNING_RATE", "OPTIMIZERS"]
 
 FEATURES = 26
 DIM = 16
+HIDDEN = (256, 128)
 BATCH = 2_048
+LEARNING_RATE = 0.01
 OPTIMIZERS = ("SGD", "Adagrad", "Adam")

@@ -1,6 +1,6 @@
 """Measures every installed peer, and reports the others as absent.
 
-python -m benchmarks.peers [tables] [redis]
+python -m benchmarks.peers [tables] [redis] [click]
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.harness import Row, publish
+from benchmarks.peers.click import click_rows, redis_click_rows
 from benchmarks.peers.races import redis_races, run, table_races
 from tests.servers import redis_binary, running_server, valkey_binary
 
 __all__ = ["main"]
 
-_SUBJECTS = ("tables", "redis")
+_SUBJECTS = ("tables", "redis", "click")
 _START_S = 20.0
 
 
 def main(subjects: list[str]) -> None:
-    """Measures, prints, and writes `results/peers_tables.json` and `results/peers_redis.json`."""
+    """Measures, prints, and writes `results/peers_SUBJECT.json` of each subject."""
     unknown = [subject for subject in subjects if subject not in _SUBJECTS]
     if unknown:
         raise SystemExit(f"no races of {', '.join(unknown)}; there are {', '.join(_SUBJECTS)}")
@@ -33,6 +34,10 @@ def main(subjects: list[str]) -> None:
             if subject == "tables":
                 rows = [row for race in table_races() for row in run(race, home)]
                 title = "Tables in memory, 2 M rows x 64, 65,536 ids, two threads each"
+            elif subject == "click":
+                with _node(home) as address:
+                    rows = [*click_rows(home), *redis_click_rows(home, address)]
+                title = "The click model from end to end"
             else:
                 rows = _redis(home)
                 title = "16,384 rows x 64 over 64 partitions of one Redis node"

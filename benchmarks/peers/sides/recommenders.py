@@ -18,7 +18,7 @@ from tensorflow_recommenders_addons import dynamic_embedding as de
 from benchmarks.peers import workloads
 from benchmarks.peers.rounds import Turn
 
-__all__ = ["prepare"]
+__all__ = ["prepare", "redis_creator"]
 
 _KEPT = 4  # outputs alive at once, so that none is still in a cache
 _FILLED_AT_ONCE = 1 << 16
@@ -36,7 +36,8 @@ def prepare(race: str, settings: Mapping[str, Any]) -> Turn:
     else:
         ids = np.arange(settings["rows"], dtype=np.int64)
         batches = workloads.redis_ids(settings["rows"], settings["batch"])
-        table = _variable(_redis(settings), 0)
+        creator = redis_creator(settings["address"], settings["partitions"], f"of-{settings['rows']}")
+        table = _variable(creator, 0)
     _fill(table, ids)
     write = race == "redis upsert"
     work = _upserts(table, batches) if write else _lookups(table, batches)
@@ -76,15 +77,16 @@ def _variable(creator: Any, rows: int) -> Any:
     )
 
 
-def _redis(settings: Mapping[str, Any]) -> Any:
-    host, _, port = settings["address"].rpartition(":")
+def redis_creator(address: str, partitions: int, tag: str) -> Any:
+    """What creates a table in the Redis Cluster of one node at `address`; `tag` is part of its keys."""
+    host, _, port = address.rpartition(":")
     options = {
         "redis_connection_mode": _CLUSTER,
         "redis_host_ip": [host],
         "redis_host_port": [int(port)],
-        "storage_slice": settings["partitions"],
-        "model_tag_import": f"of-{settings['rows']}",  # part of its keys
-        "model_tag_runtime": f"of-{settings['rows']}",
+        "storage_slice": partitions,
+        "model_tag_import": tag,
+        "model_tag_runtime": tag,
         "table_store_mode": 2,  # rows stay in Redis
         "redis_socket_timeout": 30_000,
     }

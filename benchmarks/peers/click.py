@@ -1,0 +1,91 @@
+"""The click model from end to end, against what a user of Keras would pick instead.
+
+TensorFlow's ParameterServerStrategy has one server and one or two workers, Elastable a master and as many workers;
+tables are in memory. recommenders-addons has its table in Redis, and Elastable a store there, at the same server. Data,
+batches and thread counts are the same.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from benchmarks.click_job.contenders import Contender, StepCounter, click_job, click_variables
+from benchmarks.harness import Row, compare, interleaved
+from benchmarks.peers.environments import RECOMMENDERS_ADDONS
+from benchmarks.peers.races import PEER_ABSENT
+from benchmarks.peers.workloads import THREADS
+
+__all__ = ["click_rows", "redis_click_rows"]
+
+_RACES = ((100_000, "SGD", 2.5), (5_000_000, "Adagrad", 4.0), (5_000_000, "Adam", 10.0))
+_REDIS_RACES = ((100_000, "SGD", 4.0), (1_000_000, "Adagrad", 4.0))
+_WORKERS = (1, 2)
+_ROUNDS = 5
+_SECONDS = 1.5  # of a turn
+_SIDES = "benchmarks.peers.sides"
+
+
+def click_rows(home: Path) -> list[Row]:
+    """Against ParameterServerStrategy, with one worker and with two."""
+    lines = []
+    for rows, optimizer, floor in _RACES:
+        folder = Path(tempfile.mkdtemp(prefix="servers-", dir=home))
+        contenders: dict[str, Contender] = {}
+        for workers in _WORKERS:
+            name = f"ours-{workers}"
+            contenders[name] = click_job(name, rows, optimizer, folder, threads=THREADS, workers=workers)
+            if RECOMMENDERS_ADDONS.present:
+                variables = {"CLICK_WORKERS": str(workers)}
+                contenders[f"servers-{workers}"] = _peer("parameter_server", rows, optimizer, folder, variables)
+        figures = _raced(contenders)
+        for workers in _WORKERS:
+            what = f"click, {optimizer}, {rows:,} rows, {workers} worker{'s' * (workers > 1)}"
+            name = f"{what}, against ParameterServerStrategy"
+            lines.append(_row(name, figures, f"ours-{workers}", f"servers-{workers}", floor))
+    return lines
+
+
+def redis_click_rows(home: Path, address: str) -> list[Row]:
+    """Against recommenders-addons, tables of both in the Redis server at `address`."""
+    lines = []
+    for rows, optimizer, floor in _REDIS_RACES:
+        folder = Path(tempfile.mkdtemp(prefix="redis-", dir=home))
+        store = ("--store", f"redis://{address}?deadline=120", "--overwrite")
+        contenders: dict[str, Contender] = {"ours": click_job("ours", rows, optimizer, folder, store, threads=THREADS)}
+        if RECOMMENDERS_ADDONS.present:
+            variables = {"CLICK_REDIS": address}
+            contenders["theirs"] = _peer("recommenders_click", rows, optimizer, folder, variables)
+        name = f"click, {optimizer}, {rows:,} rows in Redis, against recommenders-addons"
+        lines.append(_row(name, _raced(contenders), "ours", "theirs", floor))
+    return lines
+
+
+def _peer(side: str, rows: int, optimizer: str, home: Path, variables: Mapping[str, str]) -> StepCounter:
+    environment = {**click_variables(rows, optimizer), **dict(RECOMMENDERS_ADDONS.variables), **variables}
+    log = home / f"{'-'.join([side, *variables.values()]).replace(':', '-')}.log"
+    return StepCounter([str(RECOMMENDERS_ADDONS.python), "-m", f"{_SIDES}.{side}"], environment, log)
+
+
+def _raced(contenders: Mapping[str, Contender]) -> Mapping[str, list[float]]:
+    with ExitStack() as held:
+        for contender in contenders.values():
+            held.enter_context(contender)
+        # One after the other: some build tables of gigabytes, and would wait for one another's cores.
+        for contender in contenders.values():
+            contender.start()
+            contender.warm_up()
+        turns = {name: partial(contender.examples_per_second, _SECONDS) for name, contender in contenders.items()}
+        figures = {name: list(of) for name, of in interleaved(turns, _ROUNDS).items()}
+    print({name: [round(figure) for figure in of] for name, of in figures.items()}, flush=True)
+    return figures
+
+
+def _row(name: str, figures: Mapping[str, list[float]], ours: str, theirs: str, floor: float) -> Row:
+    if theirs in figures:
+        return compare(name, "examples/s", figures[ours], figures[theirs], floor)
+    value = compare(name, "examples/s", figures[ours], figures[ours]).value
+    return Row(name, value, "examples/s", None, None, floor, PEER_ABSENT)
