@@ -7,6 +7,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.native.kernel import kernel
 from elastable.replicas.knowledge_graphs.graph.batch import Bools
+from elastable.replicas.knowledge_graphs.losses.exponentials import exponentials, row_total
 
 __all__ = ["log_sigmoid_rows", "margin_ranking_rows", "softmax_rows"]
 
@@ -111,6 +112,7 @@ def softmax_rows(
     negative: Float32,
     weight: Float32,
     counted: Bools,
+    highest: Float32,
     others: np.float32,
     losses: Float32,
     to_positive: Float32,
@@ -120,22 +122,18 @@ def softmax_rows(
 ) -> None:
     """Weighted loss of triples `start..stop`, with its gradients, written in place."""
     for b in range(start, stop):
-        count, highest = 0, positive[b]
-        for k in range(negative.shape[1]):
-            if _counts(counted, b, k):
-                count += 1
-                highest = max(highest, negative[b, k])
+        shares, count, top = to_negative[b], negative.shape[1], max(positive[b], highest[b])
+        exponentials(negative[b], top, shares)
+        if counted.shape[1]:
+            count = 0
+            for k in range(len(shares)):
+                count += counted[b, k]
+                shares[k] = shares[k] if counted[b, k] else np.float32(0)
         each = others / np.float32(count) if others > 0 and count > 0 else np.float32(1)
-        mine = np.exp(positive[b] - highest)
-        total = mine
-        for k in range(negative.shape[1]):
-            share = np.float32(0)
-            if _counts(counted, b, k):
-                share = each * np.exp(negative[b, k] - highest)
-            to_negative[b, k] = share
-            total += share
+        mine = np.exp(positive[b] - top)
+        total = mine + each * row_total(shares)
         scale = weight[b] / total
-        for k in range(negative.shape[1]):
-            to_negative[b, k] *= scale
+        for k in range(len(shares)):
+            shares[k] *= scale * each
         to_positive[b] = weight[b] * (mine / total - np.float32(1))
-        losses[b] = weight[b] * (np.log(total) + highest - positive[b])
+        losses[b] = weight[b] * (np.log(total) + top - positive[b])

@@ -70,10 +70,15 @@ class Loss:
         losses, to_positive = np.empty(len(positive), np.float32), np.empty(len(positive), np.float32)
         to_negative = np.empty_like(negative)
         mask = np.empty((0, 0), np.bool_) if counted is None else counted
-        arguments = positive, negative, weight, mask, *self._scalars, losses, to_positive, to_negative
+        more = self._row_arrays(negative, counted)
+        arguments = positive, negative, weight, mask, *more, *self._scalars, losses, to_positive, to_negative
         fewest = max(1, _PAIRS_A_THREAD // max(1, negative.shape[1]))
         pool.run(lambda start, stop: self._rows(*arguments, start, stop), len(positive), fewest)
         return LossValue(float(np.sum(losses, dtype=np.float64)), to_positive, to_negative)
+
+    def _row_arrays(self, negative: Float32, counted: Bools | None) -> tuple[Float32, ...]:
+        """Further arrays of the kernel, a value or row for each triple."""
+        return ()
 
 
 class LogSigmoid(Loss):
@@ -114,6 +119,10 @@ class SampledSoftmax(Loss):
 
     def __init__(self, margin: float = 0.0, adversarial: float = 0.0, entities: int = 0) -> None:
         super().__init__(softmax_rows, entities - 1)
+
+    def _row_arrays(self, negative: Float32, counted: Bools | None) -> tuple[Float32, ...]:
+        there = negative if counted is None else np.where(counted, negative, np.float32(-np.inf))
+        return (there.max(axis=1, initial=np.float32(-np.inf)),)
 
 
 LOSSES: Mapping[str, Callable[[float, float], Loss]] = MappingProxyType(

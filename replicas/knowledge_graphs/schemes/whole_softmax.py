@@ -12,6 +12,7 @@ from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.knowledge_graphs.graph.batch import Side, StepBatch
+from elastable.replicas.knowledge_graphs.losses.exponentials import exponentials, row_total
 from elastable.replicas.knowledge_graphs.schemes.dropout import Dropout
 from elastable.replicas.knowledge_graphs.schemes.scheme import StepGradients
 from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
@@ -186,12 +187,8 @@ class WholeSoftmax:
 @kernel
 def _exponentials(scores: Float32, highest: Float32, out: Float32, totals: Float32, start: int, stop: int) -> None:
     for b in range(start, stop):
-        total = np.float32(0)
-        for k in range(scores.shape[1]):
-            value = np.exp(scores[b, k] - highest[b])
-            out[b, k] = value
-            total += value
-        totals[b] = total
+        exponentials(scores[b], highest[b], out[b])
+        totals[b] = row_total(out[b])
 
 
 @kernel
