@@ -5,19 +5,31 @@ from __future__ import annotations
 import logging
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from urllib.parse import parse_qsl
 
 from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedSource, PartitionedStore
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.contract.tier import Tier
 from elastable.embedding_store.engine.history.store_history import DEFAULT_LOG_BYTES, StoreHistory
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.support.store_url import FileUrl, MemoryUrl, shard_urls
-from elastable.embedding_store.tiers.files.file_store import DEFAULT_BUDGET, FileStore
+from elastable.embedding_store.engine.tiered.store_tier import StoreTier
+from elastable.embedding_store.engine.tiered.written_behind import DEFAULT_EVERY_S
+from elastable.embedding_store.errors import BadInput, StoreFailed
+from elastable.embedding_store.log.contract import Log
+from elastable.embedding_store.log.file_log import FileLog
+from elastable.embedding_store.log.no_log import NoLog
+from elastable.embedding_store.support.memory_limit import row_budget_here
+from elastable.embedding_store.support.store_url import MemoryUrl, TierOptions, file_folder, shard_urls
+from elastable.embedding_store.tiers.files.earlier_files import is_earlier_folder
+from elastable.embedding_store.tiers.files.file_tier import FileTier
+from elastable.embedding_store.tiers.redis.earlier_schema import earlier_tables
+from elastable.embedding_store.tiers.redis.redis_log import RedisLog
+from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_reader import RedisReader
-from elastable.embedding_store.tiers.redis.redis_store import RedisStore
-from elastable.embedding_store.tiers.redis.url import DEFAULT_DEADLINE_S, SCHEMES, RedisUrl
+from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
+from elastable.embedding_store.tiers.redis.url import DEFAULT_DEADLINE_S, SCHEMES, RedisUrl, redacted
 from elastable.embedding_store.wire.client.remote_source import RemoteSource
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
 from elastable.embedding_store.wire.shared.shared_source import SharedSource
@@ -70,13 +82,11 @@ def open_store(
     if url == "memory" or url.startswith("memory?"):
         return _memory_store(MemoryUrl.parse(url), threads, shared)
     if _scheme(url) == "file":
-        place = FileUrl.parse(url)
-        budget = DEFAULT_BUDGET if place.budget is None else place.budget
-        return FileStore(place.folder, budget, threads, unclean=place.unclean)
+        return _file_store(url, threads, shared)
     if _scheme(url) == "grpc":
         return RemoteStore(url.removeprefix("grpc://"), _or(deadline_s, _GRPC_DEADLINE_S))
     if _scheme(url) in SCHEMES:
-        return RedisStore(_redis_url(url, deadline_s))
+        return _redis_store(url, threads, shared, deadline_s)
     raise _unknown(
         url,
         (
@@ -137,13 +147,68 @@ def _memory_store(url: MemoryUrl, threads: int | None, shared: bool) -> MemorySt
     return store
 
 
-def _empty_memory_store(threads: int | None, shared: bool) -> MemoryStore:
+def _file_store(url: str, threads: int | None, shared: bool) -> MemoryStore:
+    options, rest = TierOptions.taken_from(url)
+    folder = file_folder(rest)
+    if is_earlier_folder(folder):
+        raise StoreFailed(f"{folder} was written by an earlier release: run elastable store upgrade {url}")
+    with ExitStack() as opened:
+        tier = opened.enter_context(FileTier(folder / "rows", fsync=options.fsync != "never"))
+        log = opened.enter_context(_log(options) or FileLog(folder / "log", fsync=options.fsync))
+        return _tiered_store(opened, tier, log, options, threads, shared)
+
+
+def _redis_store(url: str, threads: int | None, shared: bool, deadline_s: float | None) -> MemoryStore:
+    options, rest = TierOptions.taken_from(url)
+    with ExitStack() as opened:
+        place = RedisPlace(_redis_url(rest, deadline_s))
+        opened.callback(place.close)
+        if count := earlier_tables(place.topology, place.url.namespace, place.deadline()):
+            raise StoreFailed(
+                f"{place.url} has {count} tables of an earlier release under namespace {place.url.namespace!r}: run "
+                f"elastable store upgrade {redacted(url)}, or give this store another ?namespace="
+            )
+        tier = opened.enter_context(RedisTier(place))
+        log = opened.enter_context(_log(options) or RedisLog(place))
+        return _tiered_store(opened, tier, log, options, threads, shared)
+
+
+def _log(options: TierOptions) -> Log | None:
+    """The log, where it is not the tier's own."""
+    if isinstance(options.log, Path):
+        return FileLog(options.log, fsync=options.fsync)
+    return NoLog() if options.log == "none" else None
+
+
+def _tiered_store(
+    opened: ExitStack, tier: Tier, log: Log, options: TierOptions, threads: int | None, shared: bool
+) -> MemoryStore:
+    """A store with a tier, which closes whatever was opened."""
+    budget = row_budget_here() if options.budget is None else options.budget
+    store = _empty_memory_store(threads, shared, options.before_image_bytes)
+    behind = StoreTier(tier, log, budget, store.new_slab, closing=opened.pop_all().close)
+    try:
+        if options.unclean == "drop":
+            behind.drop_unclean()
+        store.keep_tier(
+            behind,
+            log_bytes=DEFAULT_LOG_BYTES if options.log_bytes is None else options.log_bytes,
+            every_s=DEFAULT_EVERY_S if options.flush_s is None else options.flush_s,
+        )
+    except BaseException:
+        behind.close()
+        store.close()
+        raise
+    return store
+
+
+def _empty_memory_store(threads: int | None, shared: bool, before_image_bytes: int | None = None) -> MemoryStore:
     if shared:
         try:
-            return SharedMemoryStore(threads)
+            return SharedMemoryStore(threads, before_image_bytes=before_image_bytes)
         except (OSError, AttributeError) as error:  # no memfd, no abstract sockets: not Linux
             _LOG.info("rows are in memory of this process alone: %s", error)
-    return MemoryStore(threads)
+    return MemoryStore(threads, before_image_bytes=before_image_bytes)
 
 
 def _scheme(url: str) -> str:

@@ -63,7 +63,7 @@ class MemoryStore(WrittenBehind, BaseStore):
                 for lookups, before `DeadlineExceeded`.
         """
         self._tables: dict[str, MemoryTable] = {}
-        self._new_slab: SlabMaker = anonymous_slab
+        self.new_slab: SlabMaker = anonymous_slab
         self._version = 0
         self._changes = 0  # calls that changed anything
         self._closed = False
@@ -271,7 +271,7 @@ class MemoryStore(WrittenBehind, BaseStore):
     def _new_table(self, spec: TableSpec) -> MemoryTable:
         if self._store_tier is not None:
             return self._store_tier.new_table(spec, self._direct_bytes)
-        return MemoryTable(spec, self._direct_bytes, self._new_slab)
+        return MemoryTable(spec, self._direct_bytes, self.new_slab)
 
     def _table(self, name: str) -> MemoryTable:
         self._require_open()

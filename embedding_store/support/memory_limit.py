@@ -6,12 +6,14 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
-__all__ = ["before_image_bytes_here", "direct_bytes_here", "memory_limit"]
+__all__ = ["before_image_bytes_here", "direct_bytes_here", "memory_limit", "row_budget_here"]
 
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
 _LEAST_DIRECT = 1 << 30
 _SHARE = 8
 _BEFORE_IMAGES = 4
+_LEAST_BUDGET = 1 << 30
+_BUDGET = 4
 
 
 @lru_cache(maxsize=1)
@@ -37,3 +39,8 @@ def direct_bytes_here() -> int:
 def before_image_bytes_here() -> int:
     """Bytes that before-images of pinned versions may take where nothing else is said: a quarter of the memory."""
     return memory_limit() // _BEFORE_IMAGES
+
+
+def row_budget_here() -> int:
+    """Bytes for hot rows of tables with a tier where nothing else is said: a quarter of the memory, at least 1 GiB."""
+    return max(_LEAST_BUDGET, memory_limit() // _BUDGET)

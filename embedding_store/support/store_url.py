@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, quote, unquote
 
 from elastable.embedding_store.errors import BadInput
 
-__all__ = ["FileUrl", "MemoryUrl", "byte_count", "shard_urls"]
+__all__ = ["MemoryUrl", "TierOptions", "byte_count", "file_folder", "shard_urls"]
 
 _UNITS = {"": 1, "B": 1, **{f"{prefix}iB": 1 << (10 * power) for power, prefix in enumerate("KMGT", 1)}}
 _SIZE = re.compile(r"(\d{1,15})\s*([A-Za-z]*)")
 
 # The comma between two URLs; those between the hosts of one stand before no scheme.
 _NEXT_URL = re.compile(r",(?=memory(?:,|$)|[a-z]+(?:[:+][a-z]+)*://)")
+_SIZES = ("budget", "log_bytes", "before_image_bytes")
+_TIER_OPTIONS = (*_SIZES, "log", "fsync", "flush", "unclean")
+_LEAST_BUDGET = 1 << 20
 _STRATEGIES = ("token", "encoding")
 
 
@@ -50,28 +54,77 @@ class MemoryUrl:
 
 
 @dataclass(frozen=True, slots=True)
-class FileUrl:
-    """`file:///folder[?budget=2GiB&unclean=drop]`.
+class TierOptions:
+    """What the URL of a store with a tier may say of the engine in front of it.
 
     Attributes:
-        folder: Of the store.
-        budget: Bytes of memory for rows; None: the store's default.
-        unclean: As `FileStore` takes it.
+        budget: Bytes of memory for rows of all tables; None: a quarter of the memory here, at least 1 GiB.
+        log: Where changes are logged: "own" (beside the rows, in the tier's way), "none", or a folder.
+        fsync: When what is logged in files reaches the disk: `always`, `interval` or `never`.
+        log_bytes: Bytes of changes that are not in the tier yet; beyond it, commits wait. None: the default.
+        flush_s: Seconds between two times that changed rows are written; None: the default.
+        before_image_bytes: Of memory, for rows as they were at pinned versions; None: a quarter of the memory here.
+        unclean: What to do with a store without a log that was not closed cleanly: "refuse" it, or "drop" its content.
     """
 
-    folder: Path
     budget: int | None = None
+    log: str | Path = "own"
+    fsync: str = "interval"
+    log_bytes: int | None = None
+    flush_s: float | None = None
+    before_image_bytes: int | None = None
     unclean: str = "refuse"
 
     @classmethod
-    def parse(cls, url: str) -> Self:
-        """Reads a URL. Raises `BadInput`, which says what is wrong with it."""
-        place, _, query = url.removeprefix("file://").partition("?")
-        if not place.startswith("/") or place == "/":
-            raise BadInput(f"store {url!r}: write file:///folder, with three slashes, for the folder /folder")
-        options = _options(url, query, ("budget", "unclean"))
-        budget = byte_count(options["budget"]) if "budget" in options else None
-        return cls(Path(unquote(place)), budget, options.get("unclean", "refuse"))
+    def taken_from(cls, url: str) -> tuple[Self, str]:
+        """The options of a URL, and the URL without them. Raises `BadInput`, which says what is wrong."""
+        place, mark, query = url.partition("?")
+        given = parse_qsl(query, keep_blank_values=True)
+        options = {name: value for name, value in given if name in _TIER_OPTIONS}
+        rest = "&".join(f"{quote(name)}={quote(value)}" for name, value in given if name not in _TIER_OPTIONS)
+        sizes = {name: byte_count(options[name]) for name in _SIZES if name in options}
+        if sizes.get("budget", _LEAST_BUDGET) < _LEAST_BUDGET:
+            raise BadInput(f"budget={options['budget']}: at least 1MiB of memory is needed for rows")
+        log: str | Path = options.get("log", "own")
+        if log not in ("own", "none"):
+            if not str(log).startswith("/") or log == "/":
+                raise BadInput(f"log={log}: write log=own, log=none, or the folder of the log as a path from the root")
+            log = Path(log)
+        if options.get("unclean", "refuse") not in ("refuse", "drop"):
+            raise BadInput(f"unclean={options['unclean']}: write unclean=refuse or unclean=drop")
+        if "unclean" in options and log != "none":
+            raise BadInput("unclean= is for stores without a log: write log=none too, or leave it out")
+        return (
+            cls(
+                sizes.get("budget"),
+                log,
+                options.get("fsync", "interval"),
+                sizes.get("log_bytes"),
+                _positive("flush", options["flush"]) if "flush" in options else None,
+                sizes.get("before_image_bytes"),
+                options.get("unclean", "refuse"),
+            ),
+            f"{place}?{rest}" if mark and rest else place,
+        )
+
+
+def file_folder(url: str) -> Path:
+    """The folder of `file:///folder`. Raises `BadInput`, which says what is wrong with the URL."""
+    place, _, query = url.removeprefix("file://").partition("?")
+    if not place.startswith("/") or place == "/":
+        raise BadInput(f"store {url!r}: write file:///folder, with three slashes, for the folder /folder")
+    _options(url, query, _TIER_OPTIONS)
+    return Path(unquote(place))
+
+
+def _positive(name: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise BadInput(f"{name}={text}: write a number of seconds above 0")
+    return number
 
 
 def byte_count(text: str) -> int:

@@ -17,7 +17,7 @@ from elastable.embedding_store.native.ids.string_ids import hash_ids
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.support.secret_file import read_secret
-from elastable.embedding_store.support.store_url import FileUrl, byte_count, shard_urls
+from elastable.embedding_store.support.store_url import TierOptions, byte_count, shard_urls
 from elastable.embedding_store.tiers.redis.schema_1 import TableRecord
 from elastable.embedding_store.tiers.redis.url import RedisUrl, redacted
 from elastable.embedding_store.v1 import store_pb2
@@ -51,7 +51,7 @@ _PARSERS: dict[str, tuple[Callable[[str], object], list[str]]] = {
             "rediss://h?ca=/tmp/ca.pem&held_bytes=64MiB&before_image_bytes=1",
         ],
     ),
-    "file URL": (FileUrl.parse, ["file:///data/rows?budget=2GiB&unclean=drop", "file:///%20a"]),
+    "tier options": (TierOptions.taken_from, ["file:///data/rows?budget=2GiB&unclean=drop", "file:///%20a"]),
     "shards": (shard_urls, ["token:memory,redis://a:1,b:2,file:///x", "encoding:memory,memory"]),
     "storage": (storage_of_url, ["token:redis://a,redis://b", "file:///x"]),
     "size": (byte_count, ["64MiB", "2 GiB", "1000"]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.snapshot import Snapshot
@@ -34,9 +34,24 @@ class StoreTier(TierWriter):
         names: Of tables in the tier.
     """
 
-    def __init__(self, tier: Tier, log: Log, budget: int, new_slab: SlabMaker = anonymous_slab) -> None:
-        """`budget`: bytes of memory for the rows of all tables; `new_slab`: makes their memory, while all have room."""
+    def __init__(
+        self,
+        tier: Tier,
+        log: Log,
+        budget: int,
+        new_slab: SlabMaker = anonymous_slab,
+        closing: Callable[[], None] | None = None,
+    ) -> None:
+        """Reads nothing yet.
+
+        Args:
+            tier, log: Of the store.
+            budget: Bytes of memory for the rows of all tables.
+            new_slab: Makes their memory, while all rows have room.
+            closing: Closes tier and log; None: their own methods do.
+        """
         super().__init__(tier, log)
+        self._closing = closing
         self._new_slab = new_slab
         self.names = TierNames()
         self._budget = RowBudget(budget)
@@ -174,13 +189,19 @@ class StoreTier(TierWriter):
         self._owned = True
         return (self.log.last, self.tier.state()) != before
 
-    def drop_everything(self) -> None:
-        """Deletes what the tier and the log hold; the store has no tables."""
-        for name in self.tier.tables():
-            self.tier.drop(name)
+    def drop_unclean(self) -> None:
+        """Deletes what the tier holds, if it has no log and was not closed cleanly. Raises as `Tier.put_state`."""
+        content = self.tier.state()
+        if content is not None and not StoreState.from_bytes(content, self.place).complete:
+            for name in self.tier.tables():
+                self.tier.drop(name)
+            self.tier.put_state(StoreState(0, self.tier.sequence, None, ()).to_bytes())
 
     def close(self) -> None:
         """Closes tier and log. Closing twice is harmless."""
+        if self._closing is not None:
+            self._closing()
+            return
         try:
             self.log.close()
         finally:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.engine.history.logged_store import LoggedStore
+from elastable.embedding_store.engine.history.store_history import DEFAULT_LOG_BYTES
 from elastable.embedding_store.engine.table_lookups import StoreReads
 from elastable.embedding_store.engine.tiered.flusher import Flusher, FlushStatus
 from elastable.embedding_store.engine.tiered.store_state import StoreState
@@ -13,12 +14,13 @@ from elastable.embedding_store.engine.tiered.store_tier import StoreTier
 from elastable.embedding_store.engine.tiered.tiered_table import TieredTable
 from elastable.embedding_store.tables.lookup_request import LookupRequest
 
-__all__ = ["WrittenBehind"]
+__all__ = ["DEFAULT_EVERY_S", "WrittenBehind"]
 
 _UNSETTLED_ROWS = 1 << 16  # reads of rows without frames, until it is looked which of them came again
 _NEAR_ROWS = 1 << 14  # rows that lookups have read, until they are given frames
-DEFAULT_LOG_BYTES = 1 << 30
+
 DEFAULT_EVERY_S = 5.0
+"""Seconds between two times that changed rows are written."""
 
 
 class WrittenBehind(LoggedStore, StoreReads):

@@ -52,7 +52,7 @@ class SharedMemoryStore(MemoryStore):
         timeout_s: float = 60.0,
     ) -> None:
         super().__init__(threads, direct_bytes=direct_bytes, before_image_bytes=before_image_bytes, timeout_s=timeout_s)
-        self._new_slab = self._slabs = SharedSlabs()
+        self.new_slab = self._slabs = SharedSlabs()
         self._board = WriteBoard()
         self._laid_out: dict[str, tuple[MemoryTable, bool]] = {}
         self._lock = _AnnouncedLock(timeout_s, "the memory store", self._board.begin, self._announce)
