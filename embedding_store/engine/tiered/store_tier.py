@@ -56,6 +56,7 @@ class StoreTier(TierWriter):
         self.names = TierNames()
         self._budget = RowBudget(budget)
         self._owned = False
+        self._loaded: tuple[int, bytes | None] = 0, None
 
     def new_table(self, spec: TableSpec, direct_bytes: int, stored: str | None = None) -> TieredTable:
         """An empty table; `stored`: its name in the tier, None: a new one."""
@@ -111,6 +112,7 @@ class StoreTier(TierWriter):
         self._tables = lambda: tables.tables
         known = self.tier.tables()
         content = self.tier.state()
+        self._loaded = self.log.last, content
         state = None if content is None else StoreState.from_bytes(content, self.place)
         stored = {saved.stored for saved in state.tables} if state is not None else set()
         self.names = TierNames(stored.union(known))
@@ -183,11 +185,10 @@ class StoreTier(TierWriter):
         """Makes this process the only one that writes; returns whether another one has changed anything meanwhile."""
         if self._owned:
             return False
-        before = self.log.last, self.tier.state()
         self.tier.take_over()
         self.log.refresh()
         self._owned = True
-        return (self.log.last, self.tier.state()) != before
+        return (self.log.last, self.tier.state()) != self._loaded
 
     def drop_unclean(self) -> None:
         """Deletes what the tier holds, if it has no log and was not closed cleanly. Raises as `Tier.put_state`."""

@@ -25,6 +25,7 @@ from elastable.embedding_store.log.changes import TableImages
 from elastable.embedding_store.native.ids.id_index import IdIndex
 from elastable.embedding_store.native.slab import SlabMaker
 from elastable.embedding_store.optimizers.base import RowOptimizer
+from elastable.embedding_store.rows.checks import require_ids
 from elastable.embedding_store.support.row_budget import RowBudget
 
 __all__ = ["Captured", "KeptTable", "TieredTable"]
@@ -120,10 +121,10 @@ class TieredTable(MemoryTable):
         return super().stage(update, step, rate)
 
     def bring(self, ids: Int64) -> Records | None:
-        """What to ask the tier for, so that the rows of `ids` int64 `[n]` are near; None: nothing."""
+        """What to ask the tier for, so that the rows of `ids` int64 `[n]`, unchecked, are near; None: nothing."""
         if self.tiered.whole:
             return None
-        cold = self.tiered.cold(self._found(ids))
+        cold = self.tiered.cold(self._found(require_ids(self.spec, ids)))
         return self.behind.wanted(cold, self.tiered.layout.record_bytes) if len(cold) else None
 
     def brought(self, wanted: Records, missing: Int64) -> None:

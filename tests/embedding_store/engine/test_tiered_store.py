@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from unittest.mock import patch
 
@@ -14,16 +14,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from elastable.embedding_store.contract.row_data import RowBlock
-from elastable.embedding_store.contract.tier import Tier
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.engine.frames import rows_in_memory
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.engine.tiered.store_tier import StoreTier
-from elastable.embedding_store.errors import Unavailable
-from elastable.embedding_store.log.contract import Log
+from elastable.embedding_store.errors import StoreBroken, Unavailable
 from elastable.embedding_store.log.file_log import FileLog
+from elastable.embedding_store.log.no_log import NoLog
 from tests.embedding_store.engine.failing_tier import FailingTier
 from tests.embedding_store.engine.test_store_history import IDS, MOST, NAMES, SPECS, TRAINED, everything, step
+from tests.embedding_store.engine.tiered_stores import tiered_store
 
 TINY, HUGE = 1, 1 << 30
 
@@ -31,16 +30,6 @@ TINY, HUGE = 1, 1 << 30
 @pytest.fixture(autouse=True)
 def _few_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_in_memory, "_LEAST_FRAMES", 1)
-
-
-def opened(tier: Tier, log: Log, budget: int = HUGE, log_bytes: int = 1 << 30, every_s: float = 1e6) -> MemoryStore:
-    with ExitStack() as stack:
-        stack.enter_context(tier)
-        stack.enter_context(log)
-        store = stack.enter_context(MemoryStore(1, direct_bytes=100))
-        store.keep_tier(StoreTier(tier, log, budget), log_bytes=log_bytes, every_s=every_s, timeout_s=60)
-        stack.pop_all()
-    return store
 
 
 class AnyFlush(RuleBasedStateMachine):
@@ -57,7 +46,7 @@ class AnyFlush(RuleBasedStateMachine):
     def begin(self, budget: int, keeps_positions: bool) -> None:
         self.budget = budget
         self.tier = FailingTier(keeps_positions)
-        self.kept = opened(self.tier, FileLog(self.folder / "0"), budget)
+        self.kept = tiered_store(self.tier, FileLog(self.folder / "0"), budget)
         self.plain = MemoryStore(1, direct_bytes=100)
         for store in (self.kept, self.plain):
             for spec in SPECS.values():
@@ -132,7 +121,7 @@ class AnyFlush(RuleBasedStateMachine):
         with suppress(Unavailable):
             self.kept.close()
         self.tier = tier
-        self.kept = opened(tier, FileLog(folder), self.budget)
+        self.kept = tiered_store(tier, FileLog(folder), self.budget)
         assert self.kept.record() == record
         shutil.rmtree(self.folder / str(self.lives - 1))
 
@@ -154,3 +143,112 @@ TestAnyFlush = AnyFlush.TestCase
 TestAnyFlush.settings = settings(
     max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+def trained(store: MemoryStore, steps: int = 4) -> None:
+    for spec in SPECS.values():
+        store.create_table(spec)
+    for seed in range(steps):
+        step(store, [seed, 5, 9 - seed], seed, TRAINED)
+
+
+def test_without_a_log_a_store_comes_back_as_it_was_flushed_or_not_at_all(tmp_path: Path) -> None:
+    tier = FailingTier(keeps_positions=True)
+    with tiered_store(tier, NoLog(), TINY) as store:
+        trained(store)
+        before = everything(store)
+    with tiered_store(tier, NoLog(), TINY) as store:
+        assert everything(store) == before
+        step(store, [1, 2], 1, TRAINED)
+        store.flush()
+        flushed, of_it = everything(store), tier.copy()
+        step(store, [3], 2, TRAINED)
+        tier.left = 2
+        with pytest.raises(Unavailable):
+            store.flush()
+        tier.left = None
+        killed = tier.copy()
+        after = everything(store)
+    with tiered_store(tier, NoLog(), HUGE) as store:
+        assert everything(store) == after
+    with tiered_store(of_it, NoLog(), HUGE) as store:
+        assert everything(store) == flushed
+    with pytest.raises(StoreBroken, match="was not closed cleanly and has no log"):
+        tiered_store(killed, NoLog(), TINY)
+
+
+def test_a_log_that_has_lost_its_end_or_its_beginning_is_refused(tmp_path: Path) -> None:
+    tier = FailingTier(keeps_positions=False)
+    with tiered_store(tier, FileLog(tmp_path / "log"), HUGE) as store:
+        trained(store, 2)
+        store.flush()
+        shutil.copytree(tmp_path / "log", tmp_path / "older")
+        step(store, [1, 2], 1, TRAINED)
+        tier.left = 3
+        with pytest.raises(Unavailable):
+            store.flush()
+        tier.left = None
+        broken_off = tier.copy()
+    with pytest.raises(StoreBroken, match=r"has rows of log entry [0-9]+, but the log ends with"):
+        tiered_store(broken_off, FileLog(tmp_path / "older"), HUGE)
+    with pytest.raises(StoreBroken, match="it was lost or is another store's"):
+        tiered_store(tier.copy(), FileLog(tmp_path / "another"), HUGE)
+
+
+def test_commits_wait_for_a_tier_that_is_slow_and_fail_where_it_is_gone(tmp_path: Path) -> None:
+    tier = FailingTier(keeps_positions=False)
+    with tiered_store(tier, FileLog(tmp_path, segment_bytes=4096), HUGE, log_bytes=20_000, timeout_s=3) as store:
+        store.create_table(SPECS["dynamic"])
+        for seed in range(300):
+            step(store, list(range(MOST)), seed, ["dynamic"])
+        status = store.flush_status()
+        assert status is not None
+        assert status.log_bytes < 40_000
+        assert status.flushed_version > 0
+        tier.left = 0
+        with pytest.raises(Unavailable, match="the log has reached log_bytes"):  # noqa: PT012 - some commit does
+            for seed in range(300):
+                step(store, list(range(MOST)), seed, ["dynamic"])
+        tier.left = None
+        before = everything(store)
+    with tiered_store(tier, FileLog(tmp_path), HUGE) as store:
+        assert everything(store) == before
+
+
+@pytest.mark.parametrize("budget", [TINY, HUGE])
+def test_a_version_that_was_staged_can_be_taken_back_until_the_next_one_is(tmp_path: Path, budget: int) -> None:
+    tier = FailingTier(keeps_positions=False)
+    with tiered_store(tier, FileLog(tmp_path), budget) as store:
+        trained(store, 3)
+        before = everything(store)
+        ids = np.array([3, 4])
+        change = {"dynamic": TableUpdate(ids, np.ones((2, 2), np.float32))}
+        store.stage(Commit(4, change, 3, {}))()
+        store.flush()
+        status = store.flush_status()
+        assert status is not None
+        assert status.flushed_version < 4, "a version that may be taken back was written"
+        assert store.recover(3) == 2
+        assert everything(store) == before
+        store.stage(Commit(4, change, 3, {}))()
+        store.stage(Commit(5, {}, 4, {}))
+        after = everything(store)
+        store.flush()
+        status = store.flush_status()
+        assert status is not None
+        assert status.flushed_version == 4
+    with tiered_store(tier, FileLog(tmp_path), budget) as store:
+        assert everything(store) == after
+
+
+def test_a_process_that_takes_over_goes_on_from_what_the_other_one_wrote(tmp_path: Path) -> None:
+    tier = FailingTier(keeps_positions=False)
+    with tiered_store(tier, FileLog(tmp_path / "a"), HUGE) as store:
+        trained(store, 2)
+        shutil.copytree(tmp_path / "a", tmp_path / "b")
+        with tiered_store(tier, FileLog(tmp_path / "b"), HUGE) as other:
+            step(store, [1, 2], 1, TRAINED)
+            store.flush()
+            shutil.rmtree(tmp_path / "b")
+            with pytest.raises(StoreBroken):  # its log is not the one that the rows were logged in
+                step(other, [4], 1, TRAINED)

@@ -1,0 +1,50 @@
+"""Stores with a tier, as tests want them: few frames, and rows that are written all the time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.contract.tier import Tier
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine.tiered.store_tier import StoreTier
+from elastable.embedding_store.log.contract import Log
+
+__all__ = ["tiered_store", "tiered_stores"]
+
+
+def tiered_store(
+    tier: Tier,
+    log: Log,
+    budget: int,
+    *,
+    every_s: float = 1e6,
+    log_bytes: int = 1 << 30,
+    direct_bytes: int = 100,
+    timeout_s: float = 60.0,
+    threads: int = 1,
+) -> MemoryStore:
+    """A store that closes its tier and its log; it writes rows behind only when it is told to, or has to."""
+    with ExitStack() as stack:
+        stack.enter_context(tier)
+        stack.enter_context(log)
+        store = stack.enter_context(MemoryStore(threads, direct_bytes=direct_bytes))
+        store.keep_tier(StoreTier(tier, log, budget), log_bytes=log_bytes, every_s=every_s, timeout_s=timeout_s)
+        stack.pop_all()
+    return store
+
+
+@contextmanager
+def tiered_stores(make: Callable[[int], tuple[Tier, Log]], budget: int) -> Iterator[Callable[[], EmbeddingStore]]:
+    """Makes empty stores, each with what `make` gives for its number; rows are written behind all the time."""
+    with ExitStack() as stack:
+        made = 0
+
+        def another() -> EmbeddingStore:
+            nonlocal made
+            made += 1
+            tier, log = make(made)
+            return stack.enter_context(tiered_store(tier, log, budget, every_s=0.005, direct_bytes=1 << 20, threads=2))
+
+        yield another
