@@ -83,38 +83,37 @@ class MemoryStore(WrittenBehind, BaseStore):
             if known is not None:
                 refuse_conflict(known.spec, spec)
                 return False
-            self._tables[spec.name] = self._new_table(spec)
-            self._pins.welcome(self._tables[spec.name])
-            self._log(changes.CreateTable(spec))
+            made = self._new_table(spec)
+            try:
+                self._log(changes.CreateTable(spec))
+            except BaseException:
+                made.drop()
+                raise
+            self._tables[spec.name] = made
+            self._pins.welcome(made)
             return True
-
-    def specs(self) -> dict[str, TableSpec]:
-        with self._lock.reading():
-            return {name: table.spec for name, table in self._tables.items()}
-
-    def version(self) -> int:
-        return self._version
-
-    def wait_for_version(self, version: int, timeout_s: float) -> bool:
-        return self._lock.wait_until(lambda: self._version >= version, timeout_s)
 
     def commit(self, commit: Commit) -> None:
         self._make_way()
         with self._lock.writing():
             self._own()
-            self._finish(commit, self._stage(commit))
+            if not self._log_again(commit):
+                self._finish(commit, self._stage(commit))
 
     def stage(self, commit: Commit) -> Callable[[], None]:
         """The second half cannot fail, but for the lock."""
         self._make_way()
         with self._lock.writing():
             self._own()
+            self._drop_unlogged()
             self._decide()
             staged = self._stage(commit)
             before = self._changes
 
         def finish() -> None:
             with self._lock.writing():
+                if self._log_again(commit):
+                    return
                 if self._changes != before:
                     raise StoreFailed(f"the memory store was changed while version {commit.version} was staged")
                 self._finish(commit, staged)
@@ -142,12 +141,11 @@ class MemoryStore(WrittenBehind, BaseStore):
         with self._lock.writing():
             self._own()
             self._pins.refuse_change(f"the version cannot be reset to {version}")
-            self._version = version
+            self._log(changes.ResetVersion(), version)
+            self._version, self._record = version, None
             for table in self._tables.values():
                 table.settle(version)
             self._changes += 1
-            self._record = None
-            self._log(changes.ResetVersion())
 
     def put(self, table: str, blocks: Iterable[RowBlock]) -> None:
         """As in `EmbeddingStore.put`, one block after the other."""
@@ -160,26 +158,37 @@ class MemoryStore(WrittenBehind, BaseStore):
                 self._require_open()
                 self._own()
                 found = self._table(table)
-                self._changes += 1
-                found.put(checked)
+                found.make_ready(checked.ids)
                 self._log(changes.PutRows(table, checked))
+                with self._whole_or_broken():
+                    found.put(checked)
+                self._changes += 1
 
     def delete(self, table: str, ids: Int64) -> int:
         self._make_way()
         with self._lock.writing():
             self._own()
             found = self._table(table)
-            count = found.delete(checked := require_ids(found.spec, ids))
-            self._changes += 1
+            checked = require_ids(found.spec, ids)
+            found.make_ready(checked)
             self._log(changes.DeleteRows(table, checked))
+            with self._whole_or_broken():
+                count = found.delete(checked)
+            self._changes += 1
             return count
 
     def put_table_state(self, table: str, state: TableState) -> None:
         with self._lock.writing():
             self._own()
-            self._table(table).put_state(state)
+            found = self._table(table)
+            before = found.state()
+            found.put_state(state)
+            try:
+                self._log(changes.PutTableState(table, state))
+            except BaseException:
+                found.put_state(before)
+                raise
             self._changes += 1
-            self._log(changes.PutTableState(table, state))
 
     def clear(self, table: str) -> None:
         self._abandon_base()
@@ -187,9 +196,9 @@ class MemoryStore(WrittenBehind, BaseStore):
             self._own()
             found = self._table(table)
             self._pins.refuse_change(f"table {table!r} cannot be cleared")
+            self._log(changes.ClearTable(table))
             found.clear()
             self._changes += 1
-            self._log(changes.ClearTable(table))
 
     def drop_table(self, table: str) -> None:
         self._abandon_base()
@@ -197,10 +206,10 @@ class MemoryStore(WrittenBehind, BaseStore):
             self._own()
             dropped = self._table(table)
             self._pins.refuse_change(f"table {table!r} cannot be dropped")
+            self._log(changes.DropTable(table))
             del self._tables[table]
             dropped.drop()
             self._changes += 1
-            self._log(changes.DropTable(table))
 
     def close(self) -> None:
         """Frees the memory; afterwards every table is unknown."""
@@ -228,6 +237,7 @@ class MemoryStore(WrittenBehind, BaseStore):
         refuse_other_version(self._version, commit.version - 1)
         tables = [self._table(name) for name in commit.updates]
         updates = [require_update(t.spec, u) for t, u in zip(tables, commit.updates.values(), strict=True)]
+        self._bring(list(zip(tables, updates, strict=True)))
         for table in self._tables.values():
             if table.replay is not None:
                 table.replay.steps.prepare(commit.step, self._rate(table, commit))
@@ -238,11 +248,9 @@ class MemoryStore(WrittenBehind, BaseStore):
 
     def _finish(self, commit: Commit, staged: list[_Staged]) -> None:
         """The second half, which cannot fail: everything that could was done by `_stage`."""
-        try:
+        with self._whole_or_broken():
             self._apply(commit, staged)
-        except Exception as error:
-            self._failure = error  # rows of two versions: nobody may read them, or commit again
-            raise
+        self._log_commit(commit, dict(staged))
 
     def _apply(self, commit: Commit, staged: list[_Staged]) -> None:
         self._pins.sweep()
@@ -261,12 +269,6 @@ class MemoryStore(WrittenBehind, BaseStore):
                 continue
             table.follow(commit.step, self._rate(table, commit), commit.ends_chapter)
             table.evict(commit.version)
-        self._version = commit.version
-        self._changes += 1
-        self._log_commit(commit, dict(staged))
-
-    def _rate(self, table: MemoryTable, commit: Commit) -> float:
-        return commit.learning_rates.get(table.spec.name, table.optimizer.default_learning_rate)
 
     def _new_table(self, spec: TableSpec) -> MemoryTable:
         if self._store_tier is not None:
@@ -281,6 +283,7 @@ class MemoryStore(WrittenBehind, BaseStore):
         return table
 
     def _require_open(self) -> None:
+        self._refuse_unlogged()
         if self._failure is not None:
             remedy = "restore a checkpoint" if self._history is None else f"open {self._history.place} again"
             raise StoreBroken(

@@ -106,6 +106,14 @@ class TableContents(TableReader):
         self._members.put(positions, block.touches)
         self._written += len(block.ids)
 
+    def make_ready(self, ids: Int64) -> None:
+        """Does what can fail about putting or deleting rows of `ids` int64 `[n]`, which may repeat; changes no row.
+
+        Raises:
+            MemoryError, StoreFailed: there is no room.
+        """
+        self._reserve(ids)
+
     def settle(self, version: int) -> None:
         """Rows that were put without saying when they were touched count as touched at this version."""
         self._members.settle(version, self._directory)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock, TableState, TableStatistics
 from elastable.embedding_store.contract.row_source import RowSource
+from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_lookup import answer_requests
 from elastable.embedding_store.engine.memory_table import MemoryTable
@@ -64,6 +65,18 @@ class StoreReads(TableLookups, EmbeddingStore):
 
     _table: Callable[[str], MemoryTable]
     _require_open: Callable[[], None]
+    _tables: dict[str, MemoryTable]
+    _version: int
+
+    def specs(self) -> dict[str, TableSpec]:
+        with self._lock.reading():
+            return {name: table.spec for name, table in self._tables.items()}
+
+    def version(self) -> int:
+        return self._version
+
+    def wait_for_version(self, version: int, timeout_s: float) -> bool:
+        return self._lock.wait_until(lambda: self._version >= version, timeout_s)
 
     def row_count(self, table: str) -> int:
         with self._lock.reading():

@@ -99,7 +99,7 @@ class Log(ABC):
         return True
 
     def refresh(self) -> None:  # noqa: B027 - one process alone may have the log
-        """Finds out what another process has appended or trimmed since this log was opened."""
+        """Finds out what another process has appended or trimmed, and takes back an entry whose `append` failed."""
 
     @abstractmethod
     def close(self) -> None:

@@ -15,7 +15,11 @@ __all__ = ["StoredTable"]
 
 
 class StoredTable:
-    """What the rows of a table know of the tier behind them.
+    """What the rows of a table know of the tier behind them. A table that is cleared gets another one.
+
+    Attributes:
+        name: Of the table in the tier.
+        there: Whether the tier has such a table.
 
     Args:
         tier: The tier.
@@ -36,6 +40,7 @@ class StoredTable:
         make_clean: Callable[[], None],
     ) -> None:
         self.name, self.title, self.budget = name, title, budget
+        self.there = False
         self.ids_at, self.make_clean = ids_at, make_clean
         self._tier = tier
 

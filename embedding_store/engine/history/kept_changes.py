@@ -33,6 +33,9 @@ class KeptChanges(Protocol):
             TakenOver: another process owns the store now.
         """
 
+    def refresh(self) -> None:
+        """Makes sure that no change is there whose `append` failed."""
+
     def replay(self, tables: ReplayedTables) -> None:
         """Brings empty tables to the last version.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.contract.spec import TableSpec
@@ -12,7 +13,7 @@ from elastable.embedding_store.engine.history.replaying import ReplayedTables
 from elastable.embedding_store.engine.memory_table import MemoryTable, StagedUpdate
 from elastable.embedding_store.engine.pins.memory_pin import MemoryPin
 from elastable.embedding_store.engine.pins.store_pins import StorePins
-from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.errors import BadInput, StoreBroken, TakenOver, Unavailable
 from elastable.embedding_store.log.changes import Change, CommitImages, TableImages
 from elastable.embedding_store.native.range_pool import RangePool
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
@@ -40,10 +41,10 @@ class LoggedStore(EmbeddingStore):
     _pool: RangePool
     _table: Callable[[str], MemoryTable]
     _new_table: Callable[[TableSpec], MemoryTable]
-    _rate: Callable[[MemoryTable, Commit], float]
     _require_open: Callable[[], None]
     _history: KeptChanges | None = None
     _record: bytes | None = None
+    _unlogged: tuple[Commit, CommitImages] | None = None
 
     def keep_history(self, history: KeptChanges) -> None:
         """Brings the empty store to the last version of a history, and adds every later change to it.
@@ -71,6 +72,8 @@ class LoggedStore(EmbeddingStore):
 
     def recover(self, version: int | None = None) -> int:
         history = self._history
+        with self._lock.writing():
+            self._drop_unlogged()
         if history is None or version is None or version != self._version - 1:
             return super().recover(version)
         history.abandon_base()
@@ -81,18 +84,72 @@ class LoggedStore(EmbeddingStore):
             return rows
 
     def _log_commit(self, commit: Commit, updates: Mapping[MemoryTable, StagedUpdate]) -> None:
-        """Logs a commit that was applied: `updates`, of the tables that it names."""
-        if self._history is not None:
-            self._history.append(self._images(commit, updates), commit.version)
-            self._record = commit.record
-            self._begin_base(self._history, commit.ends_chapter)
+        """Logs a commit that was applied: `updates`, of the tables that it names. Until it is logged, nobody sees it.
 
-    def _log(self, change: Change) -> None:
-        """Appends a change that was made; where that fails, the store is not usable until it is opened again."""
+        Raises:
+            StoreFailed, Unavailable, DeadlineExceeded: it is not logged; the same commit may be made again.
+        """
+        if self._history is None:
+            self._commit_logged(commit)
+            return
+        self._unlogged = commit, self._images(commit, updates)
+        self._log_again(commit)
+
+    def _log_again(self, commit: Commit) -> bool:
+        """Logs a commit that was applied, and could not be logged before; whether there was such a one."""
+        if self._unlogged is None:
+            return False
+        earlier, images = self._unlogged
+        if commit is not earlier:
+            self._drop_unlogged()
+            return False
+        assert self._history is not None
+        try:
+            self._history.append(images, commit.version)
+        except (StoreBroken, TakenOver) as error:
+            self._failure, self._unlogged = error, None
+            raise
+        self._unlogged = None
+        self._commit_logged(commit)
+        self._begin_base(self._history, commit.ends_chapter)
+        return True
+
+    def _commit_logged(self, commit: Commit) -> None:
+        self._version, self._record = commit.version, commit.record
+        self._changes += 1
+
+    @contextmanager
+    def _whole_or_broken(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._failure = error  # rows of two versions: nobody may read them, or change them again
+            raise
+
+    def _drop_unlogged(self) -> None:
+        """Takes a commit back that was applied and could not be logged."""
+        if self._history is not None and self._unlogged is not None:
+            self._history.refresh()  # where it was logged after all, it is not any more
+            self._replay_anew(self._history)
+
+    def _refuse_unlogged(self) -> None:
+        """Raises `Unavailable` while a commit is applied and not logged."""
+        if self._unlogged is not None:
+            raise Unavailable(
+                f"version {self._unlogged[0].version} could not be logged yet, and nobody may see it before: commit it "
+                "again"
+            )
+
+    def _log(self, change: Change, version: int | None = None) -> None:
+        """Appends a change that is about to be made.
+
+        Raises:
+            StoreFailed, Unavailable, DeadlineExceeded: it is not logged, and must not be made.
+        """
         if self._history is not None:
             try:
-                self._history.append(change, self._version)
-            except Exception as error:
+                self._history.append(change, self._version if version is None else version)
+            except (StoreBroken, TakenOver) as error:
                 self._failure = error
                 raise
 
@@ -129,10 +186,14 @@ class LoggedStore(EmbeddingStore):
             pin = MemoryPin(self._lock, self._pool, self._table, self.specs, self._pins, lease)
             history.begin_base(pin, [table.spec for table in self._tables.values()], self._record)
 
+    def _rate(self, table: MemoryTable, commit: Commit) -> float:
+        return commit.learning_rates.get(table.spec.name, table.optimizer.default_learning_rate)
+
     def _replay_anew(self, history: KeptChanges) -> None:
         for table in self._tables.values():
             table.close()
         self._tables.clear()
+        self._unlogged = None
         self._replay(history)
         self._changes += 1
 

@@ -81,6 +81,10 @@ class StoreHistory:
         """Bytes that the log takes, without its base."""
         return self._log.bytes
 
+    def refresh(self) -> None:
+        """As `Log.refresh`."""
+        self._log.refresh()
+
     def replay(self, tables: ReplayedTables) -> None:
         """Brings empty tables to the last version of the log.
 

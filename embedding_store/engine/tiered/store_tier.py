@@ -16,7 +16,6 @@ from elastable.embedding_store.engine.tiered.tiered_table import TieredTable
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreBroken, VersionError
 from elastable.embedding_store.log.changes import Change, CommitImages, decode_change, encode_change
 from elastable.embedding_store.log.contract import Log
-from elastable.embedding_store.log.no_log import NoLog
 from elastable.embedding_store.native.slab import SlabMaker, anonymous_slab
 from elastable.embedding_store.support.row_budget import RowBudget
 
@@ -103,6 +102,10 @@ class StoreTier(TierWriter):
     def abandon_base(self) -> None:
         """As `wants_base`."""
 
+    def refresh(self) -> None:
+        """As `Log.refresh`."""
+        self.log.refresh()
+
     def replay(self, tables: ReplayedTables) -> None:
         """Brings empty tables to the last version.
 
@@ -136,7 +139,7 @@ class StoreTier(TierWriter):
     def _require_log(self, begin: int) -> None:
         """Raises `StoreBroken` unless the log holds every entry after `begin` that rows in the tier may include."""
         log = self.log
-        if isinstance(log, NoLog):
+        if not log.keeps_entries:
             if self._soiled:
                 raise StoreBroken(
                     f"{self.place} was not closed cleanly and has no log, so its rows may be of different versions: "

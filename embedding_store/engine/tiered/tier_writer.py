@@ -92,8 +92,10 @@ class TierWriter:
             if captured:
                 self._soil()
                 for some in captured:
-                    some.table.be_there()
-                gone = {some.table.behind.name: some.gone for some in captured if len(some.gone[0])}
+                    if not some.behind.there:
+                        self.tier.create(some.described)
+                        some.behind.there = True
+                gone = {some.behind.name: some.gone for some in captured if len(some.gone[0])}
                 self.tier.write([some.records for some in captured if len(some.records.ids)], gone, sequence)
             done = True
         finally:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.row_data import RowBlock, TableState, TableUpdate
+from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.spec_json import spec_to_json
 from elastable.embedding_store.contract.tier import Records, Tier, TierTable
@@ -18,6 +18,7 @@ from elastable.embedding_store.engine.frames.stored_table import StoredTable
 from elastable.embedding_store.engine.frames.tiered_rows import TieredRows
 from elastable.embedding_store.engine.memory_table import MemoryTable, StagedUpdate
 from elastable.embedding_store.engine.table_rows import TableRows
+from elastable.embedding_store.engine.tiered.kept_table import KeptTable
 from elastable.embedding_store.engine.tiered.stored_touches import StoredTouches, filled_positions
 from elastable.embedding_store.engine.tiered.tier_names import TierNames
 from elastable.embedding_store.errors import StoreBroken
@@ -28,30 +29,9 @@ from elastable.embedding_store.optimizers.base import RowOptimizer
 from elastable.embedding_store.rows.checks import require_ids
 from elastable.embedding_store.support.row_budget import RowBudget
 
-__all__ = ["Captured", "KeptTable", "TieredTable"]
+__all__ = ["Captured", "TieredTable"]
 
 _NONE: Int64 = np.empty(0, np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class KeptTable:
-    """What the state of a store says of one table, besides its rows.
-
-    Attributes:
-        spec: The table.
-        stored: Its name in the tier.
-        direct: Whether row i lies at position i.
-        state: Its `TableState`.
-        steps: `TableSteps.save` of a table whose rows follow steps.
-        touched: How to read what records say of touches.
-    """
-
-    spec: TableSpec
-    stored: str
-    direct: bool
-    state: TableState
-    steps: bytes | None
-    touched: StoredTouches
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +40,15 @@ class Captured:
 
     Attributes:
         table: The table.
+        behind: What it had in the tier then.
+        described: The table as the tier should know it.
         records: Its changed rows.
         gone: ids and positions, int64 `[n]` each, of rows that were deleted.
     """
 
     table: TieredTable
+    behind: StoredTable
+    described: TierTable
     records: Records
     gone: tuple[Int64, Int64]
 
@@ -97,9 +81,12 @@ class TieredTable(MemoryTable):
             BadSpec: an optimizer that is not known here.
         """
         self._tier, self._names = tier, names
-        stored = names.new(spec.name) if stored is None else stored
-        self.behind = StoredTable(tier, stored, spec.name, budget, self._ids_at, make_clean)
-        self._there = False
+
+        def new_behind(name: str) -> StoredTable:
+            return StoredTable(tier, name, spec.name, budget, self._ids_at, make_clean)
+
+        self._new_behind = new_behind
+        self.behind = self._new_behind(names.new(spec.name) if stored is None else stored)
         self._gone: list[tuple[Int64, Int64]] = []
         self._touched = StoredTouches()
         super().__init__(spec, direct_bytes, new_slab, make_rows=self._tiered_rows(new_slab))
@@ -145,8 +132,7 @@ class TieredTable(MemoryTable):
 
     def clear(self) -> None:
         self._names.retire(self.behind.name)
-        self.behind.name = self._names.new(self.spec.name)
-        self._there = False
+        self.behind = self._new_behind(self._names.new(self.spec.name))
         self._gone, self._touched = [], StoredTouches()
         super().clear()
 
@@ -182,22 +168,18 @@ class TieredTable(MemoryTable):
             records[:, -TOUCH_BYTES:] = self._touched.encode(touches)
         gone = _joined(self._gone)
         self._gone = []
-        return Captured(self, Records(self.behind.name, self._ids_at(positions), positions, records), gone), cursor
+        layout, stored = self.tiered.layout, self.behind.name
+        described = TierTable(stored, layout.record_bytes, self._description(), first_bytes=layout.slots_at)
+        captured = Records(stored, self._ids_at(positions), positions, records)
+        return Captured(self, self.behind, described, captured, gone), cursor
 
     def written(self, captured: Captured, done: bool) -> None:
         """What was captured is in the tier now, or (`done` False) may not be."""
+        if captured.behind is not self.behind:
+            return  # the table was cleared since
         self.tiered.written(captured.records.positions, done)
         if not done and len(captured.gone[0]):
             self._gone.insert(0, captured.gone)
-
-    def be_there(self) -> None:
-        """Adds the table to the tier, if it is not there."""
-        if not self._there:
-            layout = self.tiered.layout
-            self._tier.create(
-                TierTable(self.behind.name, layout.record_bytes, self._description(), first_bytes=layout.slots_at)
-            )
-            self._there = True
 
     def saved(self) -> KeptTable:
         """What to keep besides the rows."""
@@ -217,7 +199,7 @@ class TieredTable(MemoryTable):
                     f"{self._tier.place}: records of table {self.spec.name!r} have {known.record_bytes} bytes, and not "
                     f"{self.tiered.layout.record_bytes}"
                 )
-            self._there = True
+            self.behind.there = True
             self._load_rows()
         self.put_state(saved.state)
         if saved.steps is not None and self.replay is not None:

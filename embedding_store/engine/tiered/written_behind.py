@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.engine.history.logged_store import LoggedStore
 from elastable.embedding_store.engine.history.store_history import DEFAULT_LOG_BYTES
+from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.engine.table_lookups import StoreReads
 from elastable.embedding_store.engine.tiered.flusher import Flusher, FlushStatus
 from elastable.embedding_store.engine.tiered.store_state import StoreState
@@ -129,6 +131,12 @@ class WrittenBehind(LoggedStore, StoreReads):
         with self._lock.reading():
             found = [(self._tables.get(name), ids) for name, ids in wanted]
             tier.read_ahead([(table, ids) for table, ids in found if isinstance(table, TieredTable)])
+
+    def _bring(self, changed: Sequence[tuple[MemoryTable, TableUpdate]]) -> None:
+        """Before a commit, the store being held alone: reads cold rows of all its tables at once."""
+        if self._store_tier is not None:
+            found = [(table, update.ids) for table, update in changed if isinstance(table, TieredTable)]
+            self._store_tier.read_ahead(found)
 
     def _make_way(self) -> None:
         """Before a change, the store not being held: waits until the log may grow."""

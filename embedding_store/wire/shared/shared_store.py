@@ -54,8 +54,9 @@ class SharedMemoryStore(MemoryStore):
         super().__init__(threads, direct_bytes=direct_bytes, before_image_bytes=before_image_bytes, timeout_s=timeout_s)
         self.new_slab = self._slabs = SharedSlabs()
         self._board = WriteBoard()
+        self._announced = True
         self._laid_out: dict[str, tuple[MemoryTable, bool]] = {}
-        self._lock = _AnnouncedLock(timeout_s, "the memory store", self._board.begin, self._announce)
+        self._lock = _AnnouncedLock(timeout_s, "the memory store", self._begin_change, self._announce)
         self._attachments = AttachmentServer(self._board.fd, self._layout)
         self._closing = threading.Event()
         self._tidier = threading.Thread(target=self._tidy, name="elastable-huge-pages", daemon=True)
@@ -90,8 +91,20 @@ class SharedMemoryStore(MemoryStore):
             self._attachments.close()
             self._board.close()
 
+    def _begin_change(self) -> None:
+        """Begins a change on the board, unless one is unfinished there; the lock is held."""
+        if self._announced:
+            self._board.begin()
+            self._announced = False
+
     def _announce(self) -> None:
-        """Ends a change, on the board and at the attachments; the lock is held."""
+        """Ends a change, on the board and at the attachments; the lock is held.
+
+        What is not logged, or broke off in the middle, stays a change that has not ended: nobody reads such rows.
+        """
+        if self._unlogged is not None or self._failure is not None:
+            return
+        self._announced = True
         laid_out = {name: (table, table.reading_slabs() is None) for name, table in self._tables.items()}
         if laid_out != self._laid_out:
             self._slabs.changed()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from unittest.mock import patch
@@ -14,10 +15,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
+from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.frames import rows_in_memory
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import StoreBroken, Unavailable
+from elastable.embedding_store.log.contract import Buffer, LogEntry
 from elastable.embedding_store.log.file_log import FileLog
 from elastable.embedding_store.log.no_log import NoLog
 from tests.embedding_store.engine.failing_tier import FailingTier
@@ -252,3 +255,74 @@ def test_a_process_that_takes_over_goes_on_from_what_the_other_one_wrote(tmp_pat
             shutil.rmtree(tmp_path / "b")
             with pytest.raises(StoreBroken):  # its log is not the one that the rows were logged in
                 step(other, [4], 1, TRAINED)
+
+
+class _LosingLog(NoLog):
+    """A log that answers nothing when it is told to, whether the entry is there or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[tuple[int, bytes]] = []
+        self.lost: str | None = None
+
+    keeps_entries = True
+    first = 1
+
+    def append(self, sequence: int, version: int, parts: Sequence[Buffer]) -> None:
+        content = b"".join(parts)
+        del self.kept[sequence - 1 :]  # an entry in doubt is taken back
+        if self.lost != "before":
+            self.kept.append((version, content))
+        if self.lost is not None:
+            raise Unavailable("no answer")
+        super().append(sequence, version, parts)
+
+    def entries(self, after: int = 0) -> Iterator[LogEntry]:
+        for number, (version, content) in enumerate(self.kept[: self.last], 1):
+            if number > after:
+                yield LogEntry(number, version, memoryview(content))
+
+
+@pytest.mark.parametrize("lost", ["before", "after"])
+@pytest.mark.parametrize("again", [True, False])
+def test_a_commit_that_could_not_be_logged_is_seen_by_nobody_and_made_again(lost: str, again: bool) -> None:
+    log = _LosingLog()
+    with (
+        tiered_store(FailingTier(keeps_positions=False), log, TINY) as store,
+        MemoryStore(1, direct_bytes=100) as plain,
+    ):
+        for each in (store, plain):
+            trained(each, 3)
+        before = everything(store)
+        log.lost = lost
+        refused = Commit(4, {"dynamic": TableUpdate(np.array([1, 7]), np.ones((2, 2), np.float32))}, 3, {})
+        for _ in range(2):
+            with pytest.raises(Unavailable):
+                store.commit(refused)
+            assert store.version() == 3
+            with pytest.raises(Unavailable, match="version 4 could not be logged yet"):
+                store.lookup({"dynamic": np.array([1])})
+        log.lost = None
+        if again:
+            store.commit(refused)
+            plain.commit(refused)
+        else:
+            store.recover()
+            assert everything(store) == before
+        for each in (store, plain):
+            step(each, [2, 3], 5, TRAINED)
+        assert everything(store) == everything(plain)
+        log.lost = lost
+        for change in (
+            lambda: store.delete("dynamic", np.array([1])),
+            lambda: store.clear("few"),
+            lambda: store.drop_table("half"),
+            lambda: store.reset_version(9),
+            lambda: store.create_table(TableSpec("new", 2)),
+            lambda: store.put("dynamic", store.scan("dynamic")),
+            lambda: store.put_table_state("decayed", TableState(untouched_decay=-0.5)),
+        ):
+            with pytest.raises(Unavailable):
+                change()
+        log.lost = None
+        assert everything(store) == everything(plain)
