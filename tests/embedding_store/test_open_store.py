@@ -11,30 +11,15 @@ from elastable.embedding_store.composite.partitions.partitioned_store import Par
 from elastable.embedding_store.composite.placement.location_file import storage_of_url
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.open_store import open_source, open_store
 from elastable.embedding_store.support.store_url import shard_urls
-from elastable.embedding_store.tiers.files.file_store import FileStore
-from elastable.embedding_store.tiers.redis.redis_store import RedisStore
 
 
 def test_memory() -> None:
     with open_store("memory", threads=1) as store:
         assert isinstance(store, MemoryStore)
-
-
-def test_a_source_reads_what_a_store_wrote(redis_url: str) -> None:
-    ids = np.array([3, 9, 3], np.int64)
-    with open_store(redis_url) as store, open_source(redis_url) as source:
-        assert isinstance(store, RedisStore)
-        assert not isinstance(source, EmbeddingStore)
-        assert (source.specs(), source.version()) == ({}, 0)
-        store.create_table(TableSpec("t", 4))
-        store.commit(Commit(1, {"t": TableUpdate(ids[:1], np.ones((1, 4), np.float32))}, 0, {}))
-        np.testing.assert_array_equal(source.lookup({"t": ids}, version=1)["t"], store.lookup({"t": ids})["t"])
-        assert (source.specs(), source.version()) == (store.specs(), 1)
 
 
 @pytest.mark.parametrize("url", ["", "disk", "http://me:secret@h:1", "rediss//h", "memory://"])
@@ -61,12 +46,13 @@ def test_partitioned_stores(redis_url: str) -> None:
         store.create_table(TableSpec("t", 4))
         assert (store.shards, store.lookup({"t": ids})["t"].shape) == (3, (7, 4))
     shards = ",".join(f"{redis_url}?namespace=shard/{number}&partitions=4" for number in range(2))
-    with open_store(f"token:{shards}") as store, open_source(f"token:{shards}") as source:
-        assert not isinstance(source, EmbeddingStore)
+    with open_store(f"token:{shards}") as store:
         store.create_table(TableSpec("t", 4))
         store.commit(Commit(1, {"t": TableUpdate(ids, np.ones((7, 4), np.float32))}, 0, {}))
-        np.testing.assert_array_equal(source.lookup({"t": ids}, version=1)["t"], store.lookup({"t": ids})["t"])
-        assert (source.specs(), source.version()) == (store.specs(), 1)
+        before = store.lookup({"t": ids})["t"]
+    with open_store(f"token:{shards}") as store:
+        assert store.version() == 1
+        np.testing.assert_array_equal(store.lookup({"t": ids})["t"], before)
 
 
 def test_commas_between_hosts_divide_noshard_urls() -> None:
@@ -89,8 +75,6 @@ def test_shards_by_url_that_cannot_be() -> None:
 
 def test_files(tmp_path: Path) -> None:
     with open_store(f"file://{tmp_path}/a%20b?budget=2MiB", threads=1) as store:
-        assert isinstance(store, FileStore)
-        assert store.folder == tmp_path / "a b"
         store.create_table(TableSpec("t", 4))
     with open_store(f"file://{tmp_path}/a%20b") as store:
         assert set(store.specs()) == {"t"}
@@ -102,8 +86,8 @@ def test_files(tmp_path: Path) -> None:
         ("file://tmp/x", "three slashes"),
         ("file:///", "three slashes"),
         ("file:///x?budget=2GB", "size '2GB'"),
-        ("file:///x?budget=10", "at least 1 MiB"),
-        ("file:///x?budgets=1", "option 'budgets' is unknown; known options are budget, unclean"),
+        ("file:///x?budget=10", "at least 1MiB"),
+        ("file:///x?budgets=1", "option 'budgets' is unknown; known options are budget, log_bytes"),
         ("cached+redis://me:secret@h:1?rows=1000", "leave out cached\\+"),
     ],
 )
