@@ -32,7 +32,7 @@ from tests.embedding_store.tiers.tier_places import (
     redis_places,
 )
 
-OUTSIDE = ["files", "redis", "cluster"]
+OUTSIDE = ["files", "redis", "valkey", "cluster", "sentinel"]
 """Tiers that outlive this process."""
 
 
@@ -60,7 +60,13 @@ def places_of(request: pytest.FixtureRequest) -> Iterator[Place]:
         return page_places(request.getfixturevalue("tmp_path"))
     if request.param == "files":
         return file_places(request.getfixturevalue("tmp_path"))
-    return redis_places(request.getfixturevalue("redis_url" if request.param == "redis" else "redis_cluster_url"))
+    urls = {
+        "redis": "redis_url",
+        "valkey": "valkey_url",
+        "cluster": "redis_cluster_url",
+        "sentinel": "redis_sentinel_url",
+    }
+    return redis_places(request.getfixturevalue(urls[request.param]))
 
 
 IDS = st.sampled_from([-(2**63), -1, 0, 1, 2, 2**63 - 1]) | st.integers(-(2**63), 2**63 - 1)

@@ -63,7 +63,7 @@ def page_places(home: Path) -> Iterator[Place]:
 def redis_places(url: str) -> Iterator[Place]:
     """Namespaces of an empty server or Cluster."""
     for number in count():
-        place = f"{url}?namespace=place{number}&partitions=8"
+        place = f"{url}{'&' if '?' in url else '?'}namespace=place{number}&partitions=8"
         imports = "from elastable.embedding_store.tiers.redis.redis_tier import RedisTier"
         yield Place(partial(RedisTier, place), (imports, f"RedisTier({place!r})"))
 
