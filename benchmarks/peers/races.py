@@ -180,27 +180,23 @@ def redis_races(address: str) -> list[Race]:
         runners = (
             ours("lookup", race="redis lookup"),
             ours("write", race="redis write"),
-            ours("commit", race="redis commit"),
-            ours("commit that reads", race="redis commit, nothing held"),
+            ours("flush", race="redis flush"),
             pace("pace of lookups", race="redis lookup"),
             pace("pace of writes", race="redis write"),
-            pace("pace of commits", race="redis commit"),
+            pace("pace of flushes", race="redis flush"),
             theirs("their lookup", race="redis lookup"),
             theirs("their upsert", race="redis upsert"),
         )
         pairings = (
             Pairing(f"Redis lookup {of}, against recommenders-addons", "lookup", "their lookup", 2.0),
             Pairing(f"Redis write {of}, against recommenders-addons' upsert", "write", "their upsert", 2.0),
-            Pairing(f"Redis commit, Adagrad, {of}, against their upsert", "commit", "their upsert", 0.8),
-            Pairing(
-                f"the same, of rows that the writer does not remember, {of}", "commit that reads", "their upsert", None
-            ),
+            Pairing(f"Redis flush with Adagrad's slots {of}, against their upsert", "flush", "their upsert", 0.8),
             Pairing(f"the server ceiling of lookups {of}, against theirs", "pace of lookups", "their lookup", None),
             Pairing(f"the server ceiling of writes {of}, against their upsert", "pace of writes", "their upsert", None),
-            Pairing(f"the server ceiling of commits {of}, against it", "pace of commits", "their upsert", None),
+            Pairing(f"the server ceiling of flushes {of}, against it", "pace of flushes", "their upsert", None),
             Pairing(f"Redis lookup {of}, against the server ceiling", "lookup", "pace of lookups", None),
             Pairing(f"Redis write {of}, against the server ceiling", "write", "pace of writes", None),
-            Pairing(f"Redis commit, Adagrad, {of}, against the server ceiling", "commit", "pace of commits", None),
+            Pairing(f"Redis flush with slots {of}, against the server ceiling", "flush", "pace of flushes", 0.9),
         )
         settings = {"address": address, "rows": rows, "batch": 16_384, "partitions": 64}
         races.append(Race("rows/s", runners, pairings, settings))

@@ -1,4 +1,4 @@
-"""Elastable's tables in Redis: lookups, writes, and commits that read, apply and write."""
+"""Elastable's tier in Redis: records read, and records flushed, with Adagrad's slots beside the weights or without."""
 
 from __future__ import annotations
 
@@ -12,61 +12,52 @@ import numpy as np
 
 from benchmarks.peers import workloads
 from benchmarks.peers.rounds import Turn
-from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
-from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.tiers.redis.redis_store import RedisStore
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.tier import Records, TierTable
+from elastable.embedding_store.tiers.redis.record_tables import RecordTable
+from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
+from elastable.embedding_store.tiers.redis.url import RedisUrl
 from elastable.process.heap import keep_freed_memory
 
-__all__ = ["NOTHING_HELD", "filled_store", "prepare"]
+__all__ = ["filled_tier", "prepare"]
 
-NOTHING_HELD = "redis commit, nothing held"
 _OUTPUTS = 4  # in rotation, so that none is still in a cache
 
 
 def prepare(race: str, settings: Mapping[str, Any]) -> Turn:
-    """`redis lookup`, `redis write`, `redis commit` (Adagrad), `redis commit, nothing held` (which reads every row)."""
+    """`redis lookup`, `redis write`, `redis flush` (weights and Adagrad's slots)."""
     keep_freed_memory()  # as every process of the `elastable` command does
-    store = filled_store(race, settings)
+    tier, _, table = filled_tier(race, settings)
     batches = workloads.redis_ids(settings["rows"], settings["batch"])
-    make = {"redis lookup": _lookups, "redis write": _writes}.get(race, _commits)
-    rows = np.random.default_rng(2).standard_normal((settings["batch"], workloads.DIM), np.float32)
-    return Turn(f"elastable {version('elastable')}", make(store, batches, rows), settings["batch"])
+    make = _lookups if race == "redis lookup" else _writes
+    work = make(tier, batches, settings["batch"], table.table.record_bytes)
+    return Turn(f"elastable {version('elastable')}", work, settings["batch"])
 
 
-def filled_store(race: str, settings: Mapping[str, Any]) -> RedisStore:
-    """A store of the race's own whose table "t" has all its rows; with Adagrad's slots for commits."""
-    commits = race.startswith("redis commit")
-    namespace = f"{race.replace(' ', '-').replace(',', '')}-{os.getpid()}"  # sides share a server
-    held = "&held_bytes=0" if race == NOTHING_HELD else ""
-    store = RedisStore(
-        f"redis://{settings['address']}?partitions={settings['partitions']}&namespace={namespace}&deadline=60{held}"
+def filled_tier(race: str, settings: Mapping[str, Any]) -> tuple[RedisTier, RedisUrl, RecordTable]:
+    """A tier of the race's own whose table "t" has all its records; with Adagrad's slots for flushes."""
+    namespace = f"{race.replace(' ', '-')}-{os.getpid()}"  # sides share a server
+    url = RedisUrl.parse(
+        f"redis://{settings['address']}?partitions={settings['partitions']}&namespace={namespace}&deadline=60"
     )
-    optimizer = OptimizerSpec.of("adagrad" if commits else "sgd", learning_rate=0.01)
-    store.create_table(TableSpec("t", workloads.DIM, settings["rows"], optimizer=optimizer))
-    rows = np.random.default_rng(1).standard_normal((settings["rows"], workloads.DIM), np.float32)
-    slots = np.ones((len(rows), workloads.DIM if commits else 0), np.float32)
-    store.put("t", [RowBlock(np.arange(len(rows)), rows, slots)])
-    return store
+    tier = RedisTier(url)
+    values = workloads.DIM * (2 if race == "redis flush" else 1)
+    table = TierTable("t", 4 * values)
+    tier.drop("t")
+    tier.create(table)
+    ids = np.arange(settings["rows"], dtype=np.int64)
+    rows = np.random.default_rng(1).standard_normal((len(ids), values), np.float32)
+    tier.write([Records("t", ids, ids, rows.view(np.uint8))], {}, 1)
+    return tier, url, RecordTable.of(namespace, table, settings["partitions"])
 
 
-def _lookups(store: RedisStore, batches: list[Int64], rows: Float32) -> Callable[[], object]:
-    turns, table = cycle(batches), store.table("t")
-    outputs = cycle([np.empty_like(rows) for _ in range(_OUTPUTS)])
-    return lambda: table.lookup(next(turns), next(outputs))
+def _lookups(tier: RedisTier, batches: list[Int64], batch: int, record_bytes: int) -> Callable[[], object]:
+    turns, positions = cycle(batches), np.arange(batch)
+    outputs = cycle([np.empty((batch, record_bytes), np.uint8) for _ in range(_OUTPUTS)])
+    return lambda: tier.read([Records("t", next(turns), positions, next(outputs))])
 
 
-def _writes(store: RedisStore, batches: list[Int64], rows: Float32) -> Callable[[], object]:
-    turns = cycle(batches)
-    slots = np.empty((len(rows), 0), np.float32)
-    return lambda: store.put("t", [RowBlock(next(turns), rows, slots)])
-
-
-def _commits(store: RedisStore, batches: list[Int64], rows: Float32) -> Callable[[], object]:
-    turns, versions = cycle(batches), count(store.version() + 1)
-
-    def commit() -> None:
-        number = next(versions)
-        store.commit(Commit(number, {"t": TableUpdate(next(turns), rows)}, number - 1, {}))
-
-    return commit
+def _writes(tier: RedisTier, batches: list[Int64], batch: int, record_bytes: int) -> Callable[[], object]:
+    turns, sequences, positions = cycle(batches), count(2), np.arange(batch)
+    rows = np.random.default_rng(2).integers(0, 256, (batch, record_bytes), dtype=np.uint8)
+    return lambda: tier.write([Records("t", next(turns), positions, rows)], {}, next(sequences))
