@@ -35,7 +35,10 @@ def save_graph(graph: KnowledgeGraph, folder: Path) -> None:
                 file.writelines(
                     f"{entities[entity]}\t{graph.types[kind]}\n"
                     for entity, kind in enumerate(graph.entity_types.tolist())
-                    if kind < len(graph.types)
+                )
+                file.writelines(
+                    f"{entities[entity]}\t{graph.types[kind]}\n"
+                    for entity, kind in ([] if graph.further_types is None else graph.further_types.tolist())
                 )
     except OSError as error:
         raise BadInput(f"{folder} cannot be written: {error}") from error

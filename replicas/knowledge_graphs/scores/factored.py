@@ -82,8 +82,8 @@ class TuckER(ScoreFunction):
         matrices = (given @ core.reshape(dim, -1)).reshape(-1, dim, dim)
         to_relation: Float32 = np.matmul(matrices, gradients[:, :, None])[:, :, 0]
         outer = (relation[:, :, None] * gradients[:, None]).reshape(-1, dim * dim)  # [b, (j, k)]
-        to_given: Float32 = outer @ core.reshape(dim, -1).T
-        to_core: Float32 = (given.T @ outer).reshape(dim, dim, dim)
+        to_given = np.asarray(outer @ core.reshape(dim, -1).T, np.float32)
+        to_core = np.asarray(given.T @ outer, np.float32).reshape(dim, dim, dim)
         if side == "head":
             to_core = np.ascontiguousarray(to_core.transpose(2, 1, 0))
         return to_given, to_relation, {"core": to_core}
