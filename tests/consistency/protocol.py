@@ -1,12 +1,15 @@
-"""The protocol of versions in Redis (docs/consistency.md) as a program of atomic steps.
+"""The protocol of the write-ahead log in Redis (docs/consistency.md) as a program of atomic steps.
 
-It is small enough to try every order. Two partitions of two rows each lie on
-two servers, with the registry (version, record, owner, pin) on the first. Every
-process may take its next step at any time, or never again: so a process that
-dies, and one that is stopped and wakes up later, are among the orders that are
-tried. A row is the list of commits that were applied to it, so one that is
-lost, or applied twice, shows. Different writers make different commits of the
-same version, as a job that goes on asynchronously does.
+It is small enough to try every order. One server has the log, the owner's key
+and the tier's state; another one has a partition of two rows. A process commits
+on one thread and writes rows behind on another; a request that it has sent may
+be executed at any time, also after its connection broke. Every process may take
+its next step at any time, or never again: so a process that dies, and one that
+is stopped and wakes up later, are among the orders that are tried. A server may
+come back with what it had some time ago. After every step a process that would
+open the store then has to find the newest version exactly, or, where something
+was lost, may say so. Different attempts and different processes make different
+commits of the same version.
 
 `WITHOUT` names ways to do it wrong, each leaving one precaution out.
 """
@@ -14,49 +17,59 @@ same version, as a job that goes on asynchronously does.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from tests.consistency.readers import read, read_pinned
-from tests.consistency.world import Broken, Pinner, Reader, Store, World, Writer
-from tests.consistency.writers import write
+from tests.consistency.servers import execute, lose
+from tests.consistency.world import Broken, Store, World, applied, recovered
+from tests.consistency.writers import commit, flush
 
 __all__ = ["WITHOUT", "steps"]
 
 WITHOUT = {
-    "before-images": "a commit leaves none",
-    "partitions first": "the version is set before the partitions are written",
-    "stamps read": "readers do not look at stamps",
-    "stamps written": "a commit writes rows without their stamp",
-    "one transaction": "a partition's rows are written first, its stamp and before-image after them",
-    "record with version": "the record is written after the version",
+    "watch": "Redis executes an append although the owner's key was written since",
+    "owner check": "a new connection, or a change of the state, does not look who the owner is",
     "kill": "who takes over does not close the connections of others",
-    "owner check": "a new connection does not look who the owner is",
-    "owner before kill": "who takes over closes connections first, and becomes the owner then",
-    "recovery": "who takes over goes on without taking anything back",
-    "whole undo": "a before-image is dropped first, the rows are restored after that",
-    "stamp restored": "rows are restored, and their stamp is not",
-    "images for pins": "a commit drops the before-images that a pin needs",
-    "pin of the current": "a pin does not make sure that its version is still current",
-    "owner again": "a reader of a pin does not make sure that nothing was taken back meanwhile",
-    "end of recovery": "the owner's key does not change when everything has been taken back",
-    "missing image": "a reader of a pin does not notice that a stamp has no before-image any more",
-    "oldest image": "a reader of a pin takes the newest before-image",
+    "settle": "a process in doubt does not write the owner's key before it looks",
+    "look": "a process in doubt appends again without looking",
+    "end of the log": "a new connection does not look where the log ends",
+    "log before rows": "rows of a commit are written behind before it is in the log",
+    "rows before state": "the state is kept, and the log trimmed, before the rows are written",
+    "state before trim": "the log is trimmed before the state is kept",
+    "server of the state": "the log is trimmed on a server that came back older since the state was kept",
+    "stamps of rows": "who opens the store does not compare the stamps of rows with the log's end",
+    "stamps of the state": "who opens the store does not compare the stamps of rows with the state's",
+    "stamps that grow": "two writes of a partition between the same two commits have the same stamp",
+    "stamps at writing": "a write does not compare the partition's stamp with the one that was confirmed",
 }
 
 
 def steps(world: World, without: str) -> Iterator[World]:
-    """All worlds that are one step of one process away.
+    """All worlds that are one step away.
 
     Raises:
-        Broken: a process has seen what it must not.
+        Broken: a process has seen what it must not, or would if it opened the store then.
     """
-    for place, process in enumerate(world.processes):
-        step = {Writer: write, Reader: read, Pinner: read_pinned}[type(process)]
-        for store, after in step(world.store, process, without):  # type: ignore[operator]
-            _require_acknowledged(store)
-            processes = (*world.processes[:place], after, *world.processes[place + 1 :])
-            yield World(store, processes)
+    stores = [*execute(world.store, without), *lose(world.store, world.loses)]
+    found = [replace(world, store=store) for store in stores]
+    for place, writer in enumerate(world.writers):
+        for act in (commit, flush):
+            for store, after in act(world.store, writer, without):
+                writers = (*world.writers[:place], after, *world.writers[place + 1 :])
+                found.append(replace(world, store=store, writers=writers))
+    for following in found:
+        _require_exact(following.store, without)
+    return iter(found)
 
 
-def _require_acknowledged(store: Store) -> None:
-    if store.version < store.acked:
-        raise Broken(f"version {store.acked} was acknowledged, and {store.version} stands")
+def _require_exact(store: Store, without: str) -> None:
+    """What a process would find that took over now: what others have sent is void then."""
+    newest = recovered(store, without)
+    if newest is None:
+        if not store.lost:
+            raise Broken(f"nothing was lost, and the store does not open: {store}")
+        return
+    version, cells = newest
+    if version < store.acked:
+        raise Broken(f"version {store.acked} was acknowledged, and {version} is found")
+    if version != len(store.lineage) or cells != applied(((), ()), store.lineage):
+        raise Broken(f"version {version} is found as {cells}, and {store.lineage} was committed")

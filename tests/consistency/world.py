@@ -6,18 +6,19 @@ from dataclasses import dataclass, replace
 
 __all__ = [
     "Broken",
-    "Image",
-    "Part",
-    "Pinner",
-    "Reader",
-    "Rows",
+    "Cells",
+    "Entry",
+    "Head",
+    "Message",
+    "Partition",
+    "Stamp",
     "Store",
     "World",
     "Writer",
     "applied",
-    "restored",
-    "touched",
-    "with_part",
+    "entry_of",
+    "recovered",
+    "whole_entries",
 ]
 
 
@@ -28,110 +29,191 @@ class Broken(AssertionError):
 Row = tuple[str, ...]
 """The commits that were applied to it, such as "1A" and "2B"."""
 
-Rows = tuple[Row, Row]
-Image = tuple[int, tuple[tuple[int, Row], ...], int]
-"""Version, (number, row) of those that it changed, and the old stamp."""
+Cells = tuple[Row, Row]
+"""The two rows of the table."""
+
+
+Stamp = tuple[int, int]
+"""Of a partition: the newest entry when it was written, and how many times it had been written with that entry."""
+
+Watched = tuple[str, int, int]
+"""The owner's key, how many times it was written, and how many times its server has started."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A partition: its rows, its stamp, and before-images, oldest first."""
+class Entry:
+    """An entry of the log: the commit of version `sequence`, and the rows that it has made.
 
-    rows: Rows = ((), ())
-    stamp: int = 0
-    images: tuple[Image, ...] = ()
+    Attributes:
+        sequence: Its number.
+        commit: Its name; another attempt at the version, and another process, make another commit of it.
+        parts: In how many stream entries it lies.
+        images: (number, row) of the rows that it has changed, as they are after it.
+    """
+
+    sequence: int
+    commit: str
+    parts: int
+    images: tuple[tuple[int, Row], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The server with the log, the tier's state and the owner.
+
+    Attributes:
+        stream: Parts of entries: sequence number, part, entry.
+        owner: Who may write, and how many times that was written.
+        flushed: The tier's state: rows include the entries up to this one.
+        stamp: The tier's state: the partition's stamp then.
+        starts: How many times the server has started: watching ends with it.
+    """
+
+    stream: tuple[tuple[int, int, Entry], ...] = ()
+    owner: tuple[str, int] = ("A", 1)
+    flushed: int = 0
+    stamp: Stamp = (0, 0)
+    starts: int = 1
+
+    @property
+    def watched(self) -> Watched:
+        """What somebody sees who watches the owner's key now."""
+        return (*self.owner, self.starts)
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """The server with the rows, and the stamp of the last write to them."""
+
+    cells: Cells = ((), ())
+    stamp: Stamp = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A request that its server has not executed yet.
+
+    Attributes:
+        writer, life: Whose, and on which of its connections.
+        watched: The owner's key as it was when it was watched.
+        entry: To append; None: a row is to be written.
+        cell, row, stamp, known: The row, the partition's stamp from then on, and those that it may have before.
+    """
+
+    writer: str
+    life: int
+    watched: Watched = ("", 0, 0)
+    entry: Entry | None = None
+    cell: int = 0
+    row: Row = ()
+    stamp: Stamp = (0, 0)
+    known: tuple[Stamp, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """What the servers hold.
+    """What the servers hold, and what is on its way to them.
 
-    `open` are the named connections, (writer, server). Nobody in it knows
-    `acked`, the last version that was acknowledged, and `truth`, the rows of
-    every version that came to stand.
+    `open` are the writers with a named connection to the partition. Nobody in it knows `lineage`, the entries that
+    make the newest version, trimmed ones too, `acked`, the last version that was acknowledged, and `lost`, whether a
+    server has come back older.
     """
 
-    parts: tuple[Part, Part] = (Part(), Part())
-    version: int = 0
-    record: int = 0
-    owner: str = "A1"
-    pin: int = -1
-    open: frozenset[tuple[str, int]] = frozenset({("A", 0), ("A", 1)})
+    head: Head = Head()
+    partition: Partition = Partition()
+    flight: frozenset[Message] = frozenset()
+    answers: frozenset[tuple[str, int, str]] = frozenset()
+    open: frozenset[str] = frozenset({"A"})
+    saved: tuple[Head | None, Partition | None, tuple[Entry, ...]] | None = None
+    lineage: tuple[Entry, ...] = ()
     acked: int = 0
-    truth: tuple[tuple[Rows, Rows], ...] = ((((), ()), ((), ())),)
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """A process that commits up to a version; one that does not own the store takes it over first.
+    """A process: one thread commits up to a version, another writes rows behind.
 
-    `at` is its next step, `part` of which partition; `version`, `stamps`, `rows`
-    and `oldest` (the oldest pin) are what it read.
+    `at` and `flush_at` are their next steps. `end`, `cells` and `known` are what it knows of the log's end, the rows
+    and the partition's stamp, `sent` the stamp of its last write, `seen` how many times the head had started when it
+    last looked; `entry` is what it appends, `watched` the owner's key as it watches it; `breaks` is how many times its
+    connection may break.
     """
 
     name: str
     last: int
-    at: str = "read"
-    part: int = 0
-    version: int = 0
-    stamps: tuple[int, int] = (0, 0)
-    rows: tuple[Rows, Rows] = (((), ()), ((), ()))
-    oldest: int = 99
-    then: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """Learns the version, then looks it up at both servers at once."""
-
-    version: int = -1
-    first: int = 0
-    second: int = 0
-    rows: tuple[Rows, Rows] = (((), ()), ((), ()))
-    refused: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Pinner:
-    """Pins the current version, and reads it later."""
-
-    at: str = "look"
-    version: int = -1
-    owner: str = ""
-    parts: tuple[Part, Part] = (Part(), Part())
-    images: tuple[tuple[Image, ...], ...] = ((), ())
-    done: int = 0
-    tries: int = 1
+    at: str = "idle"
+    breaks: int = 0
+    end: int = 0
+    cells: Cells = ((), ())
+    known: Stamp = (0, 0)
+    entry: Entry | None = None
+    watched: Watched | None = None
+    life: int = 0
+    flush_at: str = "rest"
+    flushed: int = 0
+    cell: int = 0
+    sent: Stamp = (0, 0)
+    seen: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The servers and all processes."""
+    """The servers and all processes. `loses`: which servers may once come back older, 0 the head, 1 the partition."""
 
     store: Store
-    processes: tuple[Writer | Reader | Pinner, ...]
+    writers: tuple[Writer, ...]
+    loses: tuple[int, ...] = ()
 
 
-def touched(version: int, writer: str) -> dict[int, tuple[int, ...]]:
-    """Of each partition that a writer's commit of a version changes, the numbers of its rows."""
-    if version == 1:
-        return {0: (0,), 1: (0,)} if writer == "A" else {0: (1,), 1: (0, 1)}
-    return {1: (0, 1)} if version == 2 else {0: (0, 1), 1: (1,)}
+_TOUCHED = {1: (0,), 2: (1,), 3: (0, 1)}
 
 
-def applied(rows: Rows, numbers: tuple[int, ...], commit: str) -> Rows:
-    """Rows after a commit."""
-    first, second = ((*row, commit) if number in numbers else row for number, row in enumerate(rows))
-    return first, second
+def entry_of(version: int, commit: str, parts: int, cells: Cells) -> Entry:
+    """The commit that makes a version of these rows."""
+    return Entry(version, commit, parts, tuple((cell, (*cells[cell], commit)) for cell in _TOUCHED[version]))
 
 
-def with_part(store: Store, number: int, part: Part) -> Store:
-    """The servers with another partition of that number."""
-    parts = (part, store.parts[1]) if number == 0 else (store.parts[0], part)
-    return replace(store, parts=parts)
+def applied(cells: Cells, entries: tuple[Entry, ...]) -> Cells:
+    """Rows after entries."""
+    for entry in entries:
+        for cell, row in entry.images:
+            cells = (row, cells[1]) if cell == 0 else (cells[0], row)
+    return cells
 
 
-def restored(rows: Rows, image: tuple[tuple[int, Row], ...]) -> Rows:
-    """Rows after those of a before-image were put back."""
-    first, second = (dict(image).get(number, row) for number, row in enumerate(rows))
-    return first, second
+def whole_entries(head: Head) -> tuple[Entry, ...] | None:
+    """The entries of the log; None: one is missing, or not whole."""
+    entries: list[Entry] = []
+    begun: Entry | None = None
+    expected = (head.stream[0][0], 0) if head.stream else (1, 0)
+    for sequence, part, entry in head.stream:
+        if (sequence, part) != expected or entry.sequence != sequence or (part and entry != begun):
+            return None
+        begun = entry
+        expected = (sequence, part + 1)
+        if part + 1 == entry.parts:
+            entries.append(entry)
+            expected = (sequence + 1, 0)
+    return tuple(entries) if not expected[1] else None
+
+
+def recovered(store: Store, without: str = "") -> tuple[int, Cells] | None:
+    """What a process finds that opens the store now: version and rows; None: it says that something is lost."""
+    entries, head, partition = whole_entries(store.head), store.head, store.partition
+    if entries is None:
+        return None
+    first, last = (entries[0].sequence, entries[-1].sequence) if entries else (1, 0)
+    if last < head.flushed or first > head.flushed + 1:
+        return None
+    if partition.stamp[0] > last and without != "stamps of rows":
+        return None
+    if partition.stamp < head.stamp and without != "stamps of the state":
+        return None
+    return last, applied(partition.cells, tuple(entry for entry in entries if entry.sequence > head.flushed))
+
+
+def with_cell(partition: Partition, message: Message) -> Partition:
+    """The partition after a row was written."""
+    cells = (message.row, partition.cells[1]) if message.cell == 0 else (partition.cells[0], message.row)
+    return replace(partition, cells=cells, stamp=message.stamp)

@@ -1,168 +1,204 @@
-"""Writers of `tests.consistency.protocol`: they take over, recover, and commit."""
+"""Processes of `tests.consistency.protocol`: they take over, recover, commit, and write rows behind."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tests.consistency.world import Broken, Image, Part, Rows, Store, Writer, applied, restored, touched, with_part
+from tests.consistency.servers import cut, trimmed
+from tests.consistency.world import Broken, Entry, Message, Stamp, Store, Writer, applied, entry_of, recovered
 
-__all__ = ["write"]
+__all__ = ["commit", "flush"]
+
+Step = tuple[Store, Writer]
 
 
-def write(store: Store, me: Writer, without: str) -> Iterator[tuple[Store, Writer]]:
-    """What a writer's next step makes of the servers and of itself."""
-    if me.at in ("done", "refused"):
-        return
-    if me.at.startswith("take over"):
+def commit(store: Store, me: Writer, without: str) -> Iterator[Step]:
+    """What the next step of the thread that commits makes of the servers and of its process."""
+    if me.at in ("take over", "kill", "open"):
         yield _take_over(store, me, without)
-    elif me.at in ("name", "check"):
+    elif me.at == "idle":
+        if me.end == me.last:
+            yield store, replace(me, at="done")
+        else:
+            entry = entry_of(me.end + 1, f"{me.end + 1}{me.name}", 2, me.cells)
+            yield store, replace(me, at="connect", entry=entry)
+    elif me.at == "connect":
         yield _connect(store, me, without)
-    elif me.at in _WRITES and (me.name, _server(me)) not in store.open:
-        yield store, replace(me, at="name", then=me.at)  # its connection was closed: it opens a new one
-    elif me.at == "declare":
-        yield _declare(store, me, without)
-    elif me.at in ("stamps", "undo", "undo rest"):
-        yield _recover(store, me, without)
+    elif me.at == "send":
+        yield _send(store, me, without)
+    elif me.at == "wait":
+        yield from _wait(store, me)
+    elif me.at == "settle":
+        yield _settle(store, me, without)
+    elif me.at == "look":
+        yield from _look(store, me, without)
+
+
+def _take_over(store: Store, me: Writer, without: str) -> Step:
+    if me.at == "take over":
+        head = replace(store.head, owner=(me.name, store.head.owner[1] + 1))
+        return replace(store, head=head), replace(me, at="kill")
+    if me.at == "kill":
+        return store if without == "kill" else replace(store, open=store.open & {me.name}), replace(me, at="open")
+    if store.head.owner[0] != me.name:
+        return store, replace(me, at="taken over")
+    found = recovered(store, without)
+    if found is None:
+        return store, _ended(store, me, "it refuses to open")
+    version, cells = found
+    # Rows of the log are written anew: nobody knows which of them are in the tier.
+    stamp = store.partition.stamp
+    me = replace(me, seen=store.head.starts, known=stamp, sent=stamp)
+    return store, replace(me, at="idle", end=version, cells=cells, flushed=-1)
+
+
+def _ended(store: Store, me: Writer, why: str) -> Writer:
+    """A process that can go on no more, which is right only where something was lost."""
+    if not store.lost:
+        raise Broken(f"process {me.name} ended, and nothing was lost: {why}")
+    return replace(me, at="refused", entry=None)
+
+
+def _last(store: Store) -> int:
+    return store.head.stream[-1][0] if store.head.stream else 0
+
+
+def _connect(store: Store, me: Writer, without: str) -> Step:
+    if me.watched is not None:
+        return store, replace(me, at="send")
+    if store.head.owner[0] != me.name and without != "owner check":
+        return store, replace(me, at="taken over")
+    if _last(store) != me.end and without != "end of the log":
+        return store, _ended(store, me, f"the log ends with {_last(store)}, and {me.end} was appended")
+    return store, replace(me, at="send", watched=store.head.watched)
+
+
+def _send(store: Store, me: Writer, without: str) -> Step:
+    assert me.watched is not None
+    message = Message(me.name, me.life, watched=me.watched, entry=me.entry)
+    assert me.entry is not None
+    if without == "log before rows":
+        me = replace(me, cells=applied(me.cells, (me.entry,)))
+    return replace(store, flight=store.flight | {message}), replace(me, at="wait")
+
+
+def _wait(store: Store, me: Writer) -> Iterator[Step]:
+    assert me.entry is not None
+    for answer in store.answers:
+        if answer[:2] != (me.name, me.life) or answer[2] in ("written", "stamp"):
+            continue
+        rest = replace(store, answers=store.answers - {answer})
+        if answer[2] == "done":
+            yield replace(rest, acked=min(me.entry.sequence, len(rest.lineage))), _appended(me)
+        elif answer[2] == "nil":
+            yield rest, replace(me, at="connect", watched=None, life=me.life + 1)
+        else:
+            yield rest, _ended(store, me, "its entry is in the log in part")
+    broke = replace(me, at="settle", watched=None, life=me.life + 1)
+    waiting = [m for m in store.flight if m.writer == me.name and m.entry is not None and m.life == me.life]
+    answered = any(answer[:2] == (me.name, me.life) for answer in store.answers)
+    if not waiting and not answered:
+        yield store, broke  # the server came back older
+    elif me.breaks:
+        store = replace(store, answers=frozenset(a for a in store.answers if a[:2] != (me.name, me.life)))
+        yield store, replace(broke, breaks=me.breaks - 1)
+        if waiting:
+            yield replace(store, flight=store.flight - set(waiting)), replace(broke, breaks=me.breaks - 1)
+
+
+def _appended(me: Writer) -> Writer:
+    assert me.entry is not None
+    return replace(me, at="idle", end=me.entry.sequence, cells=applied(me.cells, (me.entry,)), entry=None)
+
+
+def _settle(store: Store, me: Writer, without: str) -> Step:
+    """What is still on its way fails by its WATCH."""
+    if without == "settle":
+        return store, replace(me, at="look")
+    if store.head.owner[0] != me.name:
+        return store, replace(me, at="taken over")
+    head = replace(store.head, owner=(me.name, store.head.owner[1] + 1))
+    return replace(store, head=head), replace(me, at="look")
+
+
+def _look(store: Store, me: Writer, without: str) -> Iterator[Step]:
+    """The entry in doubt is there or not; then it is appended again, or another one is."""
+    if store.head.owner[0] != me.name:
+        yield store, replace(me, at="taken over")
+        return
+    assert me.entry is not None
+    other = Entry(me.entry.sequence, me.entry.commit + "'", 1, _renamed(me.entry))
+    if store.head.stream and store.head.stream[-1][2] == me.entry and without != "look":
+        yield replace(store, acked=me.entry.sequence), _appended(me)
+        yield cut(store, me.end), replace(me, at="connect", entry=other)
     else:
-        yield _commit(store, me, without)
+        yield store, replace(me, at="connect")
+        yield store, replace(me, at="connect", entry=other)
 
 
-_WRITES = ("write", "write rest", "undo", "undo rest", "declare", "publish", "record")
+def _renamed(entry: Entry) -> tuple[tuple[int, tuple[str, ...]], ...]:
+    return tuple((cell, (*row[:-1], row[-1] + "'")) for cell, row in entry.images)
 
 
-def _anew(me: Writer, at: str = "read") -> Writer:
-    """Nothing is known any more of what was read: so there are fewer states."""
-    return Writer(me.name, me.last, at)
+def flush(store: Store, me: Writer, without: str) -> Iterator[Step]:
+    """Likewise, of the thread that writes rows behind."""
+    if me.at in ("take over", "kill", "open", "taken over", "refused"):
+        return
+    order = ["cells", "put", "trim"]
+    if without == "rows before state":
+        order = ["put", "trim", "cells"]
+    if without == "state before trim":
+        order = ["trim", "cells", "put"]
+    following = dict(zip(["note", *order], [*order, "rest"], strict=True))
+    if me.flush_at == "rest":
+        if me.flushed < me.end:
+            yield store, replace(me, flush_at=following["note"], flushed=me.end, cell=0)
+    elif me.flush_at == "cells":
+        yield from _write_cell(store, me, following["cells"], without)
+    elif me.flush_at == "check":
+        taken = store.head.owner[0] != me.name and without != "owner check"
+        yield store, replace(me, at="taken over") if taken else replace(me, flush_at="cells")
+    elif me.flush_at == "written":
+        yield from _hear(store, me)
+    elif store.head.owner[0] != me.name and without != "owner check":
+        yield store, replace(me, at="taken over")
+    elif me.flush_at == "put":
+        head = replace(store.head, flushed=me.flushed, stamp=me.known)
+        yield replace(store, head=head), replace(me, flush_at=following["put"])
+    elif store.head.starts != me.seen and without != "server of the state":
+        yield store, replace(me, flush_at=following["trim"], seen=store.head.starts)
+    else:
+        yield replace(store, head=trimmed(store.head, me.flushed)), replace(me, flush_at=following["trim"])
 
 
-def _server(me: Writer) -> int:
-    return 0 if me.at in ("declare", "publish", "record") else me.part
+def _write_cell(store: Store, me: Writer, following: str, without: str) -> Iterator[Step]:
+    if me.cell == 2:
+        yield store, replace(me, flush_at=following)
+    elif me.name not in store.open:
+        yield replace(store, open=store.open | {me.name}), replace(me, flush_at="check")
+    else:
+        row, known = me.cells[me.cell], (me.known, me.sent)
+        message = Message(me.name, 0, cell=me.cell, row=row, stamp=_stamp(me, without), known=known)
+        yield replace(store, flight=store.flight | {message}), replace(me, flush_at="written", sent=message.stamp)
 
 
-def _take_over(store: Store, me: Writer, without: str) -> tuple[Store, Writer]:
-    order = (0, 1, None) if without == "owner before kill" else (None, 0, 1)
-    turn = int(me.at[-1])
-    server = order[turn]
-    if server is None:
-        store = replace(store, owner=f"{me.name}0")
-    elif without != "kill":
-        store = replace(store, open=frozenset((who, at) for who, at in store.open if at != server))
-    if turn < 2:
-        return store, replace(me, at=f"take over {turn + 1}")
-    return store, replace(me, at="name", then="read" if without == "recovery" else "stamps")
+def _stamp(me: Writer, without: str) -> Stamp:
+    """Greater than every stamp that this process knows of."""
+    greatest = max(me.known, me.sent)
+    if me.end > greatest[0] or without == "stamps that grow":
+        return (me.end, 0)
+    return (greatest[0], greatest[1] + 1)
 
 
-def _connect(store: Store, me: Writer, without: str) -> tuple[Store, Writer]:
-    if me.at == "name":
-        return replace(store, open=store.open | {(me.name, 0), (me.name, 1)}), replace(me, at="check")
-    if store.owner[0] == me.name or without == "owner check":
-        return store, replace(me, at=me.then)
-    return store, _anew(me, "refused")
-
-
-def _recover(store: Store, me: Writer, without: str) -> tuple[Store, Writer]:
-    if me.at == "stamps":
-        stamps = (store.parts[0].stamp, store.parts[1].stamp)
-        return store, _next_undo(replace(me, version=store.version, stamps=stamps, part=-1))
-    part = store.parts[me.part]
-    if me.at == "undo rest":
-        store = with_part(store, me.part, Part(me.rows[0], me.version, part.images))
-        return store, _next_undo(me)
-    images = {version: (rows, stamp) for version, rows, stamp in part.images}
-    if me.stamps[me.part] not in images:
-        raise Broken(f"partition {me.part} bears {me.stamps[me.part]}, and there is no before-image of it")
-    found, stamp = images[me.stamps[me.part]]
-    rows = restored(part.rows, found)
-    left = tuple(image for image in part.images if image[0] != me.stamps[me.part])
-    if without == "whole undo":
-        dropped = with_part(store, me.part, replace(part, images=left))
-        return dropped, replace(me, at="undo rest", rows=(rows, me.rows[1]))
-    store = with_part(store, me.part, Part(rows, part.stamp if without == "stamp restored" else stamp, left))
-    return store, _next_undo(me)
-
-
-def _next_undo(me: Writer) -> Writer:
-    """Goes on with the next partition beyond the version; after the last one it lets that be known."""
-    beyond = [number for number in range(2) if number > me.part and me.stamps[number] > me.version]
-    return replace(me, at="undo", part=beyond[0]) if beyond else replace(me, at="declare")
-
-
-def _declare(store: Store, me: Writer, without: str) -> tuple[Store, Writer]:
-    """Everything is taken back: all must be well now."""
-    if store.owner[0] == me.name:
-        rows = (store.parts[0].rows, store.parts[1].rows)
-        if rows != store.truth[store.version]:
-            raise Broken(f"after the recovery version {store.version} is {rows}")
-        if store.record != store.version or max(part.stamp for part in store.parts) > store.version:
-            raise Broken(f"after the recovery version {store.version} has record {store.record}, and {store.parts}")
-    owner = store.owner if without == "end of recovery" else f"{me.name}1"
-    return replace(store, owner=owner), _anew(me)
-
-
-def _commit(store: Store, me: Writer, without: str) -> tuple[Store, Writer]:
-    version = me.version + 1
-    if me.at == "read":
-        if store.owner[0] != me.name and without != "owner check":
-            return store, _anew(me, "refused")
-        if store.version >= me.last:
-            return store, _anew(me, "done")
-        read = (store.parts[0].rows, store.parts[1].rows)
-        stamps = (store.parts[0].stamp, store.parts[1].stamp)
-        following = "publish" if without == "partitions first" else "write"
-        return store, replace(
-            me, at=following, part=min(touched(store.version + 1, me.name)), version=store.version, rows=read,
-            stamps=stamps, oldest=99 if store.pin < 0 else store.pin,
-        )  # fmt: skip
-    if me.at == "write":
-        return _write_part(store, me, without)
-    if me.at == "write rest":
-        part, number = store.parts[me.part], me.part
-        images = _images(part, me, version, without)
-        return with_part(store, number, replace(part, stamp=version, images=images)), _next_write(me, without)
-    if me.at == "record":
-        return replace(store, record=version, acked=version), _anew(me)
-    record = store.record if without == "record with version" else version
-    published = replace(store, version=version, record=record, truth=(*store.truth, _made(store, me)))
-    if without == "partitions first":
-        return published, replace(me, at="write", part=min(touched(version, me.name)))
-    if without == "record with version":
-        return published, replace(me, at="record")
-    return replace(published, acked=version), _anew(me)
-
-
-def _made(store: Store, me: Writer) -> tuple[Rows, Rows]:
-    """What a commit makes of the version before it, which must be what it read."""
-    if store.version != me.version or me.rows != store.truth[me.version]:
-        raise Broken(f"version {me.version + 1} was made of {me.rows}, and {store.truth[me.version]} stood")
-    first, second = (
-        applied(rows, touched(me.version + 1, me.name).get(number, ()), f"{me.version + 1}{me.name}")
-        for number, rows in enumerate(me.rows)
-    )
-    return first, second
-
-
-def _write_part(store: Store, me: Writer, without: str) -> tuple[Store, Writer]:
-    version, number = me.version + 1, me.part
-    part = store.parts[number]
-    rows = applied(me.rows[number], touched(version, me.name)[number], f"{version}{me.name}")
-    if without == "one transaction":
-        return with_part(store, number, replace(part, rows=rows)), replace(me, at="write rest")
-    stamp = part.stamp if without == "stamps written" else version
-    images = () if without == "before-images" else _images(part, me, version, without)
-    return with_part(store, number, Part(rows, stamp, images)), _next_write(me, without)
-
-
-def _images(part: Part, me: Writer, version: int, without: str) -> tuple[Image, ...]:
-    """Before-images after a write: the new one, and those that a pin needs."""
-    kept = part.images if me.stamps[me.part] > me.oldest and without != "images for pins" else ()
-    old = tuple(image for image in kept if image[0] != version)
-    changed = tuple((number, me.rows[me.part][number]) for number in touched(version, me.name)[me.part])
-    return (*old, (version, changed, me.stamps[me.part]))
-
-
-def _next_write(me: Writer, without: str) -> Writer:
-    left = [number for number in touched(me.version + 1, me.name) if number > me.part]
-    if left:
-        return replace(me, at="write", part=left[0])
-    return _anew(me) if without == "partitions first" else replace(me, at="publish")
+def _hear(store: Store, me: Writer) -> Iterator[Step]:
+    for answer in store.answers:
+        if answer[0] == me.name and answer[2] in ("written", "stamp"):
+            rest = replace(store, answers=store.answers - {answer})
+            if answer[2] == "stamp":
+                yield rest, _ended(store, me, "the partition is not as it was left")
+            else:
+                yield rest, replace(me, flush_at="cells", cell=me.cell + 1, known=me.sent)
+            return
+    if not any(m.writer == me.name and m.entry is None for m in store.flight):
+        yield store, replace(me, flush_at="cells")  # the connection broke: the row is written once more

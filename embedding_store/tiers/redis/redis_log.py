@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from elastable.embedding_store.errors import (
     BadInput,
@@ -17,7 +18,9 @@ from elastable.embedding_store.log.contract import Buffer, Log, LogEntry
 from elastable.embedding_store.log.framing import Header
 from elastable.embedding_store.tiers.redis.redis_connection import Deadline
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
+from elastable.embedding_store.tiers.redis.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.schema import log_key
+from elastable.embedding_store.tiers.redis.server_start import START_QUESTIONS, server_start
 from elastable.embedding_store.tiers.redis.stream_appender import StreamAppender
 from elastable.embedding_store.tiers.redis.stream_ends import StreamEnd, StreamEnds, ends_questions, read_ends
 from elastable.embedding_store.tiers.redis.stream_reading import LAST_PART, last_part, oldest_part, stream_entries
@@ -56,7 +59,10 @@ class RedisLog(Log):
         self._ends = StreamEnds()
         self._read = StreamEnd(-1)  # the entry that was read last
         self._appender = StreamAppender(self._place, self._name, self._ends.end)
+        self._server = b""
         try:
+            started = [(self._key, words) for words in START_QUESTIONS]
+            self._server = server_start(self._place.topology.call(started, self._place.deadline()))
             self.refresh()
         except BaseException:
             self.close()
@@ -162,13 +168,25 @@ class RedisLog(Log):
             self._appender.sync(self._place.deadline())
 
     def trim(self, through: int) -> None:
-        """Removes entries; `through` itself stays, as what follows names it, and so does the newest one."""
+        """Removes entries; `through` itself stays, as what follows names it, and so does the newest one.
+
+        Whatever made them unnecessary is on the same server. One that was started again since the last call, or since
+        the log was opened, may have come back without it: nothing is removed then before the next call.
+        """
         self._require_open()
-        keep = min(through, self.last)
+        keep, deadline = min(through, self.last), self._place.deadline()
         if keep <= self.first:
             return
-        deadline = self._place.deadline()
-        self._place.change([], lambda _: [("XTRIM", self._key, "MINID", "=", b"%d-0" % keep)], deadline)
+
+        there: Command = ("XREVRANGE", self._key, b"%d-%d" % (keep, LAST_PART), b"%d-0" % keep, "COUNT", 1)
+
+        def trimmed(answers: list[Any]) -> list[Command]:
+            if not answers.pop():
+                raise StoreBroken(f"{self._name} is corrupt: entry {keep} is missing, which was appended")
+            before, self._server = self._server, server_start(answers)
+            return [("XTRIM", self._key, "MINID", "=", b"%d-0" % keep)] if before == self._server else []
+
+        self._place.change([*START_QUESTIONS, there], trimmed, deadline)
         oldest = oldest_part(self._place.topology, self._name, deadline)
         with self._guard:
             if oldest is not None and oldest.sequence <= self._ends.end.last:

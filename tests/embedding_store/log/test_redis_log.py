@@ -55,7 +55,7 @@ def impatient(place: RedisPlace) -> Iterator[None]:
 def whole(url: str) -> list[Entry]:
     """What a new process finds."""
     with RedisLog(url) as log:
-        return read(log)
+        return read(log, after=log.first - 1)
 
 
 # --- one process writes -----------------------------------------------------------------------------
@@ -292,6 +292,25 @@ def test_a_log_that_comes_back_older(durable: Server) -> None:
             with pytest.raises(StoreBroken, match=f"ends with entry {len(found)}, and 5 was appended: the server has"):
                 append(log, 5)
             durable.kill()
+
+
+def test_a_server_that_came_back_older_is_not_trimmed(durable: Server) -> None:
+    """What made the entries unnecessary may be lost, too: they are what the store comes back from."""
+    with RedisLog(f"{durable.url}?deadline=60") as log:
+        entries = append(log, 3, 4, 5, 6, 7, 8)
+        log.trim(2)
+        assert log.first == 2
+        durable.kill()
+        (file,) = (durable.directory / "appendonlydir").glob("*.incr.aof")
+        content = file.read_bytes()
+        file.write_bytes(content[: content.rindex(b"$3\r\n5-0")])
+        durable.start()
+        log.trim(3)
+        assert whole(durable.url) == entries[:4]
+        with pytest.raises(StoreBroken, match="entry 6 is missing, which was appended"):
+            log.trim(6)
+        log.trim(3)  # what made them unnecessary was kept since then
+        assert whole(durable.url) == entries[2:4]
 
 
 def damaged(server: Server, damage: str) -> str:
