@@ -25,6 +25,7 @@ _BENCHES = (
     "load",
     "redis_rows",
     "redis_commits",
+    "redis_flush",
     "redis_log",
     "commit_log",
     "recovery",

