@@ -19,6 +19,7 @@ from elastable.commands.model import evaluate, export, predict
 from elastable.commands.plan import plan
 from elastable.commands.replicas import REPLICAS_SETTINGS, replicas
 from elastable.commands.serve import serve
+from elastable.commands.stores.upgrading import store
 from elastable.commands.worker import worker
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.support.extras import not_installed
@@ -46,6 +47,7 @@ app.command(context_settings=REPLICAS_SETTINGS)(replicas)
 app.add_typer(checkpoint)
 app.add_typer(log)
 app.add_typer(kg)
+app.add_typer(store)
 
 
 def _show_version(wanted: bool) -> None:

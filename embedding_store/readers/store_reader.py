@@ -208,7 +208,7 @@ class StoreReader(BaseSource):
                     f"{self._tier.place} includes log entries up to {state.sequence}, but the log begins with "
                     f"{self._log.first}: changes are lost; go on from a checkpoint"
                 )
-        if self._log.last < state.sequence:
+        if self._log.keeps_entries and self._log.last < state.sequence:
             raise StoreBroken(
                 f"{self._tier.place} includes log entries up to {state.sequence}, but the log ends with "
                 f"{self._log.last}: the end of the log is lost; go on from a checkpoint"
@@ -235,7 +235,7 @@ class StoreReader(BaseSource):
     def _newest(self) -> int:
         """The version of the newest entry of the log."""
         last = self._log.last
-        if self._log.first > last:
+        if self._log.first > last or not self._log.keeps_entries:
             return 0
         return next(iter(self._log.entries(after=last - 1))).version
 
