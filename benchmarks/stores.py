@@ -35,7 +35,7 @@ from tests.servers import redis_binary, running_server, valkey_binary
 __all__ = ["main", "running_redis"]
 
 _ROWS, _TABLES = 1_000_000, 26
-_ROUNDS, _SECONDS = 5, 2.0
+_ROUNDS, _SECONDS = 5, 1.5
 _MEMORY = "memory"
 _LOGGED = "memory?log={home}&fsync=interval"
 _FILES = "file://{home}?budget=64MiB"

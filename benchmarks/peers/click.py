@@ -74,9 +74,9 @@ def _raced(contenders: Mapping[str, Contender]) -> Mapping[str, list[float]]:
     with ExitStack() as held:
         for contender in contenders.values():
             held.enter_context(contender)
-        # One after the other: some build tables of gigabytes, and would wait for one another's cores.
         for contender in contenders.values():
             contender.start()
+        for contender in contenders.values():
             contender.warm_up()
         turns = {name: partial(contender.examples_per_second, _SECONDS) for name, contender in contenders.items()}
         figures = {name: list(of) for name, of in interleaved(turns, _ROUNDS).items()}
