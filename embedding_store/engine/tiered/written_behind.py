@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import TableUpdate
@@ -95,6 +95,13 @@ class WrittenBehind(LoggedStore, StoreReads):
         if self._store_tier is not None:
             self._read_ahead([(request.table, request.ids) for request in requests])
         super().lookup_into(requests, version, split)
+
+    def lookup_in_order(self, requests: Iterable[LookupRequest], version: int | None) -> Generator[None, None, None]:
+        """As in `RowSource.lookup_in_order`; where rows may be cold, all requests are taken first, and read at once."""
+        if self._store_tier is not None:
+            requests = list(requests)
+            self._read_ahead([(request.table, request.ids) for request in requests])
+        return super().lookup_in_order(requests, version)
 
     def other_writer(self) -> str | None:
         return None if self._store_tier is None else self._store_tier.tier.other_writer()
