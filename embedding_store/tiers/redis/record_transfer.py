@@ -25,7 +25,7 @@ from elastable.embedding_store.tiers.redis.record_requests import (
 from elastable.embedding_store.tiers.redis.record_tables import RecordTable
 from elastable.embedding_store.tiers.redis.redis_connection import Connection, Deadline
 from elastable.embedding_store.tiers.redis.reply_shapes import Command
-from elastable.embedding_store.tiers.redis.schema import STAMP
+from elastable.embedding_store.tiers.redis.schema import STAMP, stamp_name
 from elastable.embedding_store.tiers.redis.topology import Route, Topology
 
 __all__ = ["LostPartition", "read_records", "stamp_of", "write_records"]
@@ -52,7 +52,7 @@ class LostPartition(StoreBroken):
     def of(cls, server: object, table: RecordTable, partition: int, stamp: int, known: int) -> LostPartition:
         """The error for a stamp that is behind the known one."""
         gone = "its hash has no stamp"
-        older = f"its last write is that of sequence {stamp}, and one of sequence {known} was confirmed"
+        older = f"its last write is that of {stamp_name(stamp)}, and one of {stamp_name(known)} was confirmed"
         return cls(server, table.table.name, partition, gone if stamp == NO_STAMP else older)
 
 
@@ -162,7 +162,7 @@ class _Reads(Requests):
         return out[:at]
 
 
-def write_records(topology: Topology, batches: Sequence[Batch], sequence: int, deadline: Deadline) -> None:
+def write_records(topology: Topology, batches: Sequence[Batch], stamp: int, deadline: Deadline) -> None:
     """Deletes and writes all records of some batches, each partition at once or not at all.
 
     Before a connection writes to a partition for the first time, the stamp is
@@ -171,7 +171,7 @@ def write_records(topology: Topology, batches: Sequence[Batch], sequence: int, d
     Args:
         topology: The servers, with connections that may write.
         batches: What to write.
-        sequence: The stamp of the partitions from now on.
+        stamp: Of the partitions from now on.
         deadline: Of everything together.
 
     Raises:
@@ -181,7 +181,7 @@ def write_records(topology: Topology, batches: Sequence[Batch], sequence: int, d
     all_shares = _Shares(batches)
 
     def attempt(routes: list[Route]) -> dict[int, str]:
-        requests = [_Writes(topology, all_shares.of(route.items), sequence, route.asking) for route in routes]
+        requests = [_Writes(topology, all_shares.of(route.items), stamp, route.asking) for route in routes]
         replies = [
             WriteReplies(request.parts, asking=route.asking) for request, route in zip(requests, routes, strict=True)
         ]

@@ -15,6 +15,7 @@ from elastable.embedding_store.tiers.redis.record_scan import scanned
 from elastable.embedding_store.tiers.redis.record_transfer import LostPartition, read_records, write_records
 from elastable.embedding_store.tiers.redis.redis_connection import Deadline
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
+from elastable.embedding_store.tiers.redis.schema import first_stamp, sequence_of_stamp
 from elastable.embedding_store.tiers.redis.tier_registry import TierRegistry
 from elastable.embedding_store.tiers.redis.tier_state import TierState
 from elastable.embedding_store.tiers.redis.url import RedisUrl
@@ -47,6 +48,7 @@ class RedisTier(Tier):
         self._place = place if isinstance(place, RedisPlace) else RedisPlace(place)
         self._shared = isinstance(place, RedisPlace)
         self._registry = TierRegistry(self._place)
+        self._stamp = 0  # of the last write
 
     @property
     def place(self) -> str:
@@ -99,15 +101,24 @@ class RedisTier(Tier):
         deadline = self._place.deadline()
         batches = [batch for batch in self._to_write(changed, deleted) if len(batch.parts)]
         if not batches:
-            self._registry.put(lambda key, now: TierState.began(key, max(now, sequence)), deadline)
+            begun = first_stamp(sequence)
+            self._registry.put(lambda key, now: TierState.began(key, max(now, begun)), deadline)
             return
+        stamp = self._next_stamp(sequence)
         try:
-            write_records(self._place.writing(deadline), batches, sequence, deadline)
+            write_records(self._place.writing(deadline), batches, stamp, deadline)
         except LostPartition as lost:
             self._mark(lost)
             raise
         for batch in batches:
-            self._registry.confirm(batch.table, batch.parts["partition"], sequence)
+            self._registry.confirm(batch.table, batch.parts["partition"], stamp)
+
+    def _next_stamp(self, sequence: int) -> int:
+        """Another one than that of any write before, so that the loss of one is noticed."""
+        confirmed = self._registry.confirmed().values()
+        greatest = max([self._stamp, *(int(stamps.max()) for stamps in confirmed)])
+        self._stamp = max(first_stamp(sequence), greatest + 1)
+        return self._stamp
 
     def _to_write(self, changed: Sequence[Records], deleted: Mapping[str, tuple[Int64, Int64]]) -> Iterator[Batch]:
         gone = {name: ids for name, (ids, _) in deleted.items()}
@@ -129,7 +140,8 @@ class RedisTier(Tier):
     @property
     def sequence(self) -> int:
         deadline = self._place.deadline()
-        return max(self._registry.state(deadline).sequence, self._registry.greatest_stamp(deadline))
+        greatest = max(self._registry.state(deadline).sequence, self._registry.greatest_stamp(deadline))
+        return sequence_of_stamp(greatest)
 
     def scan(self, table: str, block_rows: int = 65_536, width: int | None = None) -> Iterator[Records]:
         """As in `Tier.scan`; the deadline holds for each request by itself."""

@@ -26,15 +26,17 @@ float32 table, 2 in a float16 or bfloat16 one; of an int8 table `dim` bytes q an
 the row's scale, float32, number j being q[j] * scale. A reader of weights needs
 the first bytes of a record only.
 
-The stamp of a partition is the sequence number of the last log entry whose
-changes the partition's last write included, 0 before any did. It is written
-after the records of that write: everything up to the stamp is there, and maybe
-some of the next write. It exists from the creation of the table on, in every
-partition, and never decreases. A partition without a stamp, or with a smaller
-one than the state has recorded, was lost by the server, wholly or in part (a
-restart without persistence, the tail of an append-only file, an eviction, a
-failover to a replica that lagged). An id without a field has no record: the row
-was never updated, and reads its initial value.
+The stamp of a partition is 0 before its first write, and then 2^20 times the
+sequence number of the last log entry whose changes its last write included,
+plus a number by which it is greater than the stamp of any earlier write: every
+write has another one. It is written after the records of that write: everything
+up to the stamp is there, and maybe some of the next write. It exists from the
+creation of the table on, in every partition, and never decreases. A partition
+without a stamp, or with a smaller one than the state has recorded, was lost by
+the server, wholly or in part (a restart without persistence, the tail of an
+append-only file, an eviction, a failover to a replica that lagged). An id
+without a field has no record: the row was never updated, and reads its initial
+value.
 
 Earlier releases wrote schema 1 (`schema_1.py`), whose keys are different ones but
 for the owner's, which keeps out writers of both.
@@ -57,11 +59,14 @@ __all__ = [
     "STAMP",
     "check_namespace",
     "check_partitions",
+    "first_stamp",
     "hash_slot",
     "log_key",
     "owner_key",
     "partition_of",
     "rows_key",
+    "sequence_of_stamp",
+    "stamp_name",
     "tier_state_key",
     "tier_tables_key",
 ]
@@ -72,6 +77,7 @@ DEFAULT_PARTITIONS = 64
 MOST_PARTITIONS = 65_536
 HASH_SLOTS = 16_384
 STAMP = b"stamp"
+_STAMP_BITS = 20
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9._/-]{1,100}")
 
@@ -99,6 +105,22 @@ def log_key(namespace: str) -> bytes:
 def rows_key(namespace: str, table: str, partition: int) -> bytes:
     """The records of a partition, and its stamp."""
     return f"{{{namespace}:{table}:{partition}}}:rows".encode()
+
+
+def first_stamp(sequence: int) -> int:
+    """The least stamp of writes that include the log entry `sequence`."""
+    return sequence << _STAMP_BITS
+
+
+def sequence_of_stamp(stamp: int) -> int:
+    """The log entry up to which a write with this stamp includes changes."""
+    return stamp >> _STAMP_BITS
+
+
+def stamp_name(stamp: int) -> str:
+    """What to call a write in messages."""
+    number = stamp - first_stamp(sequence_of_stamp(stamp))
+    return f"sequence {sequence_of_stamp(stamp)}" + (f" (write {number + 1})" if number else "")
 
 
 def hash_slot(key: bytes) -> int:

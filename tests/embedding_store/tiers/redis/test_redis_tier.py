@@ -56,7 +56,23 @@ def test_records_are_found_by_the_schema(redis_url: str) -> None:
             key = f"{{elastable:t:{partition}}}:rows"
             assert rows_key("elastable", "t", partition) == key.encode()
             assert client.hget(key, int(IDS[i]).to_bytes(8, "little", signed=True)) == rows[i].tobytes()
-            assert client.hget(key, "stamp") == (12).to_bytes(8, "little")
+            assert client.hget(key, "stamp") == (12 << 20).to_bytes(8, "little")
+
+
+def test_the_loss_of_one_of_two_writes_of_the_same_entry_is_noticed(redis_url: str) -> None:
+    """As when one node of a Cluster loses the tail of its append-only file, and the others do not."""
+    with RedisTier(f"{redis_url}?partitions=1") as tier, redis.Redis.from_url(redis_url) as client:
+        tier.create(TABLE)
+        tier.write([records(IDS[:500], rows_of(1)[:500])], {}, 7)
+        older = client.dump("{elastable:t:0}:rows")
+        tier.write([records(IDS[500:], rows_of(1)[500:])], {}, 7)
+        tier.put_state(b"state")
+        assert tier.sequence == 7
+        client.restore("{elastable:t:0}:rows", 0, older, replace=True)
+        with RedisTier(redis_url) as later, pytest.raises(StoreBroken, match="has lost data of partition 0 of table"):
+            later.tables()
+        with pytest.raises(StoreBroken, match="has lost data of partition 0 of table"):
+            read_back(tier)
 
 
 @pytest.mark.parametrize("width", [0, 1, 7, 8, 23, 24])
