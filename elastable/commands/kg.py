@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import typer
@@ -11,22 +11,22 @@ from rich.console import Console
 from elastable.commands.command_line import with_options
 from elastable.commands.knowledge_graphs.evaluating import classify_triples, evaluate_run, score_triples
 from elastable.commands.knowledge_graphs.predicting import predict_links
+from elastable.commands.knowledge_graphs.searching import search_settings
+from elastable.commands.knowledge_graphs.setting_options import CHOSEN, MODEL
 from elastable.commands.knowledge_graphs.using import export_run, serve_run, show_neighbors
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.option import Option, OptionField, option_fields, required, setting
+from elastable.embedding_store.option import Option, option_fields, required, setting
 from elastable.embedding_store.support.extras import needs
 from elastable.process.quiet import import_tensorflow
 from elastable.process.stopping import SIGNAL_REASONS
-from elastable.replicas.knowledge_graphs.scores import SCORES
-from elastable.replicas.knowledge_graphs.settings import TrainSettings
-from elastable.replicas.knowledge_graphs.training.defaults import default_settings, settings_of
+from elastable.replicas.knowledge_graphs.training.defaults import settings_of
 
 __all__ = ["kg"]
 
 kg = typer.Typer(name="kg", help="Train models of knowledge graphs, and query them.", no_args_is_help=True)
 for _name, _command in (
     *(("predict", predict_links), ("evaluate", evaluate_run), ("score", score_triples), ("classify", classify_triples)),
-    *(("neighbors", show_neighbors), ("export", export_run), ("serve", serve_run)),
+    *(("neighbors", show_neighbors), ("export", export_run), ("serve", serve_run), ("search", search_settings)),
 ):
     kg.command(_name)(_command)
 
@@ -51,24 +51,8 @@ class _RunOptions:
     )
 
 
-def _default_by_model(field: OptionField) -> OptionField:
-    """The option of a setting of `TrainSettings` whose default the model decides."""
-    defaults = [default_settings(name).get(field.name, field.default) for name in (_DEFAULT_MODEL, *SCORES)]
-    first = defaults[0] if defaults[0] is not None else field.option.unset
-    shown = field.words(first)[0] if isinstance(first, bool) else str(first)
-    same = all(default == defaults[0] for default in defaults)
-    unset = shown if same else f"{shown} for {_DEFAULT_MODEL}; other models differ"
-    return replace(field, default=None, option=replace(field.option, unset=unset))
-
-
-_SETTINGS = dict(option_fields(TrainSettings))
-_MODEL = _SETTINGS.pop("model")
-_DEFAULT_MODEL = str(_MODEL.default)
-_CHOSEN = {name: _default_by_model(field) for name, field in _SETTINGS.items()}
-
-
 @kg.command()
-@with_options([*option_fields(_RunOptions).values(), _MODEL, *_CHOSEN.values()])
+@with_options([*option_fields(_RunOptions).values(), MODEL, *CHOSEN.values()])
 def train(
     dataset: str, workers: int, run_dir: Path, resume: Path | None, checkpoint_minutes: float, model: str,
     **chosen: object,
@@ -82,7 +66,7 @@ def train(
     if found is None:
         settings = settings_of(model, chosen)
     else:
-        set_anew = [_CHOSEN[name].shown_name for name, value in chosen.items() if value is not None]
+        set_anew = [CHOSEN[name].shown_name for name, value in chosen.items() if value is not None]
         if set_anew:
             raise BadInput(f"--resume continues with the settings of its run; leave out {', '.join(set_anew)}")
         settings = found.settings

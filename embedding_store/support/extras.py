@@ -16,6 +16,7 @@ EXTRAS = {
     "matplotlib": ("matplotlib", "keras"),
     "ml_dtypes": ("ml_dtypes", "keras"),
     "mpi4py": ("mpi4py", "replicas"),
+    "optuna": ("Optuna", "search"),
 }
 """Package that is imported -> its name, and the extra of `elastable` that installs it."""
 

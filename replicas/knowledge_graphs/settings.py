@@ -15,7 +15,6 @@ from elastable.embedding_store.option import Option, check_options, setting
 from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, Corruption
 from elastable.replicas.knowledge_graphs.losses.losses import LOSSES
 from elastable.replicas.knowledge_graphs.losses.regularizer import REGULARIZERS
-from elastable.replicas.knowledge_graphs.sampling.augmented_negatives import require_augmentable
 from elastable.replicas.knowledge_graphs.scores import SCORES, score_function
 
 __all__ = ["KVSALL", "WHOLE_LOSSES", "WHOLE_SOFTMAX", "TrainSettings"]
@@ -174,10 +173,14 @@ class TrainSettings:
                 "kvsall trains every (head, relation) once, with all its tails: it needs reciprocal relations and "
                 f"equal weights; got reciprocal={self.reciprocal}, weighting {self.weighting!r}"
             )
-        if self.augment_negative:
-            require_augmentable(self.shared, self.reciprocal, self.candidates)
-            if self.loss in WHOLE_LOSSES:
-                raise BadInput(f"augment_negative adds negatives; the loss {self.loss!r} has none")
+        if self.augment_negative and self.loss in WHOLE_LOSSES:
+            raise BadInput(f"augment_negative adds negatives; the loss {self.loss!r} has none")
+        if self.augment_negative and not (self.shared and self.reciprocal and self.candidates == "random"):
+            raise BadInput(
+                "augment_negative adds the tails of the step's triples to random candidates that they share: it needs "
+                f"shared negatives, reciprocal relations and random candidates; got shared={self.shared}, "
+                f"reciprocal={self.reciprocal}, candidates {self.candidates!r}"
+            )
 
     @property
     def optimizer_spec(self) -> OptimizerSpec:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.batch import Bools, Int32, UInt64
 from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 from elastable.replicas.knowledge_graphs.sampling.negatives import StepTriples
 from elastable.replicas.knowledge_graphs.sampling.random_negatives import RandomNegatives
 
-__all__ = ["AugmentedNegatives", "require_augmentable"]
+__all__ = ["AugmentedNegatives"]
 
 
 class AugmentedNegatives(RandomNegatives):
@@ -70,13 +69,3 @@ class AugmentedNegatives(RandomNegatives):
         first[np.unique(source, return_index=True)[1]] = True  # padding repeats a triple
         there = (source >= 0) & first
         return np.where(there, self.sharding.row_of[np.maximum(tails, 0)], 0).astype(np.int32), there
-
-
-def require_augmentable(shared: bool, reciprocal: bool, candidates: str) -> None:
-    """Raises BadInput for settings with which the step's tails cannot be candidates."""
-    if not shared or not reciprocal or candidates != "random":
-        raise BadInput(
-            "augment_negative adds the tails of the step's triples to random candidates that they share: it needs "
-            f"shared negatives, reciprocal relations and random candidates; got shared={shared}, "
-            f"reciprocal={reciprocal}, candidates {candidates!r}"
-        )

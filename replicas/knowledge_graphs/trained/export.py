@@ -15,13 +15,11 @@ import pyarrow.parquet
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.errors import BadInput
 from elastable.master.checkpoints.storage.tensor_file import parts_of
+from elastable.replicas.knowledge_graphs.graph.names import inverse_names
 from elastable.replicas.knowledge_graphs.scores.row_layouts import row_layout
 from elastable.replicas.knowledge_graphs.trained.trained_graph import TrainedGraph
 
-__all__ = ["FORMATS", "INVERSE", "export_embeddings"]
-
-INVERSE = "_inverse"
-"""Added to a relation's name for its inverse."""
+__all__ = ["FORMATS", "export_embeddings"]
 
 _ROWS = 4096  # formatted at once
 
@@ -29,7 +27,7 @@ _ROWS = 4096  # formatted at once
 def export_embeddings(trained: TrainedGraph, folder: Path, kind: str, spaces: str | None = None) -> list[Path]:
     """Writes a model into a new folder, in which a file `model.json` says what the columns of rows are.
 
-    Entities have the order of their ids; relations too, with inverse ones (named `NAME_inverse`) behind all others.
+    Entities have the order of their ids; relations too, with inverse ones (named `NAME (inverse)`) behind all others.
 
     Args:
         trained: The model.
@@ -73,13 +71,7 @@ def export_embeddings(trained: TrainedGraph, folder: Path, kind: str, spaces: st
 
 def _relation_names(trained: TrainedGraph) -> list[str]:
     names = list(trained.relations)
-    if not trained.settings.reciprocal:
-        return names
-    inverses = [f"{name}{INVERSE}" for name in names]
-    twice = set(names) & set(inverses)
-    if twice:
-        raise BadInput(f"relation {min(twice)!r} has the name that export gives the inverse of another")
-    return [*names, *inverses]
+    return [*names, *inverse_names(names)] if trained.settings.reciprocal else names
 
 
 def _about(trained: TrainedGraph, dense: Mapping[str, Float32]) -> dict[str, object]:

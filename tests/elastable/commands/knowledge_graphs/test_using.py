@@ -115,7 +115,7 @@ def _check(run: Path, graph: Path, rows: Sequence[Array], named: Sequence[list[s
     lines = [line.split("\t") for line in (graph / "test.txt").read_text().splitlines()]
     h, t = (entities[[names.index(line[place]) for line in lines]] for place in (0, 2))
     test = ids_of(run, graph / "test.txt")
-    for side, suffix, (first, last) in (("tail", "", (h, t)), ("head", "_inverse", (t, h))):
+    for side, suffix, (first, last) in (("tail", "", (h, t)), ("head", " (inverse)", (t, h))):
         r = relations[[kinds.index(line[1] + suffix) for line in lines]]
         true = float64_scores(run, side, test)[np.arange(len(test)), test[:, 2 if side == "tail" else 0]]
         np.testing.assert_allclose(_scores(r, first, last), true, rtol=1e-4, atol=1e-6)
@@ -154,7 +154,7 @@ def test_export_as_word2vec(run: Path, graph: Path, tmp_path: Path) -> None:
         read = [line.split(" ") for line in lines]
         assert first == f"{len(read)} {len(read[0]) - 1}"
         rows.append(np.array([[float(x) for x in line[1:]] for line in read], np.float32))
-        names.append([line[0].replace("lives_in", "lives in") for line in read])
+        names.append([line[0].replace("_", " ") for line in read])
     _check(run, graph, rows, names)
     np.testing.assert_array_equal(rows[0], LinkPredictor(run).trained.embeddings())  # every digit that float32 has
 

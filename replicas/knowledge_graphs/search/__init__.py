@@ -1,0 +1,1 @@
+"""Hyper-parameter search: which settings train the best model of a graph."""
