@@ -189,8 +189,9 @@ def write_records(topology: Topology, batches: Sequence[Batch], stamp: int, dead
         exchange(topology.pool, talks, deadline)
         failures: dict[int, str] = {}
         for route, request, reply in zip(routes, requests, replies, strict=True):
-            if request.refused is not None:
-                failures |= dict.fromkeys(route.items.tolist(), request.refused)
+            if request.refused:
+                unsaid = "TRYAGAIN as other partitions of the node did not tell their stamps"
+                failures |= {item: request.refused.get(at, unsaid) for at, item in enumerate(route.items.tolist())}
             failures |= {int(route.items[at]): line for at, line in reply.failures.items()}
             lost = [at for at in reply.lost if at not in reply.failures]
             if lost:
@@ -210,12 +211,12 @@ class _Writes(Requests):
     Attributes:
         shares: What is written.
         parts: Of all shares.
-        refused: The error line of a server that did not tell the stamps, to be asked again; nothing is written then.
+        refused: Part -> the error line of the server, which did not tell its stamp; nothing is written then.
     """
 
     def __init__(self, topology: Topology, shares: list[_Share], sequence: int, asking: bool) -> None:
         self.shares = shares
-        self.refused: str | None = None
+        self.refused: dict[int, str] = {}
         self.parts = np.concatenate([share.parts for share in shares])
         self._topology, self._sequence, self._asking = topology, sequence, asking
         sizes = [write_sizes(share.parts, share.batch.table.keys, share.batch.rows.shape[1]) for share in shares]
@@ -223,26 +224,27 @@ class _Writes(Requests):
 
     def admit(self, connection: Connection, deadline: Deadline) -> bool:
         """Reads the stamps of partitions that this connection has not written to yet."""
-        asked: list[tuple[_Share, int]] = []
+        asked: list[tuple[int, Batch, int]] = []
+        before = 0
         for share in self.shares:
-            table = share.batch.table
+            table, partitions = share.batch.table, share.parts["partition"]
             verified = connection.verified.setdefault(table, np.zeros(table.partitions, np.bool_))
-            partitions = share.parts["partition"]
-            asked += [(share, p) for p in partitions[~verified[partitions]].tolist()]
+            new = np.flatnonzero(~verified[partitions])
+            asked += [(before + at, share.batch, int(partitions[at])) for at in new.tolist()]
+            before += len(partitions)
         words: list[Command] = []
-        for share, partition in asked:
-            words += [("ASKING",)] * self._asking + [("HGET", share.batch.table.names[partition], STAMP)]
+        for _, batch, partition in asked:
+            words += [("ASKING",)] * self._asking + [("HGET", batch.table.names[partition], STAMP)]
         replies = connection.call(words, deadline)[self._asking :: 1 + self._asking] if words else []
-        for (share, partition), reply in zip(asked, replies, strict=True):
+        for (at, batch, partition), reply in zip(asked, replies, strict=True):
             if isinstance(reply, hiredis.ReplyError):
-                self.refused = str(reply)
-                return False
-            table, known = share.batch.table, int(share.batch.known[partition])
-            stamp = stamp_of(reply)
+                self.refused[at] = str(reply)
+                continue
+            table, known, stamp = batch.table, int(batch.known[partition]), stamp_of(reply)
             if stamp == NO_STAMP or stamp < known:
                 raise LostPartition.of(self._topology.url, table, partition, stamp, known)
             connection.verified[table][partition] = True
-        return True
+        return not self.refused
 
     def encode(self, start: int, stop: int) -> UInt8:
         chosen = list(_within(self.shares, start, stop))

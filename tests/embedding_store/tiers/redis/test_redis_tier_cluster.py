@@ -1,0 +1,123 @@
+"""Slots that move between the nodes of a Cluster are followed by the tier, in the middle of a migration too."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
+from elastable.embedding_store.tiers.redis.schema import hash_slot, rows_key, tier_state_key
+from tests.embedding_store.tiers.redis.slot_migration import Migration
+from tests.embedding_store.tiers.redis.tier_samples import IDS, TABLE, changed, read_back, rows_of
+from tests.servers import Server
+
+GONE = IDS[:50]
+
+
+@pytest.fixture
+def tier(redis_cluster_url: str) -> Iterator[RedisTier]:
+    with RedisTier(redis_cluster_url) as tier:
+        tier.create(TABLE)
+        tier.write(changed(1), {}, 1)
+        yield tier
+
+
+@pytest.fixture
+def migration(redis_cluster_nodes: list[Server]) -> Iterator[Migration]:
+    """Of the slot of partition 11."""
+    migration = Migration(redis_cluster_nodes, hash_slot(rows_key("elastable", "t", 11)))
+    yield migration
+    migration.finish()
+    migration.close()
+
+
+def write_and_delete(tier: RedisTier, sequence: int) -> None:
+    """Deletes some rows, and writes them and all others anew."""
+    tier.write([], {"t": (GONE, GONE)}, sequence)
+    tier.write(changed(sequence), {"t": (GONE, GONE)}, sequence)
+
+
+def test_records_are_on_every_node(tier: RedisTier, redis_cluster_nodes: list[Server]) -> None:
+    for server in redis_cluster_nodes:
+        with server.client() as client:
+            assert client.dbsize() > 10
+
+
+def test_a_moved_slot(tier: RedisTier, migration: Migration, redis_cluster_url: str) -> None:
+    with RedisTier(redis_cluster_url) as reader:
+        np.testing.assert_array_equal(read_back(reader), rows_of(1))
+        migration.begin()
+        migration.finish()
+        np.testing.assert_array_equal(read_back(reader), rows_of(1))
+        write_and_delete(tier, 2)
+        np.testing.assert_array_equal(read_back(reader), rows_of(2))
+        assert set(reader.tables()) == {"t"}
+
+
+@pytest.mark.parametrize("moved", ["nothing", "everything"])
+def test_a_slot_on_its_way(tier: RedisTier, migration: Migration, moved: str) -> None:
+    migration.begin()
+    for key in migration.keys_left() if moved == "everything" else ():
+        migration.move(key)
+    np.testing.assert_array_equal(read_back(tier), rows_of(1))
+    assert sum(len(block.ids) for block in tier.scan("t")) == len(IDS)
+    write_and_delete(tier, 2)
+    np.testing.assert_array_equal(read_back(tier), rows_of(2))
+    assert tier.sequence == 2
+    migration.finish()
+    write_and_delete(tier, 3)
+    np.testing.assert_array_equal(read_back(tier), rows_of(3))
+    assert set(tier.tables()) == {"t"}
+
+
+def test_a_slot_that_moves_while_rows_are_written_and_read(tier: RedisTier, migration: Migration) -> None:
+    moving = threading.Thread(target=lambda: (migration.begin(), migration.finish()))
+    moving.start()
+    sequence = 1
+    while moving.is_alive() or sequence < 4:
+        sequence += 1
+        write_and_delete(tier, sequence)
+        np.testing.assert_array_equal(read_back(tier), rows_of(sequence))
+    moving.join()
+    assert tier.sequence == sequence
+
+
+def test_the_slot_of_the_registry_moves(tier: RedisTier, redis_cluster_nodes: list[Server]) -> None:
+    """With the owner's key, the state and the log."""
+    tier.put_state(b"one")
+    migration = Migration(redis_cluster_nodes, hash_slot(tier_state_key("elastable")))
+    try:
+        migration.begin()
+        assert tier.state() == b"one"
+        for key in migration.keys_left():
+            migration.move(key)
+        assert tier.state() == b"one"
+        migration.finish()
+        tier.put_state(b"two")
+        assert tier.state() == b"two"
+        tier.require_owner()
+        tier.take_over()
+        tier.write(changed(2), {}, 2)
+        assert set(tier.tables()) == {"t"}
+    finally:
+        migration.finish()
+        migration.close()
+
+
+def test_a_state_is_put_while_its_slot_moves(tier: RedisTier, redis_cluster_nodes: list[Server]) -> None:
+    """WATCH, MULTI and EXEC meet keys of which some have moved: they are tried until the slot has an owner again."""
+    migration = Migration(redis_cluster_nodes, hash_slot(tier_state_key("elastable")))
+    try:
+        migration.begin()
+        migration.move(tier_state_key("elastable"))
+        finishing = threading.Timer(0.2, migration.finish)
+        finishing.start()
+        tier.put_state(b"two")
+        finishing.join()
+        assert tier.state() == b"two"
+    finally:
+        migration.finish()
+        migration.close()
