@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from elastable.embedding_store.engine.memory_store import MemoryStore
     from elastable.embedding_store.errors import ElastableError
     from elastable.embedding_store.native.ids.string_ids import hash_ids
+    from elastable.embedding_store.open_reader import open_reader
     from elastable.embedding_store.open_store import open_store
     from elastable.embedding_store.tiers.redis.redis_store import RedisStore
     from elastable.in_process.fitting import fit
@@ -114,6 +115,7 @@ __all__ = [
     "fit",
     "hash_ids",
     "load_host_embedding",
+    "open_reader",
     "open_store",
     "replica_group",
     "save",
@@ -129,6 +131,7 @@ _NAMES_OF = {
     "elastable.embedding_store.engine.memory_store": "MemoryStore",
     "elastable.embedding_store.errors": "ElastableError",
     "elastable.embedding_store.native.ids.string_ids": "hash_ids",
+    "elastable.embedding_store.open_reader": "open_reader",
     "elastable.embedding_store.open_store": "open_store",
     "elastable.embedding_store.tiers.redis.redis_store": "RedisStore",
     "elastable.in_process.fitting": "fit",

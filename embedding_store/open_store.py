@@ -1,41 +1,36 @@
-"""Stores and row sources by URL."""
+"""Stores by URL."""
 
 from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
-from urllib.parse import parse_qsl
 
-from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedSource, PartitionedStore
-from elastable.embedding_store.contract.row_source import RowSource
+from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.contract.tier import Tier
 from elastable.embedding_store.engine.history.store_history import DEFAULT_LOG_BYTES, StoreHistory
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.tiered.store_tier import StoreTier
 from elastable.embedding_store.engine.tiered.written_behind import DEFAULT_EVERY_S
-from elastable.embedding_store.errors import BadInput, StoreFailed
+from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.log.file_log import FileLog
 from elastable.embedding_store.log.no_log import NoLog
+from elastable.embedding_store.open_reader import redis_url
 from elastable.embedding_store.support.memory_limit import row_budget_here
 from elastable.embedding_store.support.store_url import MemoryUrl, TierOptions, file_folder, shard_urls
-from elastable.embedding_store.tiers.files.earlier_files import is_earlier_folder
 from elastable.embedding_store.tiers.files.file_tier import FileTier
-from elastable.embedding_store.tiers.redis.earlier_schema import earlier_tables
 from elastable.embedding_store.tiers.redis.redis_log import RedisLog
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
-from elastable.embedding_store.tiers.redis.redis_reader import RedisReader
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
-from elastable.embedding_store.tiers.redis.url import DEFAULT_DEADLINE_S, SCHEMES, RedisUrl, redacted
-from elastable.embedding_store.wire.client.remote_source import RemoteSource
+from elastable.embedding_store.tiers.redis.url import DEFAULT_DEADLINE_S, SCHEMES
+from elastable.embedding_store.upgrade.file_upgrade import refuse_earlier_folder
+from elastable.embedding_store.upgrade.redis_upgrade import refuse_earlier_redis
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
-from elastable.embedding_store.wire.shared.shared_source import SharedSource
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 
-__all__ = ["open_source", "open_store", "operation_deadline"]
+__all__ = ["open_store", "operation_deadline"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -99,38 +94,6 @@ def open_store(
     )
 
 
-def open_source(url: str, deadline_s: float | None = None) -> RowSource:
-    """The rows at a URL, to read from any process.
-
-    Args:
-        url: `grpc://host:port` of a master, or `redis://...` or `rediss://...`;
-            `token:URL,URL,...` or `encoding:URL,URL,...` where tables are split over several of them.
-        deadline_s: As of `open_store`.
-
-    Raises:
-        BadInput: no such URL can be.
-        Unavailable, DeadlineExceeded, StoreFailed: as the source itself.
-    """
-    strategy, shards = shard_urls(url)
-    if strategy:
-        with ExitStack() as opened:
-            source = PartitionedSource([opened.enter_context(open_source(shard, deadline_s)) for shard in shards])
-            opened.pop_all()
-        return source
-    if _scheme(url) == "grpc":
-        return SharedSource(RemoteSource(url.removeprefix("grpc://"), _or(deadline_s, _GRPC_DEADLINE_S)))
-    if _scheme(url) in SCHEMES:
-        return RedisReader(_redis_url(url, deadline_s))
-    raise _unknown(url, ("grpc://host:port", *(f"{scheme}://host:port" for scheme in SCHEMES)))
-
-
-def _redis_url(url: str, deadline_s: float | None) -> RedisUrl:
-    """The URL with this deadline, unless it has one."""
-    parsed = RedisUrl.parse(url)
-    stated = "deadline" in dict(parse_qsl(url.partition("?")[2], keep_blank_values=True))
-    return parsed if deadline_s is None or stated else replace(parsed, deadline=deadline_s)
-
-
 def _or(deadline_s: float | None, default_s: float) -> float:
     return default_s if deadline_s is None else deadline_s
 
@@ -150,8 +113,7 @@ def _memory_store(url: MemoryUrl, threads: int | None, shared: bool) -> MemorySt
 def _file_store(url: str, threads: int | None, shared: bool) -> MemoryStore:
     options, rest = TierOptions.taken_from(url)
     folder = file_folder(rest)
-    if is_earlier_folder(folder):
-        raise StoreFailed(f"{folder} was written by an earlier release: run elastable store upgrade {url}")
+    refuse_earlier_folder(folder)
     with ExitStack() as opened:
         tier = opened.enter_context(FileTier(folder / "rows", fsync=options.fsync != "never"))
         log = opened.enter_context(_log(options) or FileLog(folder / "log", fsync=options.fsync))
@@ -161,13 +123,9 @@ def _file_store(url: str, threads: int | None, shared: bool) -> MemoryStore:
 def _redis_store(url: str, threads: int | None, shared: bool, deadline_s: float | None) -> MemoryStore:
     options, rest = TierOptions.taken_from(url)
     with ExitStack() as opened:
-        place = RedisPlace(_redis_url(rest, deadline_s))
+        place = RedisPlace(redis_url(rest, deadline_s))
         opened.callback(place.close)
-        if count := earlier_tables(place.topology, place.url.namespace, place.deadline()):
-            raise StoreFailed(
-                f"{place.url} has {count} tables of an earlier release under namespace {place.url.namespace!r}: run "
-                f"elastable store upgrade {redacted(url)}, or give this store another ?namespace="
-            )
+        refuse_earlier_redis(place)
         tier = opened.enter_context(RedisTier(place))
         log = opened.enter_context(_log(options) or RedisLog(place))
         return _tiered_store(opened, tier, log, options, threads, shared)

@@ -48,6 +48,7 @@ ELASTABLE = [
     "fit",
     "hash_ids",
     "load_host_embedding",
+    "open_reader",
     "open_store",
     "replica_group",
     "save",

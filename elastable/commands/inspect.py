@@ -20,7 +20,8 @@ from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.ids.string_ids import hash_ids
-from elastable.embedding_store.open_store import open_source
+from elastable.embedding_store.open_reader import open_reader
+from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.option import Option, required, setting
 from elastable.embedding_store.wire.client.remote_source import RemoteSource
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
@@ -120,6 +121,9 @@ class _LookupOptions:
         None, Option("URL of a store: redis://host:port, grpc://host:port or file:///folder.", metavar="URL")
     )
     checkpoint: str | None = setting(None, CHECKPOINT)
+    newest: bool = setting(
+        False, Option("With --store in Redis: exactly the newest version, by the store's log, not the last flush.")
+    )
     deadline_s: float = setting(5.0, _DEADLINE)
 
     def __post_init__(self) -> None:
@@ -155,7 +159,9 @@ def _source(options: _LookupOptions) -> RowSource:
     if options.master is not None:
         return RemoteSource(options.master, deadline_s=options.deadline_s)
     if options.store is not None:
-        return open_source(options.store, options.deadline_s)
+        if options.store.startswith(("file:", "memory?")):  # which no other process has, or it is refused
+            return open_store(options.store, deadline_s=options.deadline_s)
+        return open_reader(options.store, options.newest, options.deadline_s)
     memory = MemoryStore()
     restore_tables(open_checkpoint(options.checkpoint or "."), memory)
     return memory

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.option import Option, check_options, required, setting
+from elastable.embedding_store.support.store_url import outlives_process
 from elastable.master.job_spec import KNOWN_VALUES
 
 __all__ = ["MODEL_FILE", "OFFLOAD_ABOVE", "JobOptions", "ServerOptions", "TrainOptions", "WorkerOptions"]
@@ -178,8 +179,11 @@ class JobOptions:
             raise BadInput("--warm-tables needs --warm-start: the checkpoint to take the rows from")
         if self.rerun and not self.resume:
             raise BadInput("--rerun needs --resume: it says what --resume does if the earlier job has finished")
-        if self.resume and self.checkpoint_dir is None and not self.store.startswith(("redis://", "rediss://")):
-            raise BadInput("--resume needs --checkpoint-dir: the directory to resume from")
+        if self.resume and self.checkpoint_dir is None and not outlives_process(self.store):
+            raise BadInput(
+                "--resume needs --checkpoint-dir: the directory to resume from; or a store that outlives the job: "
+                "redis://, file:///folder, or memory?log=/folder"
+            )
 
     @property
     def local_workers(self) -> int:

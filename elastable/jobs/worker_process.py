@@ -19,8 +19,10 @@ from elastable.embedding_store.errors import (
     ShardLost,
     Unauthenticated,
     Unavailable,
+    Unsupported,
 )
-from elastable.embedding_store.open_store import open_source, operation_deadline
+from elastable.embedding_store.open_reader import open_reader
+from elastable.embedding_store.open_store import operation_deadline
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.wire.shared.shared_source import SharedSource
 from elastable.jobs.options import WorkerOptions
@@ -81,7 +83,12 @@ def run_worker(options: WorkerOptions) -> int:
 
 def _source(job: JobSpec, client: MasterClient, transport: str, deadline_s: float) -> RowSource:
     if job.store_url != "master":
-        return open_source(job.store_url, operation_deadline(deadline_s))
+        if not job.store_url.startswith("grpc://"):
+            raise Unsupported(
+                "the master says that rows are at a store that is not grpc://: it is of another release; start master "
+                "and workers from the same one"
+            )
+        return open_reader(job.store_url, deadline_s=operation_deadline(deadline_s))
     if transport == "grpc":
         return client.store()
     client.share_memory()

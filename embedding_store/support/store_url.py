@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, quote, unquote
 
 from elastable.embedding_store.errors import BadInput
 
-__all__ = ["MemoryUrl", "TierOptions", "byte_count", "file_folder", "shard_urls"]
+__all__ = ["MemoryUrl", "TierOptions", "byte_count", "file_folder", "outlives_process", "shard_urls"]
 
 _UNITS = {"": 1, "B": 1, **{f"{prefix}iB": 1 << (10 * power) for power, prefix in enumerate("KMGT", 1)}}
 _SIZE = re.compile(r"(\d{1,15})\s*([A-Za-z]*)")
@@ -157,3 +157,12 @@ def shard_urls(url: str) -> tuple[str, list[str]]:
     if any(shard.partition(":")[0] in _STRATEGIES for shard in shards):
         raise BadInput(f"store {strategy}:...: a shard cannot be partitioned by URL; join stores in Python instead")
     return strategy, shards
+
+
+def outlives_process(url: str) -> bool:
+    """Whether rows and the record of their version outlive the process that has the store at a URL open."""
+    shards = shard_urls(url)[1] or [url]
+    return all(
+        re.match(r"(file|rediss?(\+sentinel)?):", shard) or (shard.startswith("memory?") and "log=" in shard)
+        for shard in shards
+    )

@@ -152,14 +152,14 @@ def _use_own_links(ports: Mapping[int, int]) -> None:
     """Makes a worker reach the store through links of its own, and not through those that the master names."""
     from elastable.jobs import worker_process
 
-    plain: Callable[..., Any] = worker_process.open_source  # type: ignore[attr-defined]
+    plain: Callable[..., Any] = worker_process.open_reader  # type: ignore[attr-defined]
 
-    def through_own_link(url: str, deadline_s: float | None = None) -> Any:
+    def through_own_link(url: str, follow: bool = False, deadline_s: float | None = None) -> Any:
         for theirs, own in ports.items():
             url = url.replace(f"127.0.0.1:{theirs}", f"127.0.0.1:{own}")
-        return plain(url, deadline_s)
+        return plain(url, follow, deadline_s)
 
-    worker_process.open_source = through_own_link  # type: ignore[attr-defined]
+    worker_process.open_reader = through_own_link  # type: ignore[attr-defined]
 
 
 def _use_little_memory() -> None:

@@ -13,7 +13,8 @@ from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.open_store import open_source, open_store
+from elastable.embedding_store.open_reader import open_reader
+from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.support.store_url import shard_urls
 
 
@@ -31,12 +32,12 @@ def test_unknown_schemes(url: str) -> None:
         open_store(url)
     assert "secret" not in str(refused.value)
     with pytest.raises(BadInput, match="redis://host:port, rediss://host:port"):
-        open_source(url)
+        open_reader(url)
 
 
 def test_memory_is_no_source_of_its_own() -> None:
-    with pytest.raises(BadInput, match="'memory' is unknown"):
-        open_source("memory")
+    with pytest.raises(BadInput, match="rows of memory are in the process that has it open"):
+        open_reader("memory")
 
 
 def test_partitioned_stores(redis_url: str) -> None:

@@ -25,7 +25,8 @@ from elastable.embedding_store.errors import (
     Unsupported,
     VersionError,
 )
-from elastable.embedding_store.open_store import open_source, open_store
+from elastable.embedding_store.open_reader import open_reader
+from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.roles import Role
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
@@ -238,7 +239,7 @@ def test_what_the_wire_has_no_place_for_is_refused_by_table(served: ExitStack) -
 
 def test_waiting_for_a_version_is_the_servers(served: ExitStack) -> None:
     store, server = serve(served)
-    with open_source(f"grpc://{server.address}") as source:
+    with open_reader(f"grpc://{server.address}") as source:
         assert not source.wait_for_version(1, 0.05)
         store.reset_version(5)
         assert source.wait_for_version(5, 30.0)

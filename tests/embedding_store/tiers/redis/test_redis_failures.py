@@ -20,7 +20,6 @@ import redis
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, NotReady, StoreFailed, Unavailable
-from elastable.embedding_store.open_store import open_source
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.tiers.redis.redis_reader import RedisReader
 from elastable.embedding_store.tiers.redis.redis_store import RedisStore
@@ -45,7 +44,7 @@ def test_a_server_that_never_answers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         with pytest.raises(DeadlineExceeded, match=rf"127\.0\.0\.1:{port} within the deadline of 0\.3 s"):
-            open_source(f"redis://127.0.0.1:{port}?deadline=0.3")
+            RedisReader(f"redis://127.0.0.1:{port}?deadline=0.3")
 
 
 def test_an_unknown_host() -> None:
@@ -102,7 +101,7 @@ def test_login(server_binary: Path, tmp_path: Path) -> None:
         ):
             RedisStore(server.url)
         with pytest.raises(StoreFailed, match=r"WRONGPASS.*is not that of user 'nobody'"):
-            open_source(f"redis://nobody:wrongsecret@{server.address}")
+            RedisReader(f"redis://nobody:wrongsecret@{server.address}")
         with RedisStore(f"redis://:right%26secret@{server.address}/3") as store:
             assert store.create_table(SPECS["sgd"])
 
