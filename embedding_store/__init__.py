@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from elastable.embedding_store.tables.many_tables import LookupStrategy, lookup_many
     from elastable.embedding_store.tables.table import EmbeddingTable, size
     from elastable.embedding_store.tables.table_update import IndexedSlices, TableSlices, update_many, update_tables
-    from elastable.embedding_store.tiers.files.file_store import FileStore
     from elastable.embedding_store.wire.access.credentials import Credentials
     from elastable.embedding_store.wire.client.remote_source import RemoteSource
     from elastable.embedding_store.wire.client.remote_store import RemoteStore
@@ -99,7 +98,6 @@ __all__ = [  # noqa: RUF022 - grouped, as a map of the package
     "update_tables",
     # Stores.
     "Credentials",
-    "FileStore",
     "MemoryStore",
     "PartitionedStore",
     "RemoteSource",
@@ -159,7 +157,6 @@ _LOADED_LATE = {
     "Conversion": "rows.conversion",
     "Credentials": "wire.access.credentials",
     "EmbeddingTable": "tables.table",
-    "FileStore": "tiers.files.file_store",
     "Grouping": "tables.indexer",
     "IndexedSlices": "tables.table_update",
     "Indexer": "tables.indexer",

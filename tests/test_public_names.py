@@ -73,7 +73,6 @@ EMBEDDING_STORE = [
     "EmbeddingStore",
     "EmbeddingTable",
     "EvictionSpec",
-    "FileStore",
     "FutureVersion",
     "Grouping",
     "INITIALIZER_KINDS",

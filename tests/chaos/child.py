@@ -164,12 +164,12 @@ def _use_own_links(ports: Mapping[int, int]) -> None:
 
 def _use_little_memory() -> None:
     """Makes file stores hold few rows in frames, and take their disk in small pieces: tables here are small."""
-    from elastable.embedding_store.tiers.files import file_store as store
-    from elastable.embedding_store.tiers.files import row_file
+    from elastable.embedding_store.engine.tiered import store_tier
+    from elastable.embedding_store.tiers.files import mapped_file
 
-    plain = store.RowBudget  # type: ignore[attr-defined]
-    store.RowBudget = lambda total: plain(min(total, _FRAMES_BYTES))  # type: ignore[assignment, attr-defined]
-    row_file._CHUNK_BYTES = _DISK_BYTES
+    plain = store_tier.RowBudget  # type: ignore[attr-defined]
+    store_tier.RowBudget = lambda total: plain(min(total, _FRAMES_BYTES))  # type: ignore[assignment, attr-defined]
+    mapped_file._CHUNK_BYTES = _DISK_BYTES
 
 
 def _command(arguments: Sequence[str]) -> int:

@@ -10,10 +10,10 @@ import pytest
 
 import elastable as et
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.tiers.files.file_store import FileStore
 from elastable.master.tasks.record_order import record_order
 from tests.equality import model as equality
 from tests.equality.jobs import Numbers, differing, train
+from tests.file_stores import file_store
 from tests.servers import running_server
 
 
@@ -100,7 +100,7 @@ def test_shards_give_the_same_bits(alone: Numbers, tmp_path: Path, redis_url: st
 
 def test_files_give_the_same_bits_and_keep_them(alone: Numbers, tmp_path: Path) -> None:
     assert differing(alone, train(tmp_path, 2, "adagrad", store=f"file://{tmp_path}/rows?budget=1MiB")) == []
-    with FileStore(tmp_path / "rows") as store:
+    with file_store(tmp_path / "rows") as store:
         assert store.version() == 50
         for name in store.specs():
             np.testing.assert_array_equal(

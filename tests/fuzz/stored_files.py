@@ -7,6 +7,7 @@ import json
 import zlib
 from abc import abstractmethod
 from pathlib import Path
+from shutil import copytree
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.tiers.files.file_store import FileStore
+from elastable.embedding_store.tiers.files.tier_manifest import MANIFEST_NAME
 from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
@@ -26,6 +27,7 @@ from elastable.replicas.host_embeddings.file import load_host_embedding, save_ho
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 from elastable.replicas.knowledge_graphs.training.graph_checkpoints import GraphCheckpoints, RunProgress
+from tests.file_stores import file_store
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Target
 from tests.master.checkpoints.jobs import JOB, created, dense_of, progress_of, train
@@ -161,31 +163,35 @@ class FileStores(_Folder):
 
     def write(self) -> None:
         """Some versions of every kind of table."""
-        with FileStore(self.folder, 1 << 20, 1) as store:
+        with file_store(self.folder, 1 << 20, 1) as store:
             created(store)
             train(store, 3, 12)
 
     def read(self) -> None:
-        """Opens it and reads every row."""
-        self.soiled = (self.folder / _MANIFEST,)
-        store = FileStore(self.folder, 1 << 20, 1)
-        try:
-            _read_all(store)
-        finally:
-            # What was changed on the disk may be noticed when it is written, too.
-            store.close()
+        """Opens a copy, which opening changes, and reads every row."""
+        with TemporaryDirectory() as home:
+            store = file_store(Path(copytree(self.folder, Path(home) / "copy")), 1 << 20, 1)
+            try:
+                _read_all(store)
+            finally:
+                # What was changed on the disk may be noticed when it is written, too.
+                store.close()
 
     def counts(self, path: Path) -> bool:
         """All but the lock, which says nothing."""
         return path.name != "lock"
 
     def changed(self, m: Mutator, path: Path, content: bytes) -> dict[Path, bytes]:
-        """As in `_Folder`, with the manifest's check made right."""
-        if path.name != _MANIFEST or m.chance(0.2):
+        """As in `_Folder`, with the check of the tier's manifest made right."""
+        if path.name != MANIFEST_NAME or m.chance(0.2):
             return {path: m.mutated(content)}
-        fields = m.mutated_json(json.loads(content.rpartition(b"\n")[0]))
-        text = json.dumps(fields, indent=1).encode()
-        return {path: text + b"\n" + f"{zlib.crc32(text):08x}".encode()}
+        text, _, state = content[:-4].partition(b"\n")
+        if m.chance(0.5):
+            text = json.dumps(m.mutated_json(json.loads(text))).encode()
+        else:
+            state = m.mutated(state)
+        body = text + b"\n" + state
+        return {path: body + zlib.crc32(body).to_bytes(4, "little")}
 
 
 def _read_all(store: EmbeddingStore) -> None:

@@ -53,7 +53,6 @@ DEAREST = (
     "tests/benchmarks/test_peers.py",
     "tests/worker/runtime/test_restart.py",
     "tests/elastable/jobs/test_evaluation_beside.py",
-    "tests/embedding_store/tiers/test_file_store.py",
     "tests/master/checkpoints/test_crash_points.py",
     "tests/elastable/jobs/test_killed_master.py",
     "tests/worker/layers/test_distributed_embedding.py",

@@ -12,7 +12,6 @@ import master
 import proto
 import worker
 from elastable.embedding_store import (
-    FileStore,
     IndexedSlices,
     InitializerSpec,
     MemoryStore,
@@ -22,6 +21,7 @@ from elastable.embedding_store import (
 )
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import NotInstalled
+from elastable.embedding_store.open_store import open_store
 from elastable.master.api import AsyncPushId, Push, PushOutcome, Slices
 from elastable.master.wire.client import MasterClient
 
@@ -54,7 +54,7 @@ def trained(store: EmbeddingStore) -> list[float]:
     return [float(value) for value in table.lookup(IDS[:2])[:, 0]]
 
 
-with MemoryStore() as memory, FileStore(folder) as files:
+with MemoryStore() as memory, open_store(f"file://{folder}") as files:
     expected = trained(memory)
     assert trained(files) == expected
     assert expected[0] < expected[1] < 0

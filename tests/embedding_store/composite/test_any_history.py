@@ -27,9 +27,9 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.rows.initial_values import initial_rows
 from elastable.embedding_store.tables.grouping import coalesce
-from elastable.embedding_store.tiers.files.file_store import FileStore
 from tests.contracts.store_samples import rows_by_id
 from tests.embedding_store.dictionary_model import ModelTable
+from tests.file_stores import file_store
 from tests.plugins.seeds import examples
 
 SPECS = [
@@ -57,7 +57,7 @@ def memory(_: Path) -> EmbeddingStore:
 
 
 def in_files(folder: Path) -> EmbeddingStore:
-    return FileStore(Path(tempfile.mkdtemp(dir=folder)), 1 << 20, threads=1)
+    return file_store(Path(tempfile.mkdtemp(dir=folder)), 1 << 20, threads=1)
 
 
 def split(strategy: str, *shards: MakeStore) -> MakeStore:

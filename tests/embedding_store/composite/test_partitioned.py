@@ -12,7 +12,6 @@ import pytest
 from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.tiers.files.file_store import FileStore
 from elastable.embedding_store.tiers.redis.redis_store import RedisStore
 from elastable.embedding_store.wire.access.roles import Role
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
@@ -20,6 +19,7 @@ from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore
+from tests.file_stores import file_store
 
 
 def memories(shards: int) -> list[EmbeddingStore]:
@@ -60,7 +60,7 @@ class TestTokenOverFiles(StoreContract):
     @pytest.fixture
     def make_store(self, tmp_path: Path) -> MakeStore:
         folders = count()
-        return lambda: PartitionedStore([FileStore(tmp_path / str(next(folders)), 1 << 20, 1) for _ in range(2)])
+        return lambda: PartitionedStore([file_store(tmp_path / str(next(folders)), 1 << 20, 1) for _ in range(2)])
 
 
 class TestTokenOverRedis(StoreContract):

@@ -13,11 +13,11 @@ from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed, TableNotFound, Unavailable
-from elastable.embedding_store.tiers.files.file_store import FileStore
 from elastable.embedding_store.tiers.redis.redis_store import RedisStore
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, commit, dynamic, fixed, int64, rows_by_id, update
 from tests.embedding_store.composite.failing_shard import FailingShard
+from tests.file_stores import file_store
 
 
 class TestPlacedStore(StoreContract):
@@ -66,7 +66,11 @@ SPECS = {name: fixed(name, 4, optimizer=OptimizerSpec.of("adam")) for name in PL
 def three(tmp_path: Path, redis_url: str) -> Iterator[tuple[PlacedStore, FailingShard]]:
     """Rows in files, in memory that fails when told, and in Redis, which commit in this order; at version 1."""
     flaky = FailingShard()
-    stores = {"file": FileStore(tmp_path / "rows"), "flaky": flaky, "redis": RedisStore(f"{redis_url}?namespace=three")}
+    stores = {
+        "file": file_store(tmp_path / "rows"),
+        "flaky": flaky,
+        "redis": RedisStore(f"{redis_url}?namespace=three"),
+    }
     with PlacedStore(stores, PLACES, default="redis") as store:
         for spec in SPECS.values():
             store.create_table(spec)

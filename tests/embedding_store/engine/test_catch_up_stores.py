@@ -13,7 +13,6 @@ from elastable.embedding_store import (
     AdmissionSpec,
     Commit,
     EvictionSpec,
-    FileStore,
     IndexedSlices,
     MemoryStore,
     OptimizerSpec,
@@ -38,6 +37,7 @@ from elastable.embedding_store.wire.access.roles import Role
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
+from tests.file_stores import file_store
 
 ADAMW = OptimizerSpec.of("adamw", lazy=False, learning_rate=0.01, weight_decay=0.1)
 DIM, ROWS = 6, 30
@@ -91,11 +91,11 @@ def served(held: ExitStack, tmp_path: Path) -> EmbeddingStore:
 STORES: dict[str, Make] = {
     "memory": lambda held, path: MemoryStore(threads=2),
     "indexed": lambda held, path: MemoryStore(threads=1, direct_bytes=0),
-    "file": lambda held, path: FileStore(path / "file", 1 << 20, threads=1),
+    "file": lambda held, path: file_store(path / "file", 1 << 20, threads=1),
     "token": lambda held, path: PartitionedStore([MemoryStore(1), MemoryStore(1), MemoryStore(1)], "token"),
-    "encoding": lambda held, path: PartitionedStore([MemoryStore(1), FileStore(path / "half", 1 << 20)], "encoding"),
+    "encoding": lambda held, path: PartitionedStore([MemoryStore(1), file_store(path / "half", 1 << 20)], "encoding"),
     "placed": lambda held, path: PlacedStore(
-        {"memory": MemoryStore(1), "file": FileStore(path / "file", 1 << 20)}, {"t": "file"}, "memory"
+        {"memory": MemoryStore(1), "file": file_store(path / "file", 1 << 20)}, {"t": "file"}, "memory"
     ),
     "shared": lambda held, path: SharedMemoryStore(1),
     "remote": served,
@@ -171,7 +171,7 @@ def test_what_was_cleared_begins_anew(store: EmbeddingStore) -> None:
 
 def test_files_open_again_with_rows_that_are_behind(tmp_path: Path, expected: dict[int, Float32]) -> None:
     for first, last in ((1, 15), (16, 16), (17, 60)):
-        with FileStore(tmp_path, 1 << 20, threads=1) as store:
+        with file_store(tmp_path, 1 << 20, threads=1) as store:
             store.create_table(table())
             steps(store, first, last)
             assert np.array_equal(rows(store), expected[last])

@@ -18,7 +18,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from elastable.embedding_store import (
     Commit,
     EvictionSpec,
-    FileStore,
     MemoryStore,
     OptimizerSpec,
     PartitionedStore,
@@ -33,6 +32,7 @@ from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.optimizers.dense_replay import table_steps
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from tests.embedding_store.engine.test_catch_up_stores import STORES
+from tests.file_stores import file_store
 from tests.plugins.seeds import examples
 
 DIM, ROWS = 5, 30
@@ -187,7 +187,7 @@ def test_every_store_is_killed_and_restored_to_the_same_bits(
 def test_files_open_again_with_their_chapters(tmp_path: Path, expected: dict[int, Everything]) -> None:
     spec = TableSpec("t", DIM, ROWS, optimizer=OPTIMIZERS["adamw"])
     for first, last in ((1, 13), (14, 14), (15, 50), (51, 70), (71, 90)):
-        with FileStore(tmp_path, 1 << 20, threads=1) as store:
+        with file_store(tmp_path, 1 << 20, threads=1) as store:
             store.create_table(spec)
             for number in range(first, last + 1):
                 step(store, number, number in ENDS)
@@ -295,7 +295,7 @@ class ChaptersInAnyHistory(RuleBasedStateMachine):
         folder = self.folder / str(self.made)
         if kind == "file":
             self.file: Path | None = folder
-            return FileStore(folder, 1 << 20, 1)
+            return file_store(folder, 1 << 20, 1)
         self.file = None
         if kind == "encoding":
             return PartitionedStore([MemoryStore(1), MemoryStore(1)], "encoding")
@@ -339,7 +339,7 @@ class ChaptersInAnyHistory(RuleBasedStateMachine):
         assert self.file is not None
         self.release()
         self.killed.close()
-        self.killed = FileStore(self.file, 1 << 20, 1)
+        self.killed = file_store(self.file, 1 << 20, 1)
 
     @precondition(lambda self: len(self.pins) < 3)
     @rule()

@@ -27,7 +27,6 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.pins.store_pins import StorePins
 from elastable.embedding_store.engine.row_images import BeforeImages
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed, Unavailable
-from elastable.embedding_store.tiers.files.file_store import FileStore
 from elastable.embedding_store.wire.client.remote_source import RemoteSource
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
@@ -35,6 +34,7 @@ from elastable.embedding_store.wire.shared.shared_source import SharedSource
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 from tests.contracts.store_pins import whole
 from tests.contracts.store_samples import JOIN_S, commit, fixed, int64, rows_by_id, update
+from tests.file_stores import file_store
 
 SPEC = TableSpec("t", 8, None, optimizer=OptimizerSpec.of("adam"))
 MIB = 1 << 20
@@ -229,7 +229,7 @@ def test_a_pin_that_one_of_several_stores_gave_up_is_gone(kind: str) -> None:
 
 
 def test_a_pin_ends_with_its_store(tmp_path: Path) -> None:
-    store = FileStore(tmp_path / "rows", MIB, 1)
+    store = file_store(tmp_path / "rows", MIB, 1)
     store.create_table(SPEC)
     commit(store, {"t": update(np.arange(100), 8)})
     pin, rows = store.pin(), rows_by_id(store, "t")
@@ -240,7 +240,7 @@ def test_a_pin_ends_with_its_store(tmp_path: Path) -> None:
     with pytest.raises(StoreFailed, match="closed"):
         pin.lookup({"t": int64(1)})
     pin.close()
-    with FileStore(tmp_path / "rows", MIB, 1) as again:
+    with file_store(tmp_path / "rows", MIB, 1) as again:
         assert (again.version(), again.pins()) == (2, ())
         with pytest.raises(StaleVersion, match="version 1"):
             again.pin(1)

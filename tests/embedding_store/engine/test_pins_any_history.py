@@ -28,7 +28,7 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.pins.store_pins import StorePins
 from elastable.embedding_store.errors import StaleVersion
 from elastable.embedding_store.rows.initial_values import initial_rows
-from elastable.embedding_store.tiers.files.file_store import FileStore
+from tests.file_stores import file_store
 from tests.plugins.seeds import examples
 
 NORMAL = InitializerSpec("normal", 0, 1)
@@ -102,7 +102,7 @@ class PinsInAnyHistory(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="pins-", dir=fast))
         self.now = 0.0
         if kind == "files":
-            self.store: MemoryStore = FileStore(self.folder / "store", 1 << 20, 1)
+            self.store: MemoryStore = file_store(self.folder / "store", 1 << 20, 1)
         else:
             self.store = MemoryStore(2, direct_bytes=0 if kind == "indexed" else 1 << 20)
         self.store._pins = StorePins(self.store._tables, 1 << 30, lambda: self.now)

@@ -18,8 +18,8 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import FutureVersion, StaleVersion, StoreFailed, TableNotFound
 from elastable.embedding_store.rows.initial_values import initial_rows
-from elastable.embedding_store.tiers.files.file_store import FileStore
 from tests.contracts.store_samples import JOIN_S, rows_by_id
+from tests.file_stores import file_store
 
 THREADS = 8
 VERSIONS_EACH = 12
@@ -36,11 +36,11 @@ def memories(count: int) -> list[EmbeddingStore]:
 
 STORES: dict[str, MakeStore] = {
     "memory": lambda _: MemoryStore(threads=2),
-    "files": lambda folder: FileStore(folder / "rows", 1 << 20, threads=2),
+    "files": lambda folder: file_store(folder / "rows", 1 << 20, threads=2),
     "token": lambda _: PartitionedStore(memories(3)),
     "encoding": lambda _: PartitionedStore(memories(3), "encoding"),
     "token over files": lambda folder: PartitionedStore(
-        [FileStore(folder / str(number), 1 << 20, threads=1) for number in range(2)]
+        [file_store(folder / str(number), 1 << 20, threads=1) for number in range(2)]
     ),
     "token over encoding": lambda _: PartitionedStore([PartitionedStore(memories(2), "encoding") for _ in range(2)]),
 }

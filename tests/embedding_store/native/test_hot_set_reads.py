@@ -11,10 +11,10 @@ from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.errors import IdOutOfRange, StoreFailed
+from elastable.embedding_store.errors import IdOutOfRange
 from elastable.embedding_store.native.ids.hot_set import HotSet
 from elastable.embedding_store.native.range_pool import RangePool
-from elastable.embedding_store.tiers.files.file_store import FileStore
+from tests.file_stores import file_store
 
 SPEC = TableSpec("t", 64, 20_000, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.1))
 
@@ -53,7 +53,7 @@ def filled(store: EmbeddingStore) -> EmbeddingStore:
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_table_in_files_reads_as_one_in_memory(tmp_path: Path, threads: int) -> None:
     random = np.random.default_rng(2)
-    with filled(MemoryStore()) as memory, filled(FileStore(tmp_path / "s", 1 << 20, threads=threads)) as files:
+    with filled(MemoryStore()) as memory, filled(file_store(tmp_path / "s", 1 << 20, threads=threads)) as files:
         for size in (0, 1, 5_000, 40_000):
             for _ in range(3):  # rows get frames meanwhile
                 ids = (20_000 * random.random(size) ** 3).astype(np.int64)
@@ -62,13 +62,3 @@ def test_a_table_in_files_reads_as_one_in_memory(tmp_path: Path, threads: int) -
                 np.testing.assert_array_equal(out, memory.lookup({"t": ids})["t"])
         with pytest.raises(IdOutOfRange, match="20000"):
             files.lookup({"t": np.array([3, 20_000])})
-
-
-def test_a_row_that_is_broken_is_named_whichever_thread_meets_it(tmp_path: Path) -> None:
-    with filled(FileStore(tmp_path / "s", 1 << 20, threads=2)) as files:
-        path = next((tmp_path / "s").rglob("weights.rows"))
-        with path.open("r+b") as file:
-            file.seek(4096 + 15_000 * 264 + 20)
-            file.write(b"\x00\xff\x00\xff")
-        with pytest.raises(StoreFailed, match="position 15000"):
-            files.lookup({"t": np.arange(20_000)})

@@ -13,13 +13,13 @@ from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import StaleVersion
-from elastable.embedding_store.tiers.files.file_store import FileStore
 from tests.contracts.store_samples import JOIN_S
+from tests.file_stores import file_store
 
 ROWS, THREADS, VERSIONS = 20_000, 6, 12
 SPEC = TableSpec("t", 64, ROWS, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd"))
 TIERS: dict[str, Callable[[Path], EmbeddingStore]] = {
-    "file": lambda home: FileStore(home / "s", 1 << 20, threads=2),
+    "file": lambda home: file_store(home / "s", 1 << 20, threads=2),
 }
 
 

@@ -12,12 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store import FileStore, MemoryStore
+from elastable.embedding_store import MemoryStore
 from elastable.embedding_store.contract.row_data import TableState
 from elastable.embedding_store.contract.snapshot import Snapshot
+from elastable.embedding_store.tiers.files.file_tier import FileTier
+from elastable.embedding_store.upgrade.file_upgrade import upgrade_folder
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.checkpoints.weights import restore_weights
+from tests.file_stores import file_store
 
 IDS = np.arange(60, dtype=np.int64)
 
@@ -41,12 +44,13 @@ def require_as_written(store: Snapshot, written: Path) -> TableState:
 
 def test_its_checkpoints_and_file_stores_are_read(written: Path) -> None:
     checkpoint = open_checkpoint(written / "checkpoint")
-    with MemoryStore(threads=1) as store, FileStore(written / "file_store") as files:
+    assert upgrade_folder(written / "file_store", lambda new: FileTier(new / "rows"), lambda table, rows: None)
+    with MemoryStore(threads=1) as store, file_store(written / "file_store") as files:
         restore_tables(checkpoint, store)
         state = require_as_written(store, written)
         assert checkpoint.table_state("decays") == state
         assert require_as_written(files, written) == state
-    with FileStore(written / "file_store") as again:  # as this release has written it
+    with file_store(written / "file_store") as again:  # as this release has written it
         assert require_as_written(again, written) == state
 
 

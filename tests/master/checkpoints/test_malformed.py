@@ -14,7 +14,7 @@ import pytest
 
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import CheckpointError, StoreFailed
-from elastable.embedding_store.tiers.files.file_manifest import read_manifest
+from elastable.embedding_store.tiers.files.earlier_files import EarlierFiles
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.checkpoints.storage.manifest import Manifest
@@ -103,7 +103,7 @@ def test_a_manifest_of_a_file_store_that_makes_no_sense(tmp_path: Path, fields: 
     text = fields.encode()
     (tmp_path / "manifest.json").write_bytes(text + b"\n" + f"{zlib.crc32(text):08x}".encode())
     with pytest.raises(StoreFailed, match="not the manifest of a file store"):
-        read_manifest(tmp_path)
+        EarlierFiles(tmp_path)
 
 
 def test_a_text_that_is_no_manifest() -> None:

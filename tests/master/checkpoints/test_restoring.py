@@ -12,12 +12,12 @@ from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSp
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import CheckpointError, SpecConflict
-from elastable.embedding_store.tiers.files.file_store import FileStore
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.comparing import compare_dense, compare_tables
 from elastable.master.checkpoints.restoring import refuse_other_model, restore_tables
 from elastable.master.checkpoints.warm_start import warm_start
 from elastable.master.checkpoints.writing import write_checkpoint
+from tests.file_stores import file_store
 from tests.master.checkpoints.jobs import (
     ADAGRAD,
     AGED,
@@ -66,7 +66,7 @@ def test_another_dtype(whole: Checkpoint, dtype: str) -> None:
 
 
 def test_some_tables_to_a_store_in_files(whole: Checkpoint, tmp_path: Path) -> None:
-    with FileStore(tmp_path / "files") as store, MemoryStore() as other:
+    with file_store(tmp_path / "files") as store, MemoryStore() as other:
         told = restore_tables(whole, store, tables=["fixed", "dynamic"])
         restore_tables(whole, other)
         assert sorted(store.specs()) == sorted(told) == ["dynamic", "fixed"]

@@ -17,9 +17,9 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tiers.files.file_store import FileStore
 from elastable.master.keras.keras_update import KerasUpdate
 from elastable.master.keras.row_optimizers.averaging import keeps_averages, rows_become_averages, with_averages
+from tests.file_stores import file_store
 
 ADAM = OptimizerSpec.of("adam", learning_rate=0.1)
 
@@ -55,7 +55,7 @@ def test_the_same_bits_in_every_store(tmp_path: Path) -> None:
 
     plain = trained(MemoryStore(threads=1))
     assert np.abs(plain[0] - plain[1]).max() > 1e-3
-    stores = (PartitionedStore(parts(), "token"), PartitionedStore(parts(), "encoding"), FileStore(tmp_path / "rows"))
+    stores = (PartitionedStore(parts(), "token"), PartitionedStore(parts(), "encoding"), file_store(tmp_path / "rows"))
     for store in stores:
         for found, expected in zip(trained(store), plain, strict=True):
             np.testing.assert_array_equal(found, expected, err_msg=type(store).__name__)
