@@ -23,6 +23,7 @@ _BENCHES = (
     "sharded_training",
     "wire",
     "load",
+    "sessions",
     "redis_rows",
     "redis_commits",
     "redis_flush",

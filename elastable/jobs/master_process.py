@@ -25,6 +25,7 @@ from elastable.master.master_options import MasterOptions
 from elastable.master.wire.master_service import master_service
 from elastable.output.run_directory import RunDirectory, require_writable
 from elastable.process.audit_lines import show_audit_log
+from elastable.process.heap import keep_collections_short
 from elastable.process.stopping import stopping_on_signals
 from elastable.worker.keras.tensorflow_threads import set_intra_op_threads
 
@@ -52,6 +53,7 @@ def run_job(options: JobOptions, console: Console) -> int:
     with ExitStack() as held:
         held.callback(prepared.store.close)
         master = _master(options, prepared)
+        keep_collections_short()
         run = RunDirectory.create(options.run_dir)
         held.callback(run.close)
         server = held.enter_context(

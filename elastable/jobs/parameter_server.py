@@ -21,6 +21,7 @@ from elastable.master.master_options import MasterOptions
 from elastable.master.wire.master_service import master_service
 from elastable.process.audit_lines import show_audit_log
 from elastable.process.exit_codes import ExitCode
+from elastable.process.heap import keep_collections_short
 from elastable.process.stopping import stopping_on_signals
 
 __all__ = ["run_parameter_server"]
@@ -43,6 +44,7 @@ def run_parameter_server(options: ServerOptions, console: Console) -> int:
             raise BadInput(f"--transport shared: rows of the store {redacted(options.store)} are not in shared memory")
         master = BareMaster(store, job, MasterOptions(commit_deadline_s=options.deadline_s))
         stopped = threading.Event()
+        keep_collections_short()
 
         def stop(reason: str) -> None:
             master.stop(reason)

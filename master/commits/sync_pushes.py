@@ -67,12 +67,13 @@ class SyncPushes(PushProtocol):
 
     def _refuse_unlike(self, push: Push) -> None:
         """Raises `BadGradient` where the loss is divided otherwise than in the version's other micro-batches."""
-        for ticket in self._tickets.values():
-            if ticket.push is not None and _divisor_kinds(ticket.push) != _divisor_kinds(push):
-                raise BadGradient(
-                    f"micro-batch {push.id.micro_batch} divides its loss by {_described(push)}, and another one of its "
-                    f"version by {_described(ticket.push)}: run the same model everywhere"
-                )
+        # They are all alike: one of them stands for all.
+        other = next((ticket.push for ticket in self._tickets.values() if ticket.push is not None), None)
+        if other is not None and _divisor_kinds(other) != _divisor_kinds(push):
+            raise BadGradient(
+                f"micro-batch {push.id.micro_batch} divides its loss by {_described(push)}, and another one of its "
+                f"version by {_described(other)}: run the same model everywhere"
+            )
 
     def take(self, push: Push, skipped: bool) -> Ticket:
         _, worker = self.board.complete(TaskKind.TRAIN, push.id.micro_batch, by=push.incarnation)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
 
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, NotFinite
+from elastable.embedding_store.support.waits.futures import at_once, settle
+from elastable.embedding_store.support.waits.timers import Timers
 from elastable.master.api import (
     AsyncPushId,
     DenseSnapshot,
@@ -17,7 +20,6 @@ from elastable.master.api import (
     JobSpec,
     JobStatus,
     Lease,
-    MasterApi,
     Push,
     PushOutcome,
     PushReply,
@@ -30,6 +32,7 @@ from elastable.master.commits.committer import Committer
 from elastable.master.commits.dense_part import NoDense
 from elastable.master.commits.push_protocol import Sequences
 from elastable.master.commits.version_record import VersionRecord
+from elastable.master.jobs.served_master import ServedMaster
 from elastable.master.master_options import MasterOptions
 from elastable.master.push_check import Expected, check_finite, check_push
 from elastable.master.tasks.progress import Progress
@@ -37,8 +40,10 @@ from elastable.master.tasks.sessions import LocalSession, Sessions
 
 __all__ = ["BareMaster"]
 
+_SETTLED_S = 60.0  # beyond its own time, in which every wait is answered
 
-class BareMaster(MasterApi):
+
+class BareMaster(ServedMaster):
     """Commits every push at once, with the learning rates of the tables' own optimizers.
 
     There are no tasks and no dense variables; after `stop` leases are returned as finished. A store that keeps
@@ -59,7 +64,10 @@ class BareMaster(MasterApi):
         before = self._taken_over()
         self._sequences = Sequences(before.sequences)
         self._tables: Mapping[str, TableSpec] = {}
-        self._lock = threading.Condition()
+        self._lock = threading.Lock()
+        self._timers = Timers("elastable-waits")
+        self._idle: set[Future[Lease]] = set()
+        self._ended: Future[JobStatus] = Future()
         self._sessions = Sessions()
         self._pushes: dict[str, int] = {}
         self._records = before.records
@@ -82,11 +90,28 @@ class BareMaster(MasterApi):
             self._sessions.close(incarnation)
 
     def lease_tasks(self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None) -> Lease:
-        give_up = time.monotonic() + wait_s
-        with self._lock:
-            while not self._stopped and (left := give_up - time.monotonic()) > 0:
-                self._lock.wait(left)
-            return Lease(finished=self._stopped)
+        return self.lease_tasks_later(incarnation, want, wait_s, holding).result(wait_s + _SETTLED_S)
+
+    def lease_tasks_later(
+        self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None
+    ) -> Future[Lease]:
+        if self._stopped or wait_s <= 0:
+            return at_once(Lease(finished=self._stopped))
+        result: Future[Lease] = Future()
+        timer = self._timers.call_at(time.monotonic() + wait_s, lambda: settle(result, Lease()))
+
+        def over(_: object) -> None:
+            timer.cancel()
+            self._idle.discard(result)
+
+        self._idle.add(result)
+        result.add_done_callback(over)
+        if self._stopped:  # meanwhile
+            settle(result, Lease(finished=True))
+        return result
+
+    def ended(self) -> Future[JobStatus]:
+        return self._ended
 
     def pull_dense(self, incarnation: str, version: int | None, wait_s: float) -> DenseSnapshot | None:
         return DenseSnapshot(self._store.version(), (), ())
@@ -152,4 +177,6 @@ class BareMaster(MasterApi):
     def stop(self, reason: str) -> None:
         with self._lock:
             self._stopped = True
-            self._lock.notify_all()
+        for waiting in tuple(self._idle):
+            settle(waiting, Lease(finished=True))
+        settle(self._ended, self.status())

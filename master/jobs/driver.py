@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
@@ -13,9 +14,11 @@ from elastable.master.api import DenseSnapshot, Tensor
 from elastable.master.commits.accumulate import Accumulated
 from elastable.master.commits.committer import Committer
 from elastable.master.commits.dense_part import DensePart
+from elastable.master.commits.push_protocol import Ticket
 from elastable.master.jobs.concurrent_evaluation import LEASE_S, ConcurrentEvaluation
 from elastable.master.jobs.hooks import Hooks
 from elastable.master.jobs.job_state import JobState, Work, as_elastable_error
+from elastable.master.jobs.waits import Waits
 from elastable.master.keras.metrics import LazyLogs, ModelMetrics
 from elastable.master.master_options import MasterOptions, is_due
 from elastable.master.tasks.progress import Progress
@@ -34,7 +37,8 @@ class Driver:
 
     Args:
         state: Shared with the threads that serve workers.
-        changed: Guards `state`, and is notified of every change.
+        waits: The calls that wait for it.
+        changed: Guards both, and is notified when there may be something to do.
         store: Holds the job's tables.
         dense: The dense part of the model.
         metrics: The model's metrics.
@@ -44,6 +48,7 @@ class Driver:
     def __init__(
         self,
         state: JobState,
+        waits: Waits,
         changed: threading.Condition,
         store: EmbeddingStore,
         dense: DensePart,
@@ -51,6 +56,7 @@ class Driver:
         options: MasterOptions,
     ) -> None:
         self._state = state
+        self._waits = waits
         self._changed = changed
         self._store = store
         self._committer = Committer(store, dense, state.schedule.job, options.commit_deadline_s, self._ends_chapter)
@@ -80,9 +86,9 @@ class Driver:
             self.fail(error)
             raise
         finally:
-            with self._changed:
+            with self._waits.changing():
                 self._state.over = True
-                self._changed.notify_all()
+                self._waits.ended()
             for evaluation in self._state.concurrent.values():
                 evaluation.end()
         if self._state.failure is not None:
@@ -91,14 +97,15 @@ class Driver:
     def note_hooks(self) -> None:
         """Takes the hooks' state into the next `Progress`. Called by the thread of `run`, or after it."""
         state = self._hooks.state()
-        with self._changed:
+        with self._waits.changing():
             self._state.hooks = state
 
     def fail(self, error: BaseException) -> None:
         """Fails the job; later failures are ignored."""
-        with self._changed:
+        with self._waits.changing():
             if self._state.failure is None and not self._state.over:
                 self._state.failure = as_elastable_error(error)
+            self._waits.ended()
             self._changed.notify_all()
 
     def _begin(self) -> None:
@@ -117,11 +124,11 @@ class Driver:
         pushes = [ticket.push for ticket in tickets if ticket.push is not None]
         made = self._committer.commit(self._state.version + 1, pushes, self._place_after)
         self._hooks.on_rows(made.updates)
-        with self._changed:
+        with self._waits.changing():
             ended = self._state.committed(tickets, made)
             sums = self._state.epoch_metrics
         self._hooks.on_version(self._state.version, self._logs(sums))
-        self._publish()
+        self._publish(tickets)
         if ended or self._hooks.stops_epoch():
             self._end_epoch(epoch)
         else:
@@ -130,7 +137,7 @@ class Driver:
 
     def _place_after(self, made: Accumulated) -> Progress:
         self.note_hooks()
-        with self._changed:
+        with self._waits.changing():
             return self._state.progress_after(made)
 
     def _evaluate_if_due(self) -> None:
@@ -153,16 +160,16 @@ class Driver:
         evaluation = ConcurrentEvaluation(
             snapshot, retry(self._pin, "pinning a version", self._options.commit_deadline_s)
         )
-        with self._changed:
+        with self._waits.changing():
             self._state.begin_concurrent(evaluation)
-            self._changed.notify_all()
+            self._waits.tasks_free()
 
     def _pin(self) -> Snapshot:
         return self._store.pin(self._state.version, LEASE_S)
 
     def _end_concurrent(self, version: int) -> None:
         """A concurrent evaluation is complete."""
-        with self._changed:
+        with self._waits.changing():
             total = self._state.take_evaluation_total(version)
             evaluation = self._state.concurrent.pop(version)
         evaluation.end()
@@ -172,7 +179,7 @@ class Driver:
         """Ends the concurrent evaluations whose version can no longer be read."""
         for version, evaluation in tuple(self._state.concurrent.items()):
             if not evaluation.readable():
-                with self._changed:
+                with self._waits.changing():
                     self._state.take_evaluation_total(version)
                     del self._state.concurrent[version]
                 evaluation.end()
@@ -181,10 +188,10 @@ class Driver:
         evaluated = self._evaluate() if self._options.evaluates(epoch) else ()
         if evaluated is None:
             return
-        with self._changed:
+        with self._waits.changing():
             trained = self._state.end_epoch()
         logs = {**self._metrics.results(trained), **self._metrics.results(evaluated, "val_")}
-        with self._changed:
+        with self._waits.changing():
             self._state.logs = logs
         self._hooks.on_epoch_end(epoch, logs)
         if not self._state.ending and not self._state.board.trained:
@@ -196,14 +203,14 @@ class Driver:
             return ()
         version = self._state.version
         self._hooks.on_evaluation_begin(version)
-        with self._changed:
+        with self._waits.changing():
             self._state.board.begin_evaluation(version)
-            self._changed.notify_all()
+            self._waits.tasks_free()
         while (work := self._next_work()).evaluated != version:
             if work.over or work.evaluated is None:
                 return None
             self._end_concurrent(work.evaluated)
-        with self._changed:
+        with self._waits.changing():
             return self._state.take_evaluation_total(version)
 
     def _begin_epoch(self, due: bool = False) -> None:
@@ -216,18 +223,18 @@ class Driver:
             self._open()
 
     def _open(self) -> None:
-        with self._changed:
+        with self._waits.changing():
             self._state.board.open()
-            self._changed.notify_all()
+            self._waits.tasks_free()
         # No hook is called, and so no learning rate assigned, before the next commit.
         self._committer.prepare_step(self._state.version)
 
-    def _publish(self) -> None:
-        """Publishes the current version to the workers."""
+    def _publish(self, tickets: Iterable[Ticket] = ()) -> None:
+        """Publishes the current version to the workers, and answers those whose pushes made it."""
         snapshot = self._dense.snapshot(self._state.version)
-        with self._changed:
+        with self._waits.changing():
             self._state.snapshot = snapshot
-            self._changed.notify_all()
+            self._waits.published(tickets)
 
     def _logs(self, sums: tuple[Tensor, ...]) -> LazyLogs:
         return LazyLogs(lambda: self._metrics.results(sums))
@@ -241,7 +248,7 @@ class Driver:
         alone_since = time.monotonic()
         while True:
             self._give_up_unreadable()
-            with self._changed:
+            with self._waits.changing():
                 if (work := self._state.next_work()) is not None:
                     return work
                 if len(self._state.sessions):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
+from concurrent.futures import Future, wait
 from dataclasses import replace
-from typing import TypeVar
 
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import BadInput, DeadlineExceeded, ElastableError, JobFailed, NotFinite
+from elastable.embedding_store.errors import BadInput, ElastableError, JobFailed, NotFinite
+from elastable.embedding_store.support.waits.futures import at_once, settle
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.api import (
     DenseSnapshot,
@@ -18,7 +19,6 @@ from elastable.master.api import (
     JobSpec,
     JobStatus,
     Lease,
-    MasterApi,
     Push,
     PushOutcome,
     PushReply,
@@ -32,6 +32,8 @@ from elastable.master.commits.push_protocol import Ticket
 from elastable.master.jobs.driver import Driver
 from elastable.master.jobs.hooks import Hooks
 from elastable.master.jobs.job_state import JobState
+from elastable.master.jobs.served_master import ServedMaster
+from elastable.master.jobs.waits import Waits
 from elastable.master.keras.metrics import ModelMetrics
 from elastable.master.master_options import MasterOptions
 from elastable.master.push_check import Expected, check_evaluation, check_finite, check_push
@@ -42,14 +44,11 @@ __all__ = ["Master"]
 
 _log = logging.getLogger(__name__)
 
-# No wait is longer: leases end and workers vanish without a notification.
-_LONGEST_WAIT_S = 0.25
 _METRICS_AGE_S = 0.5
+_SETTLED_S = 60.0  # beyond its own time, in which every wait is answered
 
-T = TypeVar("T")
 
-
-class Master(MasterApi):
+class Master(ServedMaster):
     """The one authority over a job's version.
 
     Any thread may call it. One thread calls `run`: it commits, and calls the
@@ -89,7 +88,9 @@ class Master(MasterApi):
         self._expected = Expected(dense.variables, dense.states, known, store.specs(), may_overflow=dense.may_overflow)
         self._changed = threading.Condition()
         self._state = JobState(job, self._options, start, time.monotonic)
-        self._driver = Driver(self._state, self._changed, store, dense, self._metrics, self._options)
+        self._waits = Waits(self._state, self._changed)
+        self._driver = Driver(self._state, self._waits, self._changed, store, dense, self._metrics, self._options)
+        self._ended: Future[JobStatus] = Future()
         self._running_metrics: tuple[float, dict[str, float]] = (-_METRICS_AGE_S, {})
 
     def run(self, hooks: Hooks | None = None) -> JobStatus:
@@ -99,7 +100,10 @@ class Master(MasterApi):
             ElastableError: the error that made the job fail (`JobFailed` for a worker's
                 error of another kind, or when no worker came).
         """
-        self._driver.run(hooks or Hooks())
+        try:
+            self._driver.run(hooks or Hooks())
+        finally:
+            settle(self._ended, self.status())
         return self.status()
 
     def wait(self, timeout_s: float) -> bool:
@@ -108,15 +112,18 @@ class Master(MasterApi):
         Raises:
             ElastableError: the error that made the job fail.
         """
-        ended = self._wait(lambda: self._state.over or None, timeout_s)
+        ended = bool(wait((self._ended,), timeout_s).done)
         if self._state.failure is not None:
             raise self._state.failure
-        return ended is not None
+        return ended
+
+    def ended(self) -> Future[JobStatus]:
+        return self._ended
 
     def progress(self) -> Progress:
         """How far the job is, for a checkpoint; call it in a hook or after `run`."""
         self._driver.note_hooks()
-        with self._changed:
+        with self._waits.changing():
             return self._state.progress()
 
     @property
@@ -127,55 +134,84 @@ class Master(MasterApi):
     @property
     def contributors(self) -> int:
         """How many workers, including those that left, computed a training micro-batch that counted."""
-        with self._changed:
+        with self._waits.changing():
             return sum(1 for counted in self._state.counted.values() if counted)
 
     def join(self, worker: WorkerIdentity) -> Session:
-        with self._changed:
+        with self._waits.changing():
             self._state.refuse_failed()
             self._state.join(worker)
-            self._changed.notify_all()
         return LocalSession(self.job, lambda: self._leave(worker.incarnation), lambda: True)
 
     def _leave(self, incarnation: str) -> None:
-        with self._changed:
-            self._state.leave(incarnation)
-            self._changed.notify_all()
+        with self._waits.changing():
+            if self._state.leave(incarnation):
+                self._waits.left(incarnation)
 
     def lease_tasks(self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None) -> Lease:
-        def attempt() -> Lease | None:
+        return self.lease_tasks_later(incarnation, want, wait_s, holding).result(wait_s + _SETTLED_S)
+
+    def lease_tasks_later(
+        self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None
+    ) -> Future[Lease]:
+        with self._waits.changing():
             self._state.refuse_failed()
             lease = self._state.lease(incarnation, want, holding)
-            return None if lease == Lease() else lease
-
-        return self._wait(attempt, wait_s) or Lease()
+            if lease == Lease() and wait_s > 0:
+                return self._waits.for_tasks(incarnation, want, wait_s)
+            self._waits.leased(incarnation, lease)
+        return at_once(lease)
 
     def pull_dense(self, incarnation: str, version: int | None, wait_s: float) -> DenseSnapshot | None:
-        def attempt() -> DenseSnapshot | None:
-            self._state.refuse_failed()
-            return self._state.snapshot_of(version)
+        return self.pull_dense_later(incarnation, version, wait_s).result(wait_s + _SETTLED_S)
 
-        return self._wait(attempt, wait_s)
+    def pull_dense_later(self, incarnation: str, version: int | None, wait_s: float) -> Future[DenseSnapshot | None]:
+        with self._waits.changing():
+            self._state.refuse_failed()
+            snapshot = self._state.snapshot_of(version)
+            if snapshot is None and wait_s > 0:
+                return self._waits.for_version(incarnation, version, wait_s)
+        return at_once(snapshot)
 
     def report_gradient(self, push: Push) -> PushReply:
-        with self._changed:
+        return self.report_gradient_later(push).result(self._options.push_deadline_s + _SETTLED_S)
+
+    def report_gradient_later(self, push: Push) -> Future[PushReply]:
+        with self._waits.changing():
             found = self._judge(push)
         if isinstance(found, PushReply):
-            return found
+            return at_once(found)
         problem = None if found is not None else self._problem(push)
-        with self._changed:
+        with self._waits.changing():
             # Again: another worker may have been faster while the tensors were checked.
             found = self._judge(push)
             if isinstance(found, PushReply):
-                return found
+                return at_once(found)
             outcome = PushOutcome.DUPLICATE
             if found is None:
                 outcome = PushOutcome.ACCEPTED if problem is None else PushOutcome.SKIPPED
                 found = self._state.take(push, skipped=problem is not None)
-                self._changed.notify_all()
-        if self._state.pushes.replies_after_commit and not self._await_commit(found):
+                self._wake_driver()
+            if self._state.pushes.replies_after_commit:
+                return self._reply_after_commit(found, outcome, problem or "")
+            return at_once(PushReply(outcome, problem or "", self._state.version))
+
+    def _reply_after_commit(self, ticket: Ticket, outcome: PushOutcome, reason: str) -> Future[PushReply]:
+        """Called under the lock."""
+
+        def reply(committed: bool) -> PushReply:
+            if committed:
+                return PushReply(outcome, reason, self._state.version)
             return PushReply(PushOutcome.STALE, "the job ended before the push was committed", self._state.version)
-        return PushReply(outcome, problem or "", self._state.version)
+
+        if ticket.committed or self._state.over:
+            return at_once(reply(ticket.committed))
+        return self._waits.for_commit(ticket, reply, self._options.push_deadline_s)
+
+    def _wake_driver(self) -> None:
+        """Called under the lock, of which the driver alone is notified: it need not look at what changes nothing."""
+        if self._state.next_work() is not None:
+            self._changed.notify_all()
 
     def _judge(self, push: Push) -> PushReply | Ticket | None:
         self._state.refuse_failed()
@@ -199,28 +235,17 @@ class Master(MasterApi):
             return str(error)
         return None
 
-    def _await_commit(self, ticket: Ticket) -> bool:
-        def attempt() -> bool | None:
-            self._state.refuse_failed()
-            return ticket.committed or (False if self._state.over else None)
-
-        committed = self._wait(attempt, self._options.push_deadline_s)
-        if committed is None:
-            raise DeadlineExceeded(
-                f"push {ticket.id} was not committed within {self._options.push_deadline_s} s; it is safe to repeat"
-            )
-        return committed
-
     def report_evaluation(self, report: EvaluationReport) -> PushOutcome:
         check_evaluation(report, self._expected)
-        with self._changed:
+        with self._waits.changing():
             self._state.refuse_failed()
             outcome = self._state.take_evaluation(report)
-            self._changed.notify_all()
+            self._wake_driver()
+            self._waits.tasks_free()
         return outcome
 
     def report_failure(self, incarnation: str, error: BaseException, fatal: bool) -> None:
-        with self._changed:
+        with self._waits.changing():
             worker = self._state.sessions.identity(incarnation)
             self._state.refusals.note(worker, error)
         where = f" (host {worker.host}, pid {worker.pid})" if worker.host else ""
@@ -230,7 +255,7 @@ class Master(MasterApi):
             self._driver.fail(error if isinstance(error, ElastableError) else JobFailed(message))
 
     def status(self) -> JobStatus:
-        with self._changed:
+        with self._waits.changing():
             status = self._state.status()
             sums, ended = self._state.epoch_metrics, dict(self._state.logs)
         metrics = {**ended, **self._current_metrics(sums)}
@@ -244,18 +269,8 @@ class Master(MasterApi):
         return self._running_metrics[1] if sums else {}
 
     def stop(self, reason: str) -> None:
-        with self._changed:
+        with self._waits.changing():
             if not self._state.over and self._state.stop_reason is None:
                 self._state.stop_reason = reason
+            self._waits.ended()
             self._changed.notify_all()
-
-    def _wait(self, attempt: Callable[[], T | None], wait_s: float) -> T | None:
-        """Calls `attempt` under the lock until it returns something; None after `wait_s` seconds."""
-        give_up = time.monotonic() + wait_s
-        with self._changed:
-            while (result := attempt()) is None:
-                left = give_up - time.monotonic()
-                if left <= 0:
-                    return None
-                self._changed.wait(min(left, _LONGEST_WAIT_S))
-            return result

@@ -117,10 +117,16 @@ class JobState:
         self.board.join(worker.incarnation)
         self.counted.setdefault(worker.incarnation, 0)
 
-    def leave(self, incarnation: str) -> None:
-        """Ends a session of the worker; with its last one everything it holds is freed."""
-        if self.sessions.close(incarnation):
+    def leave(self, incarnation: str) -> bool:
+        """Ends a session of the worker; with its last one everything it holds is freed. Whether it was the last."""
+        last = self.sessions.close(incarnation)
+        if last:
             self.board.release(incarnation)
+        return last
+
+    def offers(self) -> bool:
+        """Whether a worker that asks for tasks now may get an answer other than none."""
+        return self.ending or self.board.offers()
 
     def lease(self, incarnation: str, want: int, holding: Collection[Task] | None) -> Lease:
         """Tasks for a worker that has joined; see `MasterApi.lease_tasks`."""

@@ -17,6 +17,9 @@ class LeaseBook:
     micro-batch its worker finished (its others wait in the worker's queue). Then
     the micro-batch may be given to another worker, while the first one may still answer.
 
+    Attributes:
+        lease_seconds: As given.
+
     Args:
         now: Monotonic clock, in seconds.
         lease_seconds: How long a worker may take for a micro-batch.
@@ -24,7 +27,7 @@ class LeaseBook:
 
     def __init__(self, now: Callable[[], float], lease_seconds: float) -> None:
         self._now = now
-        self._lease_seconds = lease_seconds
+        self.lease_seconds = lease_seconds
         self._granted: dict[Unit, dict[str, float]] = {}
         self._held: dict[str, set[Unit]] = {}
         self._progress: dict[str, float] = {}
@@ -39,11 +42,13 @@ class LeaseBook:
         self._held.setdefault(worker, set())
         self._progress.setdefault(worker, self._now())
 
-    def leave(self, worker: str) -> None:
-        """Removes a worker and frees everything it holds."""
-        for unit in self._held.pop(worker, set()):
+    def leave(self, worker: str) -> tuple[Unit, ...]:
+        """Removes a worker and frees everything it holds; returns that."""
+        units = tuple(self._held.pop(worker, ()))
+        for unit in units:
             self._drop_holder(unit, worker)
         self._progress.pop(worker, None)
+        return units
 
     def grant(self, unit: Unit, worker: str) -> None:
         """Gives the unit to the worker; earlier holders may still answer."""
@@ -64,13 +69,30 @@ class LeaseBook:
         held = sum(group.holds(unit) and self.is_live(worker, unit, group.opened) for unit in self.units(worker))
         room = min(want, fair - held)
         granted: list[int] = []
-        for number in group.undone():
-            if len(granted) >= room:
-                break
-            if self.is_free(group.unit(number), group.opened):
-                self.grant(group.unit(number), worker)
-                granted.append(number)
+        while len(granted) < room and (number := self.lowest_free(group)) is not None:
+            self.grant(group.unit(number), worker)
+            granted.append(number)
         return granted
+
+    def lowest_free(self, group: TaskGroup) -> int | None:
+        """The lowest undone micro-batch of the group that nobody has a lease of that has not ended."""
+        if group.opened is not None and self._now() >= group.look_at:
+            self._return_ended(group, group.opened)
+        return group.lowest_free(lambda number: self.is_free(group.unit(number), group.opened))
+
+    def _return_ended(self, group: TaskGroup, opened: float) -> None:
+        """Finds the leases that have ended: whoever holds one may still be working, and does not say so."""
+        now = self._now()
+        # A lease that is granted, or prolonged, from now on ends later than that.
+        group.look_at = now + self.lease_seconds
+        for unit, holders in self._granted.items():
+            if not group.holds(unit):
+                continue
+            begun = max(max(at, self._progress[worker]) for worker, at in holders.items())
+            if self.is_free(unit, opened):
+                group.return_(unit[2])
+            else:
+                group.look_at = min(group.look_at, max(begun, opened) + self.lease_seconds)
 
     def units(self, worker: str) -> tuple[Unit, ...]:
         """Unfinished units that were granted to the worker."""
@@ -87,7 +109,7 @@ class LeaseBook:
         granted = self._granted.get(unit, {}).get(worker)
         if granted is None or opened is None:
             return granted is not None
-        return self._now() - max(granted, opened, self._progress[worker]) <= self._lease_seconds
+        return self._now() - max(granted, opened, self._progress[worker]) <= self.lease_seconds
 
     def is_free(self, unit: Unit, opened: float | None) -> bool:
         """Whether nobody has a lease of the unit that has not ended."""

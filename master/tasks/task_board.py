@@ -9,6 +9,7 @@ from elastable.master.api import Lease, Task, TaskKind
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.evaluation_groups import EvaluationGroups
 from elastable.master.tasks.leases import LeaseBook
+from elastable.master.tasks.offers import Offers
 from elastable.master.tasks.task_group import TaskGroup, TaskGrouping, Unit
 
 __all__ = ["TaskBoard"]
@@ -61,7 +62,7 @@ class TaskBoard:
         self._now = now
         self._look_ahead = options.look_ahead if grouping.leases_ahead else 0
         self._leases = LeaseBook(now, options.lease_seconds)
-        self._backup_after = options.backup_after_s
+        self._offers = Offers(self._leases, now, options.backup_after_s)
         self.evaluations = EvaluationGroups()
         self._groups: list[TaskGroup] = []
         self.position = position
@@ -101,7 +102,8 @@ class TaskBoard:
 
     def release(self, worker: str) -> None:
         """Removes a worker and frees everything it holds."""
-        self._leases.leave(worker)
+        for unit in self._leases.leave(worker):
+            self._return(unit)
 
     def held_by(self, worker: str) -> int:
         """Unfinished micro-batches that the worker holds."""
@@ -138,6 +140,34 @@ class TaskBoard:
         if not any(task.version <= version for task in granted):
             granted += self._back_up(worker, version)
         return tuple(granted)
+
+    def offers(self) -> bool:
+        """Whether a worker that asks now may get something; False: none does, however it asks."""
+        return self._offers.any(self._leasable(), self._urgent)
+
+    def next_due(self) -> float:
+        """A time before which nothing can be offered unless something else happens."""
+        return self._offers.next_due(self._leasable(), self._urgent)
+
+    @property
+    def _urgent(self) -> TaskGroup | None:
+        """The group that the next version, or training, waits for."""
+        return self._groups[0] if self.is_open else self.evaluations.awaited_group
+
+    def _leasable(self) -> Iterator[TaskGroup]:
+        """Groups that tasks are leased of now."""
+        if (awaited := self.evaluations.awaited_group) is not None:
+            yield awaited
+        for ahead, group in enumerate(() if self._between_epochs else self._groups):
+            if self._grouping.leases_ahead or (ahead == 0 and self.is_open):
+                yield group
+        yield from self.evaluations.concurrent
+
+    def _return(self, unit: Unit) -> None:
+        """The unit may be free again."""
+        kind, version, number = unit
+        if (group := self._group_of(kind, number, version)) is not None:
+            group.return_(number)
 
     def reconcile(self, worker: str, holding: Iterable[Task], version: int) -> Lease:
         """Reconciles the worker's leases with the tasks that it reports to hold.
@@ -176,6 +206,7 @@ class TaskBoard:
     def give_back(self, micro_batch: int, worker: str) -> None:
         """Frees a training micro-batch that the worker holds, unless another one holds it too."""
         self._leases.give_back((TaskKind.TRAIN, 0, micro_batch), worker)
+        self._return((TaskKind.TRAIN, 0, micro_batch))
 
     def complete(self, kind: TaskKind, micro_batch: int, version: int = 0, by: str = "") -> tuple[bool, str | None]:
         """Counts a micro-batch of the current group, or of the evaluation of `version`, as done.
@@ -275,17 +306,9 @@ class TaskBoard:
 
     def _back_up(self, worker: str, version: int) -> list[Task]:
         """The micro-batch of the current group that has been in progress for longest, for a worker without work."""
-        group = self._groups[0] if self.is_open else self.evaluations.awaited_group
-        if self._backup_after is None or group is None or group.opened is None:
-            return []
-        if any(group.holds(unit) for unit in self._leases.units(worker)):
-            return []
-        # All of them are held, as nothing was granted: so they are few.
-        longest = self._leases.longest_held(group, group.opened)
-        if longest is None or self._now() - longest[1] <= self._backup_after:
-            return []
-        self._leases.grant(group.unit(longest[0]), worker)
-        return [self._task(group, longest[0], version)]
+        group = self._urgent
+        number = self._offers.back_up(group, worker)
+        return [] if group is None or number is None else [self._task(group, number, version)]
 
     @property
     def _between_epochs(self) -> bool:

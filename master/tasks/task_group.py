@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import heapq
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -48,6 +49,7 @@ class TaskGroup:
         version: The version that is evaluated; 0 of training.
         opened: When work on the group could start; None: not yet.
         done: The micro-batches that are done.
+        look_at: Before that time no lease of its micro-batches ends.
     """
 
     kind: TaskKind
@@ -55,10 +57,13 @@ class TaskGroup:
     version: int = 0
     opened: float | None = None
     done: set[int] = field(default_factory=set)
+    look_at: float = 0.0
     _lowest: int = 0
+    _fresh: int = 0
+    _returned: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._lowest = self.numbers.start
+        self._lowest = self._fresh = self.numbers.start
 
     @property
     def undone_count(self) -> int:
@@ -79,3 +84,24 @@ class TaskGroup:
         while self._lowest in self.done:
             self._lowest += 1
         return (number for number in range(self._lowest, self.numbers.stop) if number not in self.done)
+
+    def lowest_free(self, is_free: Callable[[int], bool]) -> int | None:
+        """The lowest micro-batch that is not done and that `is_free` says nobody holds.
+
+        Those from `_fresh` on, and those in `_returned`, are all that can be free: a thousand that are held are not
+        searched at every lease.
+        """
+        while self._returned:
+            if self._returned[0] not in self.done and is_free(self._returned[0]):
+                return self._returned[0]
+            heapq.heappop(self._returned)
+        while self._fresh < self.numbers.stop:
+            if self._fresh not in self.done and is_free(self._fresh):
+                return self._fresh
+            self._fresh += 1
+        return None
+
+    def return_(self, number: int) -> None:
+        """Notes that a holder of the micro-batch gave it up, or that its lease has ended."""
+        if number < self._fresh:
+            heapq.heappush(self._returned, number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -12,10 +12,12 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.wire.channels.status_codes import answering
 from elastable.embedding_store.wire.server.grpc_server import Service
+from elastable.embedding_store.wire.server.later import Later
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
-from elastable.master.api import MasterApi, WorkerIdentity
+from elastable.master.api import DenseSnapshot, Lease, PushReply, WorkerIdentity
 from elastable.master.gradient import AsyncPushId, Push
 from elastable.master.jobs.bare_master import BareMaster
+from elastable.master.jobs.served_master import ServedMaster
 from elastable.master.v1 import master_pb2
 from elastable.master.wire.bulk_messages import dense_frames, evaluation_from_frames, push_from_frames
 from elastable.master.wire.messages import (
@@ -41,7 +43,7 @@ _LONGEST_REASON = 1024  # characters
 
 
 def master_service(
-    master: MasterApi, channels: SharedChannels | None = None, join_first: bool | None = None
+    master: ServedMaster, channels: SharedChannels | None = None, join_first: bool | None = None
 ) -> Service:
     """The service that answers for `master`.
 
@@ -57,7 +59,7 @@ def master_service(
     )
 
     def control(
-        behaviour: Callable[[Request, grpc.ServicerContext], Reply], request: type[Request], reply: type[Reply]
+        behaviour: Callable[[Request, grpc.ServicerContext], Any], request: type[Request], reply: type[Reply]
     ) -> grpc.RpcMethodHandler[Request, Reply]:
         return grpc.unary_unary_rpc_method_handler(behaviour, request.FromString, reply.SerializeToString)
 
@@ -81,11 +83,12 @@ def master_service(
         "GetStatus": control(servicer.get_status, master_pb2.GetStatusRequest, master_pb2.GetStatusReply),
         "StopJob": control(servicer.stop_job, master_pb2.StopJobRequest, master_pb2.StopJobReply),
     }
-    return Service(MASTER_SERVICE, handlers, servicer.close, frozenset({"Join"}))
+    waiting = frozenset({"LeaseTasks", "PullDense", "ReportGradient"})
+    return Service(MASTER_SERVICE, handlers, servicer.close, frozenset({"Join"}), waiting)
 
 
 class _MasterServicer:
-    def __init__(self, master: MasterApi, channels: SharedChannels | None, join_first: bool) -> None:
+    def __init__(self, master: ServedMaster, channels: SharedChannels | None, join_first: bool) -> None:
         self._master = master
         self._channels = channels
         self._streams = SessionStreams(master)
@@ -95,7 +98,7 @@ class _MasterServicer:
         """Ends all sessions: their streams would otherwise last as long as their workers."""
         self._streams.close()
 
-    def join(self, request: master_pb2.JoinRequest, context: grpc.ServicerContext) -> Iterator[master_pb2.JobEvent]:
+    def join(self, request: master_pb2.JoinRequest, context: grpc.ServicerContext) -> Later[Any]:
         with answering(context):
             if not request.incarnation:
                 raise BadInput("JoinRequest: its incarnation is empty; name every start of a worker differently")
@@ -108,30 +111,32 @@ class _MasterServicer:
                     raise BadInput(f"JoinRequest: its {what} holds control characters: {printable(name, lines=False)}")
             worker = WorkerIdentity(request.incarnation, request.host, request.pid)
             self._identities.claim(worker.incarnation, context)
-            yield from self._streams.events(worker, context)
+            return self._streams.open(worker, context)
 
-    def lease_tasks(
-        self, request: master_pb2.LeaseTasksRequest, context: grpc.ServicerContext
-    ) -> master_pb2.LeaseTasksReply:
+    def lease_tasks(self, request: master_pb2.LeaseTasksRequest, context: grpc.ServicerContext) -> Later[Lease]:
         with answering(context):
             self._identities.require(request.incarnation, self._identities.secret_of(context))
             wait_s = _wait_s(request.wait_ms)
             holding = holding_from_message(request)
-            return lease_to_message(self._master.lease_tasks(request.incarnation, request.want, wait_s, holding))
+            lease = self._master.lease_tasks_later(request.incarnation, request.want, wait_s, holding)
+            return Later(lease, lease_to_message, light=True)
 
-    def pull_dense(self, request: master_pb2.PullDenseRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+    def pull_dense(
+        self, request: master_pb2.PullDenseRequest, context: grpc.ServicerContext
+    ) -> Later[DenseSnapshot | None]:
         with answering(context):
             self._identities.require(request.incarnation, self._identities.secret_of(context))
             version = request.version if request.HasField("version") else None
-            yield from dense_frames(self._master.pull_dense(request.incarnation, version, _wait_s(request.wait_ms)))
+            wait_s = _wait_s(request.wait_ms)
+            return Later(self._master.pull_dense_later(request.incarnation, version, wait_s), dense_frames)
 
-    def report_gradient(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> master_pb2.ReportGradientReply:
+    def report_gradient(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Later[PushReply]:
         with answering(context):
             secret = self._identities.secret_of(context)
             push = push_from_frames(frames, self._channels)
             for name in _names(push):
                 self._identities.require(name, secret)
-            return push_reply_to_message(self._master.report_gradient(push))
+            return Later(self._master.report_gradient_later(push), push_reply_to_message, light=True)
 
     def report_evaluation(
         self, frames: Iterator[bytes], context: grpc.ServicerContext

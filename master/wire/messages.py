@@ -43,7 +43,7 @@ MASTER_SERVICE: str = master_pb2.DESCRIPTOR.services_by_name["Master"].full_name
 """Full name of the service on the wire."""
 
 LONGEST_WAIT_S = 60.0
-"""A call may ask the master to wait for so long, as it holds one of its threads meanwhile."""
+"""A call may ask the master to wait for so long; a client that is gone without a sign is forgotten after it."""
 
 _JOB_FIELDS = tuple(field.name for field in master_pb2.JobDescription.DESCRIPTOR.fields)
 _NEW_JOB_FIELDS: dict[str, str | int] = {

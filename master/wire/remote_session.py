@@ -46,7 +46,6 @@ class RemoteSession:
         self._joined = Event()
         self._ended = Event()
         self._job: JobSpec | None = None
-        self._version = 0
         self._finished = ""
         self._broken: Exception | None = None
         # gRPC ends a stream at its deadline, so the session has none, and the
@@ -64,11 +63,6 @@ class RemoteSession:
         """The job joined."""
         assert self._job is not None, "made only once the description has come"
         return self._job
-
-    @property
-    def version(self) -> int:
-        """The last version that the master reported, about every half second."""
-        return self._version
 
     @property
     def finished(self) -> str:
@@ -102,7 +96,5 @@ class RemoteSession:
         if kind == "job":
             self._job = job_from_message(event.job)
             self._joined.set()
-        elif kind == "version":
-            self._version = event.version
         elif kind == "finished":
             self._finished = event.finished

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import grpc
@@ -24,7 +25,6 @@ from elastable.master.api import (
     JobSpec,
     JobStatus,
     Lease,
-    MasterApi,
     Push,
     PushOutcome,
     PushReply,
@@ -36,6 +36,7 @@ from elastable.master.api import (
 )
 from elastable.master.jobs.bare_master import BareMaster
 from elastable.master.jobs.job_master import Master
+from elastable.master.jobs.served_master import ServedMaster
 from elastable.master.keras.discovery import create_tables, discover_tables
 from elastable.master.v1 import master_pb2
 from elastable.master.wire.bulk_messages import evaluation_frames, push_frames
@@ -134,10 +135,10 @@ MASTER_CALLS: dict[str, Call] = {
 """Name of a call -> how it is made."""
 
 
-class Successors(MasterApi):
+class Successors(ServedMaster):
     """Masters one after the other behind one server: a job that has ended is followed by the next one."""
 
-    def __init__(self, make: Callable[[], MasterApi]) -> None:
+    def __init__(self, make: Callable[[], ServedMaster]) -> None:
         self._make = make
         self.current = make()
 
@@ -158,6 +159,20 @@ class Successors(MasterApi):
     def report_gradient(self, push: Push) -> PushReply:
         return self.current.report_gradient(push)
 
+    def lease_tasks_later(
+        self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None
+    ) -> Future[Lease]:
+        return self.current.lease_tasks_later(incarnation, want, wait_s, holding)
+
+    def pull_dense_later(self, incarnation: str, version: int | None, wait_s: float) -> Future[DenseSnapshot | None]:
+        return self.current.pull_dense_later(incarnation, version, wait_s)
+
+    def report_gradient_later(self, push: Push) -> Future[PushReply]:
+        return self.current.report_gradient_later(push)
+
+    def ended(self) -> Future[JobStatus]:
+        return self.current.ended()
+
     def report_evaluation(self, report: EvaluationReport) -> PushOutcome:
         return self.current.report_evaluation(report)
 
@@ -176,7 +191,7 @@ class MasterCalls(CallTarget):
 
     service = master_pb2.DESCRIPTOR.services_by_name["Master"]
 
-    def serve(self, master: MasterApi, store: EmbeddingStore, writable: bool) -> None:
+    def serve(self, master: ServedMaster, store: EmbeddingStore, writable: bool) -> None:
         """Serves both, as processes of Elastable do."""
         self.calls = MASTER_CALLS
         self.store = store
@@ -321,7 +336,7 @@ class JobCalls(MasterCalls):
     _job: JobSpec | None = None
     _expected: Sequence[Any] = ()
 
-    def _next_job(self) -> MasterApi:
+    def _next_job(self) -> ServedMaster:
         from tests.master.fakes import job_of
 
         self._end_job()

@@ -27,6 +27,7 @@ from elastable.embedding_store.support.printable import printable
 
 __all__ = [
     "ERROR_KEY",
+    "CallRefused",
     "answering",
     "details_of",
     "error_class",
@@ -96,6 +97,10 @@ def error_class(name: str) -> type[ElastableError] | None:
     return _CLASSES.get(name)
 
 
+class CallRefused(Exception):
+    """A server has no room for a call now: RESOURCE_EXHAUSTED, which clients repeat until their deadline."""
+
+
 class answering:  # noqa: N801 - reads as the `with` statement that it is for
     """Around a servicer's work: what it raises becomes the call's status.
 
@@ -119,6 +124,8 @@ class answering:  # noqa: N801 - reads as the `with` statement that it is for
         if isinstance(error, grpc.RpcError):
             # The request stream broke: the client is gone, and nobody reads the answer.
             self._context.abort(grpc.StatusCode.CANCELLED, "the request stream broke")
+        if isinstance(error, CallRefused):
+            self._context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         if isinstance(error, Exception):
             _LOG.error("unexpected error while answering a call", exc_info=error)
             self._context.abort(grpc.StatusCode.INTERNAL, _shortened(f"{type(error).__name__}: {error}"))

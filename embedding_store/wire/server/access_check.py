@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import grpc
 
@@ -13,6 +14,7 @@ from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY
 from elastable.embedding_store.wire.server.audit import audit
 from elastable.embedding_store.wire.server.call_guard import HEALTH_CHECK
 from elastable.embedding_store.wire.server.handlers import Body, Handler, Interceptor
+from elastable.embedding_store.wire.server.waiting_calls import Send, begins_without_blocking, holds_no_thread
 
 __all__ = ["OPEN_TO_ALL", "AccessCheck"]
 
@@ -53,6 +55,15 @@ class AccessCheck(Interceptor):
         least, call = least_role(method), method.rpartition("/")[2]
         answer, replies = handler.stream_unary, handler.stream_stream
 
+        if holds_no_thread(handler):
+            begin: Callable[..., Any] | None = replies
+            assert begin is not None
+
+            def begun(messages: Iterator[bytes], context: grpc.ServicerContext, send: Send) -> None:
+                self._require(least, call, context)
+                begin(messages, context, send)
+
+            return begins_without_blocking(begun)
         if handler.response_streaming:
             assert replies is not None
 

@@ -50,12 +50,15 @@ class Service:
         handlers: Method name -> handler.
         close: Ends calls that would last as long as their client lives.
         sessions: Names of those calls.
+        waiting: Names of other calls that may wait for something to happen here. Methods of both kinds may return a
+            `Later`.
     """
 
     name: str
     handlers: dict[str, Handler]
     close: Callable[[], None] = lambda: None
     sessions: frozenset[str] = frozenset()
+    waiting: frozenset[str] = frozenset()
 
 
 class GrpcServer:
@@ -64,8 +67,8 @@ class GrpcServer:
     Args:
         address: `host:port` to listen on; port 0 takes a free one.
         services: What is served.
-        limits: Calls under way at once, and how long clients may take; one more is refused (the client tries again)
-            rather than left waiting behind sessions that do not end. Threads start as they are needed.
+        limits: Calls under way at once, and how long clients may take; one more is refused, and the client tries
+            again. Threads start as they are needed.
         credentials: What it is secured by, and asks of clients; None: those of the environment.
         insecure: Whether it may be open, in plain text and without a token, to others than this host.
         anonymous: The role of callers who show no token. None: there are none where the credentials hold tokens or
@@ -93,7 +96,8 @@ class GrpcServer:
         self._services = tuple(services)
         self._pool = ThreadPoolExecutor(limits.threads + _SPARE, thread_name_prefix="grpc")
         sessions = frozenset(f"/{service.name}/{call}" for service in services for call in service.sessions)
-        self._guard = CallGuard(limits, sessions, _SPARE)
+        waiting = frozenset(f"/{service.name}/{call}" for service in services for call in service.waiting)
+        self._guard = CallGuard(limits, sessions, waiting, _SPARE)
         callers = Callers(credentials, anonymous)
         self._server = grpc.server(
             self._pool,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
@@ -10,6 +10,7 @@ import grpc
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, TableNotFound, Unsupported
@@ -31,7 +32,9 @@ from elastable.embedding_store.wire.messages.store_messages import (
 )
 from elastable.embedding_store.wire.server.grpc_server import Service
 from elastable.embedding_store.wire.server.handlers import both_ways, control, stream
+from elastable.embedding_store.wire.server.later import Answer, Later, both_ways_later, control_later
 from elastable.embedding_store.wire.service.pin_service import ServedPins
+from elastable.embedding_store.wire.service.version_waits import VersionWaits
 from elastable.embedding_store.wire.service.write_service import write_handlers
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 
@@ -55,19 +58,19 @@ def store_service(store: EmbeddingStore, writable: bool = False) -> Service:
     servicer = _StoreServicer(store)
     handlers = {
         "ListTables": control(servicer.list_tables, store_pb2.ListTablesRequest),
-        "GetVersion": control(servicer.get_version, store_pb2.GetVersionRequest),
+        "GetVersion": control_later(servicer.get_version, store_pb2.GetVersionRequest),
         "CountRows": control(servicer.count_rows, store_pb2.CountRowsRequest),
         "TableStatistics": control(servicer.table_statistics, store_pb2.TableStatisticsRequest),
         "ReadSightings": stream(servicer.read_sightings, store_pb2.ReadSightingsRequest),
         "Attach": control(servicer.attach, store_pb2.AttachRequest),
-        "Lookup": both_ways(servicer.lookup),
+        "Lookup": both_ways_later(servicer.lookup),
         "LookupSmall": grpc.unary_unary_rpc_method_handler(servicer.lookup_small),
         "Scan": stream(servicer.scan, store_pb2.ScanRequest),
         "ReadRows": both_ways(servicer.read_rows),
         **servicer.pins.handlers(),
         **write_handlers(store, writable, servicer.pins, servicer.forget_specs),
     }
-    return Service(STORE_SERVICE, handlers, servicer.close)
+    return Service(STORE_SERVICE, handlers, servicer.close, waiting=frozenset({"GetVersion", "Lookup", "LookupSmall"}))
 
 
 class _StoreServicer:
@@ -76,6 +79,7 @@ class _StoreServicer:
         self.pins = ServedPins(store)
         self._gatherers = ThreadPoolExecutor(_GATHERERS, "gather")
         self._room = ReplyRoom()
+        self._versions = VersionWaits(store)
         self._specs: dict[str, TableSpec] = {}  # of the tables seen so far; a table keeps its spec
 
     def close(self) -> None:
@@ -96,11 +100,10 @@ class _StoreServicer:
         ]
         return store_pb2.ListTablesReply(tables=tables, version=self._store.version())
 
-    def get_version(self, request: store_pb2.GetVersionRequest) -> store_pb2.GetVersionReply:
+    def get_version(self, request: store_pb2.GetVersionRequest) -> Later[None]:
         wait_s = _wait_s("GetVersionRequest", request.wait_ms)
-        if wait_s:
-            self._store.wait_for_version(request.at_least, wait_s)
-        return store_pb2.GetVersionReply(version=self._store.version())
+        there = self._versions.when(request.at_least, wait_s)
+        return Later(there, lambda _: store_pb2.GetVersionReply(version=self._store.version()))
 
     def count_rows(self, request: store_pb2.CountRowsRequest) -> store_pb2.CountRowsReply:
         return store_pb2.CountRowsReply(rows=self.pins.source(request.pin).row_count(request.table))
@@ -135,24 +138,30 @@ class _StoreServicer:
         with self._room.taken(size):
             yield from block_frames(table, self.pins.source(pin).read_rows(table, ids))
 
-    def lookup(self, frames: Iterator[bytes]) -> Iterator[bytes]:
-        return self._reply(frames, MAX_BODY_BYTES)
+    def lookup(self, frames: Iterator[bytes]) -> Later[None]:
+        return self._reply(frames, MAX_BODY_BYTES, lambda replies: replies)
 
-    def lookup_small(self, frame: bytes, context: grpc.ServicerContext) -> bytes:
+    def lookup_small(self, frame: bytes, context: grpc.ServicerContext) -> Later[None]:
         with answering(context):
-            replies = self._reply((frame,), ONE_FRAME_BYTES)
-            reply = next(replies)
-            if next(replies, None) is not None:
-                raise BadInput("LookupRequest: the header of its reply leaves no room in one frame; call Lookup")
-            return reply
+            return self._reply((frame,), ONE_FRAME_BYTES, _only_frame)
 
-    def _reply(self, frames: Iterable[bytes], limit: int) -> Iterator[bytes]:
+    def _reply(self, frames: Iterable[bytes], limit: int, answer: Callable[[Iterator[bytes]], Answer]) -> Later[None]:
         ids, version, wait_s, pin = _read_request(frames)
         source, specs = self.pins.source(pin), self._specs_of(ids)
         size = sum(len(wanted) * specs[table].dim * 4 for table, wanted in ids.items())
         _refuse_long_reply("LookupRequest", size, limit)
-        if version is not None and wait_s:
-            source.wait_for_version(version, wait_s)
+        waits = version is not None and not pin
+        there = self._versions.when(version or 0, wait_s if waits else 0.0)
+        return Later(there, lambda _: answer(self._rows(source, specs, ids, version, size)))
+
+    def _rows(
+        self,
+        source: Snapshot,
+        specs: Mapping[str, TableSpec],
+        ids: Mapping[str, Int64],
+        version: int | None,
+        size: int,
+    ) -> Iterator[bytes]:
         header = store_pb2.LookupReplyHeader(version=source.version() if version is None else version)
         if size <= _FEW_BYTES:
             rows = source.lookup(ids, version)
@@ -185,6 +194,13 @@ class _StoreServicer:
                 if table not in specs:
                     raise TableNotFound(f"no table {table!r}; there are {', '.join(map(repr, specs)) or 'none'}")
         return specs
+
+
+def _only_frame(replies: Iterator[bytes]) -> bytes:
+    reply = next(replies)
+    if next(replies, None) is not None:
+        raise BadInput("LookupRequest: the header of its reply leaves no room in one frame; call Lookup")
+    return reply
 
 
 def _refuse_long_reply(message: str, size: int, limit: int) -> None:

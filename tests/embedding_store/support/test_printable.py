@@ -40,10 +40,11 @@ def test_what_a_server_says_is_made_fit_for_a_terminal() -> None:
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no \x1b[31m such\nlog line")
         return b""
 
-    handlers = dict(store_service(MemoryStore(1)).handlers)
+    service = store_service(MemoryStore(1))
+    handlers = dict(service.handlers)
     handlers["ListTables"] = grpc.unary_unary_rpc_method_handler(lie)
     with (
-        GrpcServer("127.0.0.1:0", [Service(STORE_SERVICE, handlers)]) as server,
+        GrpcServer("127.0.0.1:0", [Service(STORE_SERVICE, handlers, waiting=service.waiting)]) as server,
         RemoteSource(server.address, 30) as source,
         pytest.raises(BadInput) as caught,
     ):

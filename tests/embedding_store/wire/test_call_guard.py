@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -15,15 +18,17 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.support.waits.futures import settle
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.access.roles import Role
-from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY
+from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY, answering
 from elastable.embedding_store.wire.client.remote_source import RemoteSource
 from elastable.embedding_store.wire.messages.spec_messages import STORE_SERVICE
-from elastable.embedding_store.wire.server import call_guard
+from elastable.embedding_store.wire.server import call_room
 from elastable.embedding_store.wire.server.call_guard import MAX_CONTROL_BYTES
 from elastable.embedding_store.wire.server.call_limits import CallLimits
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
+from elastable.embedding_store.wire.server.later import Later
 from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_samples import fixed, int64
 
@@ -77,6 +82,18 @@ def healthy(channel: grpc.Channel) -> bool:
         health_pb2.HealthCheckRequest(), timeout=WAIT_S, wait_for_ready=True
     )
     return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def unary(method: Callable[..., object]) -> Any:
+    return grpc.unary_unary_rpc_method_handler(method)
+
+
+def refused(call: Callable[..., object], why: str, request: bytes = b"") -> None:
+    """Asserts that the call finds no room, and is told so."""
+    with pytest.raises(grpc.RpcError, match=re.escape(why)) as caught:
+        call(request, timeout=WAIT_S)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert ERROR_KEY not in str(caught.value.trailing_metadata())  # which clients take for: come again
 
 
 def ended(call: grpc.Future) -> grpc.StatusCode:
@@ -149,32 +166,37 @@ def test_an_answer_that_nobody_reads_ends_its_call(held: ExitStack) -> None:
 
 
 def test_health_is_told_while_all_else_is_full_and_sessions_leave_room(held: ExitStack) -> None:
-    leave, inside = threading.Event(), threading.Semaphore(0)
+    leave, inside, over = threading.Event(), threading.Semaphore(0), Future[bytes]()
 
     def hold(request: bytes, context: grpc.ServicerContext) -> bytes:
         inside.release()
         leave.wait(WAIT_S)
         return b"held"
 
-    handlers = {name: grpc.unary_unary_rpc_method_handler(hold) for name in ("Stay", "Work")}
-    service = Service("test.Hold", handlers, leave.set, frozenset({"Stay"}))
-    store, address = served(held, LIMITS, service)
+    def stay(request: bytes, context: grpc.ServicerContext) -> Later[bytes]:
+        inside.release()
+        return Later(over, lambda reply: reply)
+
+    handlers = {"Stay": unary(stay), "Work": unary(hold)}
+    service = Service("test.Hold", handlers, lambda: settle(over, b"held"), frozenset({"Stay"}))
+    limits = CallLimits(threads=16, sessions=40)  # more than there are threads
+    store, address = served(held, limits, service)
     held.callback(leave.set)
-    stay = channel(held, address).unary_unary("/test.Hold/Stay", None, None)
-    sessions = [stay.future(b"", timeout=WAIT_S) for _ in range(LIMITS.sessions)]
-    assert all(inside.acquire(timeout=WAIT_S) for _ in sessions)
-    with pytest.raises(grpc.RpcError, match="10 sessions are under way here"):
-        stay(b"", timeout=WAIT_S)
+    stays = channel(held, address).unary_unary("/test.Hold/Stay", None, None)
+    sessions = []
+    for _ in range(limits.sessions):
+        sessions.append(stays.future(b"", timeout=WAIT_S))
+        assert inside.acquire(timeout=WAIT_S)
+    refused(stays, "40 sessions are under way here")
     with RemoteSource(address, WAIT_S) as source:
         assert source.version() == store.version()
     work = channel(held, address).unary_unary("/test.Hold/Work", None, None)
-    working = [work.future(b"", timeout=WAIT_S) for _ in range(LIMITS.threads - LIMITS.sessions)]
+    working = [work.future(b"", timeout=WAIT_S) for _ in range(limits.of_a_host)]
     assert all(inside.acquire(timeout=WAIT_S) for _ in working)
-    with pytest.raises(grpc.RpcError) as caught:
-        work(b"", timeout=WAIT_S)
-    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    refused(work, "12 calls from ipv4:127.0.0.1 are under way here")
     assert healthy(channel(held, address))
     leave.set()
+    over.set_result(b"held")
     assert {call.result(timeout=WAIT_S) for call in (*sessions, *working)} == {b"held"}
 
 
@@ -236,7 +258,7 @@ def test_a_stream_of_frames_still_comes_through_whole(held: ExitStack) -> None:
 def test_a_call_that_finds_no_room_takes_that_of_the_most_silent_one(
     held: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(call_guard, "_LOOK_S", 3_600.0)  # nobody looks who is late
+    monkeypatch.setattr(call_room, "_LOOK_S", 3_600.0)  # nobody looks who is late
     _, address = served(held, CallLimits(threads=16, first_message_s=3_600.0))
     with silent(address, f"/{STORE_SERVICE}/GetVersion", LIMITS.threads) as calls:
         pause = threading.Event()
@@ -244,8 +266,72 @@ def test_a_call_that_finds_no_room_takes_that_of_the_most_silent_one(
             if sum(call.done() for call in calls) >= LIMITS.threads - LIMITS.of_a_host:
                 break
             pause.wait(0.1)  # until those that found no room are refused, and the others count as silent
-        pause.wait(2 * call_guard._SHORT_S)
+        pause.wait(2 * call_room._SHORT_S)
         ask = channel(held, address).unary_unary(f"/{STORE_SERVICE}/GetVersion", None, None)
         for _ in range(2 * LIMITS.threads):
             ask(b"", timeout=WAIT_S)
         assert 0 < sum(not call.done() for call in calls) < LIMITS.of_a_host
+
+
+def test_one_client_cannot_have_all_calls(held: ExitStack) -> None:
+    leave, inside = threading.Event(), threading.Semaphore(0)
+
+    def hold(request: bytes, context: grpc.ServicerContext) -> bytes:
+        inside.release()
+        leave.wait(WAIT_S)
+        return b"held"
+
+    service = Service("test.Hold", {"Work": unary(hold)})
+    _, address = served(held, CallLimits(threads=16, calls_of_a_client=3), service)
+    held.callback(leave.set)
+    greedy, other = (
+        held.enter_context(grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]))
+        for _ in range(2)
+    )
+    work = greedy.unary_unary("/test.Hold/Work", None, None)
+    calls = [work.future(b"", timeout=WAIT_S) for _ in range(3)]
+    assert all(inside.acquire(timeout=WAIT_S) for _ in calls)
+    refused(work, "3 calls of the client ipv4:127.0.0.1:")
+    calls.append(other.unary_unary("/test.Hold/Work", None, None).future(b"", timeout=WAIT_S))
+    assert inside.acquire(timeout=WAIT_S)
+    leave.set()
+    assert {call.result(timeout=WAIT_S) for call in calls} == {b"held"}
+    assert work(b"", timeout=WAIT_S) == b"held"
+
+
+@pytest.mark.parametrize(
+    ("limits", "why"),
+    [
+        (CallLimits(threads=16, upload_bytes=1 << 20), "requests of "),
+        (CallLimits(threads=16, upload_bytes=8 << 20, upload_bytes_of_a_client=1 << 20), "bytes from ipv4:"),
+    ],
+)
+def test_requests_have_room_for_so_many_bytes_and_the_oldest_for_any(
+    held: ExitStack, limits: CallLimits, why: str
+) -> None:
+    inside, more = threading.Semaphore(0), threading.Event()
+
+    def take(frames: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        taken = 0
+        with answering(context):
+            for frame in frames:
+                taken += len(frame)
+                inside.release()
+        return str(taken).encode()
+
+    service = Service("test.Take", {"Up": grpc.stream_unary_rpc_method_handler(take)})
+    _, address = served(held, limits, service)
+    up = channel(held, address).stream_unary("/test.Take/Up", None, None)
+
+    def frames() -> Iterator[bytes]:
+        yield bytes(3 << 18)
+        assert more.wait(WAIT_S)
+        yield from (bytes(1 << 20) for _ in range(3))  # far more than there is room for
+
+    held.callback(more.set)
+    oldest = up.future(frames(), timeout=WAIT_S)
+    assert inside.acquire(timeout=WAIT_S)
+    refused(lambda request, timeout: up(iter([request]), timeout=timeout), why, bytes(1 << 19))
+    more.set()
+    assert oldest.result(timeout=WAIT_S) == str((3 << 18) + (3 << 20)).encode()
+    assert up(iter([bytes(1 << 19)]), timeout=WAIT_S) == str(1 << 19).encode()  # the room is free again

@@ -84,7 +84,7 @@ def losing(service: Service, *methods: str) -> Service:
             )
         else:
             handlers[name] = handler
-    return Service(service.name, handlers)
+    return Service(service.name, handlers, waiting=service.waiting)
 
 
 def test_calls_whose_answer_was_lost_count_once() -> None:

@@ -506,7 +506,7 @@ def test_waits_end_when_something_happens() -> None:
     """A worker that waits for a version gets it long before its wait of an hour is over."""
     with Running(Bench()) as job:
         got: list[Any] = []
-        waiting = threading.Thread(target=lambda: got.append(job.master.pull_dense("me", 1, 3600.0)), daemon=True)
+        waiting = threading.Thread(target=lambda: got.append(job.master.pull_dense("you", 1, 3600.0)), daemon=True)
         waiting.start()
         for task in job.tasks(2):
             job.master.report_gradient(job.push(task))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,6 +47,7 @@ from elastable.master.api import (
     WorkerIdentity,
 )
 from elastable.master.jobs.bare_master import BareMaster
+from elastable.master.jobs.served_master import ServedMaster
 from elastable.master.tasks.sessions import LocalSession
 from elastable.master.v1 import master_pb2, master_pb2_grpc
 from elastable.master.wire.client import MasterClient
@@ -63,14 +63,14 @@ JOB = JobSpec(job="scripted", micro_batch_size=8, seed=-3, average="sum", not_fi
 SNAPSHOT = DenseSnapshot(3, (np.arange(6, dtype=np.float32).reshape(2, 3),), (np.array([7]),), ("kernel",), ("count",))
 
 
-class Scripted:
+class Scripted(ServedMaster):
     """A master that answers what it is told to, and remembers what it was asked."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[object, ...]] = []
         self.error: ElastableError | None = None
         self.snapshot = SNAPSHOT
-        self.state = "training"
+        self.end: Future[JobStatus] = Future()
         self.open: dict[str, int] = {}
         self.changed = threading.Condition()
 
@@ -112,7 +112,13 @@ class Scripted:
     def status(self) -> JobStatus:
         if self.error is not None:
             raise self.error
-        return JobStatus("scripted", self.state, "sync", 3, 9, 0, 1, 24, {"loss": 0.5}, (), "memory")
+        return self.status_of("training")
+
+    def status_of(self, state: str) -> JobStatus:
+        return JobStatus("scripted", state, "sync", 3, 9, 0, 1, 24, {"loss": 0.5}, (), "memory")
+
+    def ended(self) -> Future[JobStatus]:
+        return self.end
 
     def stop(self, reason: str) -> None:
         self._note("stop", reason)
@@ -231,14 +237,13 @@ def test_errors_of_the_master_arrive_as_they_are(
         assert str(caught.value) == str(error)
 
 
-def test_a_session_tells_the_job_its_versions_and_its_end(client: MasterClient, scripted: Scripted) -> None:
+def test_a_session_tells_the_job_and_its_end(client: MasterClient, scripted: Scripted) -> None:
     session = client.join(WorkerIdentity("w", "host", 17))
     assert scripted.asked == [("join", WorkerIdentity("w", "host", 17))]
     assert session.job == JOB
     assert session.alive()
-    until(lambda: session.version == 3)
     assert session.finished == ""
-    scripted.state = "finished"
+    scripted.end.set_result(scripted.status_of("finished"))
     until(lambda: session.finished == "the job finished at version 3 of 9")
     assert session.alive(), "the worker leaves, it is not sent away"
     session.close()
@@ -260,12 +265,10 @@ def test_many_sessions_leave_room_for_calls(server: GrpcServer, scripted: Script
         scripted.await_open(f"w{number}", 0)
 
 
-def test_a_store_that_fails_for_a_while_ends_no_session(client: MasterClient, scripted: Scripted) -> None:
-    session = client.join(WorkerIdentity("w"))
-    scripted.error = Unavailable("redis is gone")
-    time.sleep(0.7)  # longer than a look
-    scripted.error = None
-    until(lambda: session.version == 3)
+def test_a_session_that_begins_after_the_end_is_told_at_once(client: MasterClient, scripted: Scripted) -> None:
+    scripted.end.set_result(scripted.status_of("failed"))
+    session = client.join(WorkerIdentity("late"))
+    until(lambda: session.finished == "the job failed at version 3 of 9")
     assert session.alive()
 
 

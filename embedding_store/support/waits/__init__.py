@@ -1,0 +1,1 @@
+"""Waits that hold no thread: results that come later, and actions at given times."""

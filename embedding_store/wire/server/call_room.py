@@ -1,0 +1,260 @@
+"""How much room a server's calls take: threads, waits, bytes; and who has to leave where there is none."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import grpc
+
+from elastable.embedding_store.wire.channels.status_codes import CallRefused
+from elastable.embedding_store.wire.server.call_limits import CallLimits
+
+__all__ = ["CallRoom", "Kind", "Place"]
+
+_LOOK_S = 0.5  # between two looks at who is late
+_FAIR_S = 1.0  # that any call may wait, however many do
+_SHORT_S = 0.05  # that any call may wait, where others find no room
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Calls that share a limit.
+
+    Attributes:
+        name: Of such calls, for messages.
+        most: Under way at once.
+        shares: Whether they take their threads from `CallLimits.threads`.
+    """
+
+    name: str
+    most: int
+    shares: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """What one call counts as; "" is a host or client that is not counted.
+
+    Attributes:
+        waits_as: What it counts as while it waits for something to happen here.
+        received: Bytes of its request.
+    """
+
+    kind: Kind
+    waits_as: Kind
+    host: str
+    client: str
+    received: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """One call that waits for its client, since when, and until when it may."""
+
+    place: Place
+    context: grpc.ServicerContext
+    since: float
+    until: float
+
+
+class CallRoom:
+    """The room of one server. Safe to use from many threads.
+
+    Args:
+        limits: Of the server.
+        spare: Calls that may be under way beside `limits.threads`: health checks, and refusals.
+    """
+
+    def __init__(self, limits: CallLimits, spare: int) -> None:
+        self._limits = limits
+        self.health = Kind("health checks", max(1, spare // 2))
+        self.rare = Kind("questions about services", max(1, spare // 4))
+        self.work = Kind("calls", limits.threads, shares=True)
+        self.joining = Kind("sessions being opened", max(1, limits.threads * 5 // 8), shares=True)
+        self.sessions = Kind("sessions", limits.sessions)
+        self.parked = Kind("waiting calls", limits.parked)
+        self.answers = Kind("answers", limits.answering)
+        self._lock = threading.Lock()
+        self._under_way: Counter[Kind] = Counter()
+        self._most_leaving = max(1, spare // 2)
+        self._leaving: set[Place] = set()  # calls that were ended for others, and hold their room yet
+        self._of_host: Counter[str] = Counter()
+        self._of_client: Counter[str] = Counter()
+        self._received: dict[Place, None] = {}  # calls with bytes, the oldest first
+        self._received_bytes = 0
+        self._bytes_of_client: Counter[str] = Counter()
+        self._waits: dict[object, _Wait] = {}  # the one that has waited longest first
+        self._closed = threading.Event()
+        threading.Thread(target=self._look, name="elastable-late-calls", daemon=True).start()
+
+    def close(self) -> None:
+        """Calls are waited for again as long as they take. Closing twice is harmless."""
+        self._closed.set()
+
+    def enter(self, kind: Kind, context: grpc.ServicerContext) -> Place:
+        """A place for a call, before a message of it is read.
+
+        Raises:
+            CallRefused: there is no room for it.
+        """
+        client = context.peer() if kind is self.work else ""
+        place = Place(kind, self.sessions if kind is self.joining else self.parked, _host(client), client)
+        with self._lock:
+            full, crowded = self._full(kind), self._crowded(place)
+            why, silent = self._beyond(place), None
+            if not why and (full or crowded):
+                silent = self._most_silent(place, of_its_host=crowded)
+                if silent is None:
+                    why = f"{kind.most} {kind.name}" if full else f"{self._limits.of_a_host} calls from {place.host}"
+            if not why:
+                self._count(place, 1)
+        if silent is not None:
+            silent.context.cancel()  # type: ignore[no-untyped-call]
+        if why:
+            raise _refused(why)
+        return place
+
+    def park(self, place: Place) -> None:
+        """Counts the call as one that waits from now on, and holds no thread.
+
+        Raises:
+            CallRefused: too many do.
+        """
+        kind = place.waits_as
+        with self._lock:
+            full = self._under_way[kind] >= kind.most
+            if not full:
+                self._leaving.discard(place)
+                self._count(place, -1)
+                place.kind, place.host = kind, ""
+                self._count(place, 1)
+        if full:
+            raise _refused(f"{kind.most} {kind.name}")
+
+    def answer(self, place: Place) -> None:
+        """Counts a call that has waited as one that is answered."""
+        with self._lock:
+            self._count(place, -1)
+            place.kind = self.answers
+            self._count(place, 1)
+
+    def leave(self, place: Place) -> None:
+        """Gives the place of a call back that has ended."""
+        with self._lock:
+            self._leaving.discard(place)
+            self._count(place, -1)
+            self._forget_bytes(place)
+
+    def receive(self, place: Place, size: int) -> None:
+        """Counts bytes of the call's request, until it leaves.
+
+        Raises:
+            CallRefused: there are too many, and other requests came before.
+        """
+        limits = self._limits
+        with self._lock:
+            place.received += size
+            self._received.setdefault(place)
+            self._received_bytes += size
+            self._bytes_of_client[place.client] += size
+            why = ""
+            if place is not next(iter(self._received)):
+                if self._received_bytes > limits.most_upload_bytes:
+                    why = f"requests of {self._received_bytes - size} bytes"
+                elif place.client and self._bytes_of_client[place.client] > limits.most_upload_bytes_of_a_client:
+                    why = f"requests of {self._bytes_of_client[place.client] - size} bytes from {place.client}"
+        if why:
+            raise _refused(why)
+
+    @contextmanager
+    def waiting(self, place: Place, context: grpc.ServicerContext, seconds: float) -> Iterator[None]:
+        """Around a wait for the client, which is ended after `seconds`, or where too many wait."""
+        key, now = object(), time.monotonic()
+        with self._lock:
+            self._waits[key] = _Wait(place, context, now, now + seconds)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waits.pop(key, None)
+
+    def _count(self, place: Place, one: int) -> None:
+        for counter, key in (
+            (self._under_way, place.kind),
+            (self._of_host, place.host),
+            (self._of_client, place.client),
+        ):
+            if key:
+                counter[key] += one  # type: ignore[index]
+                if not counter[key]:  # type: ignore[index]
+                    del counter[key]
+
+    def _forget_bytes(self, place: Place) -> None:
+        if self._received.pop(place, place) is None:
+            self._received_bytes -= place.received
+            self._bytes_of_client[place.client] -= place.received
+            if not self._bytes_of_client[place.client]:
+                del self._bytes_of_client[place.client]
+            place.received = 0
+
+    def _full(self, kind: Kind) -> bool:
+        shared = self._under_way[self.work] + self._under_way[self.joining]
+        return self._under_way[kind] >= kind.most or (kind.shares and shared >= self._limits.threads)
+
+    def _crowded(self, place: Place) -> bool:
+        return bool(place.host) and self._of_host[place.host] >= self._limits.of_a_host
+
+    def _beyond(self, place: Place) -> str:
+        """Which limit the call is beyond that nobody can make room at; "": none."""
+        if place.kind is self.joining and self._under_way[self.sessions] >= self.sessions.most:
+            return f"{self.sessions.most} {self.sessions.name}"
+        if place.client and self._of_client[place.client] >= self._limits.calls_of_a_client:
+            return f"{self._limits.calls_of_a_client} calls of the client {place.client}"
+        return ""
+
+    def _most_silent(self, place: Place, of_its_host: bool) -> _Wait | None:
+        """The call that has waited longest for its client, and that is to make room for another one of its kind.
+
+        Else whoever opens calls and says nothing takes all room of its host again as fast as it is given back.
+        """
+        if len(self._leaving) >= self._most_leaving:
+            return None
+        before = time.monotonic() - _SHORT_S
+        for key, wait in self._waits.items():
+            if wait.since > before:
+                return None
+            if wait.place.kind is place.kind and (not of_its_host or wait.place.host == place.host):
+                del self._waits[key]
+                self._leaving.add(wait.place)
+                return wait
+        return None
+
+    def _look(self) -> None:
+        """Ends late calls until the server is closed, and the oldest where too many wait."""
+        while not self._closed.wait(_LOOK_S):
+            now = time.monotonic()
+            with self._lock:
+                if not self._waits:
+                    continue
+                ended = [key for key, wait in self._waits.items() if wait.until < now]
+                for kind in (self.health, self.rare, self.joining, self.work, self.answers):
+                    alike = [key for key, wait in self._waits.items() if wait.place.kind is kind and key not in ended]
+                    surplus = len(alike) - min(kind.most // 2, self._limits.waiting)
+                    ended += [key for key in alike[: max(surplus, 0)] if self._waits[key].since < now - _FAIR_S]
+                waits = [self._waits.pop(key) for key in ended]
+            for wait in waits:
+                wait.context.cancel()  # type: ignore[no-untyped-call]
+
+
+def _refused(why: str) -> CallRefused:
+    return CallRefused(f"{why} are under way here; try again")
+
+
+def _host(peer: str) -> str:
+    """The host of a peer as gRPC names it, `ipv4:127.0.0.1:50051`; "" where it is not named."""
+    return peer.rpartition(":")[0] or peer

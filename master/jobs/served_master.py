@@ -1,0 +1,38 @@
+"""What a server needs of a master: calls that wait give back their threads."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from concurrent.futures import Future
+
+from elastable.embedding_store.support.waits.futures import at_once
+from elastable.master.api import DenseSnapshot, JobStatus, Lease, MasterApi, Push, PushReply, Task
+
+__all__ = ["ServedMaster"]
+
+
+class ServedMaster(MasterApi):
+    """A master whose calls may be answered later, by futures.
+
+    Each `..._later` is its call: what is wrong at once is raised, what becomes wrong is the error of the future.
+    Whoever cancels a future gets no answer. Results are set without any lock of the master, by the thread that they
+    came of: what is called with one must not wait. A master whose calls do not wait need not define them.
+    """
+
+    def lease_tasks_later(
+        self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None
+    ) -> Future[Lease]:
+        """As `lease_tasks`."""
+        return at_once(self.lease_tasks(incarnation, want, wait_s, holding))
+
+    def pull_dense_later(self, incarnation: str, version: int | None, wait_s: float) -> Future[DenseSnapshot | None]:
+        """As `pull_dense`."""
+        return at_once(self.pull_dense(incarnation, version, wait_s))
+
+    def report_gradient_later(self, push: Push) -> Future[PushReply]:
+        """As `report_gradient`."""
+        return at_once(self.report_gradient(push))
+
+    def ended(self) -> Future[JobStatus]:
+        """The last status of the job, once it has ended: the same future for everybody, not to be cancelled."""
+        return Future()

@@ -1,0 +1,173 @@
+"""Calls that wait for something to happen on the server: any number of them, on a few threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack
+
+import grpc
+import pytest
+
+from elastable.embedding_store.errors import StaleVersion
+from elastable.embedding_store.wire.access.roles import Role
+from elastable.embedding_store.wire.channels.status_codes import answering
+from elastable.embedding_store.wire.server.call_limits import CallLimits
+from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
+from elastable.embedding_store.wire.server.later import Answer, Later
+
+WAIT_S = 20
+LIMITS = CallLimits(threads=4, parked=100, sessions=100)
+
+
+class Waiting:
+    """A service whose calls wait for `futures`, in the order in which they came."""
+
+    def __init__(self, held: ExitStack, limits: CallLimits = LIMITS) -> None:
+        self.futures: list[Future[bytes]] = []
+        self.came = threading.Semaphore(0)
+        self.then: Callable[[bytes], Answer] = lambda reply: reply
+        handlers = {
+            "One": grpc.unary_unary_rpc_method_handler(self.wait),
+            "Many": grpc.unary_stream_rpc_method_handler(self.wait),
+            "Frames": grpc.stream_unary_rpc_method_handler(self.wait_for_frames),
+        }
+        service = Service("test.Waiting", handlers, waiting=frozenset(handlers))
+        server = held.enter_context(GrpcServer("127.0.0.1:0", [service], limits, anonymous=Role.ADMINISTRATOR))
+        self.channel = held.enter_context(grpc.insecure_channel(server.address))
+        self.one = self.channel.unary_unary("/test.Waiting/One", None, None)
+        self.many = self.channel.unary_stream("/test.Waiting/Many", None, None)
+        self.frames = self.channel.stream_unary("/test.Waiting/Frames", None, None)
+
+    def wait(self, request: bytes, context: grpc.ServicerContext) -> Later[bytes]:
+        result: Future[bytes] = Future()
+        self.futures.append(result)
+        self.came.release()
+        return Later(result, lambda reply: self.then(reply), light=request == b"light")
+
+    def wait_for_frames(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Later[bytes]:
+        with answering(context):
+            return self.wait(b"".join(frames), context)
+
+    def await_calls(self, count: int) -> None:
+        assert all(self.came.acquire(timeout=WAIT_S) for _ in range(count))
+
+
+@pytest.fixture
+def held() -> Iterator[ExitStack]:
+    with ExitStack() as held:
+        yield held
+
+
+@pytest.mark.parametrize("request_", [b"", b"light"])
+def test_more_calls_wait_than_there_are_threads(held: ExitStack, request_: bytes) -> None:
+    served = Waiting(held, CallLimits(threads=4, calls_of_a_client=1_000))
+    calls = []
+    for _ in range(20):
+        calls += [served.one.future(request_, timeout=WAIT_S) for _ in range(3)]
+        served.await_calls(3)
+    names = [thread.name for thread in threading.enumerate()]
+    assert sum(name.startswith(("grpc_", "answers")) for name in names) < 40
+    assert not any(call.done() for call in calls)
+    for number, future in enumerate(served.futures):
+        future.set_result(b"%d" % number)
+    assert sorted(int(call.result(timeout=WAIT_S)) for call in calls) == list(range(60))
+
+
+def test_what_is_there_already_is_answered_at_once(held: ExitStack) -> None:
+    served = Waiting(held)
+    served.futures = [done := Future[bytes]()]
+    done.set_result(b"there")
+    served.then = lambda reply: Later(done, lambda again: reply + again) if reply == b"first" else reply
+    call = served.one.future(b"", timeout=WAIT_S)
+    served.await_calls(1)
+    served.futures[-1].set_result(b"first")
+    assert call.result(timeout=WAIT_S) == b"firstthere"
+
+
+@pytest.mark.parametrize("sizes", [(), (3,), (70_000,), (3, 3), (3, 1 << 20, 5), (1 << 20,) * 8])
+def test_an_answer_of_any_number_of_messages_arrives_whole(held: ExitStack, sizes: tuple[int, ...]) -> None:
+    served = Waiting(held)
+    served.then = lambda _: (bytes([number]) * size for number, size in enumerate(sizes))
+    replies = served.many(b"", timeout=WAIT_S)
+    served.await_calls(1)
+    served.futures[0].set_result(b"")
+    assert [(len(reply), reply[:1]) for reply in replies] == [(n, bytes([i])) for i, n in enumerate(sizes)]
+
+
+def test_frames_are_read_before_the_wait(held: ExitStack) -> None:
+    served = Waiting(held)
+    call = served.frames.future(iter([b"li", b"ght"]), timeout=WAIT_S)
+    served.await_calls(1)
+    served.futures[0].set_result(b"done")
+    assert call.result(timeout=WAIT_S) == b"done"
+
+
+def refused(call: grpc.Future) -> grpc.RpcError:
+    error = call.exception(timeout=WAIT_S)  # type: ignore[call-arg]
+    assert isinstance(error, grpc.RpcError)
+    return error
+
+
+def test_errors_while_waiting_and_after_it_keep_their_class(held: ExitStack) -> None:
+    served = Waiting(held)
+    calls = [served.one.future(b"", timeout=WAIT_S) for _ in range(2)]
+    served.await_calls(2)
+
+    def fail(reply: bytes) -> bytes:
+        raise StaleVersion("gone by now")
+
+    served.then = fail
+    served.futures[0].set_exception(StaleVersion("gone by now"))
+    served.futures[1].set_result(b"")
+    for call in calls:
+        error = refused(call)
+        assert (error.code(), error.details()) == (grpc.StatusCode.FAILED_PRECONDITION, "gone by now")
+        assert "StaleVersion" in str(error.trailing_metadata())
+
+
+def test_a_defect_after_the_wait_ends_the_call(held: ExitStack) -> None:
+    served = Waiting(held)
+    served.then = lambda reply: (_ for _ in ()).throw(RuntimeError("a defect"))
+    calls = [served.many(b"", timeout=WAIT_S)]
+    served.await_calls(1)
+    served.futures[0].set_result(b"")
+    with pytest.raises(grpc.RpcError, match="RuntimeError: a defect") as caught:
+        list(calls[0])
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+
+
+def test_a_client_that_leaves_cancels_its_wait_and_frees_its_room(held: ExitStack) -> None:
+    served = Waiting(held, CallLimits(threads=4, parked=2))
+    calls = [served.one.future(b"", timeout=WAIT_S) for _ in range(2)]
+    served.await_calls(2)
+    third = served.one.future(b"", timeout=WAIT_S)
+    error = refused(third)
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert error.details() == "2 waiting calls are under way here; try again"
+    served.await_calls(1)
+    assert served.futures[2].cancelled()
+    left = threading.Event()
+    served.futures[0].add_done_callback(lambda _: left.set())
+    for call in calls:
+        call.cancel()
+    assert left.wait(WAIT_S)
+    assert served.futures[0].cancelled()
+    for future in served.futures[:2]:
+        assert future.cancelled() or future.cancel() or future.exception(WAIT_S) is None
+    again = served.one.future(b"", timeout=WAIT_S)
+    served.await_calls(1)
+    served.futures[3].set_result(b"here")
+    assert again.result(timeout=WAIT_S) == b"here"
+
+
+def test_calls_that_wait_end_with_the_server(held: ExitStack) -> None:
+    with ExitStack() as inner:
+        served = Waiting(inner)
+        call = served.one.future(b"", timeout=WAIT_S)
+        served.await_calls(1)
+        channel = inner.pop_all()
+    channel.close()
+    assert served.futures[0].cancelled()
+    assert isinstance(refused(call), grpc.RpcError) or call.cancelled()
