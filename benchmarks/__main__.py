@@ -29,6 +29,7 @@ _BENCHES = (
     "redis_flush",
     "redis_log",
     "commit_log",
+    "redis_appends",
     "recovery",
     "tiers",
     "pins",

@@ -1,8 +1,8 @@
 """The cost of a write-ahead log to commits in memory and to a whole job.
 
 Stores with and without a log take commits in turn: 15 tables of 8 values as examples/flights has them, and one table
-of 64 values. The job is examples/flights itself with one worker. The log's files lie in the temporary folder; fsync is
-`interval`.
+of 64 values. The job is one epoch of examples/flights with one worker. The log's files are in the temporary folder;
+fsync is `interval`.
 
     python -m benchmarks.commit_log
 """
@@ -84,17 +84,8 @@ def _job(folder: Path) -> Row:
 
     def train(store: str) -> float:
         place = folder / str(next(numbers))
-        command = [
-            "train",
-            str(_FLIGHTS),
-            "--workers",
-            "1",
-            "--epochs",
-            "3",
-            "--no-export",
-            "--run-dir",
-            str(place / "runs"),
-        ]
+        command = ["train", str(_FLIGHTS), "--workers", "1", "--epochs", "1", "--no-export"]
+        command += ["--run-dir", str(place / "runs")]
         subprocess.run(
             [sys.executable, "-m", "elastable", *command, "--store", store.format(place=place)],
             check=True,
