@@ -29,14 +29,13 @@ the first bytes of a record only.
 The stamp of a partition is 0 before its first write, and then 2^20 times the
 sequence number of the last log entry whose changes its last write included,
 plus a number by which it is greater than the stamp of any earlier write: every
-write has another one. It is written after the records of that write: everything
-up to the stamp is there, and maybe some of the next write. It exists from the
-creation of the table on, in every partition, and never decreases. A partition
-without a stamp, or with a smaller one than the state has recorded, was lost by
-the server, wholly or in part (a restart without persistence, the tail of an
-append-only file, an eviction, a failover to a replica that lagged). An id
-without a field has no record: the row was never updated, and reads its initial
-value.
+write has another one. It changes at once with the records of the partition. It
+exists from the creation of the table on, in every partition, and never
+decreases. A partition without a stamp, or with a smaller one than the state has
+recorded, was lost by the server, wholly or in part (a restart without
+persistence, the tail of an append-only file, an eviction, a failover to a
+replica that lagged). An id without a field has no record: the row was never
+updated, and reads its initial value.
 
 Earlier releases wrote schema 1 (`schema_1.py`), whose keys are different ones but
 for the owner's, which keeps out writers of both.
