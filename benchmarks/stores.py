@@ -139,14 +139,17 @@ def _races(more: bool, stores: Sequence[str]) -> list[_Race]:
 def _run(race: _Race) -> list[Row]:
     with ExitStack() as held:
         home = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="stores-")))
-        jobs: dict[str, _Turns] = {}
+        stores: dict[str, list[str]] = {}
         for number, url in enumerate([_MEMORY, *race.floors]):
             place = home / str(number)
             place.mkdir()
             store = url.replace("{home}", str(place / "store"))
             if "{redis}" in url:
                 store = store.replace("{redis}", held.enter_context(running_redis(place)))
-            jobs[url] = _Turns(race.start(f"job-{number}", place, ["--store", store]))
+            stores[url] = ["--store", store]
+        jobs: dict[str, _Turns] = {}
+        for number, (url, options) in enumerate(stores.items()):
+            jobs[url] = _Turns(race.start(f"job-{number}", home / str(number), options))
             held.enter_context(jobs[url].job)
         for turns in jobs.values():
             turns.job.start()

@@ -6,9 +6,9 @@ so a machine that is slow for a minute is slow for all.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -29,8 +29,6 @@ __all__ = ["Contender", "Job", "StepCounter", "click_job", "click_variables", "p
 _ROOT = Path(__file__).parents[2]
 _START_S = 240.0
 _WARM_STEPS = 80  # every batch that was drawn has been seen, so rows are not first touches
-_LIBC = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 _SETTLE_S = 0.3  # caches that others have filled meanwhile
 
 
@@ -257,21 +255,12 @@ def _launch(
     pipe: int | None = subprocess.PIPE if pipes else subprocess.DEVNULL
     with log.open("wb") as errors:
         output: int | IO[bytes] | None = subprocess.PIPE if pipes else errors
+        # Whoever is stopped must not outlive a benchmark that is killed. Not asked for between fork and exec: the
+        # benchmark has threads of gRPC, which no forked child survives for sure.
+        end_with_parent = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
         return subprocess.Popen(
-            command,
-            cwd=_ROOT,
-            env=environment,
-            stdin=pipe,
-            stdout=output,
-            stderr=errors,
-            preexec_fn=_die_with_parent,
+            [*end_with_parent, *command], cwd=_ROOT, env=environment, stdin=pipe, stdout=output, stderr=errors
         )
-
-
-def _die_with_parent() -> None:
-    """In a child: ends it with its parent, also where it is stopped. Linux only."""
-    if sys.platform == "linux":
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:
