@@ -10,10 +10,11 @@ import pytest
 
 import elastable as et
 from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.open_reader import open_reader
+from elastable.embedding_store.open_store import open_store
 from elastable.master.tasks.record_order import record_order
 from tests.equality import model as equality
 from tests.equality.jobs import Numbers, differing, train
-from tests.file_stores import file_store
 from tests.servers import running_server
 
 
@@ -98,14 +99,29 @@ def test_shards_give_the_same_bits(alone: Numbers, tmp_path: Path, redis_url: st
     assert differing(alone, train(tmp_path, 2, "adagrad", store=f"token:{shards}")) == []
 
 
-def test_files_give_the_same_bits_and_keep_them(alone: Numbers, tmp_path: Path) -> None:
-    assert differing(alone, train(tmp_path, 2, "adagrad", store=f"file://{tmp_path}/rows?budget=1MiB")) == []
-    with file_store(tmp_path / "rows") as store:
+@pytest.mark.parametrize("options", ["", "&flush=0.01", "&log=none&flush=0.01"])
+def test_files_give_the_same_bits_and_keep_them(alone: Numbers, tmp_path: Path, options: str) -> None:
+    """Whenever rows are flushed, and whatever the log."""
+    url = f"file://{tmp_path}/rows?budget=1MiB{options}"
+    assert differing(alone, train(tmp_path, 2, "adagrad", store=url)) == []
+    with open_store(url) as store:
         assert store.version() == 50
         for name in store.specs():
             np.testing.assert_array_equal(
                 store.lookup({name: alone[f"{name}/ids"]})[name], alone[f"{name}/weights"], err_msg=name
             )
+
+
+def test_readers_of_redis_read_the_same_bits(alone: Numbers, tmp_path: Path, redis_url: str) -> None:
+    """Also where rows are flushed all the time, and read from Redis while the job is long over."""
+    url = f"{redis_url}?budget=1MiB&flush=0.01"
+    assert differing(alone, train(tmp_path, 2, "adagrad", store=url)) == []
+    for follow in (False, True):
+        with open_reader(url, follow) as reader:
+            assert reader.version() == 50
+            for name in reader.specs():
+                rows = reader.lookup({name: alone[f"{name}/ids"]})[name]
+                np.testing.assert_array_equal(rows, alone[f"{name}/weights"], err_msg=name)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
