@@ -122,6 +122,11 @@ def _file_store(url: str, threads: int | None, shared: bool) -> MemoryStore:
 
 def _redis_store(url: str, threads: int | None, shared: bool, deadline_s: float | None) -> MemoryStore:
     options, rest = TierOptions.taken_from(url)
+    if options.fsync != "interval" and not isinstance(options.log, Path):
+        raise BadInput(
+            f"fsync={options.fsync}: the server decides how durable a log in Redis is (appendfsync); leave fsync= out "
+            "or write log=/folder too"
+        )
     with ExitStack() as opened:
         place = RedisPlace(redis_url(rest, deadline_s))
         opened.callback(place.close)

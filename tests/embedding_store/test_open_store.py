@@ -109,3 +109,9 @@ def test_shards_are_closed_where_one_of_them_fails(tmp_path: Path) -> None:
         open_store(f"token:file://{tmp_path}/one,disk://two")
     with open_store(f"token:file://{tmp_path}/one,memory") as store:  # nobody has the folder
         assert isinstance(store, PartitionedStore)
+
+
+@pytest.mark.parametrize("fsync", ["always", "never"])
+def test_the_server_decides_how_durable_a_log_in_redis_is(redis_url: str, fsync: str) -> None:
+    with pytest.raises(BadInput, match=rf"fsync={fsync}: the server decides how durable a log in Redis is"):
+        open_store(f"{redis_url}?fsync={fsync}")
