@@ -19,7 +19,7 @@ from elastable.embedding_store.option import Option, option_fields, required, se
 from elastable.embedding_store.support.extras import needs
 from elastable.process.quiet import import_tensorflow
 from elastable.process.stopping import SIGNAL_REASONS
-from elastable.replicas.knowledge_graphs.training.defaults import settings_of
+from elastable.replicas.knowledge_graphs.settings import TrainSettings
 
 __all__ = ["kg"]
 
@@ -46,15 +46,24 @@ class _RunOptions:
     resume: Path | None = setting(
         None, Option("Continue from the newest checkpoint of this run, with its settings.", metavar="RUN")
     )
+    budget: str | None = setting(
+        None,
+        Option("Time for the run, such as 40m or 2h: settings are chosen for it, and training ends with it.",
+               metavar="TIME", unset="settings for 40m, and no end"),
+    )  # fmt: skip
     checkpoint_minutes: float = setting(
         5.0, Option("Minutes between checkpoints, besides those at evaluations.", above=0, metavar="MINUTES")
     )
 
 
+_CHOSEN = {name: field for name, field in CHOSEN.items() if name != "budget_minutes"}  # which is said as --budget
+
+
 @kg.command()
-@with_options([*option_fields(_RunOptions).values(), MODEL, *CHOSEN.values()])
+@with_options([*option_fields(_RunOptions).values(), MODEL, *_CHOSEN.values()])
 def train(
-    dataset: str, workers: int, run_dir: Path, resume: Path | None, checkpoint_minutes: float, model: str,
+    dataset: str, workers: int, run_dir: Path, resume: Path | None, budget: str | None, checkpoint_minutes: float,
+    model: str,
     **chosen: object,
 ) -> None:  # fmt: skip
     """Train a model; the best one by validation is kept and tested. Ctrl-C saves, and says how to continue."""
@@ -62,17 +71,38 @@ def train(
         import_tensorflow()
         from elastable.commands.kg_train import newest_checkpoint_of, run_graph
 
-    found = None if resume is None else newest_checkpoint_of(resume)
+    found, notes = None if resume is None else newest_checkpoint_of(resume), tuple[str, ...]()
     if found is None:
-        settings = settings_of(model, chosen)
+        settings, notes = _planned(dataset, model, chosen, budget)
     else:
-        set_anew = [CHOSEN[name].shown_name for name, value in chosen.items() if value is not None]
+        set_anew = [_CHOSEN[name].shown_name for name, value in chosen.items() if value is not None]
+        set_anew += ["--budget"] if budget is not None else []
         if set_anew:
             raise BadInput(f"--resume continues with the settings of its run; leave out {', '.join(set_anew)}")
         settings = found.settings
-    result = run_graph(dataset, settings, workers, run_dir, Console(), found, checkpoint_minutes)
+    result = run_graph(dataset, settings, workers, run_dir, Console(), found, checkpoint_minutes, notes)
     if "stopped" in result:
         raise typer.Exit(_EXIT_CODES[result["stopped"]])
+
+
+def _planned(
+    dataset: str, model: str, chosen: dict[str, object], budget: str | None
+) -> tuple[TrainSettings, tuple[str, ...]]:
+    """The settings of a run, and what was chosen by the size of the graph, for people."""
+    from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph
+    from elastable.replicas.knowledge_graphs.training.size_plan import GraphSize, planned_settings
+
+    minutes = None if budget is None else _minutes(budget)
+    graph = load_graph(dataset)
+    return planned_settings(model, chosen, GraphSize(len(graph.entities), len(graph.train)), minutes)
+
+
+def _minutes(budget: str) -> float:
+    """ "40m", "2h", "90s" -> minutes."""
+    number, unit = budget[:-1], {"s": 1 / 60, "m": 1.0, "h": 60.0}.get(budget[-1:])
+    if unit is None or not number.replace(".", "", 1).isdecimal() or not float(number) > 0:
+        raise BadInput(f"--budget {budget!r}: say a time such as 40m, 2h or 90s")
+    return float(number) * unit
 
 
 _EXIT_CODES = {reason: 128 + number for number, reason in SIGNAL_REASONS.items()}

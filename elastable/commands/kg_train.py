@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ def run_graph(
     console: Console,
     begin: GraphCheckpoint | None = None,
     checkpoint_minutes: float = 5.0,
+    notes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Trains a model of a graph, on threads of this process or as one of MPI's.
 
@@ -63,6 +64,7 @@ def run_graph(
         console: For people.
         begin: A checkpoint to go on from.
         checkpoint_minutes: Time between checkpoints, besides those at evaluations.
+        notes: What else to tell people at the start.
 
     Returns:
         What `result.json` of the run holds.
@@ -87,7 +89,7 @@ def run_graph(
         progress = TrainingProgress(directory, settings, console)
         try:
             graph.save_names(directory.path, settings.reciprocal)
-            for note in graph.notes:
+            for note in (*graph.notes, *notes):
                 console.print(note, highlight=False, soft_wrap=True)
             run = GraphRun(graph, source, settings, directory.path, begin, checkpoint_minutes, stop.asked)
             started = time.perf_counter()

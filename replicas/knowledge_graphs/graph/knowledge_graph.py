@@ -187,6 +187,7 @@ def graph_of_parts(parts: GraphParts, unseen: Unseen = "keep") -> KnowledgeGraph
         unseen=counts,
         entity_types=parts.entity_types,
         types=parts.types,
+        notes=(),
     )
 
 

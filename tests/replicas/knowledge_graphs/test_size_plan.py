@@ -1,0 +1,58 @@
+"""Defaults by the size of a graph: what is chosen on two cores, and what stays as it was given."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastable.replicas.knowledge_graphs.scores import SCORES
+from elastable.replicas.knowledge_graphs.training.defaults import settings_of
+from elastable.replicas.knowledge_graphs.training.size_plan import GraphSize, planned_settings
+
+SMALL = GraphSize(2_034, 32_888)  # CoDEx-S
+DENSE = GraphSize(14_541, 272_115)  # FB15k-237
+MIDDLE = GraphSize(17_050, 185_584)  # CoDEx-M
+SPARSE = GraphSize(40_943, 86_835)  # WN18RR
+
+
+def test_a_small_graph_keeps_the_defaults() -> None:
+    assert planned_settings("ComplEx", {}, SMALL, cores=2) == (settings_of("ComplEx", {}), ())
+
+
+@pytest.mark.parametrize("size", [DENSE, MIDDLE])
+def test_a_dense_graph_gets_as_many_epochs_as_fit(size: GraphSize) -> None:
+    settings, reasons = planned_settings("ComplEx", {}, size, cores=2)
+    assert (settings.loss, settings.dim, settings.regularization) == ("whole-softmax", 256, 0.01)
+    assert 20 <= settings.epochs < 40
+    assert settings.budget_minutes is None
+    assert any(f"epochs {settings.epochs}: an epoch takes about" in reason for reason in reasons)
+    more, _ = planned_settings("ComplEx", {}, size, cores=8)
+    assert more.epochs == 40
+
+
+def test_a_sparse_graph_of_many_entities_is_sampled() -> None:
+    settings, reasons = planned_settings("ComplEx", {}, SPARSE, cores=2)
+    assert (settings.loss, settings.negatives, settings.shared, settings.dim) == ("softmax", 2048, True, 128)
+    assert settings.regularization == 0.1
+    assert any(reason.startswith("loss softmax: all 40,943 entities") for reason in reasons)
+
+
+def test_a_short_budget_takes_a_smaller_dimension_and_then_a_sample() -> None:
+    short, reasons = planned_settings("ComplEx", {}, DENSE, 25.0, cores=2)
+    assert (short.loss, short.dim, short.budget_minutes) == ("whole-softmax", 128, 25.0)
+    assert any(reason.startswith("dim 128: ") and "25 minutes" in reason for reason in reasons)
+    shorter, _ = planned_settings("ComplEx", {}, DENSE, 5.0, cores=2)
+    assert (shorter.loss, shorter.budget_minutes) == ("softmax", 5.0)
+
+
+def test_what_is_given_stays() -> None:
+    given = {"dim": 64, "epochs": 3, "regularization": 0.5}
+    settings, _ = planned_settings("ComplEx", given, DENSE, cores=2)
+    assert {name: getattr(settings, name) for name in given} == given
+    whole, reasons = planned_settings("ComplEx", {"loss": "whole-softmax"}, SPARSE, cores=2)
+    assert (whole, reasons) == (settings_of("ComplEx", {"loss": "whole-softmax"}), ())
+
+
+@pytest.mark.parametrize("model", sorted(SCORES))
+@pytest.mark.parametrize("size", [SMALL, DENSE, SPARSE])
+def test_every_model_has_a_plan_for_every_size(model: str, size: GraphSize) -> None:
+    assert planned_settings(model, {}, size, 40.0, cores=2)[0].model == model
