@@ -74,7 +74,11 @@ def test_a_slot_on_its_way(tier: RedisTier, migration: Migration, moved: str) ->
 
 
 def test_a_slot_that_moves_while_rows_are_written_and_read(tier: RedisTier, migration: Migration) -> None:
-    moving = threading.Thread(target=lambda: (migration.begin(), migration.finish()))
+    def move() -> None:
+        migration.begin()
+        migration.finish()
+
+    moving = threading.Thread(target=move)
     moving.start()
     sequence = 1
     while moving.is_alive() or sequence < 4:
