@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from elastable.embedding_store.contract.row_data import FlushStatus
 from elastable.master.gradient import (
     AsyncPushId,
     Divisor,
@@ -172,7 +173,8 @@ class JobStatus:
     """How far a job is.
 
     `state` is waiting, training, evaluating, stopping, finished or failed.
-    `refusals` are of workers that could not take part, the latest last.
+    `refusals` are of workers that could not take part, the latest last. `flush`: how far the tier of the store is
+    behind, if it has one.
     """
 
     job: str
@@ -187,6 +189,7 @@ class JobStatus:
     workers: tuple[WorkerStatus, ...]
     store: str
     refusals: tuple[Refusal, ...] = ()
+    flush: FlushStatus | None = None
 
 
 class Session(Protocol):

@@ -16,6 +16,7 @@ from rich.table import Table
 from elastable.commands.command_line import AS_JSON, takes
 from elastable.commands.model import CHECKPOINT
 from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.row_data import FlushStatus
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput
@@ -60,6 +61,8 @@ def status(options: _StatusOptions) -> None:
         identity = worker.identity
         workers.add_row(escape(identity.host), str(identity.pid), str(worker.leases), f"{worker.micro_batches:,}")
     console.print(workers)
+    if reported.flush is not None:
+        console.print(_flush_table(reported.flush))
     if pins:
         pinned = Table("version", "seconds left", "rows kept", "bytes", title="pinned versions")
         for pin in pins:
@@ -93,9 +96,22 @@ def _progress_table(reported: JobStatus) -> Table:
     return table
 
 
+def _flush_table(flush: FlushStatus) -> Table:
+    """How far the tier of the store is behind."""
+    table = Table(title="rows written behind", show_header=False, title_justify="left")
+    table.add_row("written up to version", f"{flush.flushed_version:,} of {flush.version:,}")
+    table.add_row("changed rows", f"{flush.changed_rows:,}")
+    table.add_row("log", f"{flush.log_bytes:,} bytes")
+    table.add_row("commits that waited", f"{flush.waits:,}, for {flush.waited_s:.1f} s")
+    if flush.failure is not None:
+        table.add_row("failure", escape(flush.failure))
+    return table
+
+
 def _as_json(reported: JobStatus) -> dict[str, object]:
     plain = {name: getattr(reported, name) for name in reported.__slots__ if name not in ("workers", "refusals")}
     plain["metrics"] = dict(reported.metrics)
+    plain["flush"] = None if reported.flush is None else asdict(reported.flush)
     plain["workers"] = [
         {"host": w.identity.host, "pid": w.identity.pid, "leases": w.leases, "micro_batches": w.micro_batches}
         for w in reported.workers

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
 from elastable.embedding_store.errors import BadInput
 
-__all__ = ["Commit", "RowBlock", "TableState", "TableStatistics", "TableUpdate"]
+__all__ = ["Commit", "FlushStatus", "RowBlock", "TableState", "TableStatistics", "TableUpdate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,3 +120,42 @@ class TableState:
     def _bits(self) -> tuple[bytes | None, bytes | None]:
         counts, decay = self.admission_counts, self.untouched_decay
         return None if counts is None else counts.tobytes(), None if decay is None else struct.pack("<d", decay)
+
+
+@dataclass(frozen=True, slots=True)
+class FlushStatus:
+    """How far the tier is behind the store.
+
+    Attributes:
+        version: The store's.
+        flushed_version: Of which the tier has every row.
+        changed_rows: Rows that are not in the tier as they are.
+        log_bytes: Bytes that the log takes.
+        waits: Commits so far that had to wait for the tier.
+        waited_s: Seconds that they waited, together.
+        failure: Why the last attempt to write failed; None: it did not.
+    """
+
+    version: int
+    flushed_version: int
+    changed_rows: int
+    log_bytes: int
+    waits: int
+    waited_s: float
+    failure: str | None
+
+    @classmethod
+    def of_all(cls, of_each: Sequence[FlushStatus | None]) -> FlushStatus | None:
+        """Of several stores together: sums, and the earliest versions; None where no store has a tier."""
+        there = [status for status in of_each if status is not None]
+        if not there:
+            return None
+        return cls(
+            min(one.version for one in there),
+            min(one.flushed_version for one in there),
+            sum(one.changed_rows for one in there),
+            sum(one.log_bytes for one in there),
+            sum(one.waits for one in there),
+            sum(one.waited_s for one in there),
+            next((one.failure for one in there if one.failure is not None), None),
+        )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.pins import PinStatistics
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableStatistics
+from elastable.embedding_store.contract.row_data import Commit, FlushStatus, RowBlock, TableState, TableStatistics
 from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
@@ -138,6 +138,10 @@ class EmbeddingStore(Snapshot):
     def pins(self) -> tuple[PinStatistics, ...]:
         """All pins that have not expired, oldest version first."""
         return ()
+
+    def flush_status(self) -> FlushStatus | None:
+        """How far the tier that the store writes its rows to is behind; None: there is no such tier."""
+        return None
 
     @abstractmethod
     def reset_version(self, version: int) -> None:

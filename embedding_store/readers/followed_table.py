@@ -14,7 +14,7 @@ from elastable.embedding_store.contract.tier import Records
 from elastable.embedding_store.engine.frames.record_layout import RecordLayout, RowParts
 from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.engine.table_rows import resident_rows
-from elastable.embedding_store.engine.tiered.tiered_table import KeptTable
+from elastable.embedding_store.engine.tiered.kept_table import KeptTable
 from elastable.embedding_store.log.changes import TableImages
 from elastable.embedding_store.native.ids.id_index import IdIndex
 from elastable.embedding_store.native.slab import anonymous_slab

@@ -88,6 +88,7 @@ class Master(ServedMaster):
         self._expected = Expected(dense.variables, dense.states, known, store.specs(), may_overflow=dense.may_overflow)
         self._changed = threading.Condition()
         self._state = JobState(job, self._options, start, time.monotonic)
+        self._flush_status = store.flush_status
         self._waits = Waits(self._state, self._changed)
         self._driver = Driver(self._state, self._waits, self._changed, store, dense, self._metrics, self._options)
         self._ended: Future[JobStatus] = Future()
@@ -259,7 +260,8 @@ class Master(ServedMaster):
             status = self._state.status()
             sums, ended = self._state.epoch_metrics, dict(self._state.logs)
         metrics = {**ended, **self._current_metrics(sums)}
-        return replace(status, metrics=metrics, store=redacted(self.job.store_url))
+        flush = self._flush_status()
+        return replace(status, metrics=metrics, store=redacted(self.job.store_url), flush=flush)
 
     def _current_metrics(self, sums: tuple[Tensor, ...]) -> dict[str, float]:
         """Results of the current epoch, cached for `_METRICS_AGE_S` because every worker's session asks for them."""

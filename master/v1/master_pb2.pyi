@@ -1061,6 +1061,47 @@ class Refusal(_message.Message):
 Global___Refusal: _TypeAlias = Refusal  # noqa: Y015
 
 @_typing.final
+class FlushStatus(_message.Message):
+    """How far the tier that the job's store writes its rows to is behind."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FLUSHED_VERSION_FIELD_NUMBER: _builtins.int
+    CHANGED_ROWS_FIELD_NUMBER: _builtins.int
+    LOG_BYTES_FIELD_NUMBER: _builtins.int
+    WAITS_FIELD_NUMBER: _builtins.int
+    WAITED_S_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    flushed_version: _builtins.int
+    """of which the tier has every row"""
+    changed_rows: _builtins.int
+    """that are not in the tier as they are"""
+    log_bytes: _builtins.int
+    waits: _builtins.int
+    """commits so far that waited for the tier"""
+    waited_s: _builtins.float
+    """seconds that they waited, together"""
+    failure: _builtins.str
+    """why the last attempt to write failed; empty: it did not"""
+    def __init__(
+        self,
+        *,
+        flushed_version: _builtins.int = ...,
+        changed_rows: _builtins.int = ...,
+        log_bytes: _builtins.int = ...,
+        waits: _builtins.int = ...,
+        waited_s: _builtins.float = ...,
+        failure: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_rows", b"changed_rows", "failure", b"failure", "flushed_version", b"flushed_version", "log_bytes", b"log_bytes", "waited_s", b"waited_s", "waits", b"waits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FlushStatus: _TypeAlias = FlushStatus  # noqa: Y015
+
+@_typing.final
 class GetStatusReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1096,6 +1137,7 @@ class GetStatusReply(_message.Message):
     WORKERS_FIELD_NUMBER: _builtins.int
     STORE_FIELD_NUMBER: _builtins.int
     REFUSALS_FIELD_NUMBER: _builtins.int
+    FLUSH_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     state: _builtins.str
     """waiting | training | evaluating | finished | stopping | failed"""
@@ -1114,6 +1156,10 @@ class GetStatusReply(_message.Message):
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Refusal]:
         """the latest last"""
 
+    @_builtins.property
+    def flush(self) -> Global___FlushStatus:
+        """absent: the store has no tier"""
+
     def __init__(
         self,
         *,
@@ -1129,12 +1175,15 @@ class GetStatusReply(_message.Message):
         workers: _abc.Iterable[Global___WorkerStatus] | None = ...,
         store: _builtins.str = ...,
         refusals: _abc.Iterable[Global___Refusal] | None = ...,
+        flush: Global___FlushStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_flush", b"_flush", "flush", b"flush"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "epochs", b"epochs", "job", b"job", "metrics", b"metrics", "mode", b"mode", "records_trained", b"records_trained", "refusals", b"refusals", "state", b"state", "store", b"store", "version", b"version", "versions_total", b"versions_total", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_flush", b"_flush", "epoch", b"epoch", "epochs", b"epochs", "flush", b"flush", "job", b"job", "metrics", b"metrics", "mode", b"mode", "records_trained", b"records_trained", "refusals", b"refusals", "state", b"state", "store", b"store", "version", b"version", "versions_total", b"versions_total", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__flush: _TypeAlias = _typing.Literal["flush"]  # noqa: Y015
+    _WhichOneofArgType__flush: _TypeAlias = _typing.Literal["_flush", b"_flush"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__flush) -> _WhichOneofReturnType__flush | None: ...
 
 Global___GetStatusReply: _TypeAlias = GetStatusReply  # noqa: Y015
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from elastable.embedding_store.contract.row_data import FlushStatus
 from elastable.embedding_store.errors import BadInput, ElastableError, JobFailed
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.wire.channels.status_codes import error_class
@@ -163,6 +164,18 @@ def status_to_message(status: JobStatus) -> master_pb2.GetStatusReply:
         )
     for it in status.refusals:
         reply.refusals.add(host=it.worker.host, pid=it.worker.pid, error=it.error, message=it.message, count=it.count)
+    if status.flush is not None:
+        flush = status.flush
+        reply.flush.CopyFrom(
+            master_pb2.FlushStatus(
+                flushed_version=flush.flushed_version,
+                changed_rows=flush.changed_rows,
+                log_bytes=flush.log_bytes,
+                waits=flush.waits,
+                waited_s=flush.waited_s,
+                failure=flush.failure or "",
+            )
+        )
     return reply
 
 
@@ -187,6 +200,15 @@ def status_from_message(message: master_pb2.GetStatusReply) -> JobStatus:
             Refusal(WorkerIdentity("", _name(it.host), it.pid), _name(it.error), printable(it.message), it.count)
             for it in message.refusals
         ),
+        flush=_flush_from_message(message) if message.HasField("flush") else None,
+    )
+
+
+def _flush_from_message(message: master_pb2.GetStatusReply) -> FlushStatus:
+    it = message.flush
+    failure = printable(it.failure) or None
+    return FlushStatus(
+        message.version, it.flushed_version, it.changed_rows, it.log_bytes, it.waits, it.waited_s, failure
     )
 
 

@@ -18,7 +18,7 @@ from elastable.embedding_store.composite.splits.partition import Part, Partition
 from elastable.embedding_store.composite.splits.table_splits import TableSplits
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.pins import PinStatistics, joined_pins, refuse_while_pinned, require_lease
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableStatistics
+from elastable.embedding_store.contract.row_data import Commit, FlushStatus, RowBlock, TableState, TableStatistics
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec, refuse_conflict
 from elastable.embedding_store.contract.store import EmbeddingStore
@@ -78,12 +78,7 @@ class CompositeStore(CompositeReads[EmbeddingStore], BaseStore):
         self._reached = min(versions)
 
     def create_table(self, spec: TableSpec) -> bool:
-        """Makes the table, or completes one that some stores lack.
-
-        Raises:
-            BadSpec: an unknown optimizer.
-            Unsupported: the table cannot be split this way.
-        """
+        """Makes the table, or completes one that some stores lack. Raises `BadSpec`, or `Unsupported`."""
         with self._alone():
             self._reload()
             known = self._partitions.get(spec.name)
@@ -183,8 +178,10 @@ class CompositeStore(CompositeReads[EmbeddingStore], BaseStore):
         return CompositeSnapshot([pins[number] for number in calls], self._splits, wanted, self._timeout_s)
 
     def pins(self) -> tuple[PinStatistics, ...]:
-        """Pins that exist on every store."""
         return joined_pins(list(self._each(lambda store: store.pins()).values()))
+
+    def flush_status(self) -> FlushStatus | None:
+        return FlushStatus.of_all([store.flush_status() for store in self._sources])
 
     def put(self, table: str, blocks: Iterable[RowBlock]) -> None:
         """Writes one block after the other, each to all stores at once."""

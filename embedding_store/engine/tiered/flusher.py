@@ -6,42 +6,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from elastable.embedding_store.contract.row_data import FlushStatus
 from elastable.embedding_store.engine.tiered.store_state import StoreState
 from elastable.embedding_store.engine.tiered.store_tier import StoreTier
 from elastable.embedding_store.errors import DeadlineExceeded, ElastableError, Unavailable
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
 
-__all__ = ["FlushStatus", "Flusher"]
+__all__ = ["Flusher"]
 
 _log = logging.getLogger(__name__)
 
 _LOG_SHARE = 4  # a pass begins when the log has grown to one part in so many of what it may take
 _PAUSE_AFTER_FAILURE_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class FlushStatus:
-    """How far the tier is behind the store.
-
-    Attributes:
-        version: The store's.
-        flushed_version: Of which the tier has every row.
-        changed_rows: Rows that are not in the tier as they are.
-        log_bytes: Bytes that the log takes.
-        waits: Commits so far that had to wait for the tier.
-        waited_s: Seconds that they waited, together.
-        failure: Why the last attempt to write failed; None: it did not.
-    """
-
-    version: int
-    flushed_version: int
-    changed_rows: int
-    log_bytes: int
-    waits: int
-    waited_s: float
-    failure: str | None
 
 
 class Flusher:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping, Sequence
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.row_data import TableUpdate
+from elastable.embedding_store.contract.row_data import FlushStatus, TableUpdate
 from elastable.embedding_store.engine.history.logged_store import LoggedStore
 from elastable.embedding_store.engine.history.store_history import DEFAULT_LOG_BYTES
 from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.engine.table_lookups import StoreReads
-from elastable.embedding_store.engine.tiered.flusher import Flusher, FlushStatus
+from elastable.embedding_store.engine.tiered.flusher import Flusher
 from elastable.embedding_store.engine.tiered.store_state import StoreState
 from elastable.embedding_store.engine.tiered.store_tier import StoreTier
 from elastable.embedding_store.engine.tiered.tiered_table import TieredTable
@@ -68,7 +68,6 @@ class WrittenBehind(LoggedStore, StoreReads):
         )
 
     def flush_status(self) -> FlushStatus | None:
-        """How far the tier is behind; None: there is no tier."""
         if self._flusher is None:
             return None
         with self._lock.reading():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from elastable.embedding_store import errors
+from elastable.embedding_store.contract.row_data import FlushStatus
 from elastable.embedding_store.errors import BadGradient, BadInput, JobFailed
 from elastable.embedding_store.wire.messages.frames import encode
 from elastable.master.api import (
@@ -206,6 +207,9 @@ def test_a_status_comes_back_as_it_was() -> None:
     refusals = (Refusal(WorkerIdentity("", "h", 7), "ModelError", "another file", 3),)
     status = JobStatus("j", "training", "sync", 1, 2, 3, 4, 5, {"loss": 0.5, "auc": 0.75}, workers, "memory", refusals)
     assert status_from_message(status_to_message(status)) == status
+    for failure in (None, "redis is away"):
+        behind = replace(status, flush=FlushStatus(1, 0, 7, 1 << 40, 3, 0.25, failure))
+        assert status_from_message(status_to_message(behind)) == behind
 
 
 def test_what_a_newer_master_might_say_is_refused_by_number() -> None:
