@@ -225,7 +225,16 @@ class StoreReader(BaseSource):
             self._apply()
 
     def _apply(self) -> None:
-        for entry in self._log.entries(after=self._applied):
+        """Applies the entries after the last one; begins anew where they have been trimmed meanwhile."""
+        entries = self._log.entries(after=self._applied)
+        while True:
+            try:
+                entry = next(entries, None)
+            except BadInput:  # trimmed: what they changed is flushed
+                self._load()
+                return
+            if entry is None:
+                return
             try:
                 self._replayed.apply(decode_change(entry.payload), entry.version)
             except (BadInput, VersionError) as error:
