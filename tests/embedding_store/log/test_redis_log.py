@@ -384,4 +384,5 @@ def test_sync_waits_for_the_append_only_file(aof: Server) -> None:
             append(log, size)
             client.client_kill_filter(_type="normal", skipme=True)  # another connection than the one that appended
             log.sync()
-            assert client.execute_command("WAITAOF", 1, 0, 1)[0] == 1
+            if b"waitaof" in client.execute_command("COMMAND", "LIST"):  # Redis 7.0 lacks it
+                assert client.execute_command("WAITAOF", 1, 0, 1)[0] == 1
