@@ -106,6 +106,7 @@ class Worker:
             self._feed.stop()
             self._rows_ahead.close()
             self._session.close()
+            self._feed.join()
         return counted
 
     def stop(self) -> None:

@@ -12,7 +12,7 @@ from elastable.worker.runtime.compute import Prepared
 __all__ = ["TaskFeed"]
 
 _LOOK_EVERY_S = 0.25
-_LEASE_WAIT_S = 1.0
+_LEASE_WAIT_S = 20.0  # at the master, where waiting costs nothing, and asking does
 _IDLE_WAIT_S = 0.1
 _FEW = 3  # with fewer prepared evaluations the master is asked for more
 
@@ -109,10 +109,13 @@ class TaskFeed:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Stops the thread and waits a few seconds for it."""
+        """Makes the thread end; what it may be waiting for at the master ends with the worker's session."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
+
+    def join(self) -> None:
+        """Waits a few seconds for the thread, which was stopped."""
         if self._thread.is_alive():
             self._thread.join(timeout=5.0)
 
