@@ -20,6 +20,7 @@ from elastable.embedding_store.optimizers.base import RowOptimizer
 __all__ = ["RowsInMemory"]
 
 _LEAST_FRAMES = 64
+_PRESSED_SHARE = 4  # one frame in so many
 _SHRINK_BELOW = 0.75  # of the frames that there are
 
 
@@ -68,6 +69,11 @@ class RowsInMemory(TableRows):
     def changed(self) -> int:
         """Rows that are not in the tier as they are."""
         return int(np.count_nonzero(self._state.array)) if self._frames is None else self._frames.changed
+
+    @property
+    def pressed(self) -> bool:
+        """Whether so many rows have changed that soon there are no frames for others."""
+        return self._frames is not None and _PRESSED_SHARE * self._frames.changed > self._frames.count
 
     def grow(self, rows: int) -> None:
         if rows <= self._positions:

@@ -80,24 +80,23 @@ class Flusher:
             None if failure is None else str(failure),
         )
 
-    def committed(self) -> None:
-        """Is told of every change, to begin a pass early where the log has grown."""
-        if not self._wanted and self.wanted:
-            self._begin_pass()
-
-    def wait_for_room(self) -> None:
+    def wait_for_room(self, pressed: bool) -> None:
         """Returns once the log may grow; the store must not be held.
+
+        `pressed`: a pass should begin, whatever the log.
 
         Raises:
             Unavailable, DeadlineExceeded: the tier cannot be written, or not fast enough.
         """
+        if not self._wanted and (pressed or self.wanted):
+            with self._changed:
+                self._wanted = True
+                self._changed.notify_all()
         if self._tier.log.bytes <= self._log_bytes:
             return
         begun = time.monotonic()
         with self._changed:
             self._waits += 1
-            self._wanted = True
-            self._changed.notify_all()
             there = self._changed.wait_for(
                 lambda: self._stopping or self._tier.log.bytes <= self._log_bytes, self._timeout_s
             )
@@ -139,11 +138,6 @@ class Flusher:
             self._stopping = True
             self._changed.notify_all()
         self._thread.join()
-
-    def _begin_pass(self) -> None:
-        with self._changed:
-            self._wanted = True
-            self._changed.notify_all()
 
     def _run(self) -> None:
         pause = self._every_s
