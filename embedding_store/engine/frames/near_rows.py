@@ -8,7 +8,14 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 
-__all__ = ["NearRows"]
+__all__ = ["NearRows", "once"]
+
+
+def once(positions: Int64) -> Int64:
+    """Positions int64 `[n]` in ascending order, each once."""
+    ordered = np.sort(positions)
+    repeated = ordered[1:] == ordered[:-1]
+    return ordered[np.append(True, ~repeated)] if repeated.any() else ordered
 
 
 class NearRows:
@@ -21,10 +28,9 @@ class NearRows:
         self.bytes = 0
 
     def add(self, positions: Int64, records: UInt8) -> None:
-        """Keeps records uint8 `[n, bytes]` of positions int64 `[n]`, each once."""
-        order = np.argsort(positions)
+        """Keeps records uint8 `[n, bytes]` of positions int64 `[n]`, ascending and each once."""
         with self._lock:
-            self._read.append((positions[order], records[order]))
+            self._read.append((positions, records))
             self.rows += len(positions)
             self.bytes += records.nbytes
 

@@ -13,6 +13,7 @@ from elastable.embedding_store.engine.frames.frame_kernels import (
     mark_changed,
     mark_written,
 )
+from elastable.embedding_store.engine.frames.near_rows import once
 from elastable.embedding_store.engine.frames.row_frames import RowFrames
 from elastable.embedding_store.engine.frames.rows_in_memory import RowsInMemory
 from elastable.embedding_store.native.range_pool import RangePool
@@ -55,7 +56,7 @@ class TieredRows(RowsInMemory):
         frames, cold = self._frames.find(positions)
         self._frames.hold(frames[frames >= 0])
         if len(cold):
-            absent = np.unique(positions[cold])
+            absent = once(positions[cold])
             records = self._stored.read(absent, self.layout.record_bytes) if loaded else None
             self._give_frames(self._frames, absent, records)
 
@@ -71,7 +72,7 @@ class TieredRows(RowsInMemory):
         absent = positions[self._frames.find(positions)[1]]
         if not len(absent):
             return absent
-        absent = np.unique(absent)
+        absent = once(absent)
         near = np.zeros(len(absent), np.bool_)
         for indices, _, _ in self._near.find(absent):
             near[indices] = True
@@ -80,6 +81,8 @@ class TieredRows(RowsInMemory):
     def prepare(self, positions: Int64, fresh: Int64, pool: RangePool) -> None:
         """As in `TableRows.prepare`; rows that were not brought before are brought now."""
         if self._frames is None:
+            return
+        if not len(self._frames.find(positions)[1]):
             return
         known = np.ones(len(positions), np.bool_)
         known[fresh] = False

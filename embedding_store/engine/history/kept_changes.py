@@ -21,6 +21,10 @@ class KeptChanges(Protocol):
         """Where everything is, for messages."""
 
     @property
+    def keeps_entries(self) -> bool:
+        """Whether what is appended is kept; if not, it is only counted, and need not be made."""
+
+    @property
     def wants_base(self) -> bool:
         """Whether a new base should be written."""
 

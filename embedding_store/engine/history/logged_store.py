@@ -92,7 +92,8 @@ class LoggedStore(EmbeddingStore):
         if self._history is None:
             self._commit_logged(commit)
             return
-        self._unlogged = commit, self._images(commit, updates)
+        kept = self._history.keeps_entries
+        self._unlogged = commit, self._images(commit, updates) if kept else CommitImages(commit.step, ())
         self._log_again(commit)
 
     def _log_again(self, commit: Commit) -> bool:

@@ -77,6 +77,11 @@ class StoreHistory:
         return str(self.folder)
 
     @property
+    def keeps_entries(self) -> bool:
+        """Every change is kept."""
+        return True
+
+    @property
     def log_size(self) -> int:
         """Bytes that the log takes, without its base."""
         return self._log.bytes

@@ -89,7 +89,12 @@ class StoreTier(TierWriter):
 
     def append(self, change: Change, version: int) -> None:
         """Appends a change, after which the store has this version. Raises as `Log.append`."""
-        self.log.append(self.log.last + 1, version, encode_change(change))
+        self.log.append(self.log.last + 1, version, encode_change(change) if self.log.keeps_entries else ())
+
+    @property
+    def keeps_entries(self) -> bool:
+        """As `Log.keeps_entries`."""
+        return self.log.keeps_entries
 
     @property
     def wants_base(self) -> bool:

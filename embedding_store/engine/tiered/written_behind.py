@@ -139,8 +139,8 @@ class WrittenBehind(LoggedStore, StoreReads):
             tier.read_ahead([(table, ids) for table, ids in found if isinstance(table, TieredTable)])
 
     def _bring(self, changed: Sequence[tuple[MemoryTable, TableUpdate]]) -> None:
-        """Before a commit, the store being held alone: reads cold rows of all its tables at once."""
-        if self._store_tier is not None:
+        """Before a commit, the store being held alone: reads cold rows of all its tables at once, where that pays."""
+        if self._store_tier is not None and self._store_tier.tier.far:
             found = [(table, update.ids) for table, update in changed if isinstance(table, TieredTable)]
             self._store_tier.read_ahead(found)
 
