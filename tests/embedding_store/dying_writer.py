@@ -1,4 +1,4 @@
-"""A process that writes to Redis and dies, or is stopped, after its n-th write: with nothing that follows sent."""
+"""A process that writes to Redis and dies, or is stopped, after its n-th write: it sends nothing more."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from contextlib import contextmanager
 
 import pytest
 
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.tiers.redis import long_request
 from elastable.embedding_store.tiers.redis.redis_connection import Connection
 
-__all__ = ["Died", "Writes", "die", "dying_after"]
+__all__ = ["Died", "Writes", "abandon", "die", "dying_after"]
 
 _WRITES = {b"SET", b"DEL", b"HSET", b"HSETNX", b"HDEL", b"UNLINK", b"EXEC"}
 _QUIET_S, _LONGEST_S = 0.03, 10.0
@@ -118,6 +121,14 @@ def die() -> None:
     raise Died
 
 
+def abandon(store: EmbeddingStore) -> None:
+    """Makes the store write nothing more, also when it is closed: its process is dead."""
+    assert isinstance(store, MemoryStore)
+    if store._flusher is not None:
+        store._flusher.stop()
+    store._closed = True
+
+
 @contextmanager
 def dying_after(monkeypatch: pytest.MonkeyPatch, writes: int | None, end: Callable[[], None] = die) -> Iterator[Writes]:
     """Within the block this thread meets its `end` once it has sent so many writes (None: they are counted)."""
@@ -136,4 +147,5 @@ def dying_after(monkeypatch: pytest.MonkeyPatch, writes: int | None, end: Callab
 
     with monkeypatch.context() as patch:
         patch.setattr(Connection, "send", counted)
+        patch.setattr(long_request, "_send", lambda connection, pieces: connection.send(pieces[0]))  # of the log
         yield state

@@ -72,7 +72,7 @@ with client.store() as store:
 with RemoteStore(address) as reader:
     assert reader.version() == 1
 
-here = ("AdmissionSpec", "ElastableError", "MemoryStore", "RedisStore", "TableSpec", "hash_ids", "open_store")
+here = ("AdmissionSpec", "ElastableError", "MemoryStore", "TableSpec", "hash_ids", "open_store")
 assert all(getattr(et, name) is not None for name in here)
 assert et.replica_group().size == 1
 EXTRAS = {

@@ -18,7 +18,7 @@ from elastable.embedding_store.composite.placement.locations import (
 )
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, BadSpec
-from elastable.embedding_store.tiers.redis.redis_store import RedisStore
+from elastable.embedding_store.open_store import open_store
 from tests.elastable.processes import CLICK_JOB, run_elastable
 from tests.elastable.small_models import clicks, store_model, tables_and_weights
 
@@ -39,7 +39,7 @@ def trained(optimizer: Any, **more: Any) -> Any:
 
 class TestFit:
     def test_memory_and_redis_give_the_numbers_of_memory_alone(self, redis_url: str) -> None:
-        with RedisStore(redis_url) as redis:
+        with open_store(redis_url) as redis:
             stores = {"memory": MemoryStore(), "redis": redis}
             apart = trained(keras.optimizers.Adagrad(0.2), store=stores, locations=placed(words="redis"))
             assert list(redis.specs()) == ["words"]

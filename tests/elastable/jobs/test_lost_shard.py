@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
-from elastable.embedding_store.tiers.redis.redis_store import RedisStore
+from elastable.embedding_store.open_store import open_store
 from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.process.exit_codes import ExitCode
 from tests.elastable.jobs.test_partial_loss import resume
@@ -59,7 +59,7 @@ def test_a_job_goes_on_from_its_checkpoint_where_a_shard_has_lost_its_rows(serve
     with running_server(server_binary, tmp_path / "redis") as server:
 
         def opened() -> PartitionedStore:
-            return PartitionedStore([RedisStore(f"{server.url}?namespace=shard{n}&partitions=2") for n in range(2)])
+            return PartitionedStore([open_store(f"{server.url}?namespace=shard{n}&partitions=2") for n in range(2)])
 
         with opened() as store:
             created(store, (FIXED, DYNAMIC))
@@ -71,7 +71,7 @@ def test_a_job_goes_on_from_its_checkpoint_where_a_shard_has_lost_its_rows(serve
         with server.client() as client:
             client.delete(*client.scan_iter("{shard1:*"), *client.scan_iter("{shard1}:*"))
         with opened() as store:
-            begun = resume(store, tmp_path / "kept")  # type: ignore[arg-type]
+            begun = resume(store, tmp_path / "kept")
             assert begun.checkpoint is not None
             assert rows(store) == saved
             assert store.version() == 3

@@ -12,7 +12,7 @@ import pytest
 from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.tiers.redis.redis_store import RedisStore
+from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.wire.access.roles import Role
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
@@ -29,7 +29,7 @@ def memories(shards: int) -> list[EmbeddingStore]:
 def redis_shards(url: str) -> Callable[[], EmbeddingStore]:
     """A shard that is empty each time: in a namespace of its own."""
     numbers = count()
-    return lambda: RedisStore(f"{url}?namespace=shard/{next(numbers)}&partitions=4")
+    return lambda: open_store(f"{url}?namespace=shard/{next(numbers)}&partitions=4")
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ShardLost, StaleVersion, StoreFailed
-from elastable.embedding_store.tiers.redis.redis_reader import RedisReader
-from elastable.embedding_store.tiers.redis.redis_store import RedisStore
+from elastable.embedding_store.open_reader import open_reader
+from elastable.embedding_store.open_store import open_store
 from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, undisturbed
-from tests.embedding_store.dying_writer import Died, dying_after
+from tests.embedding_store.dying_writer import Died, abandon, dying_after
 
 pytestmark = pytest.mark.process
 
@@ -30,15 +30,15 @@ def with_record(version: int) -> Commit:
 
 
 def by_id(urls: list[str]) -> EmbeddingStore:
-    return PartitionedStore([RedisStore(url) for url in urls])
+    return PartitionedStore([open_store(url) for url in urls])
 
 
 def by_column(urls: list[str]) -> EmbeddingStore:
-    return PartitionedStore([RedisStore(url) for url in urls], "encoding")
+    return PartitionedStore([open_store(url) for url in urls], "encoding")
 
 
 def by_table(urls: list[str]) -> EmbeddingStore:
-    return PlacedStore(dict(zip(("near", "far"), map(RedisStore, urls), strict=True)), PLACES, "near")
+    return PlacedStore(dict(zip(("near", "far"), map(open_store, urls), strict=True)), PLACES, "near")
 
 
 def filled(store: EmbeddingStore, versions: int) -> EmbeddingStore:
@@ -79,7 +79,8 @@ def test_a_commit_at_every_point(
                     store.commit(with_record(3))
                 break
             except Died:
-                pass
+                for shard in store._sources:  # type: ignore[attr-defined]
+                    abandon(shard)
         versions = list(map(version_at, places))
         apart.append(len(set(versions)))
         with joined(places) as successor:
@@ -99,7 +100,7 @@ def test_a_commit_at_every_point(
 
 
 def version_at(url: str) -> int:
-    with RedisReader(url) as reader:
+    with open_reader(url, follow=True) as reader:
         return reader.version()
 
 
@@ -120,7 +121,7 @@ def test_shards_that_cannot_meet(urls: Callable[[str], list[str]]) -> None:
     with filled(by_id([one, other]), 2) as store:
         with pytest.raises(StaleVersion, match="version 0 is past"):
             store.recover(0)
-        with RedisStore(one) as alone:
+        with open_store(one) as alone:
             for version in (3, 4):
                 alone.commit(Commit(version, {}, version - 1, {}))
     with by_id([one, other]) as store:
@@ -132,7 +133,7 @@ def test_shards_that_cannot_meet(urls: Callable[[str], list[str]]) -> None:
 
 def test_memory_keeps_no_records(urls: Callable[[str], list[str]]) -> None:
     one, _ = urls("mixed")
-    with filled(PlacedStore({"near": MemoryStore(threads=1), "far": RedisStore(one)}, PLACES, "near"), 2) as store:
+    with filled(PlacedStore({"near": MemoryStore(threads=1), "far": open_store(one)}, PLACES, "near"), 2) as store:
         assert not store.keeps_records
         assert store.recover() == 0
         with pytest.raises(StaleVersion):

@@ -13,7 +13,7 @@ from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, SpecConflict, StoreFailed, TableNotFound
-from elastable.embedding_store.tiers.redis.redis_store import RedisStore
+from elastable.embedding_store.open_store import open_store
 from tests.contracts.store_samples import EXTREMES, commit, dynamic, fixed, rows_by_id, update
 
 MakeStores = dict[str, Callable[[], EmbeddingStore]]
@@ -25,8 +25,8 @@ def partitioned(shards: int, strategy: str) -> PartitionedStore:
 
 @pytest.fixture
 def stores(redis_url: str) -> MakeStores:
-    def redis(name: str) -> RedisStore:
-        return RedisStore(f"{redis_url}?namespace=repartition/{name}&partitions=4")
+    def redis(name: str) -> EmbeddingStore:
+        return open_store(f"{redis_url}?namespace=repartition/{name}&partitions=4")
 
     return {
         "memory": lambda: MemoryStore(threads=1),

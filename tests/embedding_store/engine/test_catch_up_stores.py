@@ -32,7 +32,6 @@ from elastable.embedding_store.errors import BadInput, BadSpec, Unsupported
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.optimizers.dense_replay import chapter, table_steps
 from elastable.embedding_store.rows.conversion import convert_table
-from elastable.embedding_store.tiers.redis.redis_store import RedisStore
 from elastable.embedding_store.wire.access.roles import Role
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
@@ -284,11 +283,7 @@ def test_optimizers_without_a_dense_form_are_refused(name: str) -> None:
         store.create_table(table(optimizer=OptimizerSpec.of(name, lazy=False)))
 
 
-def test_what_cannot_follow_is_refused_by_name(redis_url: str) -> None:
-    with RedisStore(redis_url) as store:
-        with pytest.raises(Unsupported, match="'t': redis has no rows that follow every step"):
-            store.create_table(table())
-        store.create_table(table(optimizer=OptimizerSpec.of("adagrad", lazy=False)))  # nothing to follow
+def test_what_cannot_follow_is_refused_by_name() -> None:
     with MemoryStore(1) as memory:
         with pytest.raises(Unsupported, match="'t': lazy=False needs float32"):
             memory.create_table(table(dtype="bfloat16"))

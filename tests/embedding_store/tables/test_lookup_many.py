@@ -15,7 +15,7 @@ from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, FutureVersion, IdOutOfRange
-from elastable.embedding_store.tiers.redis.redis_store import RedisStore
+from elastable.embedding_store.open_store import open_store
 
 SGD = OptimizerSpec.of("sgd")
 ROWS = 500
@@ -33,7 +33,7 @@ def tables(redis_url: str) -> Iterator[list[EmbeddingTable]]:
     with (
         MemoryStore(threads=2) as memory,
         MemoryStore(threads=1, direct_bytes=0) as other,
-        RedisStore(redis_url) as redis,
+        open_store(redis_url) as redis,
     ):
         made = [
             memory.table(TableSpec("a", 16, 1000, optimizer=SGD)),

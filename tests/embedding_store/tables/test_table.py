@@ -16,8 +16,8 @@ from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadIds, BadInput, FutureVersion, IdOutOfRange, SpecConflict, TableNotFound
+from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.rows.initial_values import initial_rows
-from elastable.embedding_store.tiers.redis.redis_store import RedisStore
 
 DIMS = (32, 64, 80, 256, 1024, 1504)  # those of EmbeddingTables.jl's own tests
 SGD = OptimizerSpec.of("sgd")
@@ -82,7 +82,7 @@ def table(request: pytest.FixtureRequest) -> Iterator[EmbeddingTable]:
     """A table of 200 ids, of which some hold values of their own."""
     kind = request.param
     if kind == "redis":
-        store: EmbeddingStore = RedisStore(request.getfixturevalue("redis_url"))
+        store: EmbeddingStore = open_store(request.getfixturevalue("redis_url"))
     else:
         store = MemoryStore(threads=2, direct_bytes=0 if kind == "indexed" else 1 << 20)
     dtype = "float16" if kind == "half" else "float32"

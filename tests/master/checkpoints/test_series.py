@@ -20,7 +20,7 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, CheckpointError
-from elastable.embedding_store.tiers.redis.redis_store import RedisStore
+from elastable.embedding_store.open_store import open_store
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.checkpoints.series import CheckpointSeries
@@ -269,7 +269,7 @@ def test_settings_that_cannot_be_are_refused(tmp_path: Path, full_every: int, ke
 
 
 def test_increments_from_pins_in_redis(tmp_path: Path, redis_url: str) -> None:
-    with created(RedisStore(redis_url), [FIXED, DYNAMIC]) as store:
+    with created(open_store(redis_url), [FIXED, DYNAMIC]) as store:
         job = Job(tmp_path, store)
         job.commit(fixed=list(range(100)), dynamic=list(range(100)))
         for _ in range(3):

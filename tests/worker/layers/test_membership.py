@@ -10,8 +10,7 @@ import pytest
 
 import elastable as et
 from elastable.embedding_store.contract.spec import OptimizerSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.errors import BadSpec, SpecConflict, Unsupported
+from elastable.embedding_store.errors import BadSpec, SpecConflict
 from elastable.master.keras.discovery import discover_tables
 
 ADMISSION, EVICTION = et.AdmissionSpec(2, 1 << 12), et.EvictionSpec(max_age=3, every=2)
@@ -65,14 +64,15 @@ def test_what_cannot_be_is_refused_by_name(arguments: dict[str, Any], told: str)
         et.Embedding(**{"input_dim": None, "output_dim": 4, **arguments}, name="e")
 
 
-def test_a_model_trains_with_them() -> None:
+@pytest.mark.parametrize("place", ["memory", pytest.param("redis", marks=pytest.mark.process)])
+def test_a_model_trains_with_them(place: str, request: pytest.FixtureRequest) -> None:
     """Ids that come once are never admitted, those that stay away are evicted, and what reads them goes on."""
     model = model_of(et.Embedding(None, 4, admission=ADMISSION, eviction=EVICTION, table="t"))
     model.compile(keras.optimizers.Adagrad(0.1), "mse")
     often, once, early = np.tile([1, 2], 32), np.arange(100, 132), np.tile([7, 8], 16)
     # Eight versions of sixteen records: the early ids come in the first two of them alone.
     ids = np.concatenate([early, often, once]).reshape(-1, 1).astype(np.int64)
-    with MemoryStore() as store:
+    with et.open_store(place if place == "memory" else request.getfixturevalue("redis_url")) as store:
         et.fit(model, (ids, np.ones(len(ids))), batch_size=16, shuffle=False, store=store, verbose=False)
         kept = store.table_statistics("t")
         found = sorted(one for block in store.scan("t") for one in block.ids.tolist())
@@ -80,13 +80,3 @@ def test_a_model_trains_with_them() -> None:
     assert found == [1, 2]
     assert kept.evicted == 2  # 7 and 8, not seen after version 2
     assert kept.refused == 2 + 2 + 32
-
-
-def test_redis_refuses_both_by_name(redis_url: str) -> None:
-    store = et.RedisStore(redis_url)
-    with store:
-        for argument in ({"admission": ADMISSION}, {"eviction": EVICTION}):
-            layer = et.Embedding(None, 4, table="t", **argument)
-            with pytest.raises(Unsupported, match=f"'t': redis has no {next(iter(argument))}"):
-                store.create_table(layer.table_spec())
-        assert store.specs() == {}
