@@ -15,11 +15,13 @@ from tests.elastable.processes import CLICK_JOB, Hold, elastable, run_elastable
 from tests.servers import running_server
 
 
-@pytest.fixture(name="store", params=["redis", "memory with a log"])
+@pytest.fixture(name="store", params=["redis", "files", "memory with a log"])
 def fixture_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "redis":
         with running_server(request.getfixturevalue("server_binary"), tmp_path / "redis") as server:
-            yield server.url
+            yield f"{server.url}?flush=0.05&budget=1MiB"  # rows are written in the middle of everything
+    elif request.param == "files":
+        yield f"file://{tmp_path / 'store'}?flush=0.05&budget=1MiB"
     else:
         yield f"memory?log={tmp_path / 'log'}&log_bytes=200KiB"
 
