@@ -13,19 +13,18 @@ import numpy as np
 
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import ElastableError
+from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.tiers.redis.exchange import Replies
-from elastable.embedding_store.tiers.redis.redis_store import RedisStore
-from elastable.embedding_store.tiers.redis.resp_answers import parse_answer
-from elastable.embedding_store.tiers.redis.resp_codec import COMMAND
-from elastable.embedding_store.tiers.redis.resp_replies import ChangeReplies, RowReplies
+from elastable.embedding_store.tiers.redis.record_replies import Awaited, RecordReplies, WriteReplies
+from elastable.embedding_store.tiers.redis.record_requests import PART, Parts
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Target, is_named
 from tests.servers import redis_binary, running_server, valkey_binary
 
 __all__ = ["LyingRedis", "RedisReplies"]
 
-_WIDTH = 8
 _PIECES = (
     b"*1\r\n",
     b"$-1\r\n",
@@ -46,17 +45,8 @@ class RedisReplies(Target):
 
     def case(self, m: Mutator) -> str | None:
         """One stream of replies, almost right."""
-        kind = m.small(2)
-        if kind == 0:
-            counts = [m.small(3) for _ in range(1 + m.small(2))]
-            stream, replies = _rows(m, counts)
-        elif kind == 1:
-            queued = [m.small(2) for _ in range(1 + m.small(2))]
-            stream, replies = _changes(m, queued), ChangeReplies(np.array(queued, np.int64))
-        else:
-            content = np.frombuffer(_changed(m, b"*3\r\n$2\r\nab\r\n:12\r\n*1\r\n+OK\r\n"), np.uint8)
-            parse_answer(content, 0, len(content))
-            return None
+        parts, asking = _parts([m.small(3) for _ in range(1 + m.small(2))], m.small(1)), m.chance(0.3)
+        stream, replies = (_records if m.chance(0.6) else _writes)(m, parts, asking)
         _fed(m, replies, _changed(m, stream))
         return None
 
@@ -76,24 +66,31 @@ def _bulk(content: bytes | None) -> bytes:
     return b"$-1\r\n" if content is None else b"$%d\r\n%s\r\n" % (len(content), content)
 
 
-def _rows(m: Mutator, counts: Sequence[int]) -> tuple[bytes, Replies]:
-    total, stamped = sum(counts), m.small(1)
-    commands = np.zeros(len(counts), COMMAND)
-    commands["rows"], commands["row_at"] = counts, np.cumsum(counts) - counts
-    commands["width"], commands["stamped"] = _WIDTH, stamped
-    stream = _bulk(b"3")
-    for count in counts:
-        stream += b"*%d\r\n" % (count + stamped) + _bulk(bytes(8)) * stamped
-        stream += b"".join(_bulk(None if m.chance(0.3) else m.bytes(_WIDTH)) for _ in range(count))
-    block, missing = np.zeros(total * _WIDTH, np.uint8), np.zeros(total, np.uint8)
-    return stream, RowReplies(commands, np.arange(total), block, missing, questions=1)
+def _parts(counts: Sequence[int], gone: int) -> Parts:
+    parts = np.zeros(len(counts), PART)
+    parts["rows"], parts["row_at"], parts["gone"] = counts, np.cumsum(counts) - counts, gone
+    return parts
 
 
-def _changes(m: Mutator, queued: Sequence[int]) -> bytes:
+def _records(m: Mutator, parts: Parts, asking: bool) -> tuple[bytes, Replies]:
+    """What answers an HMGET of each part: the stamp, and the records, of which some are missing."""
+    width, stream, total = m.choice((1, 8, 24)), b"", int(parts["rows"].sum())
+    for count in parts["rows"].tolist():
+        stream += b"+OK\r\n" * asking + b"*%d\r\n" % (count + 1) + _bulk(None if m.chance(0.1) else bytes(8))
+        stream += b"".join(_bulk(None if m.chance(0.3) else m.bytes(width)) for _ in range(count))
+    taken = 1 + m.small(width - 1)
+    rows, missing = np.zeros((total, taken), np.uint8), np.zeros(total, np.uint8)
+    stamps = np.zeros(len(parts), np.int64)
+    return stream, RecordReplies([Awaited(parts, np.arange(total), width, rows, missing, stamps)], asking=asking)
+
+
+def _writes(m: Mutator, parts: Parts, asking: bool) -> tuple[bytes, Replies]:
+    """What answers the write of each part: lengths and numbers, or a transaction."""
     stream = b""
-    for count in queued:
-        stream += b"+OK\r\n" + b"+QUEUED\r\n" * count + b"*%d\r\n" % count + b":%d\r\n" % m.small(3) * count
-    return stream
+    for gone in parts["gone"].tolist():
+        stream += b"+OK\r\n" * asking + b":%d\r\n" % (8 * m.small(1)) + b"+OK\r\n" * asking
+        stream += b"+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n:1\r\n:3\r\n" if gone else b":3\r\n"
+    return stream, WriteReplies(parts, asking=asking)
 
 
 def _fed(m: Mutator, replies: Replies, stream: bytes) -> None:
@@ -107,7 +104,7 @@ _SPEC = TableSpec("t", 2)
 
 
 class LyingRedis(Target):
-    """`RedisStore`, between which and a real server somebody changes what the server says."""
+    """A store in Redis, between which and the real server somebody changes what the server says."""
 
     name = "lying-redis"
     share = 2
@@ -121,7 +118,7 @@ class LyingRedis(Target):
         self.liar = _Liar(server.port)
         self.held.callback(self.liar.close)
         self.true_url, self.url = server.url, f"redis://127.0.0.1:{self.liar.port}?deadline=0.5&partitions=2"
-        with RedisStore(self.true_url) as store:
+        with open_store(self.true_url) as store:
             store.create_table(_SPEC)
             _used(store)
 
@@ -129,7 +126,7 @@ class LyingRedis(Target):
         """A store opened and used; what it hears is changed from some moment on."""
         self.liar.begin(m)
         try:
-            with RedisStore(self.url) as store:
+            with open_store(self.url) as store:
                 _used(store)
         except ElastableError as error:
             if not is_named(error):
@@ -141,11 +138,11 @@ class LyingRedis(Target):
 
     def check(self) -> None:
         """The same store is used rightly, once nobody lies."""
-        with RedisStore(self.true_url) as store:
+        with open_store(self.true_url) as store:
             _used(store)
 
 
-def _used(store: RedisStore) -> None:
+def _used(store: EmbeddingStore) -> None:
     ids = np.arange(5, dtype=np.int64)
     store.commit(Commit(store.version() + 1, {"t": TableUpdate(ids, np.ones((5, 2), np.float32))}, 0, {}))
     store.lookup({"t": ids})

@@ -13,12 +13,14 @@ import numpy as np
 
 from elastable.embedding_store.composite.placement.location_file import read_locations, storage_of_url
 from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
+from elastable.embedding_store.contract.tier import TierTable
 from elastable.embedding_store.native.ids.string_ids import hash_ids
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.support.secret_file import read_secret
 from elastable.embedding_store.support.store_url import TierOptions, byte_count, shard_urls
-from elastable.embedding_store.tiers.redis.schema_1 import TableRecord
+from elastable.embedding_store.tiers.redis.earlier_schema import EarlierRedisTable
+from elastable.embedding_store.tiers.redis.record_tables import RecordTable
 from elastable.embedding_store.tiers.redis.url import RedisUrl, redacted
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.access.credentials import Credentials
@@ -34,7 +36,8 @@ from tests.fuzz.target import Finding, Target
 
 __all__ = ["TextFiles", "Tokens", "Words"]
 
-_RECORD = TableRecord(SPECS["few"], 4).to_json()
+_TABLE = RecordTable.of("n", TierTable("t", 24, b"described"), 4).to_json()
+_EARLIER_TABLE = json.dumps({"partitions": 4, "spec": json.loads(spec_to_json(SPECS["few"]))})
 _PROGRESS = Progress(
     3, metrics=(np.ones(2, np.float32),), sequences={"w": 3}, logs={"loss": 0.5}, done=(1, 2)
 ).to_json()
@@ -58,7 +61,8 @@ _PARSERS: dict[str, tuple[Callable[[str], object], list[str]]] = {
     "redacted URL": (redacted, ["redis://user:secret@host/1", "memory"]),
     "printable": (printable, ["plain", "a\x1b[31mb\nc"]),
     "table spec": (spec_from_json, [spec_to_json(spec) for spec in SPECS.values()]),
-    "table record": (TableRecord.from_json, [_RECORD]),
+    "table in Redis": (lambda text: RecordTable.from_json("n", b"t", text.encode(errors="replace")), [_TABLE]),
+    "earlier table in Redis": (lambda text: EarlierRedisTable.of(text.encode(errors="replace")), [_EARLIER_TABLE]),
     "progress": (Progress.from_json, [_PROGRESS]),
     "string ids": (lambda text: hash_ids([text, ""]), ["a", "1", "-1"]),
 }

@@ -15,14 +15,16 @@ import pytest
 
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
-from elastable.embedding_store.errors import BadInput, BadSpec, ElastableError, StoreFailed
+from elastable.embedding_store.errors import BadInput, BadSpec, StoreBroken, StoreFailed
+from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.support.address import Address
-from elastable.embedding_store.tiers.redis.redis_store import RedisStore
-from elastable.embedding_store.tiers.redis.registry import Registry, version_of
+from elastable.embedding_store.tiers.redis.earlier_schema import EarlierRedisTable
+from elastable.embedding_store.tiers.redis.record_replies import Awaited, RecordReplies, WriteReplies
+from elastable.embedding_store.tiers.redis.record_requests import PART
+from elastable.embedding_store.tiers.redis.record_tables import RecordTable
 from elastable.embedding_store.tiers.redis.reply_shapes import require_shapes
-from elastable.embedding_store.tiers.redis.resp_answers import parse_answer
-from elastable.embedding_store.tiers.redis.resp_replies import ChangeReplies
-from elastable.embedding_store.tiers.redis.schema_1 import TableRecord
+from elastable.embedding_store.tiers.redis.stream_ends import read_ends
+from elastable.embedding_store.tiers.redis.tier_state import TierState
 
 PLAIN = json.loads(spec_to_json(TableSpec("t", 2)))
 
@@ -33,17 +35,12 @@ def test_a_table_whose_name_is_no_text(name: Any) -> None:
         spec_from_json(json.dumps({**PLAIN, "name": name}))
 
 
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ('{"partitions": Infinity, "spec": ' + json.dumps(PLAIN) + "}", StoreFailed),
-        ("[" * 100_000, StoreFailed),
-        ("3", StoreFailed),
-    ],
-)
-def test_a_table_record_with_numbers_or_depths_that_no_machine_has(text: str, kind: type[ElastableError]) -> None:
-    with pytest.raises(kind, match="no table record"):
-        TableRecord.from_json(text)
+@pytest.mark.parametrize("text", ['{"partitions": Infinity, "spec": ' + json.dumps(PLAIN) + "}", "[" * 100_000, "3"])
+def test_a_registry_with_numbers_or_depths_that_no_machine_has(text: str) -> None:
+    with pytest.raises(StoreBroken, match="no table"):
+        EarlierRedisTable.of(text.encode())
+    with pytest.raises(StoreBroken, match="no table"):
+        RecordTable.from_json("n", b"t", text.encode())
 
 
 def test_a_port_of_thousands_of_digits() -> None:
@@ -51,18 +48,35 @@ def test_a_port_of_thousands_of_digits() -> None:
         Address.parse("host:" + "9" * 5_000)
 
 
-@pytest.mark.parametrize("reply", [b":" + b"9" * 5_000 + b"\r\n", b"*1\r\n" * 5_000, b"*" + b"1" * 40 + b"\r\n"])
-def test_numbers_and_depths_of_a_redis_reply(reply: bytes) -> None:
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b":" + b"9" * 5_000 + b"\r\n",
+        b"*1\r\n" * 5_000,
+        b"*" + b"1" * 40 + b"\r\n",
+        b"*2\r\n$-2\r\n",
+        b"*2\r\n$8\r\n" + bytes(8) + b"\r\n$" + b"9" * 40 + b"\r\n",
+        b"-" + b"e" * 100_000,
+    ],
+)
+def test_numbers_and_depths_of_a_reply_to_a_read(reply: bytes) -> None:
+    awaited = Awaited(_one_part(), np.arange(1), 8, np.zeros((1, 8), np.uint8), np.zeros(1, np.uint8), np.zeros(1, int))
     content = np.frombuffer(reply, np.uint8)
-    with pytest.raises(StoreFailed, match="no reply to what was asked"):
-        parse_answer(content, 0, len(content))
+    with pytest.raises(StoreFailed, match="a reply "):
+        RecordReplies([awaited]).feed(content, 0, len(content))
 
 
-def test_an_exec_of_thousands_of_digits_is_a_failure_of_its_change() -> None:
-    replies = ChangeReplies(np.array([1], np.int64))
-    content = np.frombuffer(b"+OK\r\n+QUEUED\r\n*" + b"9" * 5_000 + b"\r\n", np.uint8)
-    replies.feed(content, 0, len(content))
-    assert list(replies.failures) == [0]
+@pytest.mark.parametrize("reply", [b"$1\r\n", b":1\r\n*1\r\n", b":1\r\n:1\r\n:1\r\n", b"\r\n"])
+def test_lines_that_answer_no_write(reply: bytes) -> None:
+    content = np.frombuffer(reply, np.uint8)
+    with pytest.raises(StoreFailed, match="a reply to a write is not one that was asked for"):
+        WriteReplies(_one_part()).feed(content, 0, len(content))
+
+
+def _one_part() -> np.ndarray:
+    parts = np.zeros(1, PART)
+    parts["rows"] = 1
+    return parts
 
 
 @pytest.mark.parametrize(
@@ -94,16 +108,16 @@ def test_replies_have_the_shapes_of_their_commands(
             require_shapes([("MULTI",), command, ("EXEC",)], [b"OK", b"QUEUED", [reply]], "here")
 
 
-@pytest.mark.parametrize("answers", [[], [b"1", b"o", b"0", [], 3], [b"1", 5, b"x", [], [b"1", b"2"]], [b"1"] * 5])
-def test_a_registry_that_is_none(answers: list[Any]) -> None:
+@pytest.mark.parametrize("name", [b"lost:t", b"stamps:t", b"stamps:\xff"])
+def test_a_state_of_the_tier_that_is_none(name: bytes) -> None:
+    with pytest.raises(StoreBroken, match="state of the tier in Redis is corrupt"):
+        TierState.of([name, b"text"])
+
+
+@pytest.mark.parametrize("answers", [[[b"a"], [b"b"]], [[[b"1-0", b"x"]]] * 2, [[[b"9" * 99]]] * 2])
+def test_ends_of_a_log_that_are_none(answers: list[Any]) -> None:
     with pytest.raises(StoreFailed):
-        Registry.of(answers)
-
-
-@pytest.mark.parametrize("answer", [b"text", [], b"9" * 5_000])
-def test_a_version_that_is_none(answer: Any) -> None:
-    with pytest.raises(StoreFailed, match="no version"):
-        version_of(answer)
+        read_ends(answers, "the log")
 
 
 @contextmanager
@@ -140,6 +154,6 @@ def test_a_server_that_answers_everything_alike_is_refused_by_name(said: bytes) 
     with (
         _lying(lambda command: b"+PONG\r\n" if command == b"PING" else said) as port,
         pytest.raises(StoreFailed),
-        RedisStore(f"redis://127.0.0.1:{port}?deadline=30") as store,
+        open_store(f"redis://127.0.0.1:{port}?deadline=30") as store,
     ):
         store.create_table(TableSpec("t", 2))
