@@ -9,7 +9,8 @@ from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.tiers.redis.redis_store import RedisStore
+from elastable.embedding_store.open_reader import open_reader
+from elastable.embedding_store.open_store import open_store
 
 pytestmark = pytest.mark.process
 
@@ -21,12 +22,13 @@ SPECS = (
 )  # fmt: skip
 COMMITS = 50
 
+Rows = dict[tuple[str, int], tuple[bytes, bytes]]
 
-def train(store: EmbeddingStore) -> None:
-    random = np.random.default_rng(42)
-    for spec in SPECS:
-        store.create_table(spec)
-    for version in range(1, COMMITS + 1):
+
+def train(store: EmbeddingStore, begin: int, end: int) -> None:
+    """The commits `begin` to `end`, both included."""
+    for version in range(begin, end + 1):
+        random = np.random.default_rng([42, version])
         updates = {}
         for spec in SPECS[: random.integers(1, len(SPECS) + 1)]:
             ids = np.unique(random.integers(0, 3_000, 150))
@@ -36,7 +38,7 @@ def train(store: EmbeddingStore) -> None:
         store.commit(Commit(version, updates, version - 1, rates))
 
 
-def everything(store: EmbeddingStore) -> dict[tuple[str, int], tuple[bytes, bytes]]:
+def everything(store: EmbeddingStore) -> Rows:
     return {
         (spec.name, int(one)): (weights.tobytes(), slots.tobytes())
         for spec in SPECS
@@ -46,19 +48,31 @@ def everything(store: EmbeddingStore) -> dict[tuple[str, int], tuple[bytes, byte
 
 
 @pytest.fixture(scope="module")
-def in_memory() -> dict[tuple[str, int], tuple[bytes, bytes]]:
+def in_memory() -> Rows:
     with MemoryStore(threads=2) as store:
-        train(store)
+        for spec in SPECS:
+            store.create_table(spec)
+        train(store, 1, COMMITS)
         rows = everything(store)
         assert len(rows) > 5_000
         return rows
 
 
 @pytest.mark.parametrize("where", ["redis_url", "valkey_url", "redis_cluster_url"])
-def test_the_same_bits(
-    request: pytest.FixtureRequest, in_memory: dict[tuple[str, int], tuple[bytes, bytes]], where: str
-) -> None:
-    with RedisStore(request.getfixturevalue(where)) as store:
-        train(store)
+def test_the_same_bits(request: pytest.FixtureRequest, in_memory: Rows, where: str) -> None:
+    """Also where a second process goes on in the middle, with the rows that the first one wrote, and a reader's."""
+    url = request.getfixturevalue(where)
+    with open_store(url) as store:
+        for spec in SPECS:
+            store.create_table(spec)
+        train(store, 1, COMMITS // 2)
+    with open_store(f"{url}?budget=1MiB") as store:
+        train(store, COMMITS // 2 + 1, COMMITS)
         assert everything(store) == in_memory
         assert store.version() == COMMITS
+        store.flush()
+        with open_reader(url) as reader:
+            for spec in SPECS:
+                ids = np.array([one for name, one in in_memory if name == spec.name], np.int64)
+                rows = reader.lookup({spec.name: ids})[spec.name]
+                assert [row.tobytes() for row in rows] == [in_memory[spec.name, one][0] for one in ids.tolist()]

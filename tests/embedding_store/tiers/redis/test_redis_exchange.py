@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.arrays import UInt8
 from elastable.embedding_store.tiers.redis.connection_pool import ConnectionPool
 from elastable.embedding_store.tiers.redis.exchange import _WINDOW_BYTES, Conversation, Replies, Requests, exchange
 from elastable.embedding_store.tiers.redis.redis_connection import _PINGS, Deadline
-from elastable.embedding_store.tiers.redis.resp_codec import Bytes
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
 COMMAND = b"c" * 100
@@ -28,7 +28,7 @@ class Counted(Requests):
         self.moved = np.array(moved, np.int64)
         self.encoded: list[int] = []
 
-    def encode(self, start: int, stop: int) -> Bytes:
+    def encode(self, start: int, stop: int) -> UInt8:
         self.encoded += range(start, stop)
         return np.frombuffer(COMMAND * (stop - start), np.uint8)
 
@@ -40,7 +40,7 @@ class Answers(Replies):
         super().__init__()
         self._commands = commands
 
-    def feed(self, received: Bytes, start: int, stop: int) -> int:
+    def feed(self, received: UInt8, start: int, stop: int) -> int:
         whole = (stop - start) // len(REPLY)
         self.completed += whole
         self.done = self.completed == self._commands

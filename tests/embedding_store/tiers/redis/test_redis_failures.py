@@ -9,7 +9,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,18 +17,50 @@ import numpy as np
 import pytest
 import redis
 
+from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.errors import BadInput, DeadlineExceeded, NotReady, StoreFailed, Unavailable
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.errors import (
+    BadInput,
+    DeadlineExceeded,
+    NotReady,
+    StoreBroken,
+    StoreFailed,
+    TableNotFound,
+    Unavailable,
+)
+from elastable.embedding_store.open_reader import open_reader
+from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.support.retry import retry
-from elastable.embedding_store.tiers.redis.redis_reader import RedisReader
-from elastable.embedding_store.tiers.redis.redis_store import RedisStore
 from elastable.embedding_store.tiers.redis.schema import partition_of
-from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, prepared, undisturbed
+from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, undisturbed
 from tests.ports import free_port
 from tests.servers import Server, running_cluster, running_server
 
 pytestmark = pytest.mark.process
+
+
+def flushed(url: str) -> EmbeddingStore:
+    """A store at version 1, whose rows have been written to the server; `flush=` keeps later ones from it."""
+    mark = "&" if "?" in url else "?"
+    store = open_store(f"{url}{mark}flush=3600")
+    for spec in SPECS.values():
+        store.create_table(spec)
+    store.commit(commit_of(1))
+    store.flush()
+    return store
+
+
+def adam(source: RowSource) -> Float32:
+    return source.lookup({"adam": IDS})["adam"]
+
+
+def committed_and_flushed(store: EmbeddingStore) -> None:
+    store.commit(commit_of(2))
+    store.flush()
+
 
 # -- reaching a server
 
@@ -37,37 +69,38 @@ def test_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(Unavailable, match=rf"127\.0\.0\.1:{port} cannot be reached.*7 s"):
-        RedisStore(f"redis://me:secret@127.0.0.1:{port}?deadline=7")
+        open_store(f"redis://me:secret@127.0.0.1:{port}?deadline=7")
 
 
-def test_a_server_that_never_answers() -> None:
+@pytest.mark.parametrize("opened", [open_store, open_reader])
+def test_a_server_that_never_answers(opened: Callable[[str], object]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         with pytest.raises(DeadlineExceeded, match=rf"127\.0\.0\.1:{port} within the deadline of 0\.3 s"):
-            RedisReader(f"redis://127.0.0.1:{port}?deadline=0.3")
+            opened(f"redis://127.0.0.1:{port}?deadline=0.3")
 
 
 def test_an_unknown_host() -> None:
     with pytest.raises(Unavailable, match=r"nowhere\.invalid:6379"):
-        RedisStore("redis://nowhere.invalid?deadline=5")
+        open_store("redis://nowhere.invalid?deadline=5")
 
 
 def test_the_next_seed_is_asked(redis_cluster_url: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         dead = f"127.0.0.1:{silent.getsockname()[1]}"
         seeds = redis_cluster_url.removeprefix("redis://")
-        with RedisReader(f"redis://{dead},{seeds}?deadline=4") as reader:
+        with open_reader(f"redis://{dead},{seeds}?deadline=4") as reader:
             assert reader.version() == 0
 
 
 def test_several_servers_that_are_no_cluster(redis_url: str) -> None:
     with pytest.raises(BadInput, match="no node of a Cluster"):
-        RedisStore(f"{redis_url},127.0.0.1:1")
+        open_store(f"{redis_url},127.0.0.1:1")
 
 
 def test_a_database_that_is_not_there(redis_url: str) -> None:
     with pytest.raises(StoreFailed, match=r"refused the login.*out of range"):
-        RedisStore(f"{redis_url}/9999")
+        open_store(f"{redis_url}/9999")
 
 
 def test_a_server_that_speaks_something_else() -> None:
@@ -86,60 +119,65 @@ def test_a_server_that_speaks_something_else() -> None:
         thread = threading.Thread(target=serve)
         thread.start()
         with pytest.raises(StoreFailed, match=rf"127\.0\.0\.1:{port} speaks no Redis"):
-            RedisStore(f"redis://127.0.0.1:{port}?deadline=5")
+            open_store(f"redis://127.0.0.1:{port}?deadline=5")
         thread.join(10)
 
 
 def test_login(server_binary: Path, tmp_path: Path) -> None:
     with running_server(server_binary, tmp_path / "locked", password="right&secret") as server:
         with pytest.raises(StoreFailed, match=rf"127\.0\.0\.1:{server.port} refused the login.*WRONGPASS") as refused:
-            RedisStore(f"redis://:wrongsecret@{server.address}")
+            open_store(f"redis://:wrongsecret@{server.address}")
         assert "secret" not in str(refused.value)
         with pytest.raises(
             StoreFailed,
             match=r"NOAUTH.*no password: set ELASTABLE_REDIS_PASSWORD_FILE, or write redis://user:password@host:port",
         ):
-            RedisStore(server.url)
+            open_store(server.url)
         with pytest.raises(StoreFailed, match=r"WRONGPASS.*is not that of user 'nobody'"):
-            RedisReader(f"redis://nobody:wrongsecret@{server.address}")
-        with RedisStore(f"redis://:right%26secret@{server.address}/3") as store:
+            open_reader(f"redis://nobody:wrongsecret@{server.address}")
+        with open_store(f"redis://:right%26secret@{server.address}/3") as store:
             assert store.create_table(SPECS["sgd"])
 
 
-@pytest.fixture
-def documented_users(redis_node: Server) -> Iterator[None]:
-    """The users that docs/redis.md sets up."""
+@pytest.fixture(params=["redis_node", "valkey_node"])
+def documented_users(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server with the users that docs/redis.md sets up."""
+    node: Server = request.getfixturevalue(request.param)
     text = (Path(__file__).parents[4] / "docs" / "redis.md").read_text()
     lines = [line.split() for line in text.splitlines() if line.startswith("    ACL SETUSER")]
-    assert [words[2] for words in lines] == ["master", "worker"]
-    with redis_node.client() as client:
+    assert [words[2] for words in lines] == ["master", "reader"]
+    with node.client() as client:
+        client.flushall()
         for words in lines:
             client.execute_command(*words)
-        yield
-        client.execute_command("ACL", "DELUSER", "master", "worker")
+        yield node
+        client.execute_command("ACL", "DELUSER", "master", "reader")
 
 
-@pytest.mark.usefixtures("documented_users")
-def test_users_as_documented(redis_url: str) -> None:
-    master, worker = (redis_url.replace("://", f"://{user}:secret@") for user in ("master", "worker"))
-    with prepared(master) as store, RedisReader(worker) as reader:
+def test_users_as_documented(documented_users: Server) -> None:
+    """Each command of a store, of its log and of a reader is allowed; a reader cannot write."""
+    master, reader_user = (f"redis://{user}:secret@{documented_users.address}" for user in ("master", "reader"))
+    with flushed(master) as store:
         store.clear("adam")
         store.put("adam", [])
         store.reset_version(1)
-        store.commit(commit_of(2))
-        assert store.row_count("sgd") == len(next(iter(store.scan("sgd"))).ids)
-        np.testing.assert_array_equal(reader.lookup({"sgd": IDS}, 2)["sgd"], store.lookup({"sgd": IDS})["sgd"])
-    with RedisStore(worker) as store:
-        with pytest.raises(StoreFailed, match=r"NOPERM.*\(user 'worker' of the store's URL may not do that"):
-            store.commit(commit_of(3))
-        with pytest.raises(StoreFailed, match="NOPERM"):
-            store.pin()
-    with RedisStore(master) as store, store.pin() as pin:
-        store.commit(commit_of(3))
-        with RedisReader(worker) as reader:
-            np.testing.assert_array_equal(reader.lookup({"sgd": IDS}, 2)["sgd"], pin.lookup({"sgd": IDS})["sgd"])
-    with RedisReader(f"{worker}?namespace=other") as elsewhere, pytest.raises(StoreFailed, match="NOPERM"):
-        elsewhere.version()
+        with open_reader(reader_user, follow=True) as reader, open_reader(reader_user) as of_flushed:
+            store.commit(commit_of(2))
+            np.testing.assert_array_equal(reader.lookup({"sgd": IDS}, 2)["sgd"], store.lookup({"sgd": IDS})["sgd"])
+            store.flush()
+            np.testing.assert_array_equal(of_flushed.lookup({"sgd": IDS})["sgd"], store.lookup({"sgd": IDS})["sgd"])
+            assert reader.version() == of_flushed.version() == 2
+        store.drop_table("adagrad")
+    with open_store(f"{master}?budget=1MiB") as again:  # after a clean end: scans the rows
+        assert again.version() == 2
+        again.commit(commit_of(3, ("sgd",)))
+    with (
+        open_store(reader_user) as store,
+        pytest.raises(StoreFailed, match=r"NOPERM.*\(user 'reader' of the store's URL may not do that"),
+    ):
+        store.commit(commit_of(4, ("sgd",)))
+    with pytest.raises(StoreFailed, match="NOPERM"):
+        open_reader(f"{reader_user}?namespace=other")
 
 
 @pytest.fixture
@@ -166,43 +204,52 @@ def tls_server(server_binary: Path, tmp_path: Path) -> Iterator[tuple[Server, in
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
 def test_tls(tls_server: tuple[Server, int, Path]) -> None:
     server, port, certificate = tls_server
-    with RedisStore(f"rediss://127.0.0.1:{port}?ca={certificate}") as store, RedisReader(server.url) as plain:
+    with open_store(f"rediss://127.0.0.1:{port}?ca={certificate}") as store:
         store.create_table(TableSpec("t", 64, None))
         ids = np.arange(5_000)
         store.commit(Commit(1, {"t": TableUpdate(ids, np.ones((5_000, 64), np.float32))}, 0, {}))
-        np.testing.assert_array_equal(store.lookup({"t": ids})["t"], plain.lookup({"t": ids})["t"])
+        store.flush()
+        rows = store.lookup({"t": ids})["t"]
+    for url in (f"rediss://127.0.0.1:{port}?ca={certificate}", server.url):
+        with open_reader(url) as reader:
+            np.testing.assert_array_equal(reader.lookup({"t": ids})["t"], rows)
     with pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
-        RedisStore(f"rediss://127.0.0.1:{port}")
+        open_store(f"rediss://127.0.0.1:{port}")
     with pytest.raises(BadInput, match="/nowhere"):
-        RedisStore(f"rediss://127.0.0.1:{port}?ca=/nowhere")
+        open_store(f"rediss://127.0.0.1:{port}?ca=/nowhere")
 
 
 # -- a server that fails in mid-run
 
 
 def test_a_killed_server_is_an_error_and_a_restarted_one_goes_on(durable: Server) -> None:
-    with prepared(durable.url) as store, RedisReader(durable.url) as reader:
-        before = reader.lookup({"adam": IDS})["adam"]
+    address = durable.address.replace(".", r"\.")
+    url = f"{durable.url}?deadline=2"
+    with flushed(url) as store, open_reader(url) as reader:
+        before = adam(reader)
         durable.kill()
-        for source in (store, reader):
-            with pytest.raises(Unavailable, match=durable.address.replace(".", r"\.")):
-                source.lookup({"adam": IDS})
-        with pytest.raises(Unavailable, match=durable.address.replace(".", r"\.")):
-            store.commit(commit_of(2))
+        np.testing.assert_array_equal(adam(store), before)  # from memory
+        for attempt in (lambda: adam(reader), lambda: store.commit(commit_of(2))):
+            with pytest.raises(Unavailable, match=address):
+                attempt()
+        with pytest.raises(Unavailable, match="version 2 could not be logged yet"):
+            adam(store)
         durable.start()
-        np.testing.assert_array_equal(reader.lookup({"adam": IDS}, version=1)["adam"], before)
+        np.testing.assert_array_equal(adam(reader), before)
         store.commit(commit_of(2))
         assert everything(store) == everything(undisturbed(2))
+        store.flush()
+        np.testing.assert_array_equal(adam(reader), adam(store))
 
 
 def test_a_server_that_loads_its_data_is_not_ready_yet_and_waited_for(server_binary: Path, tmp_path: Path) -> None:
     """After a restart every command is answered by LOADING until all data is read: no failure, only a delay."""
     with (
         running_server(server_binary, tmp_path) as server,
-        prepared(server.url) as store,
-        RedisStore(server.url) as other,
+        flushed(f"{server.url}?deadline=60") as store,
+        open_reader(server.url) as reader,
     ):
-        before = store.lookup({"adam": IDS})["adam"]
+        before = adam(reader)
         with server.client() as client:
             client.mset({f"filler:{number}": os.urandom(250) for number in range(3_000)})
             client.save()
@@ -212,15 +259,15 @@ def test_a_server_that_loads_its_data_is_not_ready_yet_and_waited_for(server_bin
         server.launch()
         with server.client() as client:
             until_loading(client)
-            for call in (lambda: store.lookup({"adam": IDS}), other.version):
+            for attempt in (lambda: adam(reader), lambda: open_store(server.url)):
                 with pytest.raises(NotReady, match="LOADING"):
-                    call()
+                    attempt()
             enough = threading.Timer(0.1, client.config_set, ("key-load-delay", 0))
             enough.start()
-            after = retry(lambda: store.lookup({"adam": IDS})["adam"], "a lookup", 60.0, on=(NotReady,))
+            store.commit(commit_of(2))  # waits
+            after = retry(lambda: adam(reader), "a lookup", 60.0, on=(NotReady,))
             enough.join(30)
         np.testing.assert_array_equal(after, before)
-        store.commit(commit_of(2))
         assert everything(store) == everything(undisturbed(2))
 
 
@@ -240,79 +287,100 @@ def until_loading(client: redis.Redis) -> None:
 
 
 def test_a_server_that_came_back_empty_is_an_error(fleeting: Server) -> None:
-    with prepared(fleeting.url) as store:
+    store = flushed(fleeting.url)
+    with open_reader(fleeting.url) as reader:
         fleeting.kill()
         fleeting.start()
         for ids in (IDS, IDS + 5_000):
-            with pytest.raises(StoreFailed, match=r"has lost partition \d+ of table 'adam'"):
-                store.lookup({"adam": ids})
-        with pytest.raises(StoreFailed, match="has lost partition"):
-            store.commit(commit_of(2))
-        with pytest.raises(StoreFailed, match="has lost partition"):
-            store.row_count("adam")
-
-
-def test_an_evicted_partition_is_an_error(redis_url: str) -> None:
-    with prepared(redis_url) as store, redis.Redis.from_url(redis_url) as client:
-        held = commit_of(1).updates["adam"].ids[:1]
-        partition = int(partition_of(held, 64)[0])
-        client.delete(f"{{elastable:sgd:{partition}}}:weights")
-        with pytest.raises(StoreFailed, match=f"has lost partition {partition} of table 'sgd'"):
-            store.lookup({"adam": IDS, "sgd": held})
-        client.delete(f"{{elastable:adam:{partition}}}:slots")
-        with pytest.raises(StoreFailed, match=r"table 'adam'.*has lost its slots"):
-            list(store.scan("adam"))
+            with pytest.raises((StoreFailed, TableNotFound), match=r"lost|no table 'adam'"):
+                reader.lookup({"adam": ids})
+        with pytest.raises(StoreFailed, match="lost"):
+            committed_and_flushed(store)
+    store.close()
 
 
 def test_values_of_another_kind_are_errors(redis_url: str) -> None:
-    key = f"{{elastable:sgd:{int(partition_of(IDS[:1], 64)[0])}}}:weights"
-    with prepared(redis_url) as store, redis.Redis.from_url(redis_url) as client:
+    key = f"{{elastable:sgd:{int(partition_of(IDS[:1], 64)[0])}}}:rows"
+    flushed(redis_url).close()
+    with redis.Redis.from_url(redis_url) as client, open_reader(redis_url) as reader:
         client.hset(key, bytes(8), b"short")
-        with pytest.raises(StoreFailed, match="rows of 20 bytes"):
-            store.lookup({"sgd": IDS})
-        client.delete(key)
+        with pytest.raises(StoreFailed, match="records of 20 bytes"):
+            reader.lookup({"sgd": IDS})
+        client.rename(key, "aside")
         client.set(key, "text")
         with pytest.raises(StoreFailed, match="WRONGTYPE"):
-            store.lookup({"sgd": IDS})
-        client.set("{elastable}:version", "soon")
-        with pytest.raises(StoreFailed, match="no version"):
-            store.lookup({"adam": IDS}, version=1)
-        client.hset("{elastable}:tables", "x", "?")
-        with pytest.raises(StoreFailed, match="no table record"):
-            store.specs()
+            reader.lookup({"sgd": IDS})
+        client.rename("aside", key)
+        for name, field in (("tables", "sgd"), ("state", "state")):
+            of_registry = f"{{elastable}}:tier:{name}"
+            before = client.hget(of_registry, field)
+            client.hset(of_registry, field, "?")
+            for opened in (open_store, open_reader):
+                with pytest.raises(StoreBroken):
+                    opened(redis_url)
+            client.hset(of_registry, field, before)
 
 
 def test_connections_that_died_idle_are_replaced(redis_url: str) -> None:
-    with prepared(redis_url) as store, redis.Redis.from_url(redis_url) as client:
-        before = store.lookup({"adam": IDS})["adam"]
+    with flushed(redis_url) as store, open_reader(redis_url) as reader, redis.Redis.from_url(redis_url) as client:
+        before = adam(store)
         client.client_kill_filter(_type="normal", skipme=True)
-        np.testing.assert_array_equal(store.lookup({"adam": IDS})["adam"], before)
+        np.testing.assert_array_equal(adam(reader), before)
         client.client_kill_filter(_type="normal", skipme=True)
+        store.commit(commit_of(2))
+        client.client_kill_filter(_type="normal", skipme=True)
+        store.flush()
+        assert everything(store) == everything(undisturbed(2))
+        np.testing.assert_array_equal(adam(reader), adam(store))
+
+
+def test_a_stalled_server(fleeting: Server) -> None:
+    url = f"{fleeting.url}?deadline=0.5"
+    with flushed(url) as store, open_reader(url) as reader:
+        before = adam(reader)
+        assert fleeting.process is not None
+        fleeting.process.send_signal(signal.SIGSTOP)
+        try:
+            for attempt in (lambda: adam(reader), lambda: store.commit(commit_of(2))):
+                with pytest.raises(DeadlineExceeded, match=r"within the deadline of 0\.5 s"):
+                    attempt()
+        finally:
+            fleeting.process.send_signal(signal.SIGCONT)
+        np.testing.assert_array_equal(adam(reader), before)
         store.commit(commit_of(2))
         assert everything(store) == everything(undisturbed(2))
 
 
-def test_a_stalled_server(fleeting: Server) -> None:
-    with prepared(f"{fleeting.url}?deadline=0.5") as store:
-        assert fleeting.process is not None
-        fleeting.process.send_signal(signal.SIGSTOP)
-        try:
-            with pytest.raises(DeadlineExceeded, match=r"within the deadline of 0\.5 s"):
-                store.lookup({"adam": IDS})
-        finally:
-            fleeting.process.send_signal(signal.SIGCONT)
-        store.lookup({"adam": IDS}, version=1)
+def test_a_full_server(fleeting: Server) -> None:
+    """What does not fit is refused, nobody sees it, and the same commit is taken once there is room."""
+    with flushed(fleeting.url) as store, fleeting.client() as client:
+        client.config_set("maxmemory", "1")
+        with pytest.raises(StoreFailed, match="OOM"):
+            store.commit(commit_of(2))
+        with pytest.raises(Unavailable, match="version 2 could not be logged yet"):
+            adam(store)
+        client.config_set("maxmemory", "0")
+        store.commit(commit_of(2))
+        assert everything(store) == everything(undisturbed(2))
 
 
 def test_a_closed_store(redis_url: str) -> None:
-    store = prepared(redis_url)
-    store.close()
-    with pytest.raises(StoreFailed, match="is closed"):
-        store.lookup({"adam": IDS})
+    store, reader = flushed(redis_url), open_reader(redis_url)
+    for source in (store, reader):
+        source.close()
+        with pytest.raises(StoreFailed, match="is closed"):
+            adam(source)
 
 
 def test_a_killed_node_of_a_cluster(server_binary: Path, tmp_path: Path) -> None:
-    with running_cluster(server_binary, tmp_path) as servers, prepared(servers[0].url) as store:
-        servers[2].kill()
-        with pytest.raises((Unavailable, StoreFailed), match=servers[2].address.replace(".", r"\.")):
-            store.lookup({"adam": IDS})
+    with running_cluster(server_binary, tmp_path) as servers:
+        store = flushed(f"{servers[0].url}?deadline=2")
+        with open_reader(servers[0].url) as reader:
+            adam(reader)
+            servers[2].kill()
+            with pytest.raises((Unavailable, StoreFailed), match=servers[2].address.replace(".", r"\.")):
+                adam(reader)
+            with pytest.raises((Unavailable, StoreFailed)):
+                committed_and_flushed(store)
+        with pytest.raises((Unavailable, StoreFailed)):
+            store.close()

@@ -1,0 +1,300 @@
+"""Bulk requests are the RESP that hiredis makes; bulk replies survive any cut, and errors stay errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import hiredis
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastable.embedding_store.contract.arrays import Int64, UInt8
+from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.tiers.redis.exchange import Replies
+from elastable.embedding_store.tiers.redis.record_decoder import NO_STAMP
+from elastable.embedding_store.tiers.redis.record_replies import Awaited, RecordReplies, WriteReplies
+from elastable.embedding_store.tiers.redis.record_requests import (
+    PART,
+    Keys,
+    Parts,
+    encode_reads,
+    encode_writes,
+    read_sizes,
+    reply_sizes,
+    write_sizes,
+)
+
+KEYS = [b"{n:t:0}:rows", b"{n:t:1}:rows", b"k" * 123]
+COUNTS = st.lists(st.integers(0, 12), min_size=1, max_size=3)
+
+
+def parts_of(counts: Sequence[int], gone: Sequence[int] = ()) -> Parts:
+    """Parts of partitions 0, 1, ... with so many records each, and so many ids that are deleted first."""
+    parts = np.zeros(len(counts), PART)
+    parts["partition"] = np.arange(len(counts))
+    parts["rows"] = counts
+    parts["row_at"] = np.cumsum(counts) - counts
+    parts["gone"] = gone or 0
+    parts["gone_at"] = np.cumsum(parts["gone"]) - parts["gone"]
+    return parts
+
+
+def packed(*words: bytes | str | int) -> bytes:
+    return hiredis.pack_command(words)  # type: ignore[arg-type]
+
+
+def id_bytes(one: int) -> bytes:
+    return int(one).to_bytes(8, "little", signed=True)
+
+
+def bulk(content: bytes | None) -> bytes:
+    return b"$-1\r\n" if content is None else b"$%d\r\n%s\r\n" % (len(content), content)
+
+
+def feed_in_pieces(replies: Replies, stream: bytes, cuts: Sequence[int]) -> None:
+    """Feeds as the socket would: what is left over stays, more comes behind it."""
+    received = np.frombuffer(stream, np.uint8)
+    start = 0
+    for stop in [*sorted(cut % (len(stream) + 1) for cut in cuts), len(stream)]:
+        start = replies.feed(received, min(start, stop), stop)
+    assert start == len(stream)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[list[int], Int64, Int64]:
+    """Counts of each part, all ids, and the positions of their records."""
+    counts = draw(COUNTS)
+    total = sum(counts)
+    ids = np.array(draw(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=total, max_size=total)), np.int64)
+    return counts, ids, np.array(draw(st.permutations(range(total))), np.int64)
+
+
+Request = tuple[list[int], Int64, Int64]
+
+
+@given(requests(), st.booleans())
+def test_reads_are_hmgets(request_: Request, asking: bool) -> None:
+    counts, ids, _ = request_
+    parts = parts_of(counts)
+    expected, at = b"", 0
+    for key, count in zip(KEYS, counts, strict=False):
+        expected += packed("ASKING") if asking else b""
+        expected += packed("HMGET", key, "stamp", *(id_bytes(one) for one in ids[at : at + count]))
+        at += count
+    out = np.zeros(7 + int(read_sizes(parts, Keys.of(KEYS)).sum()), np.uint8)
+    end = encode_reads(parts, Keys.of(KEYS), ids, asking, out, 7)
+    assert out[7:end].tobytes() == expected
+
+
+@given(requests(), st.booleans(), st.sampled_from([1, 4, 132]), st.sampled_from([0, 2**62]), st.data())
+def test_writes_are_atomic_in_a_partition(
+    request_: Request, asking: bool, width: int, sequence: int, data: st.DataObject
+) -> None:
+    counts, ids, positions = request_
+    gone_counts = data.draw(st.lists(st.integers(0, 3), min_size=len(counts), max_size=len(counts)))
+    parts, gone = parts_of(counts, gone_counts), np.arange(sum(gone_counts), dtype=np.int64) - 1
+    rows = np.random.default_rng(0).integers(0, 256, (len(ids), width), np.uint8)
+    expected = b""
+    for key, part in zip(KEYS, parts, strict=False):
+        ask = packed("ASKING") if asking else b""
+        its = range(part["row_at"], part["row_at"] + part["rows"])
+        words = [word for row in its for word in (id_bytes(ids[row]), rows[positions[row]].tobytes())]
+        deleted = [id_bytes(one) for one in gone[part["gone_at"] : part["gone_at"] + part["gone"]]]
+        expected += ask + packed("HSTRLEN", key, "stamp") + ask
+        expected += packed("MULTI") + packed("HDEL", key, *deleted) if deleted else b""
+        expected += packed("HSET", key, "stamp", id_bytes(sequence), *words)
+        expected += packed("EXEC") if deleted else b""
+    out = np.zeros(7 + int(write_sizes(parts, Keys.of(KEYS), width).sum()), np.uint8)
+    end = encode_writes(parts, Keys.of(KEYS), ids, positions, gone, rows, sequence, asking, out, 7)
+    assert out[7:end].tobytes() == expected
+
+
+def awaited(counts: Sequence[int], positions: Int64, width: int, taken: int) -> Awaited:
+    total = sum(counts)
+    rows, missing = np.zeros((total, taken), np.uint8), np.full(total, 7, np.uint8)
+    return Awaited(parts_of(counts), positions, width, rows, missing, np.full(len(counts), NO_STAMP, np.int64))
+
+
+def reply_to(counts: Sequence[int], records: Sequence[bytes | None], asking: bool = False) -> bytes:
+    """What a server answers; part number 2 has no stamp, the others have 0 and 1."""
+    stream, left = b"", iter(records)
+    for part, count in enumerate(counts):
+        stream += (b"+OK\r\n" if asking else b"") + b"*%d\r\n" % (count + 1)
+        stream += bulk(None if part == 2 else id_bytes(part))
+        stream += b"".join(bulk(next(left)) for _ in range(count))
+    return stream
+
+
+@given(requests(), st.booleans(), st.lists(st.integers(0, 10_000)), st.integers(1, 40), st.data())
+def test_replies_cut_anywhere(
+    request_: Request, asking: bool, cuts: list[int], width: int, data: st.DataObject
+) -> None:
+    """Of two tables, the second of which keeps the first bytes of each record only."""
+    counts, ids, positions = request_
+    total, taken = len(ids), data.draw(st.integers(0, width))
+    rows = np.random.default_rng(1).integers(0, 256, (total, width), np.uint8)
+    gone = np.array(data.draw(st.lists(st.booleans(), min_size=total, max_size=total)), bool)
+    records = [None if away else row.tobytes() for away, row in zip(gone, rows, strict=True)]
+    tables = [awaited(counts, positions, width, kept) for kept in (width, taken)]
+    replies = RecordReplies(tables, asking=asking)
+    stream = reply_to(counts, records, asking)
+    assert len(reply_to(counts, records)) <= reply_sizes(tables[0].parts, width).sum()
+    feed_in_pieces(replies, 2 * stream, cuts)
+    assert (replies.done, replies.failures, replies.completed) == (True, {}, 2 * len(counts))
+    for table in tables:
+        assert table.stamps.tolist() == [0, 1, NO_STAMP][: len(counts)]
+        np.testing.assert_array_equal(table.missing[positions], gone)
+        np.testing.assert_array_equal(table.rows[positions][~gone], rows[~gone, : table.rows.shape[1]])
+        assert not table.rows[positions][gone].any()
+
+
+@pytest.mark.parametrize("width", [1, 4, 8, 96, 100, 1_000, 9_996, 10_000, 99_996, 100_000, 262_144])
+def test_records_of_any_length_there_and_back(width: int) -> None:
+    ids, positions = np.array([7, -8, 9]), np.array([2, 0, 1])
+    rows = np.random.default_rng(2).integers(0, 256, (3, width), np.uint8)
+    parts, keys = parts_of([3]), Keys.of(KEYS)
+    records = [rows[position].tobytes() for position in positions]
+    words = [word for one, record in zip(ids, records, strict=True) for word in (id_bytes(one), record)]
+    out = np.empty(int(write_sizes(parts, keys, width).sum()), np.uint8)
+    end = encode_writes(parts, keys, ids, positions, np.empty(0, np.int64), rows, 3, False, out, 0)
+    stamped = packed("HSTRLEN", KEYS[0], "stamp") + packed("HSET", KEYS[0], "stamp", id_bytes(3), *words)
+    assert out[:end].tobytes() == stamped
+    back = awaited([3], positions, width, width)
+    feed_in_pieces(RecordReplies([back]), reply_to([3], [records[0], None, records[2]]), [5, width, 2 * width])
+    assert back.missing.tolist() == [1, 0, 0]
+    np.testing.assert_array_equal(back.rows[1:], rows[1:])
+    assert not back.rows[0].any()
+
+
+def small_replies(counts: Sequence[int], asking: bool = False) -> tuple[RecordReplies, Awaited]:
+    """Replies of records of 4 bytes, and where they go."""
+    table = awaited(counts, np.arange(sum(counts)), 4, 4)
+    return RecordReplies([table], asking=asking), table
+
+
+WHOLE = b"*3\r\n$8\r\n\x05\0\0\0\0\0\0\0\r\n$4\r\nabcd\r\n$-1\r\n"
+
+
+@pytest.mark.parametrize("length", range(len(WHOLE)))
+def test_a_reply_cut_at_every_byte(length: int) -> None:
+    replies, table = small_replies([2])
+    received = np.frombuffer(WHOLE, np.uint8)
+    start = replies.feed(received, 0, length)
+    assert not replies.done
+    assert replies.feed(received, start, len(WHOLE)) == len(WHOLE)
+    assert replies.done
+    assert (table.rows.tobytes(), table.missing.tolist(), table.stamps.tolist()) == (b"abcd\0\0\0\0", [0, 1], [5])
+
+
+@given(st.lists(st.integers(0, 200)), st.sampled_from(["MOVED 1 h:1", "LOADING Redis is loading", "ERR x" * 90]))
+def test_an_error_stands_beside_its_part(cuts: list[int], line: str) -> None:
+    replies, table = small_replies([2, 1, 2])
+    feed_in_pieces(replies, WHOLE + b"-" + line.encode() + b"\r\n" + WHOLE, cuts)
+    assert replies.done
+    assert replies.failures == {1: line}
+    assert table.stamps.tolist() == [5, NO_STAMP, 5]
+
+
+@given(st.lists(st.integers(0, 200)))
+def test_a_refused_asking_keeps_the_next_reply_in_place(cuts: list[int]) -> None:
+    replies, table = small_replies([2, 2], asking=True)
+    feed_in_pieces(replies, b"-ERR no cluster\r\n" + WHOLE + b"+OK\r\n" + WHOLE, cuts)
+    assert replies.done
+    assert replies.failures == {0: "ERR no cluster"}
+    assert table.stamps.tolist() == [5, 5]
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        b"*2\r\n$8\r\n",
+        b"*3\r\n$9\r\n0",
+        b"*3\r\n$8\r\n01234567\r\n$3\r\nabc\r\n",
+        b"*3\r\n$8\r\n01234567\r\n$5\r\nabcde\r\n",
+        b"*3\r\n$8\r\n01234567\r\n$4\r\nabcdX\n",
+        b"*3\r\n:12345\r\n",
+        b"*3\r\n$-2\r\n",
+        b"*99999999999999999999999999\r\n",
+        b"*x\r\n",
+        b"*\r\n",
+        b"*-1\r\n",
+        b"+OK\r\n",
+        b"$4\r\nabcd\r\n",
+        b"HTTP/1.1 400 Bad Request\r\n",
+    ],
+)
+def test_what_is_no_reply_is_refused(stream: bytes) -> None:
+    for cut in range(len(stream)):
+        replies, _ = small_replies([2])
+        with pytest.raises(StoreFailed, match="not the 2 records of 4 bytes"):
+            feed_in_pieces(replies, stream, [cut])
+
+
+def test_an_error_line_without_end_is_refused() -> None:
+    received = np.full(1 << 17, ord("x"), np.uint8)
+    received[0] = ord("-")
+    with pytest.raises(StoreFailed, match="no reply to what was asked"):
+        small_replies([2])[0].feed(received, 0, len(received))
+
+
+# -- writes
+
+PLAIN, DELETING = b":8\r\n:3\r\n", b":8\r\n+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n:1\r\n:256\r\n"
+
+
+def asked(stream: bytes) -> bytes:
+    """A reply of `PLAIN` or `DELETING` with those to ASKING."""
+    return b"+OK\r\n:8\r\n+OK\r\n" + stream.removeprefix(b":8\r\n")
+
+
+def write_replies(asking: bool = False) -> WriteReplies:
+    """A write with a deletion, one without, and one with."""
+    return WriteReplies(parts_of([1, 1, 1], [2, 0, 1]), asking=asking)
+
+
+@given(st.lists(st.integers(0, 200)), st.booleans())
+def test_writes_cut_anywhere(cuts: list[int], asking: bool) -> None:
+    replies = write_replies(asking)
+    whole = [DELETING, PLAIN, DELETING]
+    feed_in_pieces(replies, b"".join(asked(one) if asking else one for one in whole), cuts)
+    assert (replies.done, replies.failures, replies.lost) == (True, {}, [])
+
+
+@given(st.lists(st.integers(0, 200)))
+def test_a_partition_without_a_stamp_is_told(cuts: list[int]) -> None:
+    replies = write_replies()
+    feed_in_pieces(replies, DELETING + b":0\r\n" + PLAIN[4:] + b":0\r\n" + DELETING[4:], cuts)
+    assert (replies.done, replies.failures, replies.lost) == (True, {}, [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("third", "told"),
+    [
+        (b"-MOVED 7 h:1\r\n+OK\r\n-MOVED 7 h:1\r\n-MOVED 7 h:1\r\n-EXECABORT discarded\r\n", "MOVED 7 h:1"),
+        (b"-LOADING a\r\n-LOADING b\r\n-LOADING c\r\n-LOADING d\r\n-LOADING e\r\n", "LOADING a"),
+        (b":8\r\n+OK\r\n+QUEUED\r\n+QUEUED\r\n-TRYAGAIN x\r\n", "TRYAGAIN x"),
+        (b":8\r\n+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n-WRONGTYPE x\r\n:1\r\n", "WRONGTYPE x"),
+    ],
+)
+def test_a_failed_write(third: bytes, told: str) -> None:
+    for cut in range(len(third)):
+        replies = write_replies()
+        feed_in_pieces(replies, DELETING + PLAIN + third, [len(DELETING + PLAIN) + cut])
+        assert (replies.done, replies.failures, replies.lost) == (True, {2: told}, [])
+
+
+@pytest.mark.parametrize(
+    "stream", [b"$3\r\nabc\r\n", b"+OK\r\n", DELETING + b"+OK\r\n", DELETING + PLAIN + DELETING + PLAIN]
+)
+def test_a_write_answered_with_something_else(stream: bytes) -> None:
+    with pytest.raises(StoreFailed, match="not one that was asked for"):
+        feed_in_pieces(write_replies(), stream, [])
+
+
+def test_nothing_asked_is_done_at_once() -> None:
+    nothing: UInt8 = np.empty(0, np.uint8)
+    assert RecordReplies([]).done
+    assert WriteReplies(parts_of([])).done
+    assert RecordReplies([]).feed(nothing, 0, 0) == 0
