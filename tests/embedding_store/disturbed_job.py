@@ -8,7 +8,6 @@ from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.tiers.redis.redis_store import RedisStore
 
 SPECS = {
     "adam": TableSpec("adam", 6, None, optimizer=OptimizerSpec.of("adam", learning_rate=0.1)),
@@ -46,13 +45,4 @@ def undisturbed(versions: int) -> MemoryStore:
         store.create_table(spec)
     for version in range(1, versions + 1):
         store.commit(commit_of(version))
-    return store
-
-
-def prepared(url: str) -> RedisStore:
-    """A store at version 1."""
-    store = RedisStore(url)
-    for spec in SPECS.values():
-        store.create_table(spec)
-    store.commit(commit_of(1))
     return store
