@@ -10,7 +10,7 @@ from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSp
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.open_reader import open_reader
-from elastable.embedding_store.open_store import open_store
+from tests.embedding_store.tiers.redis.redis_stores import redis_store
 
 pytestmark = pytest.mark.process
 
@@ -62,11 +62,11 @@ def in_memory() -> Rows:
 def test_the_same_bits(request: pytest.FixtureRequest, in_memory: Rows, where: str) -> None:
     """Also where a second process goes on in the middle, with the rows that the first one wrote, and a reader's."""
     url = request.getfixturevalue(where)
-    with open_store(url) as store:
+    with redis_store(url) as store:
         for spec in SPECS:
             store.create_table(spec)
         train(store, 1, COMMITS // 2)
-    with open_store(f"{url}?budget=1MiB") as store:
+    with redis_store(f"{url}?budget=1MiB") as store:
         train(store, COMMITS // 2 + 1, COMMITS)
         assert everything(store) == in_memory
         assert store.version() == COMMITS

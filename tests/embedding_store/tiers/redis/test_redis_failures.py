@@ -21,7 +21,7 @@ from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import (
     BadInput,
     DeadlineExceeded,
@@ -36,16 +36,17 @@ from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.tiers.redis.schema import partition_of
 from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, undisturbed
+from tests.embedding_store.tiers.redis.redis_stores import redis_store
 from tests.ports import free_port
 from tests.servers import Server, running_cluster, running_server
 
 pytestmark = pytest.mark.process
 
 
-def flushed(url: str) -> EmbeddingStore:
+def flushed(url: str) -> MemoryStore:
     """A store at version 1, whose rows have been written to the server; `flush=` keeps later ones from it."""
     mark = "&" if "?" in url else "?"
-    store = open_store(f"{url}{mark}flush=3600")
+    store = redis_store(f"{url}{mark}flush=3600")
     for spec in SPECS.values():
         store.create_table(spec)
     store.commit(commit_of(1))
@@ -57,7 +58,7 @@ def adam(source: RowSource) -> Float32:
     return source.lookup({"adam": IDS})["adam"]
 
 
-def committed_and_flushed(store: EmbeddingStore) -> None:
+def committed_and_flushed(store: MemoryStore) -> None:
     store.commit(commit_of(2))
     store.flush()
 
@@ -204,7 +205,7 @@ def tls_server(server_binary: Path, tmp_path: Path) -> Iterator[tuple[Server, in
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
 def test_tls(tls_server: tuple[Server, int, Path]) -> None:
     server, port, certificate = tls_server
-    with open_store(f"rediss://127.0.0.1:{port}?ca={certificate}") as store:
+    with redis_store(f"rediss://127.0.0.1:{port}?ca={certificate}") as store:
         store.create_table(TableSpec("t", 64, None))
         ids = np.arange(5_000)
         store.commit(Commit(1, {"t": TableUpdate(ids, np.ones((5_000, 64), np.float32))}, 0, {}))
