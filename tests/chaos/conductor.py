@@ -127,7 +127,7 @@ class _Conductor:
         while None in [redis.pid for redis in cluster.redis.values()]:
             cluster.turn()
         servers = {name: f"127.0.0.1:{redis.port}" for name, redis in cluster.redis.items()}
-        return store_differs(filled_in(template.replace("drop", "refuse"), servers, str(cluster.home)), ending)
+        return store_differs(filled_in(template, servers, str(cluster.home)), ending)
 
     def close(self) -> None:
         """Ends what is left, and says what should not have been."""

@@ -37,6 +37,10 @@ GATES = {
     "half": "of several shards one has made a version, and the others have not",
     "disk": "the n-th file operation on checkpoints, or on a file store, in one life of a master",
     "restore": "the n-th block of rows restored in one life of a master",
+    "logged": "the n-th entry of one life of a master is in a log, and nobody knows of it",
+    "writing": "the n-th time in one life of a master that changed rows are about to be written to a tier",
+    "written": "they are written there, and the store's state does not say so",
+    "stated": "the n-th state that one life of a master put beside the rows says so, and the log still has the changes",
     "stored": "a store of its own process has committed a version",
     "exec": "the n-th transaction of the master has reached Redis (seen by the proxy)",
     "exec2": "the n-th transaction of the master has reached the second Redis",
@@ -97,6 +101,7 @@ def lay_gates(gates: Gates, role: str, folders: Sequence[Path]) -> None:
         _lay_server(gates)
     if role == "master":
         _lay_master(gates)
+        _lay_tiers(gates)
         _lay_shards(gates)
         _lay_disk(gates, folders)
     if role == "store":
@@ -178,6 +183,22 @@ def _lay_master(gates: Gates) -> None:
         _around(kind, "put", after=_counting(gates, "restore"))
 
 
+def _lay_tiers(gates: Gates) -> None:
+    """Every place at which a store's rows, state and log lag behind one another, whatever tier and log are."""
+    from elastable.embedding_store.log.file_log import FileLog
+    from elastable.embedding_store.tiers.files.file_tier import FileTier
+    from elastable.embedding_store.tiers.redis.redis_log import RedisLog
+    from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
+
+    logged, stated = _counting(gates, "logged"), _counting(gates, "stated")
+    writing, written = _counting(gates, "writing"), _counting(gates, "written")
+    for log in (FileLog, RedisLog):
+        _around(log, "append", after=logged)
+    for tier in (FileTier, RedisTier):
+        _around(tier, "write", before=writing, after=written)
+        _around(tier, "put_state", after=stated)
+
+
 def _lay_store(gates: Gates) -> None:
     from elastable.embedding_store.engine.memory_store import MemoryStore
 
@@ -222,10 +243,9 @@ def _one_first(gates: Gates, calls: Mapping[int, Callable[[], None]], version: i
 def _stores() -> tuple[type, ...]:
     from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
     from elastable.embedding_store.engine.memory_store import MemoryStore
-    from elastable.embedding_store.tiers.redis.redis_store import RedisStore
     from elastable.embedding_store.wire.client.remote_store import RemoteStore
 
-    return MemoryStore, RedisStore, RemoteStore, PartitionedStore
+    return MemoryStore, RemoteStore, PartitionedStore
 
 
 def _counting(gates: Gates, name: str) -> Callable[..., None]:

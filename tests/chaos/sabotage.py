@@ -43,7 +43,7 @@ def _counts_twice(role: str) -> None:
     from elastable.master.commits.push_protocol import Ticket
     from elastable.master.commits.sync_pushes import SyncPushes
 
-    plain_ready, plain_judge = SyncPushes.ready, SyncPushes.judge
+    plain_ready, plain_judge, plain_commit = SyncPushes.ready, SyncPushes.judge, SyncPushes.commit
     again: list[Ticket] = []
 
     def judge(self: Any, push: Any, version: int) -> Any:
@@ -54,11 +54,13 @@ def _counts_twice(role: str) -> None:
 
     def ready(self: Any) -> Any:
         tickets = plain_ready(self)
-        if tickets is not None:
-            tickets = [*tickets, *again]
-            again.clear()
-        return tickets
+        return None if tickets is None else [*tickets, *again]
 
+    def commit(self: Any) -> bool:
+        again.clear()
+        return plain_commit(self)
+
+    SyncPushes.commit = commit  # type: ignore[method-assign]
     SyncPushes.judge = judge  # type: ignore[method-assign]
     SyncPushes.ready = ready  # type: ignore[method-assign]
 
@@ -69,14 +71,13 @@ def _forgets_slots(role: str) -> None:
         return
     from elastable.embedding_store.contract.row_data import RowBlock
     from elastable.embedding_store.engine.memory_store import MemoryStore
-    from elastable.embedding_store.tiers.redis.redis_store import RedisStore
 
-    for kind in (MemoryStore, RedisStore):
+    plain = MemoryStore.put
 
-        def put(self: Any, table: str, blocks: Any, plain: Callable[..., None] = kind.put) -> None:
-            plain(self, table, (RowBlock(block.ids, block.weights, np.ones_like(block.slots)) for block in blocks))
+    def put(self: Any, table: str, blocks: Any) -> None:
+        plain(self, table, (RowBlock(block.ids, block.weights, np.ones_like(block.slots)) for block in blocks))
 
-        kind.put = put  # type: ignore[method-assign]
+    MemoryStore.put = put  # type: ignore[method-assign]
 
 
 def _loses_a_micro_batch(role: str) -> None:
@@ -85,18 +86,19 @@ def _loses_a_micro_batch(role: str) -> None:
         return
     from elastable.master.commits.sync_pushes import SyncPushes
 
-    plain = SyncPushes.ready
+    plain_ready, plain_commit = SyncPushes.ready, SyncPushes.commit
     made = 0
 
     def ready(self: Any) -> Any:
-        nonlocal made
-        tickets = plain(self)
-        if tickets is not None:
-            made += 1
-            if made == 5:
-                return tickets[:-1]
-        return tickets
+        tickets = plain_ready(self)
+        return tickets[:-1] if tickets is not None and made == 4 else tickets
 
+    def commit(self: Any) -> bool:
+        nonlocal made
+        made += 1
+        return plain_commit(self)
+
+    SyncPushes.commit = commit  # type: ignore[method-assign]
     SyncPushes.ready = ready  # type: ignore[method-assign]
 
 
@@ -115,32 +117,38 @@ def _old_checkpoint(role: str) -> None:
     prepare.newest_checkpoint = oldest  # type: ignore[attr-defined]
 
 
-def _forgets_a_partition(role: str) -> None:
-    """A recovery that takes the stamp of one partition back, and leaves its rows as the dead master left them."""
-    _forgets(role, 1)
+def _forgets_an_entry(role: str) -> None:
+    """A master that takes over and replays the log without the rows of its commits."""
+    if role != "master" or os.environ["CHAOS_LIFE"] == "1":
+        return
+    from elastable.embedding_store.engine.history.replaying import ReplayedTables
+
+    plain = ReplayedTables._commit
+
+    def commit(self: Any, images: Any, version: int) -> None:
+        plain(self, replace(images, tables=[]), version)
+
+    ReplayedTables._commit = commit  # type: ignore[assignment]
 
 
 def _forgets_a_shard(role: str) -> None:
-    """A recovery that takes the stamps of a whole Redis back, and no rows."""
-    _forgets(role, None)
-
-
-def _forgets(role: str, partitions: int | None) -> None:
+    """A recovery that takes a version back from a shard's log, and leaves its rows as the dead master left them."""
     if role != "master":
         return
-    from elastable.embedding_store.tiers.redis import recovery
+    from elastable.embedding_store.engine.memory_store import MemoryStore
 
-    plain = recovery._write_images
+    plain = MemoryStore.recover
 
-    def write(topology: Any, catalog: Any, table: Any, images: Any, names: Any, deadline: Any) -> None:
-        images = dict(images)
-        for partition in sorted(images)[:partitions]:
-            image = images[partition]
-            nothing = {name: getattr(image, name)[:0] for name in ("ids", "weights", "slots")}
-            images[partition] = replace(image, held=0, **nothing)
-        plain(topology, catalog, table, images, names, deadline)
+    def recover(self: Any, version: int | None = None) -> int:
+        if version is None or version != self.version() - 1:
+            return plain(self, version)
+        blocks = {name: list(self.scan(name)) for name in self.specs()}
+        rows = plain(self, version)
+        for name, of_table in blocks.items():
+            self.put(name, of_table)
+        return rows
 
-    recovery._write_images = write
+    MemoryStore.recover = recover  # type: ignore[method-assign]
 
 
 def _forgets_a_chapter(role: str) -> None:
@@ -171,8 +179,8 @@ def _keeps_nobody_out(role: str) -> None:
 SABOTAGES: dict[str, Callable[[str], None]] = {
     "counts-twice": _counts_twice,
     "forgets-a-chapter": _forgets_a_chapter,
-    "forgets-a-partition": _forgets_a_partition,
     "forgets-a-shard": _forgets_a_shard,
+    "forgets-an-entry": _forgets_an_entry,
     "forgets-slots": _forgets_slots,
     "keeps-nobody-out": _keeps_nobody_out,
     "loses-a-micro-batch": _loses_a_micro_batch,
@@ -192,7 +200,7 @@ PROOFS: dict[str, Schedule] = {
     "counts-twice": _proof("memory", "sgd"),
     "forgets-a-chapter": _proof("every", "adam", Fault("version", 9, "kill", "master", 0.1)),
     "forgets-a-shard": _proof("shards", "adam", Fault("half", 10, "kill", "master", 0.1)),
-    "forgets-a-partition": _proof("redis", "adam", Fault("exec", 101, "kill", "master", 0.1)),
+    "forgets-an-entry": _proof("redis", "adam", Fault("version", 9, "kill", "master", 0.1)),
     "forgets-slots": _proof("memory", "adam", Fault("version", 9, "kill", "master", 0.1)),
     "loses-a-micro-batch": _proof("memory", "adagrad"),
     "old-checkpoint": _proof("memory", "sgd", Fault("version", 9, "kill", "master", 0.1)),

@@ -11,9 +11,10 @@ from tests.chaos.stores import REDIS_SERVERS, servers_of, store_of
 
 __all__ = ["KINDS", "LEASE_S", "Fault", "Schedule", "Shape", "schedule_of"]
 
-KINDS = ("memory", "redis", "served", "files", "shards", "every")
+KINDS = ("memory", "redis", "served", "files", "shards", "flushed", "every")
 """Where rows are: in the master, in Redis, in a store of a process of its own, in the master's files, split over
-two Redis servers, behind a cache; "every": anywhere but in Redis, and they follow every step (`lazy=False`)."""
+two Redis servers; "flushed": in files or in Redis, where changed rows are written all the time;
+"every": anywhere but in Redis, and they follow every step (`lazy=False`)."""
 
 LEASE_S = 1.0
 """Of a micro-batch, in every schedule: so that a fault may be longer."""
@@ -158,6 +159,8 @@ def _of_store(store: str) -> _Weighted:
 def _gates_of_store(store: str) -> tuple[str, ...]:
     """Places that only a process with such a store comes to."""
     servers = servers_of(store)
+    if "flush=" in store:
+        return ("logged",) * 4 + ("writing", "written", "stated") * 4
     if "redis2" in servers:
         return ("exec",) * 3 + ("exec2",) * 3 + ("half",) * 6
     return {"redis": ("exec",) * 6, "store": ("stored",) * 4}.get(servers[0], ()) if servers else ()
@@ -221,10 +224,12 @@ def _place(chance: random.Random, store: str, shape: Shape, target: str) -> tupl
     else:
         gates = (*_PUSH_GATES, *_VERSION_GATES, *_VERSION_GATES, "disk")
     gate = chance.choice((*gates, *(_gates_of_store(store) if target != "worker" else ())))
-    if gate in ("commit", "rows", "version", "stored", "half"):
+    if gate in ("commit", "rows", "version", "stored", "half", "logged"):
         return gate, chance.randrange(1, shape.versions)
     if gate == "disk":
         return gate, chance.randrange(1, 80)
+    if gate in ("writing", "written", "stated"):
+        return gate, chance.randrange(1, 15)
     if gate in ("exec", "exec2"):
         return gate, chance.randrange(1, 12 * shape.versions)
     return gate, chance.randrange(shape.micro_batches - shape.grads_to_wait)

@@ -13,7 +13,8 @@ REDIS_SERVERS = ("redis", "redis2")
 
 _REDIS = "redis://{redis}?partitions=4&deadline=2"
 _TWO_REDIS = "redis://{redis}?partitions=2&deadline=2", "redis://{redis2}?partitions=2&deadline=2"
-_FILES = "file://{home}/rows?budget=1MiB&unclean=drop"
+_FLUSHED = "redis://{redis}?partitions=4&deadline=2&flush=0.02"
+_FILES = "file://{home}/rows?budget=1MiB"
 _SERVED = "grpc://{store}"
 
 _OF_KIND: dict[str, tuple[str, ...]] = {
@@ -22,6 +23,7 @@ _OF_KIND: dict[str, tuple[str, ...]] = {
     "served": (_SERVED,),
     "files": (_FILES,),
     "shards": (f"token:{','.join(_TWO_REDIS)}", f"encoding:{','.join(_TWO_REDIS)}"),
+    "flushed": (_FLUSHED, f"{_FILES}&flush=0.02"),
     "every": ("memory", "memory", _FILES, _SERVED, "token:memory,memory"),
 }
 _SERVER = re.compile(r"\{(redis2?|store)\}")
