@@ -16,7 +16,7 @@ from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.native.copy import copy_bytes, put_word, word_at
 from elastable.embedding_store.native.kernel import inlined, kernel, prefetch_line
 
-__all__ = ["invalidate", "load_checked", "read_items", "record_stride", "store_checked", "write_items"]
+__all__ = ["invalidate", "load_checked", "owner_stamps", "read_items", "record_stride", "store_checked", "write_items"]
 
 _SIGNATURE = types.intp(types.int32, types.uintp, types.uintp, types.int64)
 _pread = types.ExternalFunction("pread", _SIGNATURE)
@@ -24,6 +24,9 @@ _pwrite = types.ExternalFunction("pwrite", _SIGNATURE)
 
 _LINE = 64  # bytes that a processor fetches at a time
 _RECORDS_AHEAD = 6
+_RUN_BYTES = 1 << 18  # that one system call writes; written so, the system's cache has large pages and is read faster
+_LEAST_RUN_BYTES = 1 << 14  # from here on, a system call is no slower than writing through memory
+_GAP_BYTES = 1 << 12  # up to here, to write what lies between two records takes less time than a second system call
 _FACTOR, _OTHER, _LOW = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xFFFFFFFF
 
 
@@ -69,12 +72,10 @@ def load_checked(
     width, stride = rows.shape[1], record_stride(first, rest)
     second = _part_stride(first)
     taken = second if width <= first else stride
-    staged, flat, lines = np.empty(stride, np.uint8), rows.reshape(-1), file.reshape(-1, 1)
+    staged, flat = np.empty(stride, np.uint8), rows.reshape(-1)
     count = 0
     for i in range(start, stop):
-        later = begin + stride * positions[min(i + _RECORDS_AHEAD, stop - 1)]
-        for line in range(0, taken, _LINE):
-            prefetch_line(lines, later + line, 0)
+        _prefetch(file, begin + stride * positions[min(i + _RECORDS_AHEAD, stop - 1)], taken)
         at = begin + stride * positions[i]
         whole = 0 <= positions[i] < items
         if not whole:
@@ -99,39 +100,64 @@ def load_checked(
 
 @kernel
 def store_checked(
-    fd: int, begin: int, first: int, ids: Int64, positions: Int64, rows: UInt8, order: Int64, staged: UInt8
+    file: UInt8,
+    through: bool,
+    fd: int,
+    begin: int,
+    first: int,
+    ids: Int64,
+    positions: Int64,
+    rows: UInt8,
+    order: Int64,
+    start: int,
+    stop: int,
 ) -> int:
-    """Writes records with their checks.
+    """Writes records with their checks. Nobody else writes records meanwhile, except of other ranges of `order`.
 
     Args:
+        file: uint8: the file, mapped, with room for all the records; empty: it cannot be mapped.
+        through: Whether records are written through `file`, which is writable then. Many that follow one another are
+            written by one system call all the same. If False, one system call also writes records that lie near one
+            another, and what lies between them again; the range must be all of `order` then.
         fd: The open file.
         begin: Where in it record 0 lies, in bytes.
         first: Bytes of a record's first part.
         ids, positions: int64 `[n]`.
         rows: uint8 `[n, record_bytes]`.
-        order: int64 `[n]`: indices of the rows by ascending position. Where positions follow one another, one system
-            call writes several records.
-        staged: uint8 `[at least one record's stride]`, for the kernel's own use.
+        order: int64 `[n]`: indices of the rows by ascending position.
+        start, stop: The range of `order` that is written.
 
     Returns:
         -1, or the index in `order` of a record that could not be written.
     """
     width = rows.shape[1]
-    rest, second = width - first, _part_stride(first)
-    stride, flat = record_stride(first, rest), rows.reshape(-1)
-    i = 0
-    while i < len(order):
-        run = _run(positions, order, i, len(staged) // stride)
-        for k in range(run):
-            row, at = order[i + k], k * stride
-            key = _key(ids[row], positions[row])
-            _put_part(staged, at, flat, row * width, first, key)
-            if rest:
-                _put_part(staged, at + second, flat, row * width + first, rest, key)
-        place = np.int64(begin + stride * positions[order[i]])
-        if _pwrite(np.int32(fd), np.uintp(staged.ctypes.data), np.uintp(stride * run), place) != stride * run:
+    stride, flat = record_stride(first, width - first), rows.reshape(-1)
+    most, gap = max(1, _RUN_BYTES // stride), 1
+    if len(file) and not through:
+        gap += _GAP_BYTES // stride
+    staged, at = np.empty(most * stride, np.uint8), begin
+    i = start
+    while i < stop:
+        after = _run_end(positions, order, i, stop, most, gap)
+        size = stride * (positions[order[after - 1]] - positions[order[i]] + 1)
+        in_place = through and size < _LEAST_RUN_BYTES
+        end = at = begin + stride * positions[order[i]]
+        for k in range(i, after):
+            if len(file):
+                _prefetch(file, begin + stride * positions[order[min(k + _RECORDS_AHEAD, stop - 1)]], stride)
+            place = begin + stride * positions[order[k]]
+            if in_place:
+                _put_record(file, place, flat, order[k], width, first, ids, positions)
+            else:
+                if place > end:
+                    copy_bytes(staged, end - at, file, end, place - end)
+                _put_record(staged, place - at, flat, order[k], width, first, ids, positions)
+            end = place + stride
+        if in_place:
+            pass
+        elif _pwrite(np.int32(fd), np.uintp(staged.ctypes.data), np.uintp(size), np.int64(at)) != size:
             return i
-        i += run
+        i = after
     return -1
 
 
@@ -174,18 +200,46 @@ def write_items(fd: int, begin: int, positions: Int64, items: UInt8) -> int:
     return -1
 
 
+def owner_stamps(ids: Int64, positions: Int64) -> Int64:
+    """What says that an id owns a position, int64 `[n]`, never 0."""
+    mixed = ids.view(np.uint64) * np.uint64(_FACTOR) ^ (positions.view(np.uint64) + np.uint64(1)) * np.uint64(_OTHER)
+    stamps: Int64 = ((mixed ^ (mixed >> np.uint64(32))) | np.uint64(1)).view(np.int64)
+    return stamps
+
+
 @inlined
-def _run(positions: Int64, order: Int64, start: int, most: int) -> int:
-    """How many positions follow one another from `order[start]` on, up to `most`."""
-    run = 1
-    while run < most and start + run < len(order) and positions[order[start + run]] == positions[order[start]] + run:
-        run += 1
-    return run
+def _run_end(positions: Int64, order: Int64, start: int, stop: int, most: int, gap: int) -> int:
+    """Where in `order` a run ends that begins at `start`: over `most` positions at most, from one to the next `gap`."""
+    end = start + 1
+    while (
+        end < stop
+        and positions[order[end]] - positions[order[end - 1]] <= gap
+        and positions[order[end]] - positions[order[start]] < most
+    ):
+        end += 1
+    return end
+
+
+@inlined
+def _prefetch(file: UInt8, at: int, size: int) -> None:
+    lines = file.reshape(-1, 1)
+    for line in range(0, size, _LINE):
+        prefetch_line(lines, at + line, 0)
 
 
 @inlined
 def _part_stride(size: int) -> int:
     return 8 + (size + 7) // 8 * 8 if size else 0
+
+
+@inlined
+def _put_record(
+    target: UInt8, at: int, flat: UInt8, row: int, width: int, first: int, ids: Int64, positions: Int64
+) -> None:
+    key = _key(ids[row], positions[row])
+    _put_part(target, at, flat, row * width, first, key)
+    if width > first:
+        _put_part(target, at + _part_stride(first), flat, row * width + first, width - first, key)
 
 
 @inlined

@@ -90,7 +90,7 @@ class FileTier(Tier):
             raise SpecConflict(f"{self._folder} holds a table {table.name!r} already")
         numbers = [int(saved.number) for saved in self._manifest.tables.values()]
         saved = NumberedTable(table, f"{max(numbers, default=0) + 1:06d}", os.urandom(16))
-        files = TableFiles(self._folder, saved.number, saved.token, table)
+        files = TableFiles(self._folder, saved.number, saved.token, table, fsync=self._fsync)
         try:
             self._replace(replace(self._manifest, tables={**self._manifest.tables, table.name: saved}))
         except BaseException:
@@ -120,7 +120,7 @@ class FileTier(Tier):
         for table, (ids, positions) in deleted.items():
             self._table(table).delete(ids, positions)
         for files, records in writes:
-            files.write(records)
+            files.write(records, shared_pool())
 
     def scan(self, table: str, block_rows: int = 65_536, width: int | None = None) -> Iterator[Records]:
         self._require_open()
@@ -139,7 +139,7 @@ class FileTier(Tier):
         tables = dict(self._manifest.tables)
         for name, files in self._tables.items():
             try:
-                files.save(self._fsync)
+                files.save()
             except StoreBroken:
                 raise
             except StoreFailed as error:
@@ -166,7 +166,9 @@ class FileTier(Tier):
         self._manifest = manifest
         clean = self._mark.save < manifest.save
         for name, saved in manifest.tables.items():
-            self._tables[name] = TableFiles(self._folder, saved.number, saved.token, saved.table, saved.items, clean)
+            self._tables[name] = TableFiles(
+                self._folder, saved.number, saved.token, saved.table, saved.items, clean, self._fsync
+            )
         self._remove_orphans()
 
     def _remove_orphans(self) -> None:

@@ -1,4 +1,4 @@
-"""A file of items of one size, at positions 0, 1, 2, ...: read through memory, written by system calls."""
+"""A file of items of one size, at positions 0, 1, 2, ...: mapped to be read, and where that is safe to be written."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.errors import StoreBroken, StoreFailed
+from elastable.embedding_store.tiers.files.file_system import overwrites_in_place
 
 __all__ = ["MappedFile"]
 
@@ -27,9 +28,9 @@ _FEWEST_ITEMS = 1024
 class MappedFile:
     """The file is as long as the items that it has room for, and sparse; blocks are taken by `allocate`.
 
-    So a full disk is met before anything is written. Items are written by `pwrite` and not through the mapping: a
-    system without room for a copy of a block (a file system that never overwrites) then reports an error instead of
-    ending the process, and after each flush it is also the faster way. Only one thread writes.
+    So a full disk is met before anything is written. Items are written by `pwrite`, or where `writable` allows it,
+    through the mapping. There, a file system that writes a block elsewhere and has no room for it would end the
+    process, and after each `fsync` the first change of a page is slow. One call writes at a time.
 
     Attributes:
         path: Of the file.
@@ -41,7 +42,9 @@ class MappedFile:
 
     begin = _HEADER_BYTES
 
-    def __init__(self, path: Path, kind: bytes, token: bytes, item_bytes: int, fresh: bool, items: int = 0) -> None:
+    def __init__(
+        self, path: Path, kind: bytes, token: bytes, item_bytes: int, fresh: bool, items: int = 0, synced: bool = True
+    ) -> None:
         """Opens the file.
 
         Args:
@@ -51,6 +54,7 @@ class MappedFile:
             item_bytes: Bytes of an item.
             fresh: Whether to begin with an empty file, whatever is there.
             items: How many it must have room for, unless it is fresh.
+            synced: Whether `sync` is called from time to time.
 
         Raises:
             StoreBroken: it is missing, cut short, or another file.
@@ -69,6 +73,7 @@ class MappedFile:
             raise StoreBroken(f"{path} is missing: restore a checkpoint into an empty folder") from error
         except OSError as error:
             raise _failed(path, "cannot be opened", error) from error
+        self._write_mapped = not synced and overwrites_in_place(self.fd)
         try:
             if fresh:
                 self._begin(header)
@@ -135,13 +140,28 @@ class MappedFile:
             return mapped
         if length < _HEADER_BYTES + self.items * self.item_bytes:
             return np.empty(0, np.uint8)
-        try:
-            memory = mmap.mmap(self.fd, length, mmap.MAP_SHARED, mmap.PROT_READ)
-        except OSError:  # there are file systems that map nothing
+        memory = self._map(length)
+        if memory is None:
             return np.empty(0, np.uint8)
         memory.madvise(mmap.MADV_RANDOM)
         self._mapped = np.frombuffer(memory, np.uint8)
         return self._mapped
+
+    def writable(self) -> UInt8 | None:
+        """As `mapped`, to write items that were allocated; None: they must be written by system calls."""
+        file = self.mapped()
+        return file if len(file) and self._write_mapped else None
+
+    def _map(self, length: int) -> mmap.mmap | None:
+        if self._write_mapped:
+            try:
+                return mmap.mmap(self.fd, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            except OSError:
+                self._write_mapped = False
+        try:
+            return mmap.mmap(self.fd, length, mmap.MAP_SHARED, mmap.PROT_READ)
+        except OSError:  # there are file systems that map nothing
+            return None
 
     def data_ranges(self) -> list[tuple[int, int]]:
         """Ranges of positions that may hold anything but zeros, ascending; the rest of the file has no blocks."""

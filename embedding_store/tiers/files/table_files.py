@@ -16,6 +16,7 @@ from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.embedding_store.tiers.files.checked_records import (
     invalidate,
     load_checked,
+    owner_stamps,
     read_items,
     record_stride,
     store_checked,
@@ -28,10 +29,11 @@ __all__ = ["MOST_POSITIONS", "TableFiles"]
 MOST_POSITIONS = 1 << 40
 
 _ROWS_A_THREAD = 1 << 8
-_RUN_BYTES = 1 << 18  # that one system call writes; written so, the system's cache has large pages and is read faster
+# From one record to the next; farther apart, they are not written through memory, because the system then writes all
+# of a large page (256 KiB) for a changed byte.
+_FAR_BYTES = 1 << 15
 _OWNER_BYTES = 16
 _OWNERS_READ = 1 << 18  # at a time
-_FACTOR, _OTHER = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
 
 
 class TableFiles:
@@ -51,7 +53,14 @@ class TableFiles:
     """
 
     def __init__(
-        self, folder: Path, number: str, token: bytes, table: TierTable, items: int | None = None, clean: bool = True
+        self,
+        folder: Path,
+        number: str,
+        token: bytes,
+        table: TierTable,
+        items: int | None = None,
+        clean: bool = True,
+        fsync: bool = True,
     ) -> None:
         """Makes the table's files, or opens them.
 
@@ -62,18 +71,19 @@ class TableFiles:
             table: The table.
             items: Positions that both must have room for; None: they are new.
             clean: Whether nothing was written since the last save.
+            fsync: Whether a save waits for the disk.
 
         Raises:
             StoreBroken: a file is missing, cut short, or another one.
             StoreFailed: a file cannot be made or opened.
         """
-        self.table, self.doubtful, self._clean = table, set[int](), clean
+        self.table, self.doubtful, self._clean, self._fsync = table, set[int](), clean, fsync
         self._first = table.first_bytes or table.record_bytes
         self._rest = table.record_bytes - self._first
         self._stride = record_stride(self._first, self._rest)
         self._writing = threading.Lock()
         fresh = items is None
-        self._rows = MappedFile(folder / f"{number}.rows", b"rows", token, self._stride, fresh, items or 0)
+        self._rows = MappedFile(folder / f"{number}.rows", b"rows", token, self._stride, fresh, items or 0, fsync)
         try:
             self._owners = MappedFile(folder / f"{number}.ids", b"ids", token, _OWNER_BYTES, fresh, items or 0)
             if not clean:
@@ -102,8 +112,9 @@ class TableFiles:
         if not len(positions):
             return
         ascending = np.sort(positions)
-        if ascending[0] < 0 or ascending[-1] >= MOST_POSITIONS:
-            raise BadInput(f"positions of {self._name} must be from 0 to {MOST_POSITIONS - 1}, got {_ends(ascending)}")
+        low, high = ascending[0], ascending[-1]
+        if low < 0 or high >= MOST_POSITIONS:
+            raise BadInput(f"positions of {self._name} must be from 0 to {MOST_POSITIONS - 1}, got {low} to {high}")
         self._rows.allocate(ascending)
         self._owners.allocate(ascending)
 
@@ -119,21 +130,16 @@ class TableFiles:
             missing = self._read_again(wanted, missing)
         return missing
 
-    def write(self, changed: Records) -> None:
+    def write(self, changed: Records, pool: RangePool) -> None:
         """Writes records, for which there must be room. Raises `StoreFailed`: some may have been written."""
         ids, positions = changed.ids, changed.positions
         if not len(ids):
             return
         order = np.argsort(positions) if (np.diff(positions) < 0).any() else np.arange(len(positions))
-        staged = np.empty(max(_RUN_BYTES // self._stride, 1) * self._stride, np.uint8)
         with self._writing:
-            at = store_checked(
-                self._rows.fd, self._rows.begin, self._first, ids, positions, changed.rows, order, staged
-            )
-            if at >= 0:
-                raise self._rows.write_failed(int(positions[order[at]]))
+            self._put_records(changed, order, pool)
             ids, positions = ids[order], positions[order]
-            owners = np.stack((ids, _stamps(ids, positions)), axis=1)
+            owners = np.stack((ids, owner_stamps(ids, positions)), axis=1)
             new = np.flatnonzero((self._owners_at(positions) != owners).any(axis=1))
             self._put_owners(positions[new], owners[new])
         self.doubtful.difference_update(positions.tolist() if self.doubtful else ())
@@ -160,8 +166,8 @@ class TableFiles:
                     self._doubt(positions[failed])
             yield records
 
-    def save(self, fsync: bool) -> None:
-        """Makes everything written durable.
+    def save(self) -> None:
+        """Makes everything written as durable as `fsync` says.
 
         Raises:
             StoreBroken: records that were torn when the process died have not been written again.
@@ -172,7 +178,7 @@ class TableFiles:
                 f"{self._rows.path} is corrupt: {len(self.doubtful)} of its records, the first at position "
                 f"{min(self.doubtful)}, failed their check and were not written again; restore a checkpoint"
             )
-        if fsync:
+        if self._fsync:
             self._rows.sync()
             self._owners.sync()
         self._clean = True
@@ -205,6 +211,22 @@ class TableFiles:
         pool.run(some, len(wanted.ids), _ROWS_A_THREAD)
         return sum(counts)
 
+    def _put_records(self, changed: Records, order: Int64, pool: RangePool) -> None:
+        ids, positions, rows, failed = changed.ids, changed.positions, changed.rows, list[int]()
+        span = int(positions[order[-1]] - positions[order[0]]) * self._stride
+        file = self._rows.writable() if span <= len(ids) * _FAR_BYTES else None
+        mapped, through = (self._rows.mapped(), False) if file is None else (file, True)
+        place = mapped, through, self._rows.fd, self._rows.begin, self._first
+
+        def some(start: int, stop: int) -> None:
+            at = store_checked(*place, ids, positions, rows, order, start, stop)
+            if at >= 0:
+                failed.append(at)
+
+        (pool if through else SERIAL).run(some, len(ids), _ROWS_A_THREAD)  # system calls would wait for one another
+        if failed:
+            raise self._rows.write_failed(int(positions[order[min(failed)]]))
+
     def _read_again(self, wanted: Records, indices: Int64) -> Int64:
         """Reads records that failed, now while nobody writes; indices of those that are not there.
 
@@ -227,7 +249,7 @@ class TableFiles:
         inside = (positions >= 0) & (positions < self._owners.items)
         owners = np.zeros((len(ids), 2), np.int64)
         owners[inside] = self._owners_at(positions[inside])
-        owned: npt.NDArray[np.bool_] = (owners[:, 0] == ids) & (owners[:, 1] == _stamps(ids, positions))
+        owned: npt.NDArray[np.bool_] = (owners[:, 0] == ids) & (owners[:, 1] == owner_stamps(ids, positions))
         return owned
 
     def _owners_at(self, positions: Int64) -> Int64:
@@ -254,7 +276,7 @@ class TableFiles:
                 owners = self._owners_at(positions)
                 there = np.flatnonzero(owners[:, 1])
                 positions, ids = positions[there], owners[there, 0]
-                wrong = np.flatnonzero(owners[there, 1] != _stamps(ids, positions))
+                wrong = np.flatnonzero(owners[there, 1] != owner_stamps(ids, positions))
                 if len(wrong):
                     raise self._owners.read_failed(int(positions[wrong[0]]))
                 for part in range(0, len(ids), block_rows):
@@ -276,14 +298,3 @@ class TableFiles:
         first = np.unique(np.concatenate([block[1] for block in blocks]), return_index=True)[1]
         again = np.delete(positions, first)
         self._put_owners(again, np.zeros((len(again), 2), np.int64))
-
-
-def _stamps(ids: Int64, positions: Int64) -> Int64:
-    """What says that an id owns a position, int64 `[n]`, never 0."""
-    mixed = ids.view(np.uint64) * np.uint64(_FACTOR) ^ (positions.view(np.uint64) + np.uint64(1)) * np.uint64(_OTHER)
-    stamps: Int64 = ((mixed ^ (mixed >> np.uint64(32))) | np.uint64(1)).view(np.int64)
-    return stamps
-
-
-def _ends(ascending: Int64) -> str:
-    return f"{ascending[0]} to {ascending[-1]}"

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,9 @@ from hypothesis import strategies as st
 
 from elastable.embedding_store.contract.tier import TierTable
 from elastable.embedding_store.errors import BadInput, StoreBroken, StoreFailed
-from elastable.embedding_store.tiers.files.checked_records import record_stride
+from elastable.embedding_store.tiers.files import table_files
+from elastable.embedding_store.tiers.files.checked_records import record_stride, store_checked
+from elastable.embedding_store.tiers.files.file_system import overwrites_in_place
 from elastable.embedding_store.tiers.files.file_tier import FileTier
 from tests.embedding_store.tiers.tier_places import everything, records
 
@@ -80,6 +83,8 @@ import resource, sys
 import numpy as np
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.contract.tier import TierTable
+from elastable.embedding_store.tiers.files import table_files
+from elastable.embedding_store.tiers.files.file_system import overwrites_in_place
 from elastable.embedding_store.tiers.files.file_tier import FileTier
 from tests.embedding_store.tiers.tier_places import everything, records
 
@@ -87,7 +92,7 @@ def some(table, count, value):
     ids = np.arange(count)
     return records(table, ids, ids, np.full((count, {"small": 40, "t": 400}[table]), value, np.uint8))
 
-with FileTier(sys.argv[1]) as tier:
+with FileTier(sys.argv[1], fsync=sys.argv[2] == "fsync") as tier:
     tier.create(TierTable("small", 40))
     tier.create(TierTable("t", 400))
     tier.write([some("small", 9, 1), some("t", 2_000, 1)], {}, 1)
@@ -116,9 +121,10 @@ print("as it was")
 
 
 @pytest.mark.process
-def test_a_full_disk_is_met_before_anything_changes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fsync", ["fsync", "never"])
+def test_a_full_disk_is_met_before_anything_changes(tmp_path: Path, fsync: str) -> None:
     """The limit of a process on the size of its files stands for a disk that is full."""
-    done = python(FULL, str(tmp_path / "s"))
+    done = python(FULL, str(tmp_path / "s"), fsync)
     assert (done.returncode, done.stdout.strip()) == (0, "as it was"), done.stderr
 
 
@@ -347,13 +353,72 @@ def test_files_on_a_file_system_that_maps_nothing_are_read_all_the_same(
     def refuse(*arguments: object) -> None:
         raise OSError(errno.ENODEV, "No such device")
 
-    maps_nothing = SimpleNamespace(mmap=refuse, MAP_SHARED=mmap.MAP_SHARED, PROT_READ=mmap.PROT_READ)
+    maps_nothing = SimpleNamespace(**{**vars(mmap), "mmap": refuse})
     monkeypatch.setattr("elastable.embedding_store.tiers.files.mapped_file.mmap", maps_nothing)
-    with FileTier(saved) as tier:
+    with FileTier(saved, fsync=False) as tier:
         np.testing.assert_array_equal(read(tier), ROWS)
         assert everything(tier, "t") == ALL
+        now = change_half(tier)
+        assert everything(tier, "t") == now
         wanted = records("t", [5, 10_000], [1, 1], 264)
         assert sorted(tier.read([wanted])[0].tolist()) == [0, 1]
+
+
+def change_half(tier: FileTier) -> dict[int, bytes]:
+    """Writes every other id, deletes some, and adds one far away; returns what must be there now."""
+    now = dict(ALL)
+    ids, positions = np.append(IDS[::2], 100_000), np.append(POSITIONS[::2], 20_000)
+    rows = np.random.default_rng(3).integers(0, 256, (len(ids), 264), np.uint8)
+    tier.write([records("t", ids, positions, rows)], {"t": (IDS[1:50:2], POSITIONS[1:50:2])}, 8)
+    now.update(zip(ids.tolist(), map(bytes, rows), strict=True))
+    for gone in IDS[1:50:2].tolist():
+        del now[gone]
+    return now
+
+
+MAPPED_FILE = "elastable.embedding_store.tiers.files.mapped_file"
+
+
+@pytest.mark.parametrize("way", ["through memory", "with fsync", "other file system", "mapped to be read", "sparse"])
+def test_records_written_in_any_way_are_the_same_and_leave_the_others_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    def map_to_be_read(fd: int, length: int, flags: int, protection: int) -> mmap.mmap:
+        if protection & mmap.PROT_WRITE:
+            raise OSError(errno.EACCES, "Permission denied")
+        return mmap.mmap(fd, length, flags, protection)
+
+    def noted(file: np.ndarray, through: bool, *rest: Any) -> int:
+        ways.add(through)
+        return store_checked(file, through, *rest)
+
+    ways = set[bool]()
+    monkeypatch.setattr(table_files, "store_checked", noted)
+    monkeypatch.setattr(f"{MAPPED_FILE}.overwrites_in_place", lambda fd: way != "other file system")
+    if way == "mapped to be read":
+        monkeypatch.setattr(f"{MAPPED_FILE}.mmap", SimpleNamespace(**{**vars(mmap), "mmap": map_to_be_read}))
+    if way == "sparse":
+        monkeypatch.setattr(table_files, "_FAR_BYTES", 0)
+    with FileTier(tmp_path / "s", fsync=way == "with fsync") as tier:
+        tier.create(TABLE)
+        tier.write([records("t", IDS, POSITIONS, ROWS)], {}, 7)
+        now = change_half(tier)
+        assert ways == {way == "through memory"}
+        assert everything(tier, "t") == now
+        tier.put_state(b"next")
+    with FileTier(tmp_path / "s") as tier:
+        assert everything(tier, "t") == now
+
+
+def test_only_file_systems_that_write_blocks_where_they_are_are_written_through_memory() -> None:
+    with Path("/proc/self/status").open() as file:
+        assert not overwrites_in_place(file.fileno())
+    descriptor = os.memfd_create("memory")
+    try:
+        assert overwrites_in_place(descriptor)
+    finally:
+        os.close(descriptor)
+    assert not overwrites_in_place(descriptor)
 
 
 @pytest.mark.parametrize("call", ["fsync", "fdatasync"])
