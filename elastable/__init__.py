@@ -8,7 +8,7 @@
 * data: `NumpyReader`, `ParquetReader`, `CsvReader`, `StreamReader`, `EndlessReader`; for sources of your own
   `Reader`, `RaggedArray`, `SparseArray`
 * ids of strings: `hash_ids`
-* stores: `MemoryStore`, `RedisStore`, `open_store`, `TableSpec`, `OptimizerSpec`, `InitializerSpec`
+* stores: `MemoryStore`, `open_store`, `open_reader`, `TableSpec`, `OptimizerSpec`, `InitializerSpec`
 * tables of any ids: `AdmissionSpec`, `EvictionSpec`
 * locations: `LocationSettings`, `TensorLocationSettings`, `TensorLocation`
 * replicas: `replica_group`, `CommGroup`
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from elastable.embedding_store.native.ids.string_ids import hash_ids
     from elastable.embedding_store.open_reader import open_reader
     from elastable.embedding_store.open_store import open_store
-    from elastable.embedding_store.tiers.redis.redis_store import RedisStore
     from elastable.in_process.fitting import fit
     from elastable.in_process.tape_step import step
     from elastable.models.saving import save
@@ -101,7 +100,6 @@ __all__ = [
     "ParquetReader",
     "RaggedArray",
     "Reader",
-    "RedisStore",
     "ReplicaTrainer",
     "SparseArray",
     "StreamReader",
@@ -133,7 +131,6 @@ _NAMES_OF = {
     "elastable.embedding_store.native.ids.string_ids": "hash_ids",
     "elastable.embedding_store.open_reader": "open_reader",
     "elastable.embedding_store.open_store": "open_store",
-    "elastable.embedding_store.tiers.redis.redis_store": "RedisStore",
     "elastable.in_process.fitting": "fit",
     "elastable.in_process.tape_step": "step",
     "elastable.models.saving": "save",

@@ -34,7 +34,6 @@ ELASTABLE = [
     "ParquetReader",
     "RaggedArray",
     "Reader",
-    "RedisStore",
     "ReplicaTrainer",
     "SparseArray",
     "StreamReader",

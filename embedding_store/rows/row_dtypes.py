@@ -8,18 +8,16 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.native.numbers.half_numbers import (
     HALF_DTYPES,
-    gather_half,
     round_half,
     round_half_randomly,
-    scatter_half,
 )
 from elastable.embedding_store.native.slab import SlabMaker
 from elastable.embedding_store.rows.half_rows import HalfRows
-from elastable.embedding_store.rows.int8_rows import Int8Rows, UInt8, gather_int8, scatter_int8
+from elastable.embedding_store.rows.int8_rows import Int8Rows
 from elastable.embedding_store.rows.rounding_bits import rounding_bits
 from elastable.embedding_store.rows.row_values import Float32Rows, RowValues
 
-__all__ = ["pack_rows", "round_update", "rounded_rows", "row_values", "unpack_rows"]
+__all__ = ["round_update", "rounded_rows", "row_values"]
 
 _PIECE = 1 << 14  # values that are rounded at a time, for the cache
 
@@ -29,30 +27,6 @@ def row_values(spec: TableSpec, rows: int, new_slab: SlabMaker) -> RowValues:
     if spec.dtype in HALF_DTYPES:
         return HalfRows(spec, rows, new_slab)
     return (Int8Rows if spec.dtype == "int8" else Float32Rows)(spec, rows, new_slab)
-
-
-def pack_rows(spec: TableSpec, weights: Float32, packed: UInt8) -> None:
-    """Rows as the bytes that a table of another dtype than float32 keeps of them, rounded to nearest.
-
-    Args:
-        spec: The table.
-        weights: float32 `[n, dim]`.
-        packed: uint8 `[n, spec.weight_bytes]`, C-contiguous, at an even address; little-endian numbers.
-    """
-    order = np.arange(len(weights))
-    if spec.dtype == "int8":
-        scatter_int8(weights, packed, order)
-    else:
-        scatter_half(HALF_DTYPES[spec.dtype], weights, None, packed.view(np.uint16), order)
-
-
-def unpack_rows(spec: TableSpec, packed: UInt8, weights: Float32) -> None:
-    """What `pack_rows` wrote, read into `weights` float32 `[n, dim]`."""
-    order = np.arange(len(weights))
-    if spec.dtype == "int8":
-        gather_int8(packed, order, weights)
-    else:
-        gather_half(HALF_DTYPES[spec.dtype], packed.view(np.uint16), order, weights)
 
 
 def rounded_rows(dtype: str, weights: Float32) -> Float32:

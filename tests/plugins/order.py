@@ -60,7 +60,6 @@ DEAREST = (
     "tests/elastable/commands/test_command.py",
     "tests/elastable/in_process/test_places.py",
     "tests/embedding_store/wire/test_shared_processes.py",
-    "tests/embedding_store/tiers/redis/test_redis_store.py",
     "tests/elastable/jobs/test_ragged_stream_job.py",
     "tests/worker/runtime/test_loop.py",
     "tests/embedding_store/wire/test_remote.py",

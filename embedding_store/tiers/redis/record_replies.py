@@ -17,9 +17,10 @@ from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.tiers.redis.exchange import Replies
 from elastable.embedding_store.tiers.redis.record_decoder import DONE, ERROR_LINE, UNEXPECTED, decode_records
 from elastable.embedding_store.tiers.redis.record_requests import Parts
-from elastable.embedding_store.tiers.redis.resp_answers import line_at
 
 __all__ = ["Awaited", "RecordReplies", "WriteReplies"]
+
+_LONGEST_LINE = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class RecordReplies(Replies):
                 self._before += len(now.parts)
                 self._state[:] = 0
             elif status == ERROR_LINE:
-                line = line_at(received, start, stop)
+                line = _line_at(received, start, stop)
                 if line is None:
                     return start
                 self._fail(line)
@@ -91,6 +92,19 @@ class RecordReplies(Replies):
             f"a reply is not the {int(now.parts[self._state[0]]['rows'])} records of {now.width} bytes that were "
             f"asked for, it goes on with {got!r}"
         )
+
+
+def _line_at(received: UInt8, start: int, stop: int) -> bytes | None:
+    """The line at `start` without its CRLF; None if it has not all come.
+
+    Raises:
+        StoreFailed: it is too long to be an error.
+    """
+    text = received[start : min(stop, start + _LONGEST_LINE)].tobytes()
+    line, crlf, _ = text.partition(b"\r\n")
+    if not crlf and len(text) == _LONGEST_LINE:
+        raise StoreFailed(f"a reply goes on with {text[:40]!r}, which is no reply to what was asked")
+    return line if crlf else None
 
 
 class WriteReplies(Replies):

@@ -90,10 +90,6 @@ def _are_values(reply: object, command: Command) -> bool:
     return isinstance(reply, list) and len(reply) == asked and all(_is_value(one, command) for one in reply)
 
 
-def _is_time(reply: object, command: Command) -> bool:
-    return _are_texts(reply, command) and len(reply) == 2 and all(one.isdigit() and len(one) < 19 for one in reply)
-
-
 def _is_page(reply: object, command: Command) -> bool:
     return isinstance(reply, list) and len(reply) == 2 and _is_text(reply[0], command) and _are_pairs(reply[1], command)
 
@@ -127,7 +123,7 @@ _SHAPES: dict[str, _Fits] = {
     **dict.fromkeys(
         ("ASKING", "AUTH", "INFO", "MULTI", "PING", "RENAME", "SELECT", "SET", "TYPE", "UNWATCH", "WATCH"), _is_text
     ),
-    **dict.fromkeys(("DEL", "EXISTS", "HDEL", "HEXISTS", "HLEN", "HSET", "HSETNX", "UNLINK"), _is_count),
+    **dict.fromkeys(("DEL", "EXISTS", "HDEL", "HLEN", "HSET", "HSETNX", "UNLINK"), _is_count),
     **dict.fromkeys(("GET", "HGET"), _is_value),
     "CLIENT": _is_of_client,
     "CLUSTER": _are_slots,
@@ -135,7 +131,6 @@ _SHAPES: dict[str, _Fits] = {
     "HKEYS": _are_texts,
     "HMGET": _are_values,
     "HSCAN": _is_page,
-    "TIME": _is_time,
     **dict.fromkeys(("XDEL", "XTRIM"), _is_count),
     **dict.fromkeys(("XRANGE", "XREVRANGE", "WAITAOF"), _is_list),
     "XREAD": _are_streams,

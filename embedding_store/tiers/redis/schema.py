@@ -37,8 +37,8 @@ persistence, the tail of an append-only file, an eviction, a failover to a
 replica that lagged). An id without a field has no record: the row was never
 updated, and reads its initial value.
 
-Earlier releases wrote schema 1 (`schema_1.py`), whose keys are different ones but
-for the owner's, which keeps out writers of both.
+Earlier releases wrote schema 1 (`earlier_schema.py`), whose keys are different ones
+but for the owner's, which keeps out writers of both.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from urllib.parse import parse_qsl, unquote
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.address import Address
-from elastable.embedding_store.support.store_url import byte_count
 from elastable.embedding_store.tiers.redis.login import login_of_environment, sentinel_login
 from elastable.embedding_store.tiers.redis.schema import (
     DEFAULT_NAMESPACE,
@@ -23,9 +22,7 @@ __all__ = ["DEFAULT_DEADLINE_S", "DEFAULT_PORT", "SCHEMES", "RedisUrl", "redacte
 SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel")
 DEFAULT_PORT, DEFAULT_SENTINEL_PORT = 6379, 26379
 DEFAULT_DEADLINE_S = 10.0
-DEFAULT_BEFORE_IMAGE_BYTES = 1 << 30
-DEFAULT_HELD_BYTES = 256 << 20
-_OPTIONS = ("namespace", "partitions", "deadline", "ca", "before_image_bytes", "held_bytes", "service")
+_OPTIONS = ("namespace", "partitions", "deadline", "ca", "service")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +42,6 @@ class RedisUrl:
         namespace: What the store's keys begin with.
         partitions: Of the tables that this store creates, a power of two.
         deadline: Seconds that one operation may take, connecting and retries included.
-        before_image_bytes: That the server may keep for pinned versions; a pin that needs more is given up.
-        held_bytes: Of the writing process' memory for hot rows with their slots, which its commits then
-            need not read; 0: every commit reads.
     """
 
     seeds: tuple[Address, ...]
@@ -59,8 +53,6 @@ class RedisUrl:
     namespace: str = DEFAULT_NAMESPACE
     partitions: int = DEFAULT_PARTITIONS
     deadline: float = DEFAULT_DEADLINE_S
-    before_image_bytes: int = DEFAULT_BEFORE_IMAGE_BYTES
-    held_bytes: int = DEFAULT_HELD_BYTES
     service: str = ""
     sentinel_login: tuple[str, str] = field(default=("", ""), repr=False)
 
@@ -109,8 +101,6 @@ class RedisUrl:
             namespace=options.get("namespace", DEFAULT_NAMESPACE),
             partitions=_number("partitions", options.get("partitions", str(DEFAULT_PARTITIONS))),
             deadline=_seconds(options.get("deadline", str(DEFAULT_DEADLINE_S))),
-            before_image_bytes=byte_count(options.get("before_image_bytes", str(DEFAULT_BEFORE_IMAGE_BYTES))),
-            held_bytes=byte_count(options.get("held_bytes", str(DEFAULT_HELD_BYTES))),
         )
 
     def __str__(self) -> str:
@@ -129,6 +119,11 @@ def redacted(url: str) -> str:
 
 def _options(query: str) -> dict[str, str]:
     options = dict(parse_qsl(query, keep_blank_values=True))
+    if "held_bytes" in options:
+        raise BadInput(
+            "option 'held_bytes' of a Redis URL is of an earlier release: write budget=, the memory for rows with "
+            "their slots, such as budget=2GiB"
+        )
     unknown = sorted(set(options) - set(_OPTIONS))
     if unknown:
         raise BadInput(f"option {unknown[0]!r} of a Redis URL is unknown; known options are {', '.join(_OPTIONS)}")

@@ -88,7 +88,6 @@ def _one_part() -> np.ndarray:
         (("HKEYS", b"k"), [[b"a"]], [[None], 3]),
         (("HMGET", b"k", b"a", b"b"), [[b"x", None]], [[b"x"], [b"x", 1], [b"x"] * 3]),
         (("HSCAN", b"k", b"0"), [[b"0", [b"a", b"b"]]], [[b"0"], [0, []], [b"0", [b"a"]]]),
-        (("TIME",), [[b"1", b"2"]], [[b"1"], [b"a", b"2"], [b"9" * 5_000, b"1"]]),
         (("INFO", "cluster"), [b"cluster_enabled:0"], [0, None, []]),
         (("CLUSTER", "SLOTS"), [[], [[0, 5, [b"host", 1]]]], [[[0, 5]], [[0, b"5", [b"h", 1]]], [3], None]),
         (("CLIENT", "LIST"), [b"id=1"], [1]),

@@ -45,6 +45,7 @@ def test_a_password_never_shows() -> None:
         ("redis://me:secret@h:1?deadline=soon", "deadline.*'soon'"),
         ("redis://me:secret@h:1?namespace=a:b", "namespace"),
         ("redis://me:secret@h:1?retries=4", "'retries'.*namespace, partitions"),
+        ("redis://me:secret@h:1?held_bytes=1GiB", "'held_bytes'.*write budget="),
         ("redis://me:secret@[::1:1", "address"),
     ],
 )
