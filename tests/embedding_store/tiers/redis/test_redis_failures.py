@@ -35,6 +35,7 @@ from elastable.embedding_store.open_reader import open_reader
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.tiers.redis.schema import partition_of
+from tests.cutting_proxy import cutting_proxy
 from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, undisturbed
 from tests.embedding_store.tiers.redis.redis_stores import redis_store
 from tests.ports import free_port
@@ -363,6 +364,24 @@ def test_a_full_server(fleeting: Server) -> None:
         client.config_set("maxmemory", "0")
         store.commit(commit_of(2))
         assert everything(store) == everything(undisturbed(2))
+
+
+@pytest.mark.parametrize("ending", ["cut", "kill"])
+def test_a_commit_whose_answer_is_lost_is_made_once(durable: Server, ending: str) -> None:
+    with cutting_proxy(durable.port) as proxy, flushed(f"redis://127.0.0.1:{proxy.port}?deadline=2") as store:
+        proxy.transactions = 1  # the one that appends to the log
+        if ending == "kill":
+            proxy.when_cut = durable.kill
+            with pytest.raises(Unavailable):
+                store.commit(commit_of(2))
+            durable.start()
+        store.commit(commit_of(2))
+        assert proxy.transactions is None
+        store.commit(commit_of(3))
+        assert everything(store) == everything(undisturbed(3))
+        with open_reader(durable.url, follow=True) as reader:
+            assert reader.version() == 3
+            np.testing.assert_array_equal(adam(reader), adam(store))
 
 
 def test_a_closed_store(redis_url: str) -> None:
