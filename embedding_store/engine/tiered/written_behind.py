@@ -169,7 +169,8 @@ class WrittenBehind(LoggedStore, StoreReads):
         self._undecided = True
 
     def _may_flush(self) -> bool:
-        return not self._undecided and self._failure is None and not self._closed
+        # Rows of a commit that could not be logged must not get to the tier: the store may come back without it.
+        return not self._undecided and self._unlogged is None and self._failure is None and not self._closed
 
     def _described(self) -> StoreState:
         assert self._store_tier is not None
@@ -191,5 +192,6 @@ class WrittenBehind(LoggedStore, StoreReads):
             return
         flusher.stop()
         with self._lock.writing():
-            if self._failure is None and tier.owned and not (self._undecided and tier.log.keeps_entries):
+            undecided = self._undecided and tier.log.keeps_entries
+            if self._failure is None and self._unlogged is None and tier.owned and not undecided:
                 self._flush_alone(tier)
