@@ -10,7 +10,6 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-import redis
 
 from elastable.callbacks.callback_state import restore_states, states_of
 from elastable.embedding_store.errors import BadInput
@@ -135,12 +134,13 @@ def test_a_job_that_goes_on_has_the_numbers_of_one_that_never_stopped(whole: Pat
     assert_same_end(tmp_path, whole)
 
 
-def test_a_job_that_goes_on_from_a_store_does_too(whole: Path, tmp_path: Path, redis_url: str) -> None:
+def test_a_job_that_goes_on_from_a_store_does_too(whole: Path, tmp_path: Path) -> None:
     """From the record that stands with a version in the middle of the last epoch."""
-    train(tmp_path, "--store", redis_url)
-    with open_store(redis_url) as store, redis.Redis.from_url(redis_url) as client:
+    url = f"memory?log={tmp_path / 'log'}"
+    train(tmp_path, "--store", url)
+    with open_store(url) as store:
         assert store.recover(5 * VERSIONS - 1) > 0
-        assert int(client.get("{elastable}:version")) == 5 * VERSIONS - 1
+        assert store.version() == 5 * VERSIONS - 1
     shutil.rmtree(tmp_path / "saved")
-    assert "resuming at version 19" in train(tmp_path, "--store", redis_url, "--resume")
+    assert "resuming at version 19" in train(tmp_path, "--store", url, "--resume")
     assert_same_end(tmp_path, whole)

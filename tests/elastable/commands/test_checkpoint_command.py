@@ -10,11 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 from elastable.command import app
+from elastable.embedding_store.contract.spec import EvictionSpec, TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, CheckpointError, Unsupported
 from elastable.embedding_store.open_store import open_store
 from elastable.master.checkpoints.series import CheckpointSeries
-from tests.master.checkpoints.jobs import AGED, DYNAMIC, FIXED, JOB, commit, created, dense_of, progress_of, rows
+from tests.master.checkpoints.jobs import DYNAMIC, FIXED, JOB, commit, created, dense_of, progress_of, rows
 
 
 @pytest.fixture
@@ -125,14 +126,16 @@ def test_restore_to_redis_but_not_into_a_running_job(home: Path, redis_url: str)
 
 
 def test_a_store_that_cannot_keep_a_table_is_left_as_it_was(tmp_path: Path, redis_url: str) -> None:
-    with created(MemoryStore(), [AGED, DYNAMIC]) as store:
-        commit(store, {"aged": [1], "dynamic": [2]})
+    few = TableSpec("few", 2, eviction=EvictionSpec(max_rows=5))
+    with created(MemoryStore(), [few, DYNAMIC]) as store:
+        commit(store, {"few": [1], "dynamic": [2]})
         series = CheckpointSeries(tmp_path, store)
         series.begin(store, {}, JOB, progress_of(1))()
-    with pytest.raises(Unsupported, match="table 'aged': redis has no eviction"):
-        told("restore", tmp_path, "--store", redis_url)
-    told("restore", tmp_path, "--store", redis_url, "--tables", "dynamic")
-    with open_store(redis_url) as other:
+    shards = f"token:{redis_url}?namespace=a,{redis_url}?namespace=b"
+    with pytest.raises(Unsupported, match="table 'few': eviction by max_rows needs all rows in one place"):
+        told("restore", tmp_path, "--store", shards)
+    told("restore", tmp_path, "--store", shards, "--tables", "dynamic")
+    with open_store(shards) as other:
         assert sorted(other.specs()) == ["dynamic"]
 
 

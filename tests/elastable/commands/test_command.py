@@ -169,7 +169,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Finished]:
         "serve_not_finite": ("serve", "--not-finite", "ignore"),
         "serve_deadline": ("serve", "--deadline", "-1"),
         "serve_transport": ("serve", "--transport", "pigeon"),
-        "serve_shared": ("serve", "--store", f"file://{home}/rows", "--transport", "shared"),
+        "serve_shared": ("serve", "--store", "token:memory,memory", "--transport", "shared"),
     }
     with elastable(home, "serve", "--listen", "127.0.0.1:0") as bare:
         commands["no_model_there"] = ("worker", CLICK_JOB, "--master", bare.address())
