@@ -221,7 +221,10 @@ class TieredTable(MemoryTable):
         positions = np.empty(len(ids), np.int64)
         missing = self._directory.find(ids, positions)
         if missing or self._directory.count != len(ids) or (keeps and not np.array_equal(positions, places)):
-            raise StoreBroken(f"{self._tier.place}: ids of table {self.spec.name!r} are there twice, or are corrupt")
+            raise StoreBroken(
+                f"{self._tier.place}: of {len(ids)} ids of table {self.spec.name!r} (there {self.behind.name!r}) only "
+                f"{self._directory.count} differ, and {missing} cannot be found: they are there twice, or are corrupt"
+            )
         start = 0
         for some, _, rows in blocks if width is None else ():
             at = positions[start : start + len(some)]
