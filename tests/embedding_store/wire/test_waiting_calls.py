@@ -21,12 +21,25 @@ WAIT_S = 20
 LIMITS = CallLimits(threads=4, parked=100, sessions=100)
 
 
+class Watched(Future[bytes]):
+    """A result that says when somebody waits for it, which a call does once it holds no thread."""
+
+    def __init__(self, parked: threading.Semaphore) -> None:
+        super().__init__()
+        self.parked = parked
+
+    def add_done_callback(self, fn: Callable[[Future[bytes]], object]) -> None:
+        super().add_done_callback(fn)
+        self.parked.release()
+
+
 class Waiting:
     """A service whose calls wait for `futures`, in the order in which they came."""
 
     def __init__(self, held: ExitStack, limits: CallLimits = LIMITS) -> None:
         self.futures: list[Future[bytes]] = []
         self.came = threading.Semaphore(0)
+        self.parked = threading.Semaphore(0)
         self.then: Callable[[bytes], Answer] = lambda reply: reply
         handlers = {
             "One": grpc.unary_unary_rpc_method_handler(self.wait),
@@ -41,7 +54,7 @@ class Waiting:
         self.frames = self.channel.stream_unary("/test.Waiting/Frames", None, None)
 
     def wait(self, request: bytes, context: grpc.ServicerContext) -> Later[bytes]:
-        result: Future[bytes] = Future()
+        result = Watched(self.parked)
         self.futures.append(result)
         self.came.release()
         return Later(result, lambda reply: self.then(reply), light=request == b"light")
@@ -51,7 +64,12 @@ class Waiting:
             return self.wait(b"".join(frames), context)
 
     def await_calls(self, count: int) -> None:
+        """Waits until `count` more calls have been begun. They may hold their threads yet."""
         assert all(self.came.acquire(timeout=WAIT_S) for _ in range(count))
+
+    def await_parked(self, count: int) -> None:
+        """Waits until `count` more calls wait without a thread."""
+        assert all(self.parked.acquire(timeout=WAIT_S) for _ in range(count))
 
 
 @pytest.fixture
@@ -66,7 +84,7 @@ def test_more_calls_wait_than_there_are_threads(held: ExitStack, request_: bytes
     calls = []
     for _ in range(20):
         calls += [served.one.future(request_, timeout=WAIT_S) for _ in range(3)]
-        served.await_calls(3)
+        served.await_parked(3)
     names = [thread.name for thread in threading.enumerate()]
     assert sum(name.startswith(("grpc_", "answers")) for name in names) < 40
     assert not any(call.done() for call in calls)
@@ -142,20 +160,20 @@ def test_a_client_that_leaves_cancels_its_wait_and_frees_its_room(held: ExitStac
     served = Waiting(held, CallLimits(threads=4, parked=2))
     calls = [served.one.future(b"", timeout=WAIT_S) for _ in range(2)]
     served.await_calls(2)
+    served.await_parked(2)
     third = served.one.future(b"", timeout=WAIT_S)
     error = refused(third)
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert error.details() == "2 waiting calls are under way here; try again"
     served.await_calls(1)
     assert served.futures[2].cancelled()
-    left = threading.Event()
-    served.futures[0].add_done_callback(lambda _: left.set())
+    left = threading.Semaphore(0)
+    for future in served.futures[:2]:
+        future.add_done_callback(lambda _: left.release())
     for call in calls:
         call.cancel()
-    assert left.wait(WAIT_S)
-    assert served.futures[0].cancelled()
-    for future in served.futures[:2]:
-        assert future.cancelled() or future.cancel() or future.exception(WAIT_S) is None
+    assert all(left.acquire(timeout=WAIT_S) for _ in range(2))
+    assert all(future.cancelled() for future in served.futures[:2])
     again = served.one.future(b"", timeout=WAIT_S)
     served.await_calls(1)
     served.futures[3].set_result(b"here")
@@ -166,8 +184,11 @@ def test_calls_that_wait_end_with_the_server(held: ExitStack) -> None:
     with ExitStack() as inner:
         served = Waiting(inner)
         call = served.one.future(b"", timeout=WAIT_S)
-        served.await_calls(1)
+        served.await_parked(1)
+        ended = threading.Event()
+        served.futures[0].add_done_callback(lambda _: ended.set())
         channel = inner.pop_all()
     channel.close()
+    assert ended.wait(WAIT_S)
     assert served.futures[0].cancelled()
     assert isinstance(refused(call), grpc.RpcError) or call.cancelled()
