@@ -12,7 +12,7 @@ from elastable.commands.command_line import with_options
 from elastable.commands.knowledge_graphs.evaluating import classify_triples, evaluate_run, score_triples
 from elastable.commands.knowledge_graphs.predicting import predict_links
 from elastable.commands.knowledge_graphs.searching import search_settings
-from elastable.commands.knowledge_graphs.setting_options import CHOSEN, MODEL
+from elastable.commands.knowledge_graphs.setting_options import CHOSEN, HEADER, MODEL, with_header
 from elastable.commands.knowledge_graphs.using import export_run, serve_run, show_neighbors
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.option import Option, option_fields, required, setting
@@ -39,6 +39,7 @@ class _RunOptions:
             metavar="DATASET", positional=True,
         )
     )  # fmt: skip
+    header: str | None = setting(None, HEADER)
     workers: int = setting(
         1, Option("Threads to train on; under `elastable replicas` its -n counts instead.", at_least=1)
     )
@@ -62,8 +63,8 @@ _CHOSEN = {name: field for name, field in CHOSEN.items() if name != "budget_minu
 @kg.command()
 @with_options([*option_fields(_RunOptions).values(), MODEL, *_CHOSEN.values()])
 def train(
-    dataset: str, workers: int, run_dir: Path, resume: Path | None, budget: str | None, checkpoint_minutes: float,
-    model: str,
+    dataset: str, header: str | None, workers: int, run_dir: Path, resume: Path | None, budget: str | None,
+    checkpoint_minutes: float, model: str,
     **chosen: object,
 ) -> None:  # fmt: skip
     """Train a model; the best one by validation is kept and tested. Ctrl-C saves, and says how to continue."""
@@ -71,6 +72,7 @@ def train(
         import_tensorflow()
         from elastable.commands.kg_train import newest_checkpoint_of, run_graph
 
+    dataset = with_header(dataset, header)
     found, notes = None if resume is None else newest_checkpoint_of(resume), tuple[str, ...]()
     if found is None:
         settings, notes = _planned(dataset, model, chosen, budget)

@@ -226,8 +226,9 @@ def classify_triples(options: _ClassifyOptions) -> None:
     """Tell true triples from false ones, by a threshold of each relation chosen on validation triples."""
     trained = open_run(options.run, options.graph)
     from elastable.replicas.knowledge_graphs.evaluation.classification import ClassificationMetrics, Thresholds
+    from elastable.replicas.knowledge_graphs.graph.formats.source import GraphSource
 
-    graph, folder = trained.graph, Path(trained.source)
+    graph, folder = trained.graph, Path(GraphSource.parse(trained.source).place)
     labelled = []
     for true, given, name in (
         (graph.valid, options.valid_negatives, "valid_negatives"),

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from elastable.commands.command_line import with_options
-from elastable.commands.knowledge_graphs.setting_options import CHOSEN, MODEL
+from elastable.commands.knowledge_graphs.setting_options import CHOSEN, HEADER, MODEL, with_header
 from elastable.embedding_store.option import Option, option_fields, required, setting
 from elastable.embedding_store.support.extras import needs
 from elastable.process.quiet import import_tensorflow
@@ -31,6 +31,7 @@ _SHOWN = 10
 @dataclass(frozen=True, slots=True)
 class _SearchOptions:
     dataset: str = required(Option("The graph, as of `elastable kg train`.", metavar="DATASET", positional=True))
+    header: str | None = setting(None, HEADER)
     trials: int = setting(20, Option("Trials that the folder has at the end, earlier ones included.", at_least=1))
     search_dir: Path = setting(
         Path("search"), Option("Folder of the search; one that is there goes on.", metavar="DIR")
@@ -48,7 +49,8 @@ class _SearchOptions:
 
 @with_options([*option_fields(_SearchOptions).values(), MODEL, *CHOSEN.values()])
 def search_settings(
-    dataset: str, trials: int, search_dir: Path, space: Path | None, workers: int, prune: bool, model: str,
+    dataset: str, header: str | None, trials: int, search_dir: Path, space: Path | None, workers: int, prune: bool,
+    model: str,
     **chosen: object,
 ) -> None:  # fmt: skip
     """Try settings by Optuna; those that you give are the same in every trial. Run again to go on."""
@@ -60,6 +62,7 @@ def search_settings(
         from elastable.replicas.knowledge_graphs.search.search import Search
         from elastable.replicas.knowledge_graphs.search.search_space import SearchSpace, default_space
 
+    dataset = with_header(dataset, header)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     fixed = {name: value for name, value in chosen.items() if value is not None}
     tried = default_space(model, fixed) if space is None else SearchSpace.load(space)

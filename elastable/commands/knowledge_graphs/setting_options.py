@@ -5,12 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from elastable.embedding_store.option import OptionField, option_fields
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.option import Option, OptionField, option_fields
+from elastable.replicas.knowledge_graphs.graph.formats.source import HEADERS, GraphSource
 from elastable.replicas.knowledge_graphs.scores import SCORES
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 from elastable.replicas.knowledge_graphs.training.defaults import default_settings
 
-__all__ = ["CHOSEN", "MODEL"]
+__all__ = ["CHOSEN", "HEADER", "MODEL", "with_header"]
+
+HEADER = Option(
+    "Whether the first line of text and CSV files names the columns; auto: if its words are names of columns and on no "
+    "other line.",
+    choices=HEADERS,
+    unset="auto for text, yes for CSV",
+)
+"""The option `--header`."""
+
+
+def with_header(dataset: str, header: str | None) -> str:
+    """The graph, with what `--header` says about its files; None: nothing is said.
+
+    Raises:
+        BadInput: the graph's name says something else, or its format has no headers.
+    """
+    if header is None:
+        return dataset
+    source = GraphSource.parse(dataset)
+    if source.header not in ("auto", header):
+        raise BadInput(f"--header {header}, but {dataset} says header={source.header}")
+    return str(source.with_header(header))
 
 
 def _default_by_model(field: OptionField) -> OptionField:

@@ -112,7 +112,8 @@ def load_graph(source: str | os.PathLike[str], *, unseen: Unseen = "keep") -> Kn
             head, relation and tail by name, tab-separated, one triple per line, with or without a header
             (`triple_file.without_header`); and optionally `entity_types.txt`: entity and type, on several lines for an
             entity of several types. Files may end in `.csv`, `.csv.gz` or `.parquet`, with columns head,
-            relation and tail, or those of `FOLDER?head=A&relation=B&tail=C`. Or the name of an installed graph, one of
+            relation and tail, or those of `FOLDER?head=A&relation=B&tail=C`. `FOLDER?header=yes` or `header=no` says
+            whether text and CSV files begin with a header. Or the name of an installed graph, one of
             `INSTALLED_GRAPHS`; or `openke:FOLDER`, `ogb:FOLDER`, `pykeen:FOLDER` or `pykeen:NAME` (`graph.formats`).
         unseen: How to treat validation and test triples with an entity or relation that
             no training triple has. "keep": it gets an id and an embedding that is never
@@ -132,11 +133,11 @@ def load_graph(source: str | os.PathLike[str], *, unseen: Unseen = "keep") -> Kn
     if "train" not in files:
         raise BadInput(f"{folder}: no train.txt (or .tsv) with training triples")
     entities, relations = _Ids(), _Ids()
-    train, header = _read(files["train"], asked.columns, entities, relations)
+    train, header = _read(files["train"], asked, entities, relations)
     if not len(train):
         raise BadInput(f"{files['train']}: no training triple")
     triples, headers = {"train": train}, {"train": header}
-    counts = _read_others(files, asked.columns, triples, headers, entities, relations, unseen)
+    counts = _read_others(files, asked, triples, headers, entities, relations, unseen)
     names = Names(entities.names)
     types, entity_types, further_types = read_entity_types(_file(folder, _TYPES), names)
     return KnowledgeGraph(
@@ -187,7 +188,6 @@ def graph_of_parts(parts: GraphParts, unseen: Unseen = "keep") -> KnowledgeGraph
         unseen=counts,
         entity_types=parts.entity_types,
         types=parts.types,
-        notes=(),
     )
 
 
@@ -208,7 +208,7 @@ class _Ids:
 
 def _read_others(
     files: dict[str, Path],
-    columns: tuple[str, ...],
+    asked: GraphSource,
     triples: dict[str, Int32],
     headers: dict[str, bool],
     entities: _Ids,
@@ -221,7 +221,7 @@ def _read_others(
     for split in SPLITS[1:]:
         found, headers[split] = np.empty((0, 3), np.int32), False
         if split in files:
-            found, headers[split] = _read(files[split], columns, entities, relations)
+            found, headers[split] = _read(files[split], asked, entities, relations)
         strange = found >= np.array(seen)
         counts[split] = int(strange.any(1).sum())
         if counts[split] and unseen == "refuse":
@@ -263,12 +263,12 @@ def _repeated(triples: Int32, train: Int32) -> int:
     return int(np.isin(keys, known).sum())
 
 
-def _read(file: Path, columns: tuple[str, ...], entities: _Ids, relations: _Ids) -> tuple[Int32, bool]:
+def _read(file: Path, asked: GraphSource, entities: _Ids, relations: _Ids) -> tuple[Int32, bool]:
     """int32 `[N, 3]`, and whether the first line was a header of a file that may have none."""
     if file.name.endswith(TABLE_ENDINGS):
-        found, header = read_table_columns(file, columns), False
+        found, header = read_table_columns(file, asked.columns, asked.header != "no"), False
     else:
-        found, header = without_header(file, read_columns(file))
+        found, header = without_header(file, read_columns(file), asked.header)
     (heads, head), (kinds, relation), (tails, tail) = found
     # Line by line, head before tail: a column's dictionary is in order of first occurrence.
     met = [

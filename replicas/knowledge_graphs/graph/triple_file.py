@@ -75,32 +75,46 @@ _HEADERS = (
 """Names of the columns of head, relation and tail by which a header is known."""
 
 
-def without_header(path: str | os.PathLike[str], columns: NamedColumns) -> tuple[NamedColumns, bool]:
+def without_header(
+    path: str | os.PathLike[str], columns: NamedColumns, header: str = "auto"
+) -> tuple[NamedColumns, bool]:
     """The columns of triples without a first line that names them, and whether there was one.
-
-    A first line is a header if its names are those of columns, such as "subject, predicate, object", and occur on no
-    other line.
 
     Args:
         path: The file, for errors.
         columns: Head, relation and tail, as `read_columns` returned them.
+        header: "auto": a first line is a header if its names are those of columns, such as "subject, predicate,
+            object", and occur on no other line; "yes": it is one whatever its names; "no": it is a triple.
 
     Raises:
         BadInput: a header names the columns in another order.
     """
     (heads, head), (kinds, relation), (tails, tail) = columns
-    if not len(head):
+    if not len(head) or header == "no":
         return columns, False
     names = [each[0] for each in (heads, kinds, tails)]
     said = [name.strip().lower() for name in names]
     found = [next((place for place, known in enumerate(_HEADERS) if name in known), -1) for name in said]
     once = all(np.count_nonzero(codes == 0) == 1 for codes in (head, relation, tail))
-    if sorted(found) != [0, 1, 2] or not once or names[0] in tails or names[2] in heads:
+    recognised = sorted(found) == [0, 1, 2]
+    if header == "auto" and (not recognised or not once or names[0] in tails or names[2] in heads):
         return columns, False
-    if found != [0, 1, 2]:
+    if recognised and found != [0, 1, 2]:
         number, _ = next(_lines(Path(path)))
         raise BadInput(f"{path}, line {number}: the columns are {', '.join(names)}; they must be head, relation, tail")
-    return [(each[1:], (codes[1:] - 1).astype(np.int32)) for each, codes in columns], True
+    return [_without_first(each, codes) for each, codes in columns], True
+
+
+def _without_first(names: list[str], codes: Int32) -> tuple[list[str], Int32]:
+    """A column without its first line, whose name is dropped unless another line has it."""
+    if (codes[1:] == 0).any():
+        # In order of first occurrence again, which the first line decided.
+        kept, first, inverse = np.unique(codes[1:], return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        place = np.empty(len(order), np.int32)
+        place[order] = np.arange(len(order), dtype=np.int32)
+        return [names[code] for code in kept[order]], place[inverse]
+    return names[1:], (codes[1:] - 1).astype(np.int32)
 
 
 def line_of(path: str | os.PathLike[str], record: int) -> int:

@@ -157,6 +157,57 @@ def test_a_triple_that_looks_like_a_header_is_one_only_if_its_names_are_on_no_ot
     assert graph.notes == ()
 
 
+def test_a_header_of_other_words_is_one_if_it_is_said(tmp_path: Path) -> None:
+    written(tmp_path, train="b\tr\twer\nc\ts\tb\nb\tr\tc\n", valid="b\tr\twer\nb\ts\tc\n", test="Kopf\tArt\tEnde\n")
+    as_it_is = load_graph(tmp_path)
+    assert len(as_it_is.train) == 3
+    assert len(as_it_is.test) == 1
+    graph = load_graph(f"{tmp_path}?header=yes")
+    assert told(graph, "train") == [("c", "s", "b"), ("b", "r", "c")]
+    assert told(graph, "valid") == [("b", "s", "c")]
+    assert list(graph.entities) == ["c", "b"]  # in order of first occurrence without the header
+    assert list(graph.relations) == ["s", "r"]
+    assert graph.test.shape == (0, 3)
+    assert len(graph.notes) == 3
+
+
+def test_a_first_line_is_a_triple_if_it_is_said(tmp_path: Path) -> None:
+    written(tmp_path, train="subject\tpredicate\tobject\na\tr\tb\n")
+    assert len(load_graph(tmp_path).train) == 1
+    graph = load_graph(f"{tmp_path}?header=no")
+    assert told(graph, "train") == [("subject", "predicate", "object"), ("a", "r", "b")]
+    assert graph.notes == ()
+    written(tmp_path, train="head\ttail\trelation\na\tb\tr\n")
+    assert told(load_graph(f"{tmp_path}?header=no"), "train")[0] == ("head", "tail", "relation")
+    with pytest.raises(BadInput, match="they must be head, relation, tail"):
+        load_graph(f"{tmp_path}?header=yes")
+
+
+def test_csv_without_a_header_has_three_columns(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text('a,r,"b, c"\nd,r,a\n')
+    assert told(load_graph(f"{tmp_path}?header=no"), "train") == [("a", "r", "b, c"), ("d", "r", "a")]
+    with pytest.raises(BadInput, match="no column 'head'"):
+        load_graph(tmp_path)
+    (tmp_path / "train.csv").write_text("a,r,b,0.5\n")
+    with pytest.raises(BadInput, match=r"train\.csv: cannot be read"):
+        load_graph(f"{tmp_path}?header=no")
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("{}?header=perhaps", "known are auto, yes, no"),
+        ("{}?header=", "name columns as"),
+        ("{}?header=no&head=s", "columns are named by a header"),
+        ("openke:{}?header=no", "no header to choose"),
+    ],
+)
+def test_headers_that_cannot_be(tmp_path: Path, source: str, told: str) -> None:
+    written(tmp_path, train="a\tr\tb\n")
+    with pytest.raises(BadInput, match=told):
+        load_graph(source.format(tmp_path))
+
+
 def test_a_header_with_columns_in_another_order_is_refused(tmp_path: Path) -> None:
     written(tmp_path, train="head\ttail\trelation\na\tb\tr\n")
     with pytest.raises(BadInput, match=r"train\.txt, line 1: the columns are head, tail, relation; they must be"):

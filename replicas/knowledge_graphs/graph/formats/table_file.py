@@ -18,18 +18,22 @@ TABLE_ENDINGS = (".csv", ".csv.gz", ".parquet")
 """Endings of files with named columns."""
 
 
-def read_table_columns(file: Path, columns: tuple[str, ...]) -> NamedColumns:
+def read_table_columns(file: Path, columns: tuple[str, ...], header: bool = True) -> NamedColumns:
     """Reads columns of names; what is not text becomes text, such as numbers.
 
     Args:
-        file: A CSV file with a header (`.csv`, `.csv.gz`), or a Parquet file.
+        file: A CSV file (`.csv`, `.csv.gz`), or a Parquet file.
         columns: Names of the columns; others are skipped.
+        header: Whether a CSV file's first line names its columns; without, it must have as many as `columns`, in this
+            order.
 
     Raises:
         BadInput: a file that cannot be read, a column that is missing, or a row without a name; names the row.
     """
+    if file.suffix == ".parquet" and not header:
+        raise BadInput(f"{file}: columns of a Parquet file have names; leave out header=no")
     try:
-        table = _parquet(file, columns) if file.suffix == ".parquet" else _csv(file, columns)
+        table = _parquet(file, columns) if file.suffix == ".parquet" else _csv(file, columns, header)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BadInput(f"{file}: cannot be read ({error})") from error
     found = []
@@ -52,10 +56,11 @@ def _require_columns(file: Path, present: list[str], columns: tuple[str, ...]) -
             )
 
 
-def _csv(file: Path, columns: tuple[str, ...]) -> pa.Table:
+def _csv(file: Path, columns: tuple[str, ...], header: bool) -> pa.Table:
     types = {name: pa.string() for name in columns}
     options = pyarrow.csv.ConvertOptions(column_types=types)
-    table = pyarrow.csv.read_csv(file, convert_options=options)
+    named = pyarrow.csv.ReadOptions(column_names=None if header else list(columns))
+    table = pyarrow.csv.read_csv(file, read_options=named, convert_options=options)
     _require_columns(file, table.column_names, columns)
     return table.select(list(columns))
 

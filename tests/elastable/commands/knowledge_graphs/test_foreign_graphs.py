@@ -1,4 +1,7 @@
-"""A graph in another program's files is trained, remembered by its absolute path, and evaluated from anywhere."""
+"""A graph in another program's files is trained, remembered by its absolute path, and evaluated from anywhere.
+
+So is one whose header had to be named.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from elastable.command import app
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph
 from elastable.replicas.knowledge_graphs.training.graph_checkpoints import GraphCheckpoints
 from tests.elastable.commands.knowledge_graphs.kg_runs import elastable, write_graph
@@ -39,3 +44,22 @@ def test_a_foreign_graph_is_trained_and_evaluated(kind: str, tmp_path: Path, mon
     if kind == "openke":  # the same ids, so the same model
         assert metrics[0] == metrics[1]
     assert metrics[0]["mrr"] > 0
+
+
+def test_a_header_that_is_named_is_remembered_by_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = write_graph(tmp_path / "graph")
+    plain = load_graph(home)
+    for file in (home / f"{split}.txt" for split in ("train", "valid", "test")):
+        file.write_text("Kopf\tBeziehung\tEnde\n" + file.read_text())
+    monkeypatch.chdir(tmp_path)
+    options = ("--dim", 8, "--epochs", 1, "--batch", 32, "--evaluate-every", 1, "--run-dir", "runs")
+    elastable("kg", "train", "graph", *options, "--header", "yes")
+    monkeypatch.chdir(tmp_path.parent)
+    run = tmp_path / "runs" / "latest"
+    assert (run / "entities.txt").read_text().splitlines() == list(plain.entities)
+    found = json.loads(elastable("kg", "evaluate", run, "--json").output)
+    assert found["triples"] == len(plain.test)
+    elastable("kg", "classify", run)  # finds the false triples in the folder, header or not
+    wrong = CliRunner().invoke(app, ["kg", "train", f"{home}?header=no", "--header", "yes"])
+    assert wrong.exit_code != 0
+    assert "says header=no" in wrong.output + str(wrong.exception)
