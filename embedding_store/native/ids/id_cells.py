@@ -1,4 +1,4 @@
-"""The cells of the id index: finding, claiming and removing ids, and how the number of cells grows.
+"""The cells of the id index: finding, claiming and removing ids.
 
 What a line of memory holds is in `id_lines`.
 """
@@ -9,19 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.native.ids.id_growth import grow_to_load
 from elastable.embedding_store.native.ids.id_lines import (
-    BITS,
     COUNT,
     FREE,
     FULL,
-    GROWN,
     HIGH,
-    LINE_CELLS,
     LINES,
-    MOVED,
     ONE,
-    SEGMENT_LINES,
-    WAYS,
     Cells,
     Place,
     Word,
@@ -31,23 +26,16 @@ from elastable.embedding_store.native.ids.id_lines import (
     home_of,
     place_of,
     position_in,
-    put_cell,
     seek_cell,
 )
 from elastable.embedding_store.native.kernel import kernel, prefetch_line
 
 __all__ = [
-    "all_lines",
     "claim",
     "find",
     "free_positions",
-    "next_size",
-    "refill",
     "remove",
-    "rows_before_growth",
 ]
-
-LEAST_LOAD = 0.52  # of all cells, after every step of growth; a group that is next has half as much more
 
 _AHEAD = 12
 _BLOCK = 32
@@ -124,56 +112,18 @@ def _fits(there: int, place: Place) -> bool:
 
 
 @kernel
-def _grow(cells: Cells, state: Int64, scratch: Cells) -> None:
-    """One more segment for the next group, over which its ids are spread anew."""
-    group, groups, ways = state[GROWN], 1 << state[BITS], state[WAYS]
-    for way in range(ways):
-        first = (way * groups + group) * SEGMENT_LINES
-        scratch[way * SEGMENT_LINES : (way + 1) * SEGMENT_LINES] = cells[first : first + SEGMENT_LINES]
-        cells[first : first + SEGMENT_LINES] = np.uint64(0)
-    state[GROWN] += 1
-    place = place_of(state)
-    for line in range(ways * SEGMENT_LINES):
-        used = cells_used(scratch, np.uint64(line))
-        state[MOVED] += np.int64(used)
-        for k in range(used):
-            wanted = np.int64(scratch[line, k])
-            home, at = home_of(wanted, place)
-            put_cell(cells, home, at, wanted, position_in(scratch, np.uint64(line), np.uint64(k)))
-    if state[GROWN] == groups:
-        next_size(state)
-
-
-@kernel
-def next_size(state: Int64) -> None:
-    """What all groups have grown to is what they grow from."""
-    state[BITS], state[WAYS] = state[BITS] + (state[WAYS] == 3), 5 - state[WAYS]
-    state[GROWN] = 0
-
-
-@kernel
-def all_lines(state: Int64) -> int:
-    """Lines of all segments."""
-    lines: int = SEGMENT_LINES * ((state[WAYS] << state[BITS]) + state[GROWN])
-    return lines
-
-
-@kernel
-def rows_before_growth(state: Int64) -> np.int64:
-    """Ids that there may be before there is another segment."""
-    return np.int64(LEAST_LOAD * LINE_CELLS * (all_lines(state) + SEGMENT_LINES))
-
-
-@kernel
 def claim(
     cells: Cells, row_ids: Int64, state: Int64, scratch: Cells, ids: Int64, positions: Int64, fresh: Int64, begin: int
 ) -> tuple[int, int]:
     """`RowDirectory.claim` of ids[begin:]; the index grows by a segment at a time as it fills.
 
     Returns:
-        How many were fresh, and the end of `ids`; or the id that found its segment full.
+        How many were fresh, and the next of `ids`: their end, or where ids fall together too much to go on, as one
+        finds its segment full, or the index cannot grow (`must_grow`).
     """
     count = 0
+    if not grow_to_load(cells, state, scratch):
+        return count, begin
     for i in range(begin, len(ids)):
         first, at = home_of(ids[min(i + _AHEAD, len(ids) - 1)], place_of(state))
         prefetch_line(cells, first + at, 0)
@@ -196,8 +146,8 @@ def claim(
         fresh[count] = i
         count += 1
         state[COUNT] += 1
-        while state[COUNT] > rows_before_growth(state):
-            _grow(cells, state, scratch)
+        if not grow_to_load(cells, state, scratch):
+            return count, i + 1
     return count, len(ids)
 
 
@@ -262,16 +212,3 @@ def free_positions(row_ids: Int64, state: Int64, positions: Int64) -> None:
         else:
             positions[i] = high
             high += 1
-
-
-@kernel
-def refill(source: Cells, cells: Cells, state: Int64) -> bool:
-    """Puts every id of an index into the empty cells of another of the same size; False where one is too full."""
-    place = place_of(state)
-    for line in range(all_lines(state)):
-        for k in range(cells_used(source, np.uint64(line))):
-            wanted = np.int64(source[line, k])
-            first, at = home_of(wanted, place)
-            if not put_cell(cells, first, at, wanted, position_in(source, np.uint64(line), np.uint64(k))):
-                return False
-    return True

@@ -7,7 +7,7 @@ import os
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.native.ids import id_cells, id_lines
+from elastable.embedding_store.native.ids import id_cells, id_growth, id_lines
 from elastable.embedding_store.native.ids.row_directory import RowDirectory
 from elastable.embedding_store.native.slab import Slab, SlabMaker, anonymous_slab
 from elastable.embedding_store.support.scratch import Scratch
@@ -16,6 +16,9 @@ __all__ = ["IdIndex"]
 
 _FIRST_ROWS = 512
 _MOST_ROWS = 1 << 37  # positions have so many bits
+# Of the hash at first. Partitions and shards are chosen by the same hash with seed 0: under that seed all ids of one of
+# them would fall together, and rows do come by partition where a tier is read.
+_SEED = int.from_bytes(b"elastabl", "little")
 
 
 class IdIndex(RowDirectory):
@@ -70,7 +73,7 @@ class IdIndex(RowDirectory):
     @property
     def bytes(self) -> int:
         """Lines of all segments, and ids by position."""
-        in_cells: int = 64 * int(id_cells.all_lines(self._state))
+        in_cells: int = 64 * int(id_growth.all_lines(self._state))
         return in_cells + 8 * self.positions_given
 
     def find(self, ids: Int64, positions: Int64) -> int:
@@ -113,7 +116,7 @@ class IdIndex(RowDirectory):
                 self._cells.array, row_ids, state, self._scratch, ids, positions, fresh[count:], done
             )
             count += found
-            if done == len(ids):
+            if done == len(ids) and not id_growth.must_grow(state):
                 return fresh[:count]
             self._hash_anew()
 
@@ -145,6 +148,7 @@ class IdIndex(RowDirectory):
         self._state_slab = self._new_slab("index", id_lines.STATE_WORDS, 1, np.int64)
         if self._state[id_lines.WAYS] == 0:  # memory of nobody else
             self._state[id_lines.WAYS] = 2
+            self._state[id_lines.SEED] = _SEED
         self._scratch = np.empty((0, 8), np.uint64)
         self._cells = self._new_slab("cells", 2 * id_lines.SEGMENT_LINES, 8, np.uint64)
         self._ids = self._new_slab("ids", _FIRST_ROWS, 1, np.int64)
@@ -152,12 +156,12 @@ class IdIndex(RowDirectory):
     def _lines_for(self, rows: int) -> int:
         """Lines that there must be to grow to so many rows."""
         state = self._state.copy()
-        while rows > id_cells.rows_before_growth(state):
+        while rows > id_growth.rows_before_growth(state):
             state[id_lines.GROWN] = (1 << state[id_lines.BITS]) - 1
-            if rows <= id_cells.rows_before_growth(state):
+            if rows <= id_growth.rows_before_growth(state):
                 break
-            id_cells.next_size(state)
-        return int(id_cells.all_lines(state)) + id_lines.SEGMENT_LINES
+            id_growth.next_size(state)
+        return int(id_growth.all_lines(state)) + id_lines.SEGMENT_LINES
 
     def _hash_anew(self) -> None:
         """Somebody has found ids that fall together: under a seed that nobody knows they are strewn again."""
@@ -165,7 +169,7 @@ class IdIndex(RowDirectory):
             state = self._state.copy()
             state[id_lines.SEED] = int.from_bytes(os.urandom(8), "little", signed=True)
             cells = self._new_slab("cells", len(self._cells.array), 8, np.uint64)
-            if id_cells.refill(self._cells.array, cells.array, state):
+            if id_growth.refill(self._cells.array, cells.array, state):
                 self._cells = cells
                 self._state[:] = state
                 return

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.native.ids import id_cells, id_lines
 from elastable.embedding_store.native.ids.id_index import IdIndex
+from elastable.embedding_store.tiers.redis.redis_kernels import mixed_partitions
 
 JOIN_S = 60.0
 _INT64 = np.iinfo(np.int64)
@@ -44,7 +45,7 @@ def scanned(index: IdIndex, limit: int) -> list[tuple[int, int]]:
 
 
 def unmixed(value: int) -> int:
-    """The id whose hash under seed 0 is `value`: the inverse of splitmix64's finalizer."""
+    """The id whose hash in a new index is `value`: the inverse of splitmix64's finalizer."""
 
     def unshifted(x: int, by: int) -> int:
         y = x
@@ -54,7 +55,7 @@ def unmixed(value: int) -> int:
 
     value = unshifted(value, 31) * pow(0x94D049BB133111EB, -1, 2**64) & _WORD
     value = unshifted(value, 27) * pow(0xBF58476D1CE4E5B9, -1, 2**64) & _WORD
-    value = unshifted(value, 30)
+    value = unshifted(value, 30) ^ int(IdIndex()._state[id_lines.SEED])
     return value - 2**64 if value >> 63 else value
 
 
@@ -170,10 +171,32 @@ def test_ids_made_to_collide_are_strewn_under_another_seed() -> None:
     positions = claim(index, ids)
     assert positions.tolist() == list(range(5500))
     assert find(index, ids).tolist() == positions.tolist()
-    assert index._state[id_lines.SEED] != 0
+    assert index._state[id_lines.SEED] != IdIndex()._state[id_lines.SEED]
     assert index.remove(ids[::3]) == len(ids[::3])
     assert find(index, ids[1::3]).tolist() == positions[1::3].tolist()
     assert (find(index, ids[::3]) == -1).all()
+
+
+@pytest.mark.parametrize("more", [0, 1, 2000])
+def test_ids_that_do_not_fit_where_growth_spreads_them_are_found(more: int) -> None:
+    """In three segments 3,500 ids whose hashes end in two zeros fit, as a third of them lies apart; not so in four."""
+    low = np.array([unmixed(number << 50 | number << 2) for number in range(3500)], np.int64)
+    other = np.array([unmixed(number << 50 | number << 2 | 1) for number in range(1825 + more)], np.int64)
+    # With 3,994 ids there are three segments, with 5,325 there would be four.
+    ids = np.concatenate([low[:2300], other[:1700], low[2300:], other[1700:]])
+    index = IdIndex()
+    positions = claim(index, ids)
+    assert positions.tolist() == list(range(len(ids)))
+    assert find(index, ids).tolist() == positions.tolist()
+    assert index.count == len(ids) == len(set(scanned(index, 1000)))
+
+
+def test_ids_of_one_partition_do_not_fall_together() -> None:
+    ids = np.arange(400_000)
+    ids = ids[mixed_partitions(ids, 64) == 5]
+    index = IdIndex()
+    claim(index, ids)
+    assert index._state[id_lines.SEED] == IdIndex()._state[id_lines.SEED]
 
 
 def test_a_full_line_that_loses_a_cell_still_leads_to_the_next() -> None:
