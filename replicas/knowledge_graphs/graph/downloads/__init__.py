@@ -1,0 +1,1 @@
+"""Published graphs, downloaded, checked and written as folders that `load_graph` reads."""
