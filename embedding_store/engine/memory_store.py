@@ -158,7 +158,7 @@ class MemoryStore(WrittenBehind, BaseStore):
                 self._require_open()
                 self._own()
                 found = self._table(table)
-                found.make_ready(checked.ids)
+                found.make_ready_to_put(checked.ids)
                 self._log(changes.PutRows(table, checked))
                 with self._whole_or_broken():
                     found.put(checked)
@@ -170,7 +170,7 @@ class MemoryStore(WrittenBehind, BaseStore):
             self._own()
             found = self._table(table)
             checked = require_ids(found.spec, ids)
-            found.make_ready(checked)
+            found.make_ready_to_delete(checked)
             self._log(changes.DeleteRows(table, checked))
             with self._whole_or_broken():
                 count = found.delete(checked)

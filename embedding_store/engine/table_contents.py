@@ -106,13 +106,20 @@ class TableContents(TableReader):
         self._members.put(positions, block.touches)
         self._written += len(block.ids)
 
-    def make_ready(self, ids: Int64) -> None:
-        """Does what can fail about putting or deleting rows of `ids` int64 `[n]`, which may repeat; changes no row.
+    def make_ready_to_put(self, ids: Int64) -> None:
+        """Does what can fail about putting rows of `ids` int64 `[n]`, which may repeat; changes no row.
 
         Raises:
-            MemoryError, StoreFailed: there is no room.
+            MemoryError, ElastableError: there is no room, or a row that is there cannot be read.
         """
-        self._reserve(ids)
+        self._reserve(ids)  # which may be left as they are, where the change cannot be logged
+
+    def make_ready_to_delete(self, ids: Int64) -> None:
+        """Does what can fail about deleting rows of `ids` int64 `[n]`, which may repeat; changes no row.
+
+        Raises:
+            ElastableError: a row that a pin needs cannot be read.
+        """
 
     def settle(self, version: int) -> None:
         """Rows that were put without saying when they were touched count as touched at this version."""

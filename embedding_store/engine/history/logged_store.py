@@ -80,7 +80,7 @@ class LoggedStore(EmbeddingStore):
         with self._lock.writing():
             self._pins.refuse_change(f"the store cannot go back to version {version}")
             rows = history.take_back(version)
-            self._replay_anew(history)
+            self._replay_anew(history, f"the store went back to version {version}")
             return rows
 
     def _log_commit(self, commit: Commit, updates: Mapping[MemoryTable, StagedUpdate]) -> None:
@@ -131,7 +131,9 @@ class LoggedStore(EmbeddingStore):
         """Takes a commit back that was applied and could not be logged."""
         if self._history is not None and self._unlogged is not None:
             self._history.refresh()  # where it was logged after all, it is not any more
-            self._replay_anew(self._history)
+            self._replay_anew(
+                self._history, f"version {self._unlogged[0].version} could not be logged and was taken back"
+            )
 
     def _refuse_unlogged(self) -> None:
         """Raises `Unavailable` while a commit is applied and not logged."""
@@ -190,7 +192,9 @@ class LoggedStore(EmbeddingStore):
     def _rate(self, table: MemoryTable, commit: Commit) -> float:
         return commit.learning_rates.get(table.spec.name, table.optimizer.default_learning_rate)
 
-    def _replay_anew(self, history: KeptChanges) -> None:
+    def _replay_anew(self, history: KeptChanges, why: str) -> None:
+        """`why`: for the holders of pins, whose before-images go."""
+        self._pins.give_up_all(why)
         for table in self._tables.values():
             table.close()
         self._tables.clear()

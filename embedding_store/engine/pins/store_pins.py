@@ -94,6 +94,12 @@ class StorePins:
             if not held:
                 self._end(lease.version, why)
 
+    def give_up_all(self, why: str) -> None:
+        """Every lease ends: what was kept for them goes. Alone."""
+        for version in list(self._leases):
+            if version in self._leases:
+                self._give_up(version, why)
+
     def close(self) -> None:
         """Every lease ends with the store. Alone."""
         for held in self._leases.values():

@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from elastable.embedding_store.contract.tier import Tier
+from elastable.embedding_store.contract.tier import Tier, TierTable
 from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.engine.tiered.store_state import StoreState
 from elastable.embedding_store.engine.tiered.tier_names import TierNames
 from elastable.embedding_store.engine.tiered.tiered_table import Captured, TieredTable
-from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.errors import SpecConflict, StoreFailed
 from elastable.embedding_store.log.contract import Log
 
 __all__ = ["TierWriter"]
@@ -93,7 +93,7 @@ class TierWriter:
                 self._soil()
                 for some in captured:
                     if not some.behind.there:
-                        self.tier.create(some.described)
+                        self._create(some.described)
                         some.behind.there = True
                 gone = {some.behind.name: some.gone for some in captured if len(some.gone[0])}
                 self.tier.write([some.records for some in captured if len(some.records.ids)], gone, sequence)
@@ -103,6 +103,13 @@ class TierWriter:
                 self._finished.append((captured, done))
                 self._under_way = False
                 self._turn.notify_all()
+
+    def _create(self, table: TierTable) -> None:
+        try:
+            self.tier.create(table)
+        except SpecConflict:  # an earlier call made it, and its answer was lost: names in the tier are given once
+            self.tier.drop(table.name)
+            self.tier.create(table)
 
     def acknowledge(self) -> None:
         """Takes note of what was written; the store is held."""

@@ -123,9 +123,11 @@ class TieredTable(MemoryTable):
         super().put(block)
         self.tiered.release()
 
-    def delete(self, ids: Int64) -> int:
-        if self.versions:
+    def make_ready_to_delete(self, ids: Int64) -> None:
+        if self.versions:  # which keep the rows as they are
             self._bring(ids)
+
+    def delete(self, ids: Int64) -> int:
         deleted = super().delete(ids)
         self.tiered.release()
         return deleted

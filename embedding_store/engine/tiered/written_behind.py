@@ -154,7 +154,7 @@ class WrittenBehind(LoggedStore, StoreReads):
         """Before a change, the store being held alone: nobody else writes from now on."""
         tier = self._store_tier
         if tier is not None and tier.own():
-            self._replay_anew(tier)
+            self._replay_anew(tier, "another process has changed the store")
 
     def _decide(self) -> None:
         """Before another version is staged, the store being held alone: the current one is not taken back any more."""

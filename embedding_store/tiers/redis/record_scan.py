@@ -92,7 +92,7 @@ def _pieces(topology: Topology, table: RecordTable, partition: int, width: int, 
 def _taken(table: RecordTable, pairs: list[bytes], width: int) -> _Found:
     """Ids and the first bytes of records, from fields and values in turn."""
     fields, values = pairs[::2], pairs[1::2]
-    if STAMP in fields:
+    while STAMP in fields:  # HSCAN may show a field twice
         at = fields.index(STAMP)
         del fields[at], values[at]
     record_bytes = table.table.record_bytes

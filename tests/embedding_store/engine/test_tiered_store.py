@@ -19,7 +19,7 @@ from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableS
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.frames import rows_in_memory
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.errors import StoreBroken, Unavailable
+from elastable.embedding_store.errors import StaleVersion, StoreBroken, Unavailable
 from elastable.embedding_store.log.contract import Buffer, LogEntry
 from elastable.embedding_store.log.file_log import FileLog
 from elastable.embedding_store.log.no_log import NoLog
@@ -293,7 +293,8 @@ def test_a_commit_that_could_not_be_logged_is_seen_by_nobody_and_made_again(lost
     ):
         for each in (store, plain):
             trained(each, 3)
-        before = everything(store)
+        before, pin = everything(store), store.pin()
+        pinned = pin.lookup({"dynamic": np.arange(9)})["dynamic"]
         log.lost = lost
         refused = Commit(4, {"dynamic": TableUpdate(np.array([1, 7]), np.ones((2, 2), np.float32))}, 3, {})
         for _ in range(2):
@@ -306,9 +307,13 @@ def test_a_commit_that_could_not_be_logged_is_seen_by_nobody_and_made_again(lost
         if again:
             store.commit(refused)
             plain.commit(refused)
+            np.testing.assert_array_equal(pin.lookup({"dynamic": np.arange(9)})["dynamic"], pinned)
         else:
             store.recover()
             assert everything(store) == before
+            with pytest.raises(StaleVersion, match="version 4 could not be logged and was taken back"):
+                pin.lookup({"dynamic": np.arange(9)})
+        pin.close()
         for each in (store, plain):
             step(each, [2, 3], 5, TRAINED)
         assert everything(store) == everything(plain)

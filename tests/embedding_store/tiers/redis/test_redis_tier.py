@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,12 @@ import redis
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.tier import Records, TierTable
 from elastable.embedding_store.errors import BadInput, SpecConflict, StoreBroken, TakenOver, Unsupported
+from elastable.embedding_store.tiers.redis import record_scan
+from elastable.embedding_store.tiers.redis.redis_connection import Deadline
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.schema import partition_of, rows_key
+from elastable.embedding_store.tiers.redis.topology import Topology
 
 TABLE = TierTable("t", 24, b"described")
 IDS = np.random.default_rng(1).permutation(np.arange(-500, 500, dtype=np.int64) << 40)
@@ -132,6 +136,25 @@ def test_a_scan_while_hashes_grow_and_shrink_gives_each_id_once(tier: RedisTier)
     tier.write([], {"t": (ids[500:], ids[500:])}, 2)
     found = np.concatenate([block.ids for block in tier.scan("t")])
     np.testing.assert_array_equal(np.sort(found), ids[:500])
+
+
+def test_what_hscan_shows_twice_is_given_once(tier: RedisTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = rows_of(1)
+    tier.write([records(IDS, rows)], {}, 12)
+    monkeypatch.setattr(record_scan, "_PIECE_BYTES", 1)
+    topology = type(tier._place.topology)
+    call = topology.call
+
+    def twice(self: Topology, commands: Sequence[tuple[bytes, Any]], deadline: Deadline) -> Any:
+        replies = zip(commands, call(self, commands, deadline), strict=True)
+        return [[reply[0], reply[1] * 2] if words[0] == "HSCAN" else reply for (_, words), reply in replies]
+
+    monkeypatch.setattr(topology, "call", twice)
+    found = {
+        int(one): row.tobytes() for block in tier.scan("t") for one, row in zip(block.ids, block.rows, strict=True)
+    }
+    assert sum(len(block.ids) for block in tier.scan("t", width=0)) == len(IDS)
+    assert found == {int(one): row.tobytes() for one, row in zip(IDS, rows, strict=True)}
 
 
 def test_a_name_is_taken_once(tier: RedisTier, url: str) -> None:
