@@ -23,6 +23,7 @@ from elastable.process.quiet import import_tensorflow
 
 if TYPE_CHECKING:
     from elastable.replicas.knowledge_graphs.evaluation.candidates import Candidates
+    from elastable.replicas.knowledge_graphs.evaluation.triple_candidates import TripleCandidates
     from elastable.replicas.knowledge_graphs.graph.batch import Int32
     from elastable.replicas.knowledge_graphs.trained.trained_graph import TrainedGraph
 
@@ -61,6 +62,14 @@ class _EvaluateOptions:
     among: Path | None = setting(
         None, _among("Rank among these entities only: a file with a name per line.", metavar="FILE")
     )
+    listed: Path | None = setting(
+        None,
+        _among(
+            "Rank each answer among the entities that this file lists for its triple: OGB's head_neg and tail_neg, or "
+            "names (docs/knowledge-graph-models.md).",
+            metavar="FILE.npz|FILE.parquet",
+        ),
+    )
     ties: str = setting(
         "average",
         _among("Rank among equal scores.", choices=("average", "optimistic", "pessimistic")),
@@ -72,8 +81,8 @@ class _EvaluateOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.of_type and self.among is not None:
-            raise BadInput("--of-type and --among both restrict the candidates; give one of them")
+        if self.of_type + (self.among is not None) + (self.listed is not None) > 1:
+            raise BadInput("--of-type, --among and --listed all restrict the candidates; give one of them")
 
 
 @takes(_EvaluateOptions)
@@ -87,7 +96,7 @@ def evaluate_run(options: _EvaluateOptions) -> None:
     triples: Int32 = getattr(graph, options.split)
     if not len(triples):
         raise BadInput(f"{trained.source} has no {options.split} triples")
-    among = _candidates(trained, options.of_type, options.among)
+    among = _candidates(trained, options)
     ranks = trained.evaluation(filtered=options.filtered, ties=options.ties, among=among).ranks(triples)
     report: dict[str, object] = {
         "run": str(options.run),
@@ -130,12 +139,15 @@ def listed_entities(trained: TrainedGraph, file: Path) -> Candidates:
         raise BadInput(f"{file}: {error}") from error
 
 
-def _candidates(trained: TrainedGraph, of_type: bool, among: Path | None) -> Candidates | None:
+def _candidates(trained: TrainedGraph, options: _EvaluateOptions) -> Candidates | TripleCandidates | None:
     from elastable.replicas.knowledge_graphs.evaluation.candidates import Candidates
+    from elastable.replicas.knowledge_graphs.trained.listed_candidates import read_triple_candidates
 
-    if among is not None:
-        return listed_entities(trained, among)
-    if not of_type:
+    if options.among is not None:
+        return listed_entities(trained, options.among)
+    if options.listed is not None:
+        return read_triple_candidates(options.listed, trained.graph)
+    if not options.of_type:
         return None
     types = trained.graph.entity_types
     if types is None:

@@ -77,6 +77,36 @@ class AllScores:
         totals = self.group.reduce_scatter(np.stack([counts.greater, counts.equal], axis=1).reshape(shards, size, 2))
         return Ranks(1 + totals[:, 0], 1 + totals[:, 0] + totals[:, 1])
 
+    def ranks_among(self, queries: Queries, listed: Int64, known: KnownTriples | None = None) -> Ranks:
+        """Ranks of this worker's answers among candidates listed for each query, by scores in double precision.
+
+        Only those are scored. The answer itself does not compete; a candidate that is listed twice competes twice.
+
+        Args:
+            queries: This worker's part, with answers.
+            listed: int64 `[q, k]`, global ids, -1 at padding; k is the same on every worker.
+            known: Known answers, which do not compete; None: they do.
+        """
+        size, sharding, rank = len(queries.row), self.model.sharding, self.group.rank
+        flat, given, relation, answer = self._everyones(queries)
+        true = self._true_scores(flat, answer)
+        everyones = self.group.all_gather(np.ascontiguousarray(listed)).reshape(len(flat), -1)
+        query, column = np.nonzero(
+            (everyones >= 0) & (everyones != answer[:, None]) & (sharding.shard_of[everyones] == rank)
+        )
+        row = sharding.row_of[everyones[query, column]].astype(np.int64)
+        if known is not None:
+            left_out = known.exclusions(queries.side, given, relation, answer, sharding)
+            queries_out, rows_out = left_out.window(rank, 0, sharding.rows)
+            competes = ~np.isin(query * sharding.rows + row, queries_out * sharding.rows + rows_out)
+            query, row = query[competes], row[competes]
+        scores = self._exact(flat, row, query, np.arange(len(query)))
+        counts = np.zeros((len(flat), 2), np.int64)
+        np.add.at(counts[:, 0], query, ~(scores <= true[query]))
+        np.add.at(counts[:, 1], query, scores == true[query])
+        totals = self.group.reduce_scatter(counts.reshape(sharding.shards, size, 2))
+        return Ranks(1 + totals[:, 0], 1 + totals[:, 0] + totals[:, 1])
+
     def top(
         self, queries: Queries, k: int, known: KnownTriples | None = None, among: Candidates = _EVERY
     ) -> TopAnswers:

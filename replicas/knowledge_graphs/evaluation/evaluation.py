@@ -12,6 +12,7 @@ from elastable.replicas.knowledge_graphs.evaluation.all_scores import AllScores
 from elastable.replicas.knowledge_graphs.evaluation.candidates import Candidates
 from elastable.replicas.knowledge_graphs.evaluation.query_ranks import QueryRanks
 from elastable.replicas.knowledge_graphs.evaluation.ranking import RankingMetrics, Ranks
+from elastable.replicas.knowledge_graphs.evaluation.triple_candidates import TripleCandidates
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Int32, Queries, Side
 from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.graph.partition import with_inverses
@@ -32,7 +33,7 @@ class Evaluation:
         relations: Number of relations, without inverse ones.
         known: True triples `[N, 3]` that do not compete: all splits.
         ties: "average", "optimistic" or "pessimistic" ranks.
-        among: The entities that answers are ranked among; all by default.
+        among: The entities that answers are ranked among, for all queries or for each triple; all by default.
         pool: Threads of this worker.
     """
 
@@ -43,7 +44,7 @@ class Evaluation:
         relations: int,
         *known: Int32,
         ties: str = "average",
-        among: Candidates | None = None,
+        among: Candidates | TripleCandidates | None = None,
         pool: RangePool = SERIAL,
     ) -> None:
         self._model, self._reciprocal, self._relations, self._ties = model, reciprocal, relations, ties
@@ -94,13 +95,20 @@ class Evaluation:
         """This worker's batches of queries, with the ranks of their answers."""
         if not len(triples):
             raise BadInput("there are no triples to evaluate")
+        if isinstance(self._among, TripleCandidates):
+            self._among.require(len(triples))
         group, sharding = self._model.group, self._model.sharding
         for side in SIDES:
             asked, of = as_asked(triples, side, self._relations, self._reciprocal)
             batches = QueryBatches(asked, sharding, of, max(1, _QUERIES // group.size))
             for index in range(batches.batches):
                 queries = batches.batch(index, group.rank)
-                yield side, queries, self._scores.ranks(queries, self._known, self._among)
+                yield side, queries, self._ranks(side, queries)
+
+    def _ranks(self, side: Side, queries: Queries) -> Ranks:
+        if isinstance(self._among, TripleCandidates):
+            return self._scores.ranks_among(queries, self._among.of_queries(side, queries.triple), self._known)
+        return self._scores.ranks(queries, self._known, self._among)
 
 
 def as_asked(triples: Int32, side: Side, relations: int, reciprocal: bool) -> tuple[Int32, Side]:

@@ -16,6 +16,7 @@ from elastable.replicas.groups.thread_group import alone
 from elastable.replicas.knowledge_graphs.evaluation.all_scores import AllScores
 from elastable.replicas.knowledge_graphs.evaluation.candidates import Candidates
 from elastable.replicas.knowledge_graphs.evaluation.evaluation import Evaluation, as_asked
+from elastable.replicas.knowledge_graphs.evaluation.triple_candidates import TripleCandidates
 from elastable.replicas.knowledge_graphs.graph.batch import Side
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeGraph, load_graph
 from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
@@ -86,7 +87,7 @@ class TrainedGraph:
         return rows
 
     def evaluation(
-        self, *, filtered: bool = True, ties: str = "average", among: Candidates | None = None
+        self, *, filtered: bool = True, ties: str = "average", among: Candidates | TripleCandidates | None = None
     ) -> Evaluation:
         """Ranks triples with this model.
 

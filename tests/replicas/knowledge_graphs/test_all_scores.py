@@ -15,6 +15,7 @@ from elastable.replicas.knowledge_graphs.evaluation.all_scores import AllScores
 from elastable.replicas.knowledge_graphs.evaluation.candidates import Candidates
 from elastable.replicas.knowledge_graphs.evaluation.evaluation import Evaluation
 from elastable.replicas.knowledge_graphs.evaluation.query_ranks import QueryRanks
+from elastable.replicas.knowledge_graphs.evaluation.triple_candidates import TripleCandidates
 from elastable.replicas.knowledge_graphs.graph.batch import Int32, Side
 from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
@@ -129,6 +130,39 @@ def test_candidates_are_a_list_or_of_the_answers_type(side: Side, workers: int, 
         assert list(found[place][2]) == sorted(others, key=lambda e: (-row[e], e))
 
 
+@pytest.mark.parametrize(("model", "reciprocal"), [("TransE", False), ("ComplEx", True)])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_candidates_may_be_listed_for_each_triple(model: str, reciprocal: bool, workers: int) -> None:
+    draw = np.random.default_rng(8)
+    heads, tails = draw.integers(-1, ENTITIES, (len(TRIPLES), 9)), draw.integers(0, ENTITIES, (len(TRIPLES), 5))
+    heads[:, 0], tails[3] = TRIPLES[:, 0], TRIPLES[3, 2]  # an answer does not compete with itself
+    settings = TrainSettings(model=model, dim=12, reciprocal=reciprocal, loss="log-sigmoid")
+
+    def work(group: ReplicaGroup) -> tuple[QueryRanks, QueryRanks, list[Any]]:
+        made = GraphTrainer(group, settings, ENTITIES, RELATIONS, TRIPLES).model
+        among = TripleCandidates.of(heads, tails, ENTITIES)
+        filtered, raw = (
+            Evaluation(made, reciprocal, RELATIONS, *known, among=among).ranks(TRIPLES) for known in ((TRIPLES,), ())
+        )
+        with pytest.raises(BadInput, match="listed for 80 triples; 79 are ranked"):
+            Evaluation(made, reciprocal, RELATIONS, among=among).ranks(TRIPLES[1:])
+        every = [Evaluation(made, reciprocal, RELATIONS, among=Candidates.of_list([e], ENTITIES)).ranks(TRIPLES)
+                 for e in range(ENTITIES)]  # fmt: skip
+        return filtered, raw, every
+
+    for filtered, raw, every in run_threads(workers, work):
+        for query in range(2 * len(TRIPLES)):
+            triple, side = int(raw.triple[query]), int(raw.side[query])
+            given, answer = ((2, 0), (0, 2))[side]
+            h = TRIPLES[triple]
+            known = set(TRIPLES[(TRIPLES[:, given] == h[given]) & (TRIPLES[:, 1] == h[1])][:, answer].tolist())
+            listed = [int(e) for e in (heads, tails)[side][triple] if e >= 0 and e != h[answer]]
+            # How much each candidate alone raises the rank, by the ranks among all others of one entity.
+            more = {e: every[e].ranks.average[query] - 1 for e in listed}
+            assert raw.ranks.average[query] == 1 + sum(more[e] for e in listed)
+            assert filtered.ranks.average[query] == 1 + sum(more[e] for e in listed if e not in known)
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_all_scores_are_those_of_the_whole(workers: int) -> None:
     settings = TrainSettings(model="PairRE", dim=12, reciprocal=False, loss="log-sigmoid")
@@ -174,6 +208,15 @@ def test_candidates_that_are_no_entities_are_refused() -> None:
             Candidates.of_list(given, ENTITIES)
     with pytest.raises(BadInput, match="types of candidates"):
         Candidates.of_types([1, 2], ENTITIES)
+    for heads, tails, told in (
+        ([[1], [50]], [[1], [2]], "candidates of heads, triple 1: 50 is not one of 50 entities"),
+        ([[1], [2]], [[1], [-2]], "candidates of tails, triple 1: -2"),
+        ([1, 2], [[1], [2]], "a list for each triple"),
+        ([[1.0]], [[1]], "must be integers"),
+        ([[1]], [[1], [2]], "for 1 heads and 2 tails"),
+    ):
+        with pytest.raises(BadInput, match=told):
+            TripleCandidates.of(heads, tails, ENTITIES)
 
 
 def test_more_answers_than_entities_are_refused() -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from typer.testing import CliRunner
 
 from elastable.command import app
+from elastable.embedding_store.errors import BadInput
+from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph
+from elastable.replicas.knowledge_graphs.trained.listed_candidates import read_triple_candidates
 from tests.elastable.commands.knowledge_graphs.kg_runs import (
     PLACES,
     elastable,
@@ -22,6 +27,7 @@ from tests.elastable.commands.knowledge_graphs.kg_runs import (
 )
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_SIDES = ("head", "tail")
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +88,65 @@ def test_every_query_has_its_row_in_the_file_of_ranks(run: Path, graph: Path, tm
         true = float64_scores(run, side, test)[np.arange(len(test)), test[:, 2 if side == "tail" else 0]]
         np.testing.assert_allclose([row["score"] for row in rows], true, rtol=1e-4, atol=1e-5)
         assert all(row["optimistic"] <= row["rank"] <= row["pessimistic"] for row in rows)
+
+
+@pytest.mark.parametrize("ending", ["npz", "parquet"])
+def test_candidates_are_listed_for_each_triple_by_a_file(run: Path, graph: Path, tmp_path: Path, ending: str) -> None:
+    names, test, file = _names(run), ids_of(run, graph / "test.txt"), tmp_path / f"listed.{ending}"
+    lists = {
+        side: np.random.default_rng(1 + k).integers(0, len(names), (len(test), 4)) for k, side in enumerate(_SIDES)
+    }
+    if ending == "npz":
+        np.savez(file, **{f"{side}_neg": each for side, each in lists.items()})
+    else:
+        columns = {f"{side}_candidates": [[names[e] for e in row] for row in each] for side, each in lists.items()}
+        pyarrow.parquet.write_table(pa.table(columns), file)
+    told = json.loads(elastable("kg", "evaluate", run, "--listed", file, "--raw", "--json").output)["metrics"]
+    for side, answer in (("head", 0), ("tail", 2)):
+        ranks = []
+        for scores, row, triple in zip(float64_scores(run, side, test), lists[side], test, strict=True):
+            ranks.append(1 + sum(scores[e] > scores[triple[answer]] for e in row if e != triple[answer]))
+        assert told[f"{side}_mrr"] == pytest.approx((1 / np.array(ranks)).mean())
+
+
+def test_lists_of_ogb_count_ids_within_types(run: Path, graph: Path, tmp_path: Path) -> None:
+    draw, home = np.random.default_rng(4), tmp_path / "ogb"
+    home.mkdir()
+    kinds, counts = np.array(["drug", "gene"]), np.array([5, 7])
+    triples = np.stack([draw.integers(0, 5, 30), draw.integers(0, 2, 30), draw.integers(0, 7, 30)])
+    triples[[0, 2], 0] = 4, 6  # so that there are as many entities
+    typed = {"head_type": np.repeat(kinds[0], 30), "tail_type": np.repeat(kinds[1], 30)}
+    lists = {"head_neg": draw.integers(0, 5, (30, 3)), "tail_neg": draw.integers(0, 7, (30, 3))}
+    for split in ("train", "valid", "test"):
+        np.savez(home / f"{split}.npz", head=triples[0], relation=triples[1], tail=triples[2], **typed, **lists)
+    read = load_graph(f"ogb:{home}")
+    found = read_triple_candidates(home / "test.npz", read)
+    first = {kind: next(k for k, name in enumerate(read.entities) if name.startswith(kind)) for kind in kinds}
+    np.testing.assert_array_equal(found.heads, lists["head_neg"] + first["drug"])
+    np.testing.assert_array_equal(found.tails, lists["tail_neg"] + first["gene"])
+    assert len(read.entities) == counts.sum()
+    np.savez(home / "wrong.npz", **typed, **{**lists, "head_neg": lists["head_neg"] + 3})
+    with pytest.raises(BadInput, match="an id is beyond its type's entities"):
+        read_triple_candidates(home / "wrong.npz", read)
+    with pytest.raises(BadInput, match=r"wrong\.npz: cannot be read .*the graph has none"):
+        read_triple_candidates(home / "wrong.npz", replace(read, types=None))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("listed.txt", b"", "in a file .npz or .parquet"),
+        ("listed.npz", b"no archive", "cannot be read as candidates"),
+        ("listed.parquet", b"no table", "cannot be read as candidates"),
+    ],
+)
+def test_malformed_lists_are_refused(run: Path, tmp_path: Path, name: str, content: bytes, told: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    done = CliRunner().invoke(app, ["kg", "evaluate", str(run), "--listed", str(tmp_path / name)])
+    assert isinstance(done.exception, BadInput)
+    assert told in str(done.exception)
+    more = CliRunner().invoke(app, ["kg", "evaluate", str(run), "--listed", "x.npz", "--of-type"])
+    assert "give one of them" in str(more.exception)
 
 
 def test_candidates_are_those_of_a_file_or_of_the_answers_type(run: Path, graph: Path, tmp_path: Path) -> None:
