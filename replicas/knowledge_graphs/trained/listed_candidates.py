@@ -37,10 +37,10 @@ def read_triple_candidates(file: Path, graph: KnowledgeGraph) -> TripleCandidate
     if file.suffix not in (".npz", ".parquet"):
         raise BadInput(f"{file}: candidates for each triple are in a file .npz or .parquet")
     try:
-        lists = _ids(file, graph) if file.suffix == ".npz" else _names(file, graph)
+        heads, tails = _ids(file, graph) if file.suffix == ".npz" else _names(file, graph)
     except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, pa.ArrowException) as error:
         raise BadInput(f"{file}: cannot be read as candidates for each triple ({error})") from error
-    return TripleCandidates.of(*lists, len(graph.entities))
+    return TripleCandidates.of(heads, tails, len(graph.entities))
 
 
 def _ids(file: Path, graph: KnowledgeGraph) -> list[Array]:

@@ -97,9 +97,11 @@ def test_candidates_are_listed_for_each_triple_by_a_file(run: Path, graph: Path,
         side: np.random.default_rng(1 + k).integers(0, len(names), (len(test), 4)) for k, side in enumerate(_SIDES)
     }
     if ending == "npz":
-        np.savez(file, **{f"{side}_neg": each for side, each in lists.items()})
+        np.savez(file, head_neg=lists["head"], tail_neg=lists["tail"])
     else:
-        columns = {f"{side}_candidates": [[names[e] for e in row] for row in each] for side, each in lists.items()}
+        columns: dict[str, Any] = {
+            f"{side}_candidates": [[names[e] for e in row] for row in each] for side, each in lists.items()
+        }
         pyarrow.parquet.write_table(pa.table(columns), file)
     told = json.loads(elastable("kg", "evaluate", run, "--listed", file, "--raw", "--json").output)["metrics"]
     for side, answer in (("head", 0), ("tail", 2)):
@@ -115,8 +117,8 @@ def test_lists_of_ogb_count_ids_within_types(run: Path, graph: Path, tmp_path: P
     kinds, counts = np.array(["drug", "gene"]), np.array([5, 7])
     triples = np.stack([draw.integers(0, 5, 30), draw.integers(0, 2, 30), draw.integers(0, 7, 30)])
     triples[[0, 2], 0] = 4, 6  # so that there are as many entities
-    typed = {"head_type": np.repeat(kinds[0], 30), "tail_type": np.repeat(kinds[1], 30)}
-    lists = {"head_neg": draw.integers(0, 5, (30, 3)), "tail_neg": draw.integers(0, 7, (30, 3))}
+    typed: dict[str, Any] = {"head_type": np.repeat(kinds[0], 30), "tail_type": np.repeat(kinds[1], 30)}
+    lists: dict[str, Any] = {"head_neg": draw.integers(0, 5, (30, 3)), "tail_neg": draw.integers(0, 7, (30, 3))}
     for split in ("train", "valid", "test"):
         np.savez(home / f"{split}.npz", head=triples[0], relation=triples[1], tail=triples[2], **typed, **lists)
     read = load_graph(f"ogb:{home}")
