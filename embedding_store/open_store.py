@@ -13,11 +13,12 @@ from elastable.embedding_store.engine.history.store_history import DEFAULT_LOG_B
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.tiered.store_tier import StoreTier
 from elastable.embedding_store.engine.tiered.written_behind import DEFAULT_EVERY_S
-from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.errors import BadInput, StoreBroken
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.log.file_log import FileLog
 from elastable.embedding_store.log.no_log import NoLog
 from elastable.embedding_store.open_reader import redis_url
+from elastable.embedding_store.remains import OnBroken, remains_of
 from elastable.embedding_store.support.memory_limit import row_budget_here
 from elastable.embedding_store.support.store_url import MemoryUrl, TierOptions, file_folder, shard_urls
 from elastable.embedding_store.tiers.files.file_tier import FileTier
@@ -47,7 +48,11 @@ def operation_deadline(job_deadline_s: float) -> float | None:
 
 
 def open_store(
-    url: str, threads: int | None = None, shared: bool = False, deadline_s: float | None = None
+    url: str,
+    threads: int | None = None,
+    shared: bool = False,
+    deadline_s: float | None = None,
+    on_broken: OnBroken | None = None,
 ) -> EmbeddingStore:
     """The store at a URL, to read and to write.
 
@@ -62,18 +67,45 @@ def open_store(
             store from its memory; where the system has no such memory, nobody does.
         deadline_s: Seconds that one operation of a store elsewhere may take, connecting and repeats included, where
             its URL does not say (`deadline=`); None: 10 for Redis, 30 for gRPC.
+        on_broken: Is asked where rows or changes are lost or corrupt, for each shard by itself: what is left of the
+            store is deleted, and an empty one takes its place; or it raises. None: the error is raised.
 
     Raises:
         BadInput: no such URL can be.
+        StoreBroken: rows or changes are lost, or corrupt.
         Unavailable, DeadlineExceeded, StoreFailed: as the store itself.
     """
     strategy, shards = shard_urls(url)
     if strategy:
         with ExitStack() as opened:
-            stores = [opened.enter_context(open_store(shard, threads, deadline_s=deadline_s)) for shard in shards]
+            stores = [
+                opened.enter_context(open_store(shard, threads, deadline_s=deadline_s, on_broken=on_broken))
+                for shard in shards
+            ]
             store = PartitionedStore(stores, strategy)
             opened.pop_all()  # which are the store's to close now
         return store
+    if on_broken is None or url == "memory" or _scheme(url) == "grpc":
+        return _one_store(url, threads, shared, deadline_s)
+    return _whole_or_emptied(url, threads, shared, deadline_s, on_broken)
+
+
+def _whole_or_emptied(
+    url: str, threads: int | None, shared: bool, deadline_s: float | None, on_broken: OnBroken
+) -> EmbeddingStore:
+    """The store at the URL of one; an empty one, where it is broken and `on_broken` returns."""
+    try:
+        with remains_of(url, deadline_s) as remains:
+            remains.require_known()
+        return _one_store(url, threads, shared, deadline_s)
+    except StoreBroken as error:
+        with remains_of(url, deadline_s) as remains:
+            on_broken(error, remains)
+            remains.delete()
+    return _one_store(url, threads, shared, deadline_s)
+
+
+def _one_store(url: str, threads: int | None, shared: bool, deadline_s: float | None) -> EmbeddingStore:
     if url == "memory" or url.startswith("memory?"):
         return _memory_store(MemoryUrl.parse(url), threads, shared)
     if _scheme(url) == "file":

@@ -160,7 +160,7 @@ def test_no_modules_need_each_other() -> None:
 ROOMS = {
     "embedding_store": (
         *("errors", "option", "contract", "support", "log", "native", "optimizers", "rows", "tables", "engine"),
-        *("tiers", "readers", "upgrade", "composite", "wire", "open_reader", "open_store", "warm"),
+        *("tiers", "readers", "upgrade", "composite", "wire", "open_reader", "remains", "open_store", "warm"),
     ),
     "master": (
         *("gradient", "job_spec", "api", "master_options", "push_check"),

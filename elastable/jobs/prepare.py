@@ -16,10 +16,12 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import ModelError, NotReady, Unsupported
 from elastable.embedding_store.open_store import operation_deadline
+from elastable.embedding_store.remains import OnBroken
 from elastable.embedding_store.rows.fresh_rows import fresh_rows
 from elastable.embedding_store.support.retry import retry
 from elastable.jobs.options import JobOptions
-from elastable.jobs.resume import Beginning, fill_store
+from elastable.jobs.resuming.broken_store import giving_way_to
+from elastable.jobs.resuming.resume import Beginning, fill_store
 from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.storage.checkpoint_locations import newest_checkpoint
@@ -88,9 +90,11 @@ def prepare_job(options: JobOptions) -> PreparedJob:
     job = _described(options, file, train, model, steps, here)
     dense = dense_part(model, steps)
     shared, deadline_s = options.transport != "grpc", operation_deadline(options.deadline_s)
-    store = open_places(locations, places, options.store, shared=shared, deadline_s=deadline_s)
+    checkpoint = _checkpoint_to_resume(options)
+    on_broken = None if checkpoint is None else _giving_way(options, checkpoint, tables, job)
+    store = open_places(locations, places, options.store, shared=shared, deadline_s=deadline_s, on_broken=on_broken)
     try:
-        beginning = _filled(options, store, tables, model, dense, job)
+        beginning = _filled(options, store, tables, model, dense, job, checkpoint)
     except BaseException:
         store.close()
         raise
@@ -159,6 +163,7 @@ def _filled(
     model: keras.Model,
     dense: DenseModel,
     job: JobSpec,
+    checkpoint: Checkpoint | None,
 ) -> Beginning:
     """Fills the store with the tables that the job begins with; see `fill_store`."""
     # An address where nobody answers is refused at once: it may be a typo. A server that loads its data is awaited.
@@ -169,7 +174,7 @@ def _filled(
         tables,
         dense,
         job,
-        checkpoint=_checkpoint_to_resume(options),
+        checkpoint=checkpoint,
         resume=options.resume,
         overwrite=options.overwrite,
         take_over=options.take_over,
@@ -210,6 +215,12 @@ def _where_workers_look(options: JobOptions) -> str:
     """Where workers look rows up: at the server of the store if it is one that serves, else at the master."""
     served = options.locations is None and options.store.startswith("grpc://")
     return options.store if served else "master"
+
+
+def _giving_way(options: JobOptions, checkpoint: Checkpoint, tables: Mapping[str, TableSpec], job: JobSpec) -> OnBroken:
+    return giving_way_to(
+        checkpoint, tables, job, overwrite=options.overwrite, take_over=options.take_over, rerun=options.rerun
+    )
 
 
 def _checkpoint_to_resume(options: JobOptions) -> Checkpoint | None:

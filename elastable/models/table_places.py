@@ -16,6 +16,7 @@ from elastable.embedding_store.composite.placement.placed_store import PlacedSto
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.open_store import open_store
+from elastable.embedding_store.remains import OnBroken
 
 __all__ = ["Places", "join_stores", "locations_of", "on_worker", "open_places"]
 
@@ -36,7 +37,12 @@ def locations_of(file: Path | None, store: str) -> Locations:
 
 
 def open_places(
-    locations: Locations, places: Places, default: str, shared: bool = False, deadline_s: float | None = None
+    locations: Locations,
+    places: Places,
+    default: str,
+    shared: bool = False,
+    deadline_s: float | None = None,
+    on_broken: OnBroken | None = None,
 ) -> EmbeddingStore:
     """Opens the stores that the places need, as one store.
 
@@ -44,7 +50,7 @@ def open_places(
         locations: With the URLs.
         places: Of every table.
         default: URL of the store for what is nowhere else.
-        shared, deadline_s: As of `open_store`.
+        shared, deadline_s, on_broken: As of `open_store`.
 
     Raises:
         BadInput: a table is placed where the locations name no store.
@@ -59,7 +65,7 @@ def open_places(
                     f"tables are placed in {storage} ({placed}): name its URL in [stores] of the location file"
                 )
             stores[storage] = opened.enter_context(
-                open_store(locations.stores[storage], shared=shared, deadline_s=deadline_s)
+                open_store(locations.stores[storage], shared=shared, deadline_s=deadline_s, on_broken=on_broken)
             )
         opened.pop_all()
     return join_stores(stores, places)

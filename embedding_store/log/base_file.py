@@ -14,7 +14,7 @@ from elastable.embedding_store.log.folder_lock import sync_folder
 from elastable.embedding_store.log.framing import frame_header
 from elastable.embedding_store.log.segment import SegmentReader, write_all
 
-__all__ = ["BaseFile", "find_base", "newest_base", "write_base"]
+__all__ = ["BaseFile", "base_paths", "find_base", "newest_base", "write_base"]
 
 _SUFFIX, _DRAFT = ".base", ".base.new"
 
@@ -75,6 +75,11 @@ def newest_base(folder: Path) -> BaseFile | None:
     except OSError as error:
         raise StoreFailed(f"{folder} cannot be used: {error.strerror}") from error
     return find_base(folder)
+
+
+def base_paths(folder: Path) -> list[Path]:
+    """Every base of a folder, oldest first, and what was not written to its end. Raises `OSError`."""
+    return [*_bases(folder), *folder.glob(f"*{_DRAFT}")]
 
 
 def _bases(folder: Path) -> list[Path]:

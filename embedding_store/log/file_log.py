@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Literal, NoReturn, get_args
 
 from elastable.embedding_store.errors import BadInput, FutureVersion, StaleVersion, StoreBroken, StoreFailed
+from elastable.embedding_store.log.base_file import base_paths
 from elastable.embedding_store.log.contract import Buffer, Log, LogEntry
 from elastable.embedding_store.log.folder_lock import FolderLock, sync_folder
 from elastable.embedding_store.log.framing import frame_header
 from elastable.embedding_store.log.segment import Segment, SegmentReader, segment_name, write_all
-from elastable.embedding_store.log.segments import open_segments
+from elastable.embedding_store.log.segments import open_segments, segment_names
 
 __all__ = ["FileLog", "FsyncPolicy"]
 
@@ -79,6 +80,26 @@ class FileLog(Log):
                 target=self._sync_regularly, args=(fsync_interval_s,), name="log-fsync", daemon=True
             )
             self._syncing.start()
+
+    @classmethod
+    def delete_all(cls, folder: Path) -> None:
+        """Deletes a log and its base, which are not opened: they may be missing in part, or corrupt.
+
+        Raises:
+            StoreFailed: the folder is in use, or a file cannot be deleted. The oldest go first: a log without its
+                beginning is refused.
+        """
+        lock = FolderLock(folder)
+        try:
+            for name in segment_names(folder):
+                (folder / name).unlink()
+            for path in base_paths(folder):
+                path.unlink()
+            sync_folder(folder)
+        except OSError as error:
+            raise StoreFailed(f"{folder} cannot be emptied: {error.strerror}") from error
+        finally:
+            lock.release()
 
     @property
     def first(self) -> int:

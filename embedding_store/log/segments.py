@@ -11,7 +11,7 @@ from pathlib import Path
 from elastable.embedding_store.errors import StoreBroken, StoreFailed
 from elastable.embedding_store.log.segment import Segment, SegmentReader, segment_first
 
-__all__ = ["check_segments", "open_segments"]
+__all__ = ["check_segments", "open_segments", "segment_names"]
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ def open_segments(folder: Path) -> list[Segment]:
         StoreBroken: a segment is missing, or corrupt before its end.
     """
     segments: list[Segment] = []
-    names = _names(folder)
+    names = segment_names(folder)
     for name in names:
         segment, torn = _open_segment(folder / name, newest=name == names[-1])
         if torn:
@@ -44,7 +44,7 @@ def check_segments(folder: Path) -> tuple[list[Segment], int]:
         StoreFailed: the folder cannot be read.
     """
     try:
-        names = _names(folder)
+        names = segment_names(folder)
     except OSError as error:
         raise StoreFailed(f"{folder} cannot be read: {error.strerror}") from error
     found = [_open_segment(folder / name, newest=name == names[-1]) for name in names]
@@ -53,7 +53,8 @@ def check_segments(folder: Path) -> tuple[list[Segment], int]:
     return segments, sum(torn for _, torn in found)
 
 
-def _names(folder: Path) -> list[str]:
+def segment_names(folder: Path) -> list[str]:
+    """Names of the segments of a folder, oldest first. Raises `OSError`."""
     return sorted(entry.name for entry in folder.iterdir() if segment_first(entry.name) is not None)
 
 

@@ -13,11 +13,12 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.tier import Records, Tier, TierTable
 from elastable.embedding_store.errors import BadInput, SpecConflict, StoreBroken, StoreFailed, TableNotFound
-from elastable.embedding_store.log.folder_lock import FolderLock
+from elastable.embedding_store.log.folder_lock import FolderLock, sync_folder
 from elastable.embedding_store.native.range_pool import shared_pool
 from elastable.embedding_store.tiers.files.sequence_mark import SequenceMark
 from elastable.embedding_store.tiers.files.table_files import TableFiles
 from elastable.embedding_store.tiers.files.tier_manifest import (
+    MANIFEST_NAME,
     NumberedTable,
     TierManifest,
     read_tier_manifest,
@@ -26,6 +27,7 @@ from elastable.embedding_store.tiers.files.tier_manifest import (
 
 __all__ = ["FileTier"]
 
+_MARK_NAME = "mark"
 _FILES_OF_A_TABLE = re.compile(r"[0-9]{6,9}\.(rows|ids)")
 
 
@@ -69,6 +71,27 @@ class FileTier(Tier):
         except BaseException:
             self.close()
             raise
+
+    @classmethod
+    def delete_all(cls, folder: Path) -> None:
+        """Deletes the files of a tier, which is not opened: they may be missing or corrupt. Other files stay.
+
+        Raises:
+            StoreFailed: the folder is in use, or a file cannot be deleted. The manifest goes last, and is refused
+                without the others.
+        """
+        lock = FolderLock(folder)
+        try:
+            for path in sorted(folder.iterdir()):
+                if _FILES_OF_A_TABLE.fullmatch(path.name):
+                    path.unlink()
+            for name in (_MARK_NAME, f"{MANIFEST_NAME}.new", MANIFEST_NAME):
+                (folder / name).unlink(missing_ok=True)
+            sync_folder(folder)
+        except OSError as error:
+            raise StoreFailed(f"{folder} cannot be emptied: {error.strerror}") from error
+        finally:
+            lock.release()
 
     @property
     def place(self) -> str:
@@ -159,7 +182,7 @@ class FileTier(Tier):
 
     def _open(self) -> None:
         manifest = read_tier_manifest(self._folder)
-        self._mark = SequenceMark(self._folder / "mark", manifest is None, self._fsync)
+        self._mark = SequenceMark(self._folder / _MARK_NAME, manifest is None, self._fsync)
         if manifest is None:
             self._replace(TierManifest())
             return

@@ -94,6 +94,10 @@ def _is_page(reply: object, command: Command) -> bool:
     return isinstance(reply, list) and len(reply) == 2 and _is_text(reply[0], command) and _are_pairs(reply[1], command)
 
 
+def _are_keys(reply: object, command: Command) -> bool:
+    return isinstance(reply, list) and len(reply) == 2 and _is_text(reply[0], command) and _are_texts(reply[1], command)
+
+
 def _is_of_client(reply: object, command: Command) -> bool:
     return _is_count(reply, command) if command[1] == "KILL" else _is_text(reply, command)
 
@@ -131,6 +135,7 @@ _SHAPES: dict[str, _Fits] = {
     "HKEYS": _are_texts,
     "HMGET": _are_values,
     "HSCAN": _is_page,
+    "SCAN": _are_keys,
     **dict.fromkeys(("XDEL", "XTRIM"), _is_count),
     **dict.fromkeys(("XRANGE", "XREVRANGE", "WAITAOF"), _is_list),
     "XREAD": _are_streams,

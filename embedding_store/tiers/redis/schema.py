@@ -56,6 +56,7 @@ __all__ = [
     "HASH_SLOTS",
     "SCHEMA",
     "STAMP",
+    "all_rows_pattern",
     "check_namespace",
     "check_partitions",
     "first_stamp",
@@ -104,6 +105,11 @@ def log_key(namespace: str) -> bytes:
 def rows_key(namespace: str, table: str, partition: int) -> bytes:
     """The records of a partition, and its stamp."""
     return f"{{{namespace}:{table}:{partition}}}:rows".encode()
+
+
+def all_rows_pattern(namespace: str) -> bytes:
+    """Matches the keys of all partitions of all tables, and no others: a namespace holds no `:`, `*` or `?`."""
+    return f"{{{namespace}:*}}:rows".encode()
 
 
 def first_stamp(sequence: int) -> int:

@@ -12,7 +12,7 @@ from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput
-from elastable.jobs.resume import fill_store
+from elastable.jobs.resuming.resume import fill_store
 from elastable.master.api import JobSpec
 from elastable.master.commits.dense_part import NoDense
 from elastable.master.tasks.progress import Progress
@@ -47,7 +47,7 @@ def test_leases_of_the_dead_are_waited_for(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_a_pin_that_lives_on_is_not_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elastable.jobs.resume._PINS_END_S", 0.3)
+    monkeypatch.setattr("elastable.jobs.resuming.claiming._PINS_END_S", 0.3)
     with left_behind() as store, store.pin(lease_s=600.0) as pin:
         with pytest.raises(BadInput, match="'t' cannot be dropped while versions are pinned"):
             begin(store)

@@ -71,7 +71,7 @@ def test_a_job_goes_on_from_its_checkpoint_where_a_shard_has_lost_its_rows(serve
         with server.client() as client:
             client.delete(*client.scan_iter("{shard1:*"), *client.scan_iter("{shard1}:*"))
         with opened() as store:
-            begun = resume(store, tmp_path / "kept")
+            begun = resume(store, tmp_path / "kept", (FIXED, DYNAMIC))
             assert begun.checkpoint is not None
             assert rows(store) == saved
             assert store.version() == 3

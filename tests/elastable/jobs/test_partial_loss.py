@@ -1,21 +1,35 @@
-"""A Redis that has lost a part of its rows is refused; an empty store goes on from the checkpoint."""
+"""A store that has lost a part of its rows is refused; a job that is resumed goes on from its checkpoint in it."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import redis
 
+from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import StoreBroken
+from elastable.embedding_store.errors import BadInput, CheckpointError, StoreBroken, StoreFailed, Unsupported
 from elastable.embedding_store.open_store import open_store
-from elastable.jobs.resume import Beginning, fill_store
+from elastable.jobs.resuming.broken_store import giving_way_to
+from elastable.jobs.resuming.resume import Beginning, fill_store
 from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.master.commits.dense_part import NoDense
-from tests.master.checkpoints.jobs import DYNAMIC, FIXED, JOB, created, dense_of, progress_of, rows, train
-from tests.servers import running_server
+from tests.elastable.conftest import JOB as OPTIONS
+from tests.elastable.conftest import Trained
+from tests.elastable.jobs.test_interrupted import assert_same_model
+from tests.elastable.processes import CLICK_JOB, Hold, elastable, run_elastable
+from tests.master.checkpoints.jobs import AGED, DYNAMIC, FIXED, JOB, Rows, created, dense_of, progress_of, rows, train
+from tests.servers import Server, running_cluster, running_server
+
+SPECS = (FIXED, DYNAMIC, AGED)
 
 
 class Dense(NoDense):
@@ -25,31 +39,282 @@ class Dense(NoDense):
         """As in `DenseState`."""
 
 
-def resume(store: EmbeddingStore, home: Path | None, job: JobSpec = JOB, overwrite: bool = False) -> Beginning:
-    checkpoint = None if home is None else open_checkpoint(home)
-    tables = {spec.name: spec for spec in (FIXED, DYNAMIC)}
+def resume(store: EmbeddingStore, home: Path, specs: Sequence[TableSpec] = SPECS, job: JobSpec = JOB) -> Beginning:
+    """As `elastable train --resume` fills a store that is open."""
+    tables = {spec.name: spec for spec in specs}
+    checkpoint = open_checkpoint(home)
     return fill_store(
-        store, tables, Dense(), job, checkpoint=checkpoint, resume=True, overwrite=overwrite  # type: ignore[arg-type]
+        store, tables, Dense(), job, checkpoint=checkpoint, resume=True, overwrite=False  # type: ignore[arg-type]
     )  # fmt: skip
 
 
-def test_a_job_goes_on_from_its_checkpoint_in_an_empty_store(server_binary: Path, tmp_path: Path) -> None:
+def resumed(url: str, home: Path, job: JobSpec = JOB) -> tuple[EmbeddingStore, Beginning]:
+    """As it opens and fills a store."""
+    tables = {spec.name: spec for spec in SPECS}
+    giving_way = giving_way_to(open_checkpoint(home), tables, job, overwrite=False, take_over=False, rerun=False)
+    store = open_store(url, on_broken=giving_way)
+    return store, resume(store, home, job=job)
+
+
+def trained_in(url: str, home: Path, midway: Callable[[], object] = lambda: None) -> Rows:
+    """Five versions, the third with a checkpoint; their rows. `midway`: is called when the third is written."""
+    with open_store(url) as store:
+        created(store, SPECS)
+        train(store, 3)
+        write_checkpoint(home, store, dense_of(3), JOB, progress_of(3))
+    midway()
+    with open_store(url) as store:
+        train(store, 2)
+        return rows(store)
+
+
+def goes_on_from_the_checkpoint(url: str, home: Path, expected: Rows) -> None:
+    store, begun = resumed(url, home)
+    with store:
+        assert begun.progress == progress_of(3)
+        assert begun.checkpoint is not None
+        train(store, 2)
+        assert rows(store) == expected
+    with open_store(url) as again:  # nothing of the loss is left
+        assert again.version() == 5
+        assert rows(again) == expected
+
+
+def a_partition(client: redis.Redis) -> None:
+    client.delete(rows_of(client, b"fixed"))
+
+
+def a_table_and_the_registry(client: redis.Redis) -> None:
+    client.delete("{elastable}:tier:tables")
+
+
+def registry_and_state(client: redis.Redis) -> None:
+    client.delete("{elastable}:tier:tables", "{elastable}:tier:state", "{elastable}:log")
+
+
+def the_log(client: redis.Redis) -> None:
+    client.delete("{elastable}:log")
+
+
+def all_of_it(client: redis.Redis) -> None:
+    client.flushall()
+
+
+def rows_of(client: redis.Redis, table: bytes) -> bytes:
+    """A partition of a table that has some rows."""
+    return next(key for key in sorted(client.scan_iter("{elastable:*:rows")) if table in key and client.hlen(key) > 2)
+
+
+LOSSES = [a_partition, a_table_and_the_registry, registry_and_state, the_log, all_of_it]
+
+
+@pytest.fixture(scope="module", name="server")
+def fixture_server(server_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running_server(server_binary, tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.mark.parametrize("lose", LOSSES)
+def test_a_job_goes_on_in_a_redis_that_lost_rows(
+    server: Server, lose: Callable[[redis.Redis], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"{server.url}?partitions=4"
+    with server.client() as client:
+        client.flushall()
+        client.hset("{elastable2:fixed:0}:rows", "another", "store")
+        expected = trained_in(url, tmp_path / "kept")
+        lose(client)
+        if lose not in (registry_and_state, all_of_it):  # these leave what looks like an empty store
+            with pytest.raises(StoreBroken):
+                open_store(url)
+        goes_on_from_the_checkpoint(url, tmp_path / "kept", expected)
+        if lose is not all_of_it:
+            assert "the store cannot go on" in caplog.text
+            assert f"the job goes on from {open_checkpoint(tmp_path / 'kept').address}, version 3" in caplog.text
+            assert client.hgetall("{elastable2:fixed:0}:rows") == {b"another": b"store"}
+
+
+def test_a_job_goes_on_where_a_node_of_a_cluster_was_emptied(server_binary: Path, tmp_path: Path) -> None:
+    """The registry was there, and other nodes still hold partitions."""
+    with running_cluster(server_binary, tmp_path / "nodes") as nodes:
+        url = f"redis://{nodes[0].address}?partitions=8"
+        expected = trained_in(url, tmp_path / "kept")
+        with nodes[0].client() as client:
+            slot = client.execute_command("CLUSTER KEYSLOT", "{elastable}")
+        with nodes[slot * len(nodes) // 16_384].client() as client:
+            assert client.exists("{elastable}:tier:tables")
+            client.flushall()
+        goes_on_from_the_checkpoint(url, tmp_path / "kept", expected)
+
+
+def test_a_job_goes_on_where_a_partition_came_back_older(server: Server, tmp_path: Path) -> None:
+    """As after a failover of its node to a replica that lagged."""
+    url = f"{server.url}?partitions=4"
+    with server.client() as client:
+        client.flushall()
+        older = dict[bytes, bytes]()
+
+        def dump() -> None:
+            older.update({key: client.dump(key) for key in client.scan_iter("{elastable:fixed:*")})
+
+        expected = trained_in(url, tmp_path / "kept", dump)
+        for key, content in older.items():
+            client.restore(key, 0, content, replace=True)
+        with pytest.raises(
+            StoreBroken, match=r"has lost data of partition \d of table 'fixed'.*Go back to a checkpoint"
+        ):
+            open_store(url)
+        goes_on_from_the_checkpoint(url, tmp_path / "kept", expected)
+
+
+def test_a_job_goes_on_where_redis_came_back_with_an_older_file(server_binary: Path, tmp_path: Path) -> None:
+    """The append-only file of one server ends at one moment for rows and log: the store opens as it was then."""
+    options = ("--appendonly", "yes", "--appendfsync", "always", "--aof-load-truncated", "yes")
+    with running_server(server_binary, tmp_path / "redis", options) as server:
+        url = f"{server.url}?partitions=4"
+        (file,) = (tmp_path / "redis").glob("appendonlydir/*.incr.aof")
+        sizes = list[int]()
+        expected = trained_in(url, tmp_path / "kept", lambda: sizes.append(file.stat().st_size))
+        server.kill()
+        os.truncate(file, sizes[0] + (file.stat().st_size - sizes[0]) // 3)
+        server.start()
+        goes_on_from_the_checkpoint(url, tmp_path / "kept", expected)
+
+
+def the_middle_of_the_log(folder: Path) -> None:
+    flip(max((folder / "log").glob("*.log"), key=lambda path: path.stat().st_size))
+
+
+def the_rows_of_a_table(folder: Path) -> None:
+    next((folder / "rows").glob("*.rows")).unlink()
+
+
+def the_manifest(folder: Path) -> None:
+    flip(folder / "rows" / "tables")
+
+
+def all_of_the_log(folder: Path) -> None:
+    for file in (folder / "log").glob("*.log"):
+        file.unlink()
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 3] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("lose", [the_middle_of_the_log, the_rows_of_a_table, the_manifest, all_of_the_log])
+def test_a_job_goes_on_in_files_that_are_damaged(lose: Callable[[Path], None], tmp_path: Path) -> None:
+    url = f"file://{tmp_path / 'store'}"
+    expected = trained_in(url, tmp_path / "kept")
+    lose(tmp_path / "store")
+    with pytest.raises(StoreBroken):
+        open_store(url)
+    goes_on_from_the_checkpoint(url, tmp_path / "kept", expected)
+
+
+def test_a_job_goes_on_in_memory_with_a_damaged_log(tmp_path: Path) -> None:
+    url = f"memory?log={tmp_path / 'log'}"
+    expected = trained_in(url, tmp_path / "kept")
+    flip(next((tmp_path / "log").glob("*.log")))
+    with pytest.raises(StoreBroken):
+        open_store(url)
+    goes_on_from_the_checkpoint(url, tmp_path / "kept", expected)
+
+
+def test_only_the_shard_that_lost_rows_is_emptied(server: Server, tmp_path: Path) -> None:
+    with server.client() as client:
+        client.flushall()
+        whole = f"{server.url}?namespace=whole&partitions=2"
+        url = f"token:{server.url}?partitions=2,{whole}"
+        expected = trained_in(url, tmp_path / "kept")
+        with open_store(f"{server.url}?partitions=2") as shard:
+            shard.recover()  # its last version is decided
+        client.delete("{elastable:fixed:0}:rows")
+        with pytest.raises(StoreBroken, match="has lost data of partition 0 of table 'fixed'"):
+            open_store(url)
+        goes_on_from_the_checkpoint(url, tmp_path / "kept", expected)
+
+
+HOLDER = """
+import sys
+from elastable.embedding_store.open_store import open_store
+with open_store(sys.argv[1]) as store:
+    store.reset_version(store.version())
+    print("holds it", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_live_owner_keeps_what_is_left(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows were lost while it was running; it is told when it next asks for them."""
+    monkeypatch.setattr("elastable.jobs.resuming.resume._OWNER_LEAVES_S", 0.2)
+    url = f"{server.url}?partitions=4"
+    with server.client() as client:
+        client.flushall()
+        trained_in(url, tmp_path / "kept")
+        with subprocess.Popen(
+            [sys.executable, "-c", HOLDER, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as holder:
+            try:
+                assert holder.stdout is not None
+                assert holder.stdout.readline() == "holds it\n"
+                a_partition(client)
+                left = sorted(client.keys())
+                with pytest.raises(BadInput, match=rf"the store is in use: \S+:{holder.pid} "):
+                    resumed(url, tmp_path / "kept")
+                assert sorted(client.keys()) == left
+            finally:
+                holder.kill()
+
+
+def test_nothing_is_deleted_where_the_checkpoint_cannot_take_the_place(server: Server, tmp_path: Path) -> None:
+    url = f"{server.url}?partitions=4"
+    with server.client() as client:
+        client.flushall()
+        trained_in(url, tmp_path / "kept")
+        a_partition(client)
+        left = sorted(client.keys())
+        with pytest.raises(StoreBroken):  # no checkpoint was asked for
+            open_store(url)
+        with pytest.raises(Unsupported, match="seed was 0 and is 8"):
+            resumed(url, tmp_path / "kept", JobSpec(job="small", seed=8))
+        damaged = next((tmp_path / "kept").glob("**/*.safetensors"))
+        flip(damaged)
+        with pytest.raises(CheckpointError):
+            resumed(url, tmp_path / "kept")
+        assert sorted(client.keys()) == left
+
+
+def test_files_that_another_process_has_open_are_not_deleted(tmp_path: Path) -> None:
+    url = f"file://{tmp_path / 'store'}"
+    trained_in(url, tmp_path / "kept")
+    with open_store(url) as running:
+        with pytest.raises(StoreFailed, match="is open already"):
+            resumed(url, tmp_path / "kept")
+        assert running.version() == 5
+
+
+@pytest.mark.timeout(900)
+def test_a_killed_job_goes_on_from_its_checkpoint_where_rows_were_lost(
+    server_binary: Path, trained: Trained, tmp_path: Path
+) -> None:
     with running_server(server_binary, tmp_path / "redis") as server:
-        with open_store(server.url) as store:
-            created(store, (FIXED, DYNAMIC))
-            train(store, 3)
-            saved = rows(store)
-            write_checkpoint(tmp_path / "kept", store, dense_of(3), JOB, progress_of(3))
-            train(store, 1)
+        checkpoints = tmp_path / "checkpoints"
+        url = f"{server.url}?flush=0.05&partitions=4"
+        places: list[str | Path] = ["--store", url, "--run-dir", tmp_path / "runs", "--checkpoint-dir", checkpoints]
+        job: list[str | Path] = ["train", CLICK_JOB, *OPTIONS, "--workers", "1", "--no-export", *places, "--resume"]
+        hold = Hold(tmp_path / "hold", 28)
+        with elastable(tmp_path, *job, "--checkpoint-every", "10", env=hold.environment) as train_:
+            hold.wait(train_)
+            train_.signal(signal.SIGKILL)
+            train_.wait()
         with server.client() as client:
-            lost = next(key for key in sorted(client.scan_iter("*")) if client.type(key) == b"hash" and b"fixed" in key)
-            client.delete(lost)
-        with pytest.raises(StoreBroken, match=r"has lost data of .* of table 'fixed'.*Go back to a checkpoint"):
-            open_store(server.url)
-        with open_store(f"{server.url}?namespace=empty") as store:
-            begun = resume(store, tmp_path / "kept")
-            assert begun.progress == progress_of(3)
-            assert begun.checkpoint is not None
-            assert rows(store) == saved
-            train(store, 1)
-            assert store.version() == 4
+            client.delete(rows_of(client, b"users"))
+        last = run_elastable(*job)
+        assert last.code == 0, last.err
+        assert "has lost data of" in last.err
+        assert "the job goes on from" in last.err
+        assert "resuming at version 20" in last.out
+        assert_same_model(checkpoints / "ckpt-0000000040", trained.checkpoint)

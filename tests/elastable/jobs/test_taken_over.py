@@ -20,7 +20,7 @@ from tests.elastable.processes import CLICK_JOB, Hold, elastable
 def test_a_store_in_use_is_refused_by_name(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, beginning: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("elastable.jobs.resume._OWNER_LEAVES_S", 0.2)
+    monkeypatch.setattr("elastable.jobs.resuming.resume._OWNER_LEAVES_S", 0.2)
     options: dict[str, Any] = {"model_file": CLICK_JOB, "store": redis_url}
     with prepare_job(JobOptions(**options)).store as running:
         running.reset_version(3)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import BadInput, ShardLost, StoreBroken, StoreFailed, TableNotFound, Unsupported
+from elastable.embedding_store.errors import BadInput, StoreBroken, StoreFailed, Unsupported
+from elastable.jobs.resuming.claiming import claim_store, create
 from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import Checkpoint
 from elastable.master.checkpoints.restoring import refuse_other_model, restore_tables
@@ -21,12 +21,18 @@ from elastable.master.keras.multi_update import DenseModel
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
 
-__all__ = ["Beginning", "fill_store"]
+__all__ = [
+    "Beginning",
+    "fill_store",
+    "is_finished",
+    "refuse_anothers_record",
+    "refuse_live_owner",
+    "refuse_other_job",
+]
 
 _log = logging.getLogger(__name__)
 
 _OWNER_LEAVES_S = 5.0  # a server may notice a little later that a process has died
-_PINS_END_S = 90.0  # longer than the leases of a master that died
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +85,13 @@ def fill_store(
         SpecConflict: a table in the store has another spec.
     """
     if not take_over:
-        _refuse_live_owner(store)
+        refuse_live_owner(store.other_writer)
     if resume:
         beginning, overwrite = _resumed(store, tables, dense, job, checkpoint, overwrite, rerun)
         if beginning is not None:
             return beginning
-    _claim_store(store, overwrite)
-    _create(store, tables, overwrite)
+    claim_store(store, overwrite)
+    create(store, tables, overwrite)
     return Beginning(Progress())
 
 
@@ -100,12 +106,12 @@ def _resumed(
 ) -> tuple[Beginning | None, bool]:
     """Where an earlier job goes on (None: there is none), and whether tables in the store may be dropped."""
     recorded = _last_record(store, checkpoint, overwrite)
-    if rerun and recorded is not None and _is_finished(recorded.job, recorded.progress, job):
+    if rerun and recorded is not None and is_finished(recorded.job, recorded.progress, job):
         _log.warning("job %s in the store is finished: its tables make room for a new job", recorded.job["job"])
         recorded, overwrite = None, True
-    if rerun and checkpoint is not None and _is_finished(checkpoint.job, checkpoint.progress(), job):
+    if rerun and checkpoint is not None and is_finished(checkpoint.job, checkpoint.progress(), job):
         checkpoint = None
-    if recorded is not None and _goes_on(recorded, checkpoint, store, overwrite):
+    if recorded is not None and _goes_on(recorded, checkpoint, overwrite):
         return _go_on(recorded, store, tables, dense, job), overwrite
     if checkpoint is not None:
         return _restored(checkpoint, store, tables, dense, job), overwrite
@@ -129,18 +135,18 @@ def _restored(
     checkpoint: Checkpoint, store: EmbeddingStore, tables: Mapping[str, TableSpec], dense: DenseModel, job: JobSpec
 ) -> Beginning:
     """The job goes on from a checkpoint."""
-    _refuse_other_job(checkpoint.address, checkpoint.job, job)
+    refuse_other_job(checkpoint.address, checkpoint.job, job)
     refuse_other_model(checkpoint, tables)
     if store.specs():
         checkpoint.verify()  # before anything in the store is dropped
     dense.restore(checkpoint.dense())
-    _claim_store(store, overwrite=True)
-    _create(store, tables, overwrite=True)
+    claim_store(store, overwrite=True)
+    create(store, tables, overwrite=True)
     restore_tables(checkpoint, store)
     return Beginning(checkpoint.progress(), str(checkpoint.job["job"]), checkpoint)
 
 
-def _is_finished(saved: Mapping[str, Any], progress: Progress, job: JobSpec) -> bool:
+def is_finished(saved: Mapping[str, Any], progress: Progress, job: JobSpec) -> bool:
     """Whether a saved job has reached its last version, and `job` asks for no more epochs than it had."""
     shape = {name: saved[name] for name in ("mode", "micro_batch_size", "grads_to_wait", "epochs", "train_records")}
     shape["versions_per_step"] = saved.get("versions_per_step", 1)
@@ -148,10 +154,14 @@ def _is_finished(saved: Mapping[str, Any], progress: Progress, job: JobSpec) -> 
     return progress.version >= Schedule(earlier).versions_total and job.epochs <= earlier.epochs
 
 
-def _refuse_live_owner(store: EmbeddingStore) -> None:
-    """Raises `BadInput` where another process writes to the store, one that was killed just now excepted."""
+def refuse_live_owner(other_writer: Callable[[], str | None]) -> None:
+    """Raises `BadInput` where another process writes to the store, one that was killed just now excepted.
+
+    Args:
+        other_writer: As `EmbeddingStore.other_writer`.
+    """
     give_up = time.monotonic() + _OWNER_LEAVES_S
-    while (writer := store.other_writer()) is not None:
+    while (writer := other_writer()) is not None:
         if time.monotonic() > give_up:
             raise BadInput(
                 f"the store is in use: {writer} (host:process) is connected to write to it. Stop that job first, give "
@@ -171,8 +181,12 @@ def _standing(store: EmbeddingStore) -> VersionRecord | None:
     return None if record is None else VersionRecord.from_bytes(record)
 
 
-def _goes_on(standing: VersionRecord, checkpoint: Checkpoint | None, store: EmbeddingStore, overwrite: bool) -> bool:
-    """Whether the job goes on in the store, and not from the checkpoint."""
+def _goes_on(standing: VersionRecord, checkpoint: Checkpoint | None, overwrite: bool) -> bool:
+    """Whether the job goes on in the store, and not from the checkpoint.
+
+    Raises:
+        BadInput: they are of different jobs, and nothing is to be dropped.
+    """
     if checkpoint is None:
         return True
     there, saved = standing.job["job"], checkpoint.job["job"]
@@ -192,8 +206,13 @@ def _refuse_anothers(store: EmbeddingStore, checkpoint: Checkpoint, overwrite: b
         record = store.record()
     except StoreFailed:  # shards that are apart say nothing
         return
+    refuse_anothers_record(record, checkpoint, overwrite)
+
+
+def refuse_anothers_record(record: bytes | None, checkpoint: Checkpoint, overwrite: bool) -> None:
+    """Raises `BadInput` where the record of a version is not of the job of the checkpoint, unless it may be dropped."""
     if record is not None:
-        _goes_on(VersionRecord.from_bytes(record), checkpoint, store, overwrite)
+        _goes_on(VersionRecord.from_bytes(record), checkpoint, overwrite)
 
 
 def _go_on(
@@ -203,7 +222,7 @@ def _go_on(
     dense: DenseModel,
     job: JobSpec,
 ) -> Beginning:
-    _refuse_other_job("the job in the store", standing.job, job)
+    refuse_other_job("the job in the store", standing.job, job)
     if standing.progress.version != store.version():
         raise BadInput(
             f"the store is at version {store.version()} and its record of version {standing.progress.version}: "
@@ -212,60 +231,6 @@ def _go_on(
     create_tables(store, tables)  # they are there; one with another spec is refused
     dense.restore(standing.dense)
     return Beginning(standing.progress, str(standing.job["job"]))
-
-
-def _claim_store(store: EmbeddingStore, overwrite: bool) -> None:
-    """Makes sure that a job begins with an empty store.
-
-    Args:
-        store: The store.
-        overwrite: Whether tables that are there are dropped.
-
-    Raises:
-        BadInput: tables of an earlier job are there, and are not to be dropped.
-    """
-    held = store.specs()
-    if not held and store.version() == 0:
-        return
-    if not overwrite:
-        raise BadInput(
-            f"the store holds {len(held)} tables at version {store.version()} ({', '.join(sorted(held)[:5])}): go on "
-            "from its checkpoint with --resume, drop them with --overwrite, or use another ?namespace= in its URL"
-        )
-    _await_pins(store)
-    for name in held:
-        store.drop_table(name)
-    store.reset_version(0)
-
-
-def _create(store: EmbeddingStore, tables: Mapping[str, TableSpec], overwrite: bool) -> None:
-    """Makes the tables of a job that begins; what is left of tables of which a shard was lost may be dropped first."""
-    try:
-        create_tables(store, tables)
-    except ShardLost:
-        if not overwrite:
-            raise
-        for name in tables:
-            with suppress(TableNotFound):
-                store.drop_table(name)
-        store.reset_version(0)
-        create_tables(store, tables)
-
-
-def _await_pins(store: EmbeddingStore) -> None:
-    """Until what a master that died had pinned has run out: no table is dropped before. Readers that live go on."""
-    give_up = time.monotonic() + _PINS_END_S
-    warned = False
-    while (pins := store.pins()) and time.monotonic() < give_up:
-        left = max(pin.lease_left_s for pin in pins)
-        if not warned:
-            warned = True
-            _log.warning(
-                "versions %s of the store are pinned; if it was by a master that died they are free in %.0f s",
-                ", ".join(map(str, sorted({pin.version for pin in pins}))),
-                left,
-            )
-        time.sleep(min(max(left, 0.01), 0.25))
 
 
 _SAME = (
@@ -282,7 +247,7 @@ _SAME = (
 )
 
 
-def _refuse_other_job(what: str, saved: Mapping[str, Any], job: JobSpec) -> None:
+def refuse_other_job(what: str, saved: Mapping[str, Any], job: JobSpec) -> None:
     """Raises `Unsupported` where a saved job computed with other numbers than `job` would."""
     saved = {"versions_per_step": 1, **saved, "on_worker": tuple(saved.get("on_worker", ()))}
     differing = [

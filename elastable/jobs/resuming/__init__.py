@@ -1,0 +1,1 @@
+"""Where a job begins whose store or checkpoints are there already."""
