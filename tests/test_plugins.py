@@ -1,12 +1,15 @@
-"""The suite's own habits: its seeds, its order, its skips, and its quick run. Each is tried on a small suite."""
+"""The suite's own habits: its seeds, its order, skips, quick run and delays, each tried on a small suite."""
 
 from __future__ import annotations
 
 import itertools
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from tests.plugins import delays
 from tests.plugins.order import DEAREST, ROOT
 from tests.plugins.skips import MAY_BE_SKIPPED
 
@@ -14,7 +17,7 @@ pytestmark = pytest.mark.process
 
 pytest_plugins = ["pytester"]
 
-CONFTEST = 'pytest_plugins = [f"tests.plugins.{name}" for name in ("seeds", "order", "skips", "quick")]\n'
+CONFTEST = 'pytest_plugins = [f"tests.plugins.{name}" for name in ("seeds", "order", "skips", "quick", "delays")]\n'
 DRAWS = """
 import random
 import numpy as np
@@ -138,3 +141,56 @@ class TestQuick:
 
 def test_the_suite_of_this_repository_has_the_same_plugins() -> None:
     assert CONFTEST.strip() in (Path(__file__).parent / "conftest.py").read_text()
+
+
+HASTY = """
+import threading
+
+def begun(event):
+    event.set()
+
+def test_hasty():
+    event = threading.Event()
+    threading.Thread(target=begun, args=(event,)).start()
+    for _ in range(10_000):  # no wait, but more time than a thread takes that nobody holds up
+        pass
+    assert event.is_set()
+
+def test_patient():
+    event = threading.Event()
+    threading.Thread(target=begun, args=(event,)).start()
+    assert event.wait(60)
+"""
+
+
+class TestDelays:
+    def test_what_counts_on_a_quick_thread_fails_for_some_number(
+        self, suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(delays, "ROOT", str(suite.path))
+        monkeypatch.setattr(delays, "SHARE", 0.3)
+        suite.makepyfile(HASTY)
+        told = [suite.runpytest_inprocess("--delays", str(number)).parseoutcomes() for number in range(12)]
+        assert any(outcomes == {"passed": 1, "failed": 1} for outcomes in told)
+        suite.runpytest_inprocess("--delays", "0", "-k", "patient").assert_outcomes(passed=1, deselected=1)
+
+    def test_a_number_decides_which_places_are_slow(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        slept: list[float] = []
+        monkeypatch.setattr(delays, "ROOT", __file__)
+        monkeypatch.setattr(delays, "SHARE", 0.5)
+        monkeypatch.setattr(delays.time, "sleep", slept.append)
+
+        def run(seed: str) -> list[float]:
+            slept.clear()
+            profile = delays.Delays(seed, left_s=1_000.0)
+            frame = sys._getframe()
+            for line in range(40):
+                for _ in range(5):
+                    profile(SimpleNamespace(f_code=frame.f_code, f_lineno=line), "call", None)  # type: ignore[arg-type]
+            return list(slept)
+
+        first, again, other = run("1"), run("1"), run("2")
+        assert first == again
+        assert first != other
+        assert len(first) % 3 == 0, "each slow place the first three times"
+        assert 0 < len(first) < 3 * 40

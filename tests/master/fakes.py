@@ -188,5 +188,5 @@ def drive(bench: Bench, workers: list[FakeWorker], hooks: Any = None) -> None:
         worker.start()
     bench.master.run(hooks)
     for worker in workers:
-        worker.join(timeout=30)
+        worker.join(timeout=60)
         assert not worker.is_alive()

@@ -1,1 +1,1 @@
-"""How the suite runs: seeds, order, what may be skipped, and what the quick run leaves out."""
+"""How the suite runs: seeds, order, what may be skipped, what the quick run leaves out, and delays."""

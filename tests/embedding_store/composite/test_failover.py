@@ -66,7 +66,7 @@ def test_calls_of_every_shape_go_to_the_address_that_answers(held: ExitStack) ->
     first, nobody, second = free_addresses(3)
     old, new = store_at(held, 2, 1.0), store_at(held, 2, 5.0)
     server = served(held, old, first)
-    source = held.enter_context(RemoteSource(f"{first}, {nobody},{second}", deadline_s=30))
+    source = held.enter_context(RemoteSource(f"{first}, {nobody},{second}", deadline_s=60))
     assert source.specs() == {"t": SPEC}
     np.testing.assert_array_equal(source.lookup({"t": IDS}, 2)["t"], rows(old))  # of an unknown width: a stream
     np.testing.assert_array_equal(source.lookup({"t": IDS}, 2)["t"], rows(old))  # one message each way
@@ -77,7 +77,7 @@ def test_calls_of_every_shape_go_to_the_address_that_answers(held: ExitStack) ->
     np.testing.assert_array_equal(source.lookup({"t": many})["t"], new.lookup({"t": many})["t"])
     # And back, with a name.
     served(held, old, first)
-    named = held.enter_context(RemoteSource(f"{nobody},localhost:{first.rpartition(':')[2]}", deadline_s=30))
+    named = held.enter_context(RemoteSource(f"{nobody},localhost:{first.rpartition(':')[2]}", deadline_s=60))
     np.testing.assert_array_equal(named.lookup({"t": IDS}, 2)["t"], rows(old))
 
 
@@ -113,7 +113,7 @@ def test_a_source_of_shared_memory_forgets_the_memory_of_the_store_before(held: 
     first, second = free_addresses(2)
     old, new = store_at(held, 3, 1.0, SharedMemoryStore), store_at(held, 2, 5.0, SharedMemoryStore)
     server = served(held, old, first)
-    source = held.enter_context(SharedSource(RemoteSource(f"{first},{second}", deadline_s=30), required=True))
+    source = held.enter_context(SharedSource(RemoteSource(f"{first},{second}", deadline_s=60), required=True))
     np.testing.assert_array_equal(source.lookup({"t": IDS}, 3)["t"], rows(old))
     server.stop(0)
     served(held, new, second)

@@ -265,7 +265,7 @@ def test_readers_of_shared_memory_ask_for_pinned_versions() -> None:
     with ExitStack() as held:
         store = held.enter_context(SharedMemoryStore(2))
         server = held.enter_context(GrpcServer("127.0.0.1:0", [store_service(store)]))
-        source = held.enter_context(SharedSource(RemoteSource(server.address, 30), required=True))
+        source = held.enter_context(SharedSource(RemoteSource(server.address, 60), required=True))
         store.create_table(SPEC)
         commit(store, {"t": update(ids, 8)})
         with store.pin():

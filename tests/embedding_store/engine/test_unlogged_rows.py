@@ -14,7 +14,7 @@ pytestmark = pytest.mark.process
 
 @pytest.mark.parametrize("flush", ["1000", "0.01"])
 def test_a_store_that_is_closed_comes_back_without_them(durable: Server, flush: str) -> None:
-    store = open_store(f"{durable.url}?flush={flush}", deadline_s=1.0)
+    store = open_store(f"{durable.url}?flush={flush}", deadline_s=3.0)
     for spec in SPECS.values():
         store.create_table(spec)
     store.commit(commit_of(1))

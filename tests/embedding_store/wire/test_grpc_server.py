@@ -59,10 +59,10 @@ def channel() -> Iterator[grpc.Channel]:
 def test_health_is_told_for_the_whole_and_each_service(channel: grpc.Channel) -> None:
     stub = health_pb2_grpc.HealthStub(channel)
     for name in ("", STORE_SERVICE):
-        reply = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=20)
+        reply = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=60)
         assert reply.status == health_pb2.HealthCheckResponse.SERVING
     with pytest.raises(grpc.RpcError) as caught:
-        stub.Check(health_pb2.HealthCheckRequest(service="other"), timeout=20)
+        stub.Check(health_pb2.HealthCheckRequest(service="other"), timeout=60)
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
@@ -72,7 +72,7 @@ def test_reflection_lists_the_services_and_their_messages(channel: grpc.Channel)
         reflection_pb2.ServerReflectionRequest(list_services=""),
         reflection_pb2.ServerReflectionRequest(file_containing_symbol=STORE_SERVICE),
     ]
-    services, file = ask(iter(requests), timeout=20)
+    services, file = ask(iter(requests), timeout=60)
     names = {service.name for service in services.list_services_response.service}
     assert names == {STORE_SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
     assert any(b"LookupHeader" in text for text in file.file_descriptor_response.file_descriptor_proto)
@@ -83,7 +83,7 @@ def test_calls_beyond_the_threads_are_refused_and_not_left_waiting() -> None:
 
     def hold(request: bytes, context: grpc.ServicerContext) -> bytes:
         entered.set()
-        leave.wait(20)
+        leave.wait(60)
         return b"held"
 
     service = Service(STORE_SERVICE, {"Hold": grpc.unary_unary_rpc_method_handler(hold)})
@@ -92,13 +92,13 @@ def test_calls_beyond_the_threads_are_refused_and_not_left_waiting() -> None:
         grpc.insecure_channel(server.address) as channel,
     ):
         call = channel.unary_unary(f"/{STORE_SERVICE}/Hold", None, None)
-        first = call.future(b"", timeout=20)
-        assert entered.wait(20)
+        first = call.future(b"", timeout=60)
+        assert entered.wait(60)
         with pytest.raises(grpc.RpcError) as caught:
-            call(b"", timeout=20)
+            call(b"", timeout=60)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         leave.set()
-        assert first.result(20) == b"held"
+        assert first.result(60) == b"held"
 
 
 def test_stopping_closes_services_frees_the_port_and_may_be_repeated() -> None:

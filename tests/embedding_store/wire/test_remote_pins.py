@@ -63,8 +63,8 @@ def test_a_store_that_is_only_read_from_can_be_pinned(held: ExitStack) -> None:
 
 def test_calls_whose_answer_was_lost_count_once(held: ExitStack) -> None:
     store, server = serve(held, "Pin", "RenewPin", "ReleasePin")
-    with RemoteStore(server.address, 30) as remote:
-        pin = remote.pin(lease_s=30)
+    with RemoteStore(server.address, 60) as remote:
+        pin = remote.pin(lease_s=90)
         assert len(store.pins()) == 1
         pin.renew(300)
         assert [told.lease_left_s > 100 for told in store.pins()] == [True]
@@ -74,7 +74,7 @@ def test_calls_whose_answer_was_lost_count_once(held: ExitStack) -> None:
 
 def test_a_pin_that_the_server_knows_no_more(held: ExitStack) -> None:
     store, server = serve(held)
-    with RemoteStore(server.address, 5) as remote:
+    with RemoteStore(server.address, 60) as remote:
         pin = remote.pin()
         address = server.address
         server.stop(0)
@@ -96,9 +96,10 @@ def test_a_pin_that_the_server_knows_no_more(held: ExitStack) -> None:
 def test_a_pin_that_cannot_be_released_says_so_once() -> None:
     with ExitStack() as held:
         _, server = serve(held)
-        remote = held.enter_context(RemoteStore(server.address, 1))
+        remote = held.enter_context(RemoteStore(server.address, 60))
         pin = remote.pin()
         server.stop(0)
+        remote._connection.deadline_s = 1.0
         with pytest.raises(Unavailable, match=server.address):
             pin.close()
         pin.close()
@@ -136,7 +137,7 @@ def test_tokens_of_pins_that_have_ended_are_forgotten(held: ExitStack, monkeypat
 
 
 def _hold(pipe: Pipe, address: str, lease_s: float) -> None:
-    remote = RemoteStore(address, 30)
+    remote = RemoteStore(address, 60)
     pin = remote.pin(lease_s=lease_s)
     pipe.send(pin.lookup({"t": int64(1)})["t"].tobytes())
     pipe.poll(600)

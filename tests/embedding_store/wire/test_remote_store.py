@@ -93,7 +93,7 @@ def test_calls_whose_answer_was_lost_count_once() -> None:
         service = losing(store_service(store, writable=True), *methods)
         with (
             GrpcServer("127.0.0.1:0", [service], anonymous=Role.ADMINISTRATOR) as server,
-            RemoteStore(server.address, 30) as remote,
+            RemoteStore(server.address, 60) as remote,
         ):
             spec = dynamic(optimizer=OptimizerSpec.of("adam"))
             for each in (remote, model):
@@ -118,7 +118,7 @@ def test_another_commit_of_a_version_that_stands_is_refused(served: ExitStack) -
     store, server = serve(served)
     store.create_table(fixed())
     commits = [Commit(1, {"cities": update(int64(1), 4, seed)}, 0, {}) for seed in range(2)]
-    with RemoteStore(server.address, 30) as ours, RemoteStore(server.address, 30) as theirs:
+    with RemoteStore(server.address, 60) as ours, RemoteStore(server.address, 30) as theirs:
         ours.commit(commits[0])
         before = rows_by_id(store, "cities")
         for again in (ours, theirs):
@@ -148,7 +148,7 @@ def test_tokens_are_of_one_version_and_empty_ones_of_none(served: ExitStack) -> 
 def test_a_commit_that_was_not_staged_here_is_refused(served: ExitStack) -> None:
     store, server = serve(served)
     store.create_table(fixed())
-    with RemoteStore(server.address, 30) as remote:
+    with RemoteStore(server.address, 60) as remote:
         first = remote.stage(Commit(1, {"cities": update(int64(1), 4)}, 0, {}))
         second = remote.stage(Commit(1, {"cities": update(int64(2), 4)}, 0, {}))
         with pytest.raises(VersionError, match="stage it again"):
@@ -164,7 +164,7 @@ def test_row_squares_and_rates_travel(served: ExitStack) -> None:
     spec = TableSpec("t", 4, optimizer=OptimizerSpec.of("rowwise_adagrad", learning_rate=0.1))
     change = update(int64(3, 4), 4)
     change = TableUpdate(change.ids, change.gradients, np.array([2.0, 0.5], np.float32))
-    with MemoryStore() as model, RemoteStore(server.address, 30) as remote:
+    with MemoryStore() as model, RemoteStore(server.address, 60) as remote:
         for each in (model, remote):
             each.create_table(spec)
             each.commit(Commit(1, {"t": change}, 5, {"t": 0.3, "absent": 1.0}))
@@ -175,7 +175,7 @@ def test_rows_with_their_slots_are_read_in_order(served: ExitStack) -> None:
     store, server = serve(served)
     store.create_table(dynamic(optimizer=OptimizerSpec.of("adam")))
     commit(store, {"people": update(np.arange(50_000), 5)})
-    with RemoteStore(server.address, 30) as remote:
+    with RemoteStore(server.address, 60) as remote:
         for ids in (int64(7, 60_000, 3), int64(), np.arange(40_000)[::-1]):
             ours, theirs = remote.read_rows("people", ids), store.read_rows("people", ids)
             for name in ("ids", "weights", "slots"):
@@ -215,7 +215,7 @@ def test_a_masters_store_is_only_read_from(served: ExitStack, call: str) -> None
     store.create_table(fixed())
     commit(store, {"cities": update(int64(1), 4)})
     before = rows_by_id(store, "cities")
-    with RemoteStore(server.address, 30) as remote:
+    with RemoteStore(server.address, 60) as remote:
         with pytest.raises(Unsupported, match=f"{call}: .*only read from"):
             WRITES[call](remote)
         assert rows_by_id(remote, "cities") == before
@@ -225,7 +225,7 @@ def test_a_masters_store_is_only_read_from(served: ExitStack, call: str) -> None
 def test_what_the_wire_has_no_place_for_is_refused_by_table(served: ExitStack) -> None:
     _, server = serve(served)
     ones = np.ones((1, 4), np.float32)
-    with RemoteStore(server.address, 30) as remote:
+    with RemoteStore(server.address, 60) as remote:
         remote.create_table(fixed())
         with pytest.raises(SpecConflict, match="dim"):
             remote.create_table(fixed(dim=5))
@@ -256,10 +256,10 @@ def test_a_scan_that_does_not_go_on_is_left_at_the_deadline() -> None:
         gone.wait(60)
 
     service = Service(STORE_SERVICE, {"Scan": grpc.unary_stream_rpc_method_handler(scan)})
-    with GrpcServer("127.0.0.1:0", [service]) as server, RemoteStore(server.address, deadline_s=0.5) as remote:
+    with GrpcServer("127.0.0.1:0", [service]) as server, RemoteStore(server.address, deadline_s=4.0) as remote:
         blocks = remote.scan("t")
         assert next(blocks).ids.tolist() == [1]
-        with pytest.raises(Unavailable, match=r"deadline of 0\.5 s"):
+        with pytest.raises(Unavailable, match=r"deadline of 4 s"):
             next(blocks)
 
 
@@ -270,7 +270,7 @@ def test_a_scan_that_makes_no_sense_is_a_failure(body: bytes) -> None:
     )
     with (
         GrpcServer("127.0.0.1:0", [service]) as server,
-        RemoteStore(server.address, 30) as remote,
+        RemoteStore(server.address, 60) as remote,
         pytest.raises(StoreFailed, match="malformed"),
     ):
         next(remote.scan("t"))

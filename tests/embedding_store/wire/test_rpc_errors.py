@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
+import threading
 from collections.abc import Iterator
 
 import grpc
@@ -49,7 +49,9 @@ class Failing:
             raise self.error
 
     def slow(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        time.sleep(0.5)
+        left = threading.Event()
+        context.add_callback(left.set)
+        left.wait(60)
         return b""
 
 
@@ -66,7 +68,7 @@ def connection(failing: Failing) -> Iterator[ServerConnection]:
         "Slow": grpc.unary_unary_rpc_method_handler(failing.slow),
     }
     with GrpcServer("127.0.0.1:0", [Service(STATUS, handlers)], anonymous=Role.ADMINISTRATOR) as server:
-        connection = ServerConnection(server.address, deadline_s=20)
+        connection = ServerConnection(server.address, deadline_s=60)
         yield connection
         connection.close()
 
@@ -142,7 +144,7 @@ def test_a_very_long_message_is_cut_and_keeps_its_class(
 def test_the_status_tells_a_foreign_client_code_and_class(failing: Failing, connection: ServerConnection) -> None:
     failing.error = errors.IdOutOfRange("id 5")
     with pytest.raises(grpc.RpcError) as caught:
-        connection.channel.unary_unary(f"/{STATUS}/Unary", None, None)(b"", timeout=20)
+        connection.channel.unary_unary(f"/{STATUS}/Unary", None, None)(b"", timeout=60)
     assert caught.value.code() is grpc.StatusCode.OUT_OF_RANGE
     assert caught.value.details() == "id 5"
     assert (ERROR_KEY, "IdOutOfRange") in [(key, value) for key, value in caught.value.trailing_metadata()]  # type: ignore[has-type, misc]
@@ -194,9 +196,10 @@ def test_who_is_not_there_is_not_waited_for_longer_than_the_deadline() -> None:
 def test_a_last_attempt_that_has_no_time_left_tells_of_the_one_before(connection: ServerConnection) -> None:
     with grpc.insecure_channel("127.0.0.1:1") as nobody:
         path = f"/{STATUS}/Slow"
-        attempts = iter([nobody.unary_unary(path, None, None), connection.channel.unary_unary(path, None, None)])
+        first, last = nobody.unary_unary(path, None, None), connection.channel.unary_unary(path, None, None)
+        attempts = iter([lambda: first(b"", timeout=60), lambda: last(b"", timeout=0.1)])
         with pytest.raises(DeadlineExceeded, match=r"gave no answer .*before that it could not be reached .*refused"):
-            connection.call(lambda timeout: next(attempts)(b"", timeout=0.1))
+            connection.call(lambda _: next(attempts)())
 
 
 def test_a_closed_connection_says_so(connection: ServerConnection) -> None:

@@ -68,7 +68,7 @@ def store() -> Iterator[SharedMemoryStore]:
 
 def attached(held: ExitStack, store: SharedMemoryStore) -> SharedSource:
     server = held.enter_context(GrpcServer("127.0.0.1:0", [store_service(store)]))
-    return held.enter_context(SharedSource(RemoteSource(server.address, 30), threads=1, required=True))
+    return held.enter_context(SharedSource(RemoteSource(server.address, 60), threads=1, required=True))
 
 
 def handed_out(store: SharedMemoryStore) -> list[int]:
@@ -333,7 +333,7 @@ def test_the_number_of_descriptors_does_not_follow_the_number_of_tables(
         assert open_files() - before < 130
         assert caplog.text.count("ulimit -n") == 1
         train(store, *names, ids=3)
-        with RemoteSource(source._remote.address, 30) as another:  # the server still lets clients in
+        with RemoteSource(source._remote.address, 60) as another:  # the server still lets clients in
             assert another.version() == 1
         rows = source.lookup({name: np.arange(3) for name in names}, 1)
         assert source.attached

@@ -47,7 +47,7 @@ def process(work: Callable[..., None], *arguments: Any) -> Iterator[tuple[Any, P
         yield started, ours
     finally:
         started.kill()
-        started.join(30)
+        started.join(60)
 
 
 def heard(pipe: Pipe) -> Any:
@@ -68,7 +68,7 @@ def own(pipe: Pipe) -> None:
 def read(pipe: Pipe, address: str, seed: int) -> None:
     """Looks rows up until told to stop; says what it has seen."""
     random, looked, newest = np.random.default_rng(seed), 0, 0.0
-    with SharedSource(RemoteSource(address, 30), threads=1, required=True) as source:
+    with SharedSource(RemoteSource(address, 60), threads=1, required=True) as source:
         pipe.send("reading")
         while not pipe.poll(0):
             ids = {spec.name: random.integers(0, 4_000, random.integers(1, 3_000)) for spec in SPECS}
@@ -82,7 +82,7 @@ def read(pipe: Pipe, address: str, seed: int) -> None:
 
 
 def read_for_ever(pipe: Pipe, address: str) -> None:
-    with SharedSource(RemoteSource(address, 30), threads=2, required=True) as source:
+    with SharedSource(RemoteSource(address, 60), threads=2, required=True) as source:
         ids = np.arange(4_000)
         source.lookup({"fixed": ids})
         pipe.send("reading")
@@ -144,10 +144,10 @@ def test_a_killed_reader_leaves_the_store_as_it_was(owned: tuple[SharedMemorySto
             one_more(store)
             if round_ == 5:
                 os.kill(reader.pid, signal.SIGKILL)
-        reader.join(30)
+        reader.join(60)
     assert store.version() == 10
     assert (store.lookup({"fixed": np.arange(4_000)}, 10)["fixed"] == 10).all()
-    with SharedSource(RemoteSource(address, 30), required=True) as source:
+    with SharedSource(RemoteSource(address, 60), required=True) as source:
         assert (source.lookup({"fixed": np.arange(4_000)}, 10)["fixed"] == 10).all()
     assert shared_names() == names
 
@@ -156,14 +156,15 @@ def test_a_killed_owner_is_unavailable_within_the_deadline_and_leaves_nothing() 
     names = shared_names()
     with process(own) as (owner, pipe):
         address = heard(pipe)
-        with RemoteStore(address, 30) as store, SharedSource(RemoteSource(address, 1.0), required=True) as source:
+        with RemoteStore(address, 60) as store, SharedSource(RemoteSource(address, 60), required=True) as source:
             store.create_table(SPECS[0])
             commit(store, {"fixed": TableUpdate(np.arange(4_000), np.ones((4_000, DIM), np.float32))}, rate=1.0)
             before = source.lookup({"fixed": np.arange(4_000)}, 1)["fixed"]
             assert source.attached
             assert mapped() > 0
+            source._remote._connection.deadline_s = 1.0
             os.kill(owner.pid, signal.SIGKILL)
-            owner.join(30)
+            owner.join(60)
             for ask in (
                 lambda: source.lookup({"fixed": np.arange(4_000)}, 1),
                 lambda: source.wait_for_version(2, 0.5),
@@ -185,7 +186,8 @@ def test_a_wait_under_way_ends_when_the_owner_is_killed() -> None:
 
 
 def wait_for_what_never_comes(pipe: Pipe, address: str) -> None:
-    with SharedSource(RemoteSource(address, 1.0), required=True) as source:
+    with SharedSource(RemoteSource(address, 60), required=True) as source:
+        source._remote._connection.deadline_s = 1.0
         pipe.send("waiting")
         try:
             source.wait_for_version(9, 60.0)

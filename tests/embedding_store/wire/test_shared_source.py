@@ -44,7 +44,7 @@ class ReadAttached(SharedMemoryStore):
     def __init__(self, direct_bytes: int) -> None:
         super().__init__(2, direct_bytes=direct_bytes)
         self.server = GrpcServer("127.0.0.1:0", [store_service(self)])
-        self.source = SharedSource(RemoteSource(self.server.address, 30), threads=2, required=True)
+        self.source = SharedSource(RemoteSource(self.server.address, 60), threads=2, required=True)
 
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
         if threading.current_thread().name.startswith("grpc"):  # the source asks for what it has no memory of
@@ -82,7 +82,7 @@ def served(held: ExitStack, store: EmbeddingStore, writable: bool = False) -> Re
     server = held.enter_context(
         GrpcServer("127.0.0.1:0", [store_service(store, writable)], anonymous=Role.ADMINISTRATOR)
     )
-    return held.enter_context(RemoteSource(server.address, 30))
+    return held.enter_context(RemoteSource(server.address, 60))
 
 
 def mapped() -> int:
@@ -192,7 +192,7 @@ def test_a_store_that_is_closed_gives_its_memory_back_and_another_is_attached(he
     for store in (first, second):
         store.create_table(fixed())
     server = GrpcServer("127.0.0.1:0", [store_service(first)])
-    source = held.enter_context(SharedSource(RemoteSource(server.address, 30), required=True))
+    source = held.enter_context(SharedSource(RemoteSource(server.address, 60), required=True))
     source.lookup({"cities": int64(1)})
     assert source.attached
     first.close()

@@ -17,7 +17,7 @@ from elastable.embedding_store.wire.server.call_limits import CallLimits
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from elastable.embedding_store.wire.server.later import Answer, Later
 
-WAIT_S = 20
+WAIT_S = 60
 LIMITS = CallLimits(threads=4, parked=100, sessions=100)
 
 

@@ -126,7 +126,7 @@ def test_a_commit_that_fails_for_good_leaves_the_dense_part_of_the_version_that_
     worker.start()
     with pytest.raises(StoreFailed, match="full"):
         bench.master.run()
-    worker.join(timeout=30)
+    worker.join(timeout=60)
     assert store.version() == 2
     assert store.kept is not None
     kept = VersionRecord.from_bytes(store.kept).dense

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 
 import numpy as np
 import pytest
@@ -22,11 +21,11 @@ def test_it_needs_nobody_to_renew_its_pin() -> None:
     """A callback of the job that takes longer than the lease gives no evaluation up."""
     with MemoryStore(threads=1) as store:
         store.create_table(fixed())
-        commit(store, {"cities": update(int64(1, 2), 4)})  # kernels are loaded now, and not within a lease
-        store.reset_version(0)
-        evaluation = ConcurrentEvaluation(SNAPSHOT, store.pin(lease_s=1.0), renew_every_s=0.05)
+        evaluation = ConcurrentEvaluation(SNAPSHOT, store.pin(lease_s=600.0), renew_every_s=0.01)
         commit(store, {"cities": update(int64(1, 2), 4)})
-        time.sleep(2.0)
+        (lease,) = store._pins._leases[0]
+        ends = lease.ends
+        until(lambda: lease.ends > ends)
         store.lookup({"cities": int64(1)}, version=0)
         assert evaluation.readable()
         evaluation.end()

@@ -242,15 +242,15 @@ class Running:
 
     def __exit__(self, *error: object) -> None:
         self.master.stop("the test is over")
-        self.thread.join(timeout=30)
+        self.thread.join(timeout=60)
         assert not self.thread.is_alive()
 
     def tasks(self, want: int) -> list[Task]:
-        return sorted(self.master.lease_tasks("me", want, 5.0).tasks)
+        return sorted(self.master.lease_tasks("me", want, 60.0).tasks)
 
     def push(self, task: Task, push_id: Any = None) -> Push:
         sync = self.bench.job.mode == "sync"
-        snapshot = self.master.pull_dense("me", task.version if sync else None, 5.0)
+        snapshot = self.master.pull_dense("me", task.version if sync else None, 60.0)
         assert snapshot is not None
         return gradient(
             self.bench.job, task, snapshot, self.bench.store, push_id or SyncPushId(task.version, task.micro_batch)
@@ -266,7 +266,7 @@ def test_a_push_counts_once() -> None:
         assert (again.outcome, again.version) == (PushOutcome.DUPLICATE, 0)
         assert "micro-batch 0" in again.reason
         job.master.report_gradient(job.push(second))
-        assert job.master.pull_dense("me", 1, 5.0) is not None
+        assert job.master.pull_dense("me", 1, 60.0) is not None
         late = job.master.report_gradient(push)
         assert (late.outcome, late.version) == (PushOutcome.STALE, 1)
         assert late.reason == "version 0 is committed; the current version is 1"
@@ -280,7 +280,7 @@ def test_the_order_of_arrival_changes_no_bit() -> None:
             pushes = [job.push(task) for task in job.tasks(8)]
             for push in pushes[::order]:
                 job.master.report_gradient(push)
-            assert job.master.wait(10)
+            assert job.master.wait(60)
             results.append(job.bench.everything())
     assert same(*results)
 
@@ -322,7 +322,7 @@ def test_pushes_that_are_not_finite_can_be_skipped() -> None:
             assert ("NaN" in reply.reason or "inf" in reply.reason) is bad
             if bad and task.version == 0:
                 assert job.master.report_gradient(push).outcome is PushOutcome.DUPLICATE
-        assert job.master.wait(10)
+        assert job.master.wait(60)
         status = job.master.status()
         assert (status.version, status.records_trained) == (4, RECORDS - 9)
         assert job.bench.dense.step() == 4
@@ -371,7 +371,7 @@ def test_evaluations_count_once_and_for_their_version_only() -> None:
         assert job.master.status().state == "evaluating"
         for number in range(1, -(-VALIDATION // 3)):
             job.master.report_evaluation(EvaluationReport("me", 1, number, 3, metrics))
-        assert job.master.wait(10)
+        assert job.master.wait(60)
         assert job.master.status().metrics["val_loss"] == 1.0
 
 
@@ -379,7 +379,7 @@ def test_versions_that_are_past_or_not_yet_there() -> None:
     with Running(Bench()) as job:
         for task in job.tasks(2):
             job.master.report_gradient(job.push(task))
-        assert job.master.pull_dense("me", 1, 5.0) is not None
+        assert job.master.pull_dense("me", 1, 60.0) is not None
         with pytest.raises(StaleVersion, match="version 0 is past"):
             job.master.pull_dense("me", 0, 0.0)
         assert job.master.pull_dense("me", 2, 0.0) is None
@@ -393,7 +393,7 @@ def test_a_stopped_job_lets_its_workers_go() -> None:
         task = job.tasks(1)[0]
         push = job.push(task)
         job.master.stop("enough")
-        assert job.master.wait(10)
+        assert job.master.wait(60)
         assert job.master.lease_tasks("me", 1, 0.0).finished
         assert job.master.report_gradient(push).outcome is PushOutcome.STALE
         with pytest.raises(StaleVersion, match="ended"):
@@ -407,7 +407,7 @@ def test_a_fatal_failure_of_a_worker_fails_the_job_for_everybody() -> None:
         assert job.master.status().state == "training"
         job.master.report_failure("me", BadInput("the file is broken"), fatal=True)
         with pytest.raises(BadInput, match="the file is broken"):
-            job.master.wait(10)
+            job.master.wait(60)
         for ask in (
             lambda: job.master.lease_tasks("me", 1, 0.0),
             lambda: job.master.pull_dense("me", None, 0.0),
@@ -416,7 +416,7 @@ def test_a_fatal_failure_of_a_worker_fails_the_job_for_everybody() -> None:
             with pytest.raises(JobFailed, match="BadInput: the file is broken"):
                 ask()
         assert job.master.status().state == "failed"
-        job.thread.join(timeout=10)
+        job.thread.join(timeout=60)
         assert isinstance(job.error, BadInput)
 
 
@@ -450,7 +450,7 @@ def test_a_store_that_goes_on_failing_fails_the_job_with_its_error() -> None:
     worker = FakeWorker(bench.master, bench.store)
     with pytest.raises(StoreFailed, match="on fire"):
         drive(bench, [worker])
-    worker.join(timeout=10)
+    worker.join(timeout=60)
     assert isinstance(worker.error, JobFailed)
     assert (bench.master.status().state, bench.dense.step()) == ("failed", 0)
 
@@ -464,7 +464,7 @@ def test_a_hook_that_raises_fails_the_job() -> None:
     worker = FakeWorker(bench.master, bench.store)
     with pytest.raises(ZeroDivisionError):
         drive(bench, [worker], Broken())
-    worker.join(timeout=10)
+    worker.join(timeout=60)
     assert "ZeroDivisionError: in a callback" in str(worker.error)
 
 
@@ -496,7 +496,7 @@ def test_a_late_worker_helps() -> None:
     with Running(Bench(job_of(grads_to_wait=4))) as job:
         assert [task.micro_batch for task in job.tasks(1)] == [0]
         late = job.master.join(WorkerIdentity("late"))
-        tasks = job.master.lease_tasks("late", 2, 5.0).tasks
+        tasks = job.master.lease_tasks("late", 2, 60.0).tasks
         assert [task.micro_batch for task in tasks] == [1, 2]
         late.close()
         assert [task.micro_batch for task in job.tasks(2)] == [1, 2]
@@ -524,6 +524,6 @@ def test_slices_of_every_size_and_none() -> None:
                 Push(push.id, push.records, push.dense, empty, push.states, push.metrics)
             )
             assert reply.outcome is PushOutcome.ACCEPTED
-        assert job.master.wait(10)
+        assert job.master.wait(60)
         assert job.bench.store.version() == 1
         assert job.bench.store.row_count("t") == 0

@@ -126,7 +126,7 @@ class Scripted(ServedMaster):
     def await_open(self, incarnation: str, count: int) -> None:
         """Waits until so many sessions of a worker are open."""
         with self.changed:
-            assert self.changed.wait_for(lambda: self.open.get(incarnation) == count, timeout=30), self.open
+            assert self.changed.wait_for(lambda: self.open.get(incarnation) == count, timeout=60), self.open
 
 
 @pytest.fixture
@@ -289,7 +289,7 @@ def test_a_killed_workers_session_is_closed_at_once(server: GrpcServer, scripted
     scripted.await_open("killed", 1)
     process.kill()
     scripted.await_open("killed", 0)
-    process.join(30)
+    process.join(60)
 
 
 def test_calls_are_repeated_until_the_master_is_back(scripted: Scripted) -> None:

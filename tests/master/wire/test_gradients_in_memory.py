@@ -32,7 +32,7 @@ from elastable.master.wire.master_service import master_service
 from tests.master.wire.test_client import Scripted
 from tests.waiting import until
 
-WAIT_S = 30
+WAIT_S = 60
 
 
 def push(rows: int, seed: int = 0) -> Push:
@@ -249,10 +249,11 @@ def test_a_master_that_is_gone_is_waited_for_once(monkeypatch: pytest.MonkeyPatc
     with ExitStack() as held:
         with ExitStack() as past:
             server = served(past, Heard(), SharedMemoryStore(1))
-            client = held.enter_context(MasterClient(server.address, deadline_s=1))
+            client = held.enter_context(MasterClient(server.address, deadline_s=60))
             client.join(WorkerIdentity("w"))
             client.share_memory()
             client.report_gradient(push(20_000, 1))
+        client._connection.deadline_s = 1.0
         monkeypatch.setattr("elastable.master.wire.gradient_sender.push_frames", counted)
         with pytest.raises(Unavailable, match=server.address):
             client.report_gradient(push(20_000, 2))
