@@ -31,6 +31,7 @@ __all__ = [
     "Divisor",
     "DivisorKind",
     "EvaluationReport",
+    "GoneWorker",
     "GradientPart",
     "JobSpec",
     "JobStatus",
@@ -151,11 +152,36 @@ class WorkerIdentity:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A worker that has joined."""
+    """A worker that has joined.
+
+    Attributes:
+        identity: Who it is.
+        leases: Micro-batches that it holds.
+        micro_batches, records_per_s: Of it that counted; of the last minute, 0 where that is not known.
+        silent_s: Seconds since a micro-batch of it counted last, or since it joined.
+    """
 
     identity: WorkerIdentity
     leases: int
     micro_batches: int
+    records_per_s: float = 0.0
+    silent_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GoneWorker:
+    """A worker that left while there was work, or died.
+
+    Attributes:
+        leases: Micro-batches that it held then, and that others get.
+        micro_batches: Of it that counted.
+        seconds_ago: When it left.
+    """
+
+    identity: WorkerIdentity
+    leases: int
+    micro_batches: int
+    seconds_ago: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +200,8 @@ class JobStatus:
 
     `state` is waiting, training, evaluating, stopping, finished or failed.
     `refusals` are of workers that could not take part, the latest last. `flush`: how far the tier of the store is
-    behind, if it has one.
+    behind, if it has one. `records_total`: of all epochs; 0: the job has no end. `records_per_s`: trained over the last
+    minute. `gone`: workers that left while there was work and have not come back, the latest last.
     """
 
     job: str
@@ -190,6 +217,17 @@ class JobStatus:
     store: str
     refusals: tuple[Refusal, ...] = ()
     flush: FlushStatus | None = None
+    records_total: int = 0
+    records_per_s: float = 0.0
+    gone: tuple[GoneWorker, ...] = ()
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds of training that are left at this rate; None: that is not known."""
+        left = max(0, self.records_total - self.records_trained)
+        if not self.records_total or self.state not in ("training", "evaluating", "waiting"):
+            return None
+        return left / self.records_per_s if self.records_per_s > 0 else None
 
 
 class Session(Protocol):

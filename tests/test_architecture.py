@@ -159,8 +159,8 @@ def test_no_modules_need_each_other() -> None:
 #: The rooms and loose modules of each package, from the lowest to the highest: each imports only what stands before it.
 ROOMS = {
     "embedding_store": (
-        *("errors", "option", "contract", "support", "log", "native", "optimizers", "rows", "tables", "engine"),
-        *("tiers", "readers", "upgrade", "composite", "wire", "open_reader", "remains", "open_store", "warm"),
+        *("errors", "option", "measures", "contract", "support", "log", "native", "optimizers", "rows", "tables"),
+        *("engine", "tiers", "readers", "upgrade", "composite", "wire", "open_reader", "remains", "open_store", "warm"),
     ),
     "master": (
         *("gradient", "job_spec", "api", "master_options", "push_check"),
@@ -169,7 +169,18 @@ ROOMS = {
     "worker": ("readers", "keras", "rows", "layers", "losses", "step", "models", "runtime"),
     "replicas": ("groups", "processes", "host_embeddings", "knowledge_graphs", "training"),
     "elastable": (
-        *("process", "output", "models", "callbacks", "jobs", "in_process", "launch", "commands", "command"),
+        *(
+            "process",
+            "output",
+            "monitoring",
+            "models",
+            "callbacks",
+            "jobs",
+            "in_process",
+            "launch",
+            "commands",
+            "command",
+        ),
         *("replica_program", "__main__"),
     ),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -13,6 +14,7 @@ from elastable.embedding_store.errors import CheckpointError, ElastableError, St
 from elastable.embedding_store.support.retry import retry
 from elastable.master.api import Tensor
 from elastable.master.tasks.progress import Progress
+from elastable.monitoring.checkpoint_log import CheckpointLog
 
 __all__ = ["Begin", "CheckpointWriter"]
 
@@ -37,9 +39,13 @@ class CheckpointWriter:
         store: Holds the rows.
         begin: Begins a checkpoint, in the thread that commits (`CheckpointSeries.begin`).
         deadline_s: How long the last one of a job is tried again while the store fails.
+        log: Where each of them is noted; None: nowhere.
     """
 
-    def __init__(self, store: EmbeddingStore, begin: Begin, deadline_s: float = 60.0) -> None:
+    def __init__(
+        self, store: EmbeddingStore, begin: Begin, deadline_s: float = 60.0, log: CheckpointLog | None = None
+    ) -> None:
+        self._noted = log or CheckpointLog()
         self._store = store
         self._deadline_s = deadline_s
         self._begin = begin
@@ -56,7 +62,7 @@ class CheckpointWriter:
         except Unsupported:
             pin = None
         except ElastableError as error:
-            _log.warning("no checkpoint of version %d, it cannot be pinned: %s", version, error)
+            self._failed(version, time.monotonic(), f", it cannot be pinned: {error}")
             return
         if pin is None:
             self._warned(lambda: self._begin(self._store, dense, progress)(), version)
@@ -64,7 +70,7 @@ class CheckpointWriter:
         try:
             write = self._begin(pin, dense, progress)
         except ElastableError as error:
-            _log.warning("no checkpoint of version %d: %s", version, error)
+            self._failed(version, time.monotonic(), f": {error}")
             pin.close()
             return
         self._writing = self._thread.submit(self._from_pin, pin, write, version)
@@ -77,7 +83,10 @@ class CheckpointWriter:
             StoreFailed, Unavailable: the store failed until the deadline.
         """
         self.wait()
-        return retry(lambda: self._begin(self._store, dense, progress)(), "the last checkpoint", self._deadline_s)
+        begun = time.monotonic()
+        place = retry(lambda: self._begin(self._store, dense, progress)(), "the last checkpoint", self._deadline_s)
+        self._noted.note(progress.version, time.monotonic() - begun, place)
+        return place
 
     def wait(self) -> None:
         """Until nothing is being written."""
@@ -96,13 +105,20 @@ class CheckpointWriter:
 
     def _warned(self, write: Callable[[], str], version: int) -> None:
         self._outrun = False
+        begun = time.monotonic()
         try:
-            write()
+            place = write()
         except StaleVersion as error:
             # Training changed more rows meanwhile than may be kept: it waits for the next one.
             self._outrun = True
-            _log.warning("no checkpoint of version %d: %s", version, error)
+            self._failed(version, begun, f": {error}")
         except CheckpointError as error:
-            _log.warning("no checkpoint of version %d: %s", version, error)
+            self._failed(version, begun, f": {error}")
         except ElastableError as error:
-            _log.warning("no checkpoint of version %d, the store failed: %s", version, error)
+            self._failed(version, begun, f", the store failed: {error}")
+        else:
+            self._noted.note(version, time.monotonic() - begun, place)
+
+    def _failed(self, version: int, begun: float, why: str) -> None:
+        _log.warning("no checkpoint of version %d%s", version, why)
+        self._noted.note_failure(version, time.monotonic() - begun, why.lstrip(":, "))

@@ -24,12 +24,13 @@ from elastable.jobs.job_hooks import JobHooks
 from elastable.jobs.local_workers import LocalWorkers
 from elastable.jobs.options import JobOptions, TrainOptions
 from elastable.jobs.prepare import PreparedJob
-from elastable.jobs.store_watch import watching_store
+from elastable.jobs.store_watch import StoreHealth, watching_store
 from elastable.master.api import JobStatus, Tensor
 from elastable.master.checkpoints.series import CheckpointSeries
 from elastable.master.jobs.job_master import Master
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
+from elastable.monitoring.checkpoint_log import CheckpointLog
 from elastable.output.progress_bars import JobProgress, summary_table
 from elastable.output.run_directory import RunDirectory
 from elastable.process.exit_codes import ExitCode
@@ -52,20 +53,29 @@ class JobRun:
         master: Of the job.
         run: Directory for its results.
         console: Where a person looks.
+        health: Of the store, while it trains.
 
     Attributes:
         workers: Worker processes to look after; None: the command started none.
+        noted: The checkpoints that it writes.
     """
 
     def __init__(
-        self, options: JobOptions, prepared: PreparedJob, master: Master, run: RunDirectory, console: Console
+        self,
+        options: JobOptions,
+        prepared: PreparedJob,
+        master: Master,
+        run: RunDirectory,
+        console: Console,
+        health: StoreHealth,
     ) -> None:
         self._options = options
         self._prepared = prepared
         self._master = master
         self._run = run
-        self._console = console
+        self._console, self._health = console, health
         self.workers: LocalWorkers | None = None
+        self.noted = CheckpointLog()
         self._checkpoints = options.checkpoint_dir or run.path / "checkpoints"
         self._series = CheckpointSeries(
             self._checkpoints,
@@ -74,7 +84,7 @@ class JobRun:
             full_every=options.full_every if options.checkpoint_every else 1,
             resumed=prepared.resumed,
         )
-        self._writer = CheckpointWriter(prepared.store, self._begin_checkpoint, options.deadline_s)
+        self._writer = CheckpointWriter(prepared.store, self._begin_checkpoint, options.deadline_s, self.noted)
 
     def train(self, started: float) -> int:
         """Drives the job to its end; the exit code.
@@ -85,7 +95,7 @@ class JobRun:
         prepared, progress = self._prepared, self._progress()
         callbacks, hooks = self._callbacks(progress)
         show = repeating(lambda: self._look(progress), _LOOK_EVERY_S, "elastable-watch")
-        watched = watching_store(self._master, prepared.store, self._options.deadline_s)
+        watched = watching_store(self._master, prepared.store, self._options.deadline_s, self._health)
         with progress, closing(self._writer), show, watched:
             callbacks.begin(prepared.progress.hooks)
             try:

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 from rich.console import Console
 
+from elastable.embedding_store.measures.counters import LookupCounts
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.embedding_store.warm import warming
@@ -19,10 +20,18 @@ from elastable.jobs.job_run import JobRun
 from elastable.jobs.local_workers import LocalWorkers
 from elastable.jobs.options import JobOptions, WorkerOptions
 from elastable.jobs.prepare import PreparedJob, prepare_job
+from elastable.jobs.store_watch import StoreHealth
 from elastable.master.checkpoints.storage.checkpoint_locations import require_writable_checkpoints
 from elastable.master.jobs.job_master import Master
 from elastable.master.master_options import MasterOptions
 from elastable.master.wire.master_service import master_service
+from elastable.monitoring.metric import Source
+from elastable.monitoring.sources.checkpoint_source import CheckpointSource
+from elastable.monitoring.sources.job_source import JobSource
+from elastable.monitoring.sources.server_source import server_sources
+from elastable.monitoring.sources.store_source import StoreSource
+from elastable.monitoring.watched import Watched
+from elastable.monitoring.watching import watched_over_http
 from elastable.output.run_directory import RunDirectory, require_writable
 from elastable.process.audit_lines import show_audit_log
 from elastable.process.heap import keep_collections_short
@@ -56,17 +65,29 @@ def run_job(options: JobOptions, console: Console) -> int:
         keep_collections_short()
         run = RunDirectory.create(options.run_dir)
         held.callback(run.close)
+        health, lookups = StoreHealth(), LookupCounts()
         server = held.enter_context(
             GrpcServer(
                 options.listen,
-                [store_service(prepared.store), master_service(master, channels_of(prepared.store))],
+                [
+                    store_service(prepared.store, lookups=lookups, not_ready=health.not_ready),
+                    master_service(master, channels_of(prepared.store)),
+                ],
                 credentials=access.credentials,
                 insecure=options.insecure,
                 anonymous=access.anonymous,
             )
         )
         _introduce(console, options, prepared, run, server.address)
-        job = JobRun(options, prepared, master, run, console)
+        job = JobRun(options, prepared, master, run, console, health)
+        sources: dict[str, Source] = {
+            "job": JobSource(master),
+            "checkpoints": CheckpointSource(job.noted),
+            "store": StoreSource(prepared.store, health.not_ready),
+            **server_sources("master", server, lookups),
+        }
+        watched = Watched(sources, server.health.not_ready)
+        held.enter_context(watched_over_http(options.http, options.insecure, watched, console))
         held.enter_context(stopping_on_signals(master.stop, console))
         if options.local_workers:
             job.workers = held.enter_context(_local_workers(options, access, server.address, run))

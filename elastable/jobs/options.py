@@ -34,6 +34,9 @@ _LISTEN = _network("Address to listen on; port 0 takes a free one.", metavar="HO
 _INSECURE = _network(
     "Listen beyond this host without TLS or a token: whoever reaches the port may use everything it serves."
 )
+_HTTP = _network(
+    "Serve metrics and health over HTTP at this address; port 0 takes a free one.", metavar="HOST:PORT", unset="off"
+)
 _TRANSPORT = _network(
     "How processes on this host read rows: auto takes the server's shared memory where that is possible, else gRPC.",
     choices=("auto", "grpc", "shared"),
@@ -172,6 +175,7 @@ class JobOptions:
     transport: str = setting("auto", _TRANSPORT)
     insecure: bool = setting(False, _INSECURE)
     listen: str = setting("127.0.0.1:50051", _LISTEN)
+    http: str | None = setting(None, _HTTP)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -228,6 +232,8 @@ class WorkerOptions:
     )
     deadline_s: float = setting(60.0, _deadline("How long the master or the store may be unreachable."))
     transport: str = setting("auto", _TRANSPORT)
+    insecure: bool = setting(False, _network("With --http: serve others than this host without TLS and tokens."))
+    http: str | None = setting(None, _HTTP)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -253,6 +259,7 @@ class ServerOptions:
     transport: str = setting("auto", _TRANSPORT)
     insecure: bool = setting(False, _INSECURE)
     listen: str = setting("127.0.0.1:50051", _LISTEN)
+    http: str | None = setting(None, _HTTP)
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -7,6 +7,7 @@ import threading
 from rich.console import Console
 
 from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.measures.counters import LookupCounts
 from elastable.embedding_store.open_store import open_store, operation_deadline
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.embedding_store.warm import warming
@@ -14,11 +15,17 @@ from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_store import channels_of
 from elastable.jobs.options import ServerOptions
+from elastable.jobs.store_watch import StoreHealth
 from elastable.master.api import JobSpec
 from elastable.master.jobs.bare_master import BareMaster
 from elastable.master.keras.row_optimizers.registration import register_job_optimizers
 from elastable.master.master_options import MasterOptions
 from elastable.master.wire.master_service import master_service
+from elastable.monitoring.metric import Source
+from elastable.monitoring.sources.server_source import server_sources
+from elastable.monitoring.sources.store_source import StoreSource
+from elastable.monitoring.watched import Watched
+from elastable.monitoring.watching import watched_over_http
 from elastable.process.audit_lines import show_audit_log
 from elastable.process.exit_codes import ExitCode
 from elastable.process.heap import keep_collections_short
@@ -50,12 +57,20 @@ def run_parameter_server(options: ServerOptions, console: Console) -> int:
             master.stop(reason)
             stopped.set()
 
-        services = [store_service(store, writable=True), master_service(master, channels)]
-        with GrpcServer(options.listen, services, insecure=options.insecure) as server:
+        health, lookups = StoreHealth(), LookupCounts()
+        rows = store_service(store, writable=True, lookups=lookups, not_ready=health.not_ready)
+        services = [rows, master_service(master, channels)]
+        with GrpcServer(options.listen, services, insecure=options.insecure) as server, health.watching(store):
             console.print(
                 f"parameter server at {server.address}, store {redacted(options.store)}", highlight=False, markup=False
             )
-            with stopping_on_signals(stop, console):
+            sources: dict[str, Source] = {
+                "store": StoreSource(store, health.not_ready),
+                **server_sources("server", server, lookups),
+            }
+            watched = Watched(sources, server.health.not_ready)
+            shown = watched_over_http(options.http, options.insecure, watched, console)
+            with shown, stopping_on_signals(stop, console):
                 while not stopped.wait(1.0) and not master.lease_tasks("", 0, 0.0).finished:
                     pass
     return ExitCode.DONE

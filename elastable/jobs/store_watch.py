@@ -3,20 +3,62 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from typing import TYPE_CHECKING
 
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import ElastableError, StoreBroken, TakenOver, Unavailable
 from elastable.embedding_store.support.retry import given_up
-from elastable.master.jobs.job_master import Master
 from elastable.process.repeating import repeating
 
-__all__ = ["watching_store"]
+if TYPE_CHECKING:
+    from elastable.master.jobs.job_master import Master
+
+__all__ = ["StoreHealth", "watching_store"]
 
 _LOOK_EVERY_S = 1.0
 
 
-def watching_store(master: Master, store: EmbeddingStore, deadline_s: float) -> AbstractContextManager[None]:
+class StoreHealth:
+    """Whether a store answers and is this process's, as of the last look at it."""
+
+    def __init__(self) -> None:
+        self._problem: str | None = None
+
+    def not_ready(self) -> str | None:
+        """Why it cannot be used; None: it can."""
+        return self._problem
+
+    def look(self, store: EmbeddingStore, least: int = 0) -> None:
+        """Looks at the store now.
+
+        Raises:
+            TakenOver, StoreBroken: it is another's, or is at a version before `least`: it has lost its rows.
+            ElastableError: it does not answer.
+        """
+        try:
+            store.require_owner()
+            version = store.version()
+            if version < least:
+                raise StoreBroken(f"the store is at version {version}, and held {least}: it has lost its rows")
+        except ElastableError as error:
+            self._problem = f"{type(error).__name__}: {error}"
+            raise
+        self._problem = None
+
+    def watching(self, store: EmbeddingStore) -> AbstractContextManager[None]:
+        """While the block runs, the store is looked at every second."""
+
+        def look() -> None:
+            with suppress(ElastableError):
+                self.look(store)
+
+        return repeating(look, _LOOK_EVERY_S, "elastable-store-watch")
+
+
+def watching_store(
+    master: Master, store: EmbeddingStore, deadline_s: float, health: StoreHealth
+) -> AbstractContextManager[None]:
     """While the block runs, the job fails as soon as its store has another owner, or has lost what it held.
 
     Otherwise its workers would read another job's versions meanwhile, or none, and report nothing, so no commit of this
@@ -26,13 +68,14 @@ def watching_store(master: Master, store: EmbeddingStore, deadline_s: float) -> 
         master: Of the job.
         store: Of the job.
         deadline_s: How long the store, or a shard of it, may be unreachable.
+        health: Keeps what each look finds.
     """
     answered = time.monotonic()
 
     def look() -> bool:
         nonlocal answered
         try:
-            _require_all(store, master.status().version)
+            health.look(store, master.status().version)
             answered = time.monotonic()
         except (TakenOver, StoreBroken) as error:
             master.report_failure("store", error, fatal=True)
@@ -46,11 +89,3 @@ def watching_store(master: Master, store: EmbeddingStore, deadline_s: float) -> 
         return False
 
     return repeating(look, _LOOK_EVERY_S, "elastable-store-watch")
-
-
-def _require_all(store: EmbeddingStore, committed: int) -> None:
-    """Raises if the store is another's, is unreachable, or is at a version before one that was committed to it."""
-    store.require_owner()
-    version = store.version()
-    if version < committed:
-        raise StoreBroken(f"the store is at version {version}, and held {committed}: it has lost its rows")

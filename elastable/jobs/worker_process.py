@@ -7,8 +7,11 @@ import os
 import signal
 import socket
 import uuid
+from functools import partial
 from pathlib import Path
 from types import FrameType
+
+from rich.console import Console
 
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.errors import (
@@ -28,12 +31,19 @@ from elastable.embedding_store.wire.shared.shared_source import SharedSource
 from elastable.jobs.options import WorkerOptions
 from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
 from elastable.master.wire.client import MasterClient
+from elastable.monitoring.metric import Source
+from elastable.monitoring.sources.process_source import process_source
+from elastable.monitoring.sources.server_source import lookups_source
+from elastable.monitoring.sources.worker_source import WorkerSource
+from elastable.monitoring.watched import Watched
+from elastable.monitoring.watching import watched_over_http
 from elastable.worker.keras.tensorflow_threads import set_intra_op_threads
 from elastable.worker.models.build import make_model, sample_batch
 from elastable.worker.models.model_file import ModelFile, load_model_file
 from elastable.worker.readers import Reader
 from elastable.worker.runtime.compute import MicroBatchComputer, require_same_records
 from elastable.worker.runtime.loop import Worker
+from elastable.worker.runtime.worker_measures import WorkerMeasures
 
 __all__ = ["run_worker"]
 
@@ -63,7 +73,8 @@ def run_worker(options: WorkerOptions) -> int:
         readers = _readers(job, file)
         everywhere = True
         computer = _computer(job, file, readers, source, deadline_s)
-        worker = Worker(client, computer, source, session, identity, deadline_s=deadline_s)
+        measures = WorkerMeasures()
+        worker = Worker(client, computer, source, session, identity, deadline_s=deadline_s, measures=measures)
     except Exception as error:
         local = Unavailable | ShardLost | Unauthenticated | PermissionDenied | MemoryError
         fatal = everywhere and not isinstance(error, local)
@@ -78,7 +89,13 @@ def run_worker(options: WorkerOptions) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    return worker.run()
+    sources: dict[str, Source] = {
+        "worker": WorkerSource(measures),
+        "lookups": partial(lookups_source, measures.lookups),
+        "process": partial(process_source, "worker"),
+    }
+    with watched_over_http(options.http, options.insecure, Watched(sources, worker.not_ready), Console()):
+        return worker.run()
 
 
 def _source(job: JobSpec, client: MasterClient, transport: str, deadline_s: float) -> RowSource:

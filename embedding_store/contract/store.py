@@ -13,6 +13,7 @@ from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, Unsupported
+from elastable.embedding_store.measures.values import StoreMeasures
 
 if TYPE_CHECKING:
     from elastable.embedding_store.tables.table import EmbeddingTable
@@ -142,6 +143,10 @@ class EmbeddingStore(Snapshot):
     def flush_status(self) -> FlushStatus | None:
         """How far the tier that the store writes its rows to is behind; None: there is no such tier."""
         return None
+
+    def measures(self) -> StoreMeasures:
+        """What it has done since it was opened; empty where a store measures nothing."""
+        return StoreMeasures()
 
     @abstractmethod
     def reset_version(self, version: int) -> None:

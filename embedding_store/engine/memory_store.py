@@ -19,6 +19,7 @@ from elastable.embedding_store.engine.row_shares import share_rows
 from elastable.embedding_store.engine.tiered.written_behind import WrittenBehind
 from elastable.embedding_store.errors import StoreBroken, StoreFailed, TableNotFound
 from elastable.embedding_store.log import changes
+from elastable.embedding_store.measures.counters import Counts, Durations
 from elastable.embedding_store.native.range_pool import RangePool, available_cores
 from elastable.embedding_store.native.slab import SlabMaker, anonymous_slab
 from elastable.embedding_store.rows.checks import require_block, require_ids, require_update
@@ -67,6 +68,7 @@ class MemoryStore(WrittenBehind, BaseStore):
         self._version = 0
         self._changes = 0  # calls that changed anything
         self._closed = False
+        self._phases, self._wanted = Durations(), Counts()
         self._failure: BaseException | None = None  # that came in the middle of a change
         self._direct_bytes = direct_bytes_here() if direct_bytes is None else direct_bytes
         most = before_image_bytes_here() if before_image_bytes is None else before_image_bytes
@@ -98,7 +100,7 @@ class MemoryStore(WrittenBehind, BaseStore):
         with self._lock.writing():
             self._own()
             if not self._log_again(commit):
-                self._finish(commit, self._stage(commit))
+                self._finish(commit, self._timed_stage(commit))
 
     def stage(self, commit: Commit) -> Callable[[], None]:
         """The second half cannot fail, but for the lock."""
@@ -107,7 +109,7 @@ class MemoryStore(WrittenBehind, BaseStore):
             self._own()
             self._drop_unlogged()
             self._decide()
-            staged = self._stage(commit)
+            staged = self._timed_stage(commit)
             before = self._changes
 
         def finish() -> None:
@@ -231,6 +233,10 @@ class MemoryStore(WrittenBehind, BaseStore):
         self._pins.require(version, self._version)
         return [table.at(version) for table in found]
 
+    def _timed_stage(self, commit: Commit) -> list[_Staged]:
+        with self._phases.timing("prepare"):
+            return self._stage(commit)
+
     def _stage(self, commit: Commit) -> list[_Staged]:
         """Everything about a commit that can fail; changes no row."""
         require_numbers(commit)
@@ -248,9 +254,10 @@ class MemoryStore(WrittenBehind, BaseStore):
 
     def _finish(self, commit: Commit, staged: list[_Staged]) -> None:
         """The second half, which cannot fail: everything that could was done by `_stage`."""
-        with self._whole_or_broken():
+        with self._whole_or_broken(), self._phases.timing("apply"):
             self._apply(commit, staged)
-        self._log_commit(commit, dict(staged))
+        with self._phases.timing("append"):
+            self._log_commit(commit, dict(staged))
 
     def _apply(self, commit: Commit, staged: list[_Staged]) -> None:
         self._pins.sweep()

@@ -17,6 +17,9 @@ EXTRAS = {
     "ml_dtypes": ("ml_dtypes", "keras"),
     "mpi4py": ("mpi4py", "replicas"),
     "optuna": ("Optuna", "search"),
+    "prometheus_client": ("prometheus-client", "monitoring"),
+    "starlette": ("Starlette", "monitoring"),
+    "uvicorn": ("Uvicorn", "monitoring"),
 }
 """Package that is imported -> its name, and the extra of `elastable` that installs it."""
 

@@ -13,6 +13,7 @@ import numpy as np
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import FutureVersion, StoreBroken
+from elastable.embedding_store.measures.counters import Durations
 from elastable.embedding_store.optimizers.registry import follows_steps
 from elastable.embedding_store.support.retry import retry
 from elastable.master.api import JobSpec, Push
@@ -35,6 +36,7 @@ class Committer:
             its `staleness_modulation` how late ones are scaled.
         deadline_s: How long a failing commit is tried again.
         ends_chapter: Of a version: as of `Commit`.
+        phases: Where the phases "sum", "dense" and "rows" are timed; None: nobody wants to know.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Committer:
         job: JobSpec,
         deadline_s: float,
         ends_chapter: Callable[[int], bool] = lambda version: False,
+        phases: Durations | None = None,
     ) -> None:
         self._store = store
         self._dense = dense
@@ -52,6 +55,7 @@ class Committer:
         self._job = job_as_json(job)
         self._deadline_s = deadline_s
         self._ends_chapter = ends_chapter
+        self._phases = phases or Durations()
         self._prepared: tuple[OptimizerStep, ...] | None = None
         self._followers: list[str] | None = None
 
@@ -80,7 +84,8 @@ class Committer:
         steps, self._prepared = cast(tuple[OptimizerStep, ...], self._prepared), None
         # Late pushes of async mode may be of when a table was not frozen.
         frozen = self._dense.frozen_tables
-        gradient = _clipped(self._accumulated(pushes, frozen), steps)
+        with self._phases.timing("sum"):
+            gradient = _clipped(self._accumulated(pushes, frozen), steps)
         share = 1.0 / (1 + _behind(pushes, version)) if self._slows_stale else 1.0
         rates = {table: _times(rate, share) for table, rate in _rates(self._tables(gradient), steps).items()}
         number = next((step.number for step in steps if step.tables != ()), steps[0].number)
@@ -91,7 +96,8 @@ class Committer:
             self._commit_with_record(commit, gradient, share, progress(gradient))
         else:
             # Rows first: the dense part cannot fail, and needs no way back then.
-            commit_rows(self._store, commit, self._deadline_s)
+            with self._phases.timing("rows"):
+                commit_rows(self._store, commit, self._deadline_s)
             self._apply(gradient, share)
         return gradient
 
@@ -119,18 +125,20 @@ class Committer:
         self._apply(gradient, share)
         try:
             record = VersionRecord(self._job, progress, self._dense.tensors()).to_bytes()
-            commit_rows(self._store, replace(commit, record=record), self._deadline_s)
+            with self._phases.timing("rows"):
+                commit_rows(self._store, replace(commit, record=record), self._deadline_s)
         except BaseException:
             self._dense.restore(before)
             raise
 
     def _apply(self, gradient: Accumulated, share: float) -> None:
-        if gradient.overflowed:
-            self._dense.overflow(gradient.states)
-        elif gradient.records:
-            self._dense.apply(gradient.dense, gradient.states, share)
-        else:
-            self._dense.skip()
+        with self._phases.timing("dense"):
+            if gradient.overflowed:
+                self._dense.overflow(gradient.states)
+            elif gradient.records:
+                self._dense.apply(gradient.dense, gradient.states, share)
+            else:
+                self._dense.skip()
 
 
 def _without(gradient: Accumulated, tables: Collection[str]) -> Accumulated:

@@ -113,6 +113,9 @@ class BareMaster(ServedMaster):
     def ended(self) -> Future[JobStatus]:
         return self._ended
 
+    def not_ready(self) -> str | None:
+        return "it was stopped" if self._stopped else None
+
     def pull_dense(self, incarnation: str, version: int | None, wait_s: float) -> DenseSnapshot | None:
         return DenseSnapshot(self._store.version(), (), ())
 

@@ -17,6 +17,7 @@ from elastable.master.commits.dense_part import DensePart
 from elastable.master.commits.push_protocol import Ticket
 from elastable.master.jobs.concurrent_evaluation import LEASE_S, ConcurrentEvaluation
 from elastable.master.jobs.hooks import Hooks
+from elastable.master.jobs.job_measures import JobMeasures
 from elastable.master.jobs.job_state import JobState, Work, as_elastable_error
 from elastable.master.jobs.waits import Waits
 from elastable.master.keras.metrics import LazyLogs, ModelMetrics
@@ -43,6 +44,7 @@ class Driver:
         dense: The dense part of the model.
         metrics: The model's metrics.
         options: Deadlines and intervals.
+        measures: Where versions are timed.
     """
 
     def __init__(
@@ -54,12 +56,17 @@ class Driver:
         dense: DensePart,
         metrics: ModelMetrics,
         options: MasterOptions,
+        measures: JobMeasures,
     ) -> None:
         self._state = state
         self._waits = waits
         self._changed = changed
         self._store = store
-        self._committer = Committer(store, dense, state.schedule.job, options.commit_deadline_s, self._ends_chapter)
+        self._measures = measures
+        self._opened = time.monotonic()
+        self._committer = Committer(
+            store, dense, state.schedule.job, options.commit_deadline_s, self._ends_chapter, measures.phases
+        )
         self._dense = dense
         self._metrics = metrics
         self._options = options
@@ -120,15 +127,18 @@ class Driver:
     def _make_version(self, work: Work) -> None:
         """One commit; workers can push nothing meanwhile that it would have to wait for."""
         tickets = work.tickets or ()
-        epoch = self._state.epoch
+        epoch, phases = self._state.epoch, self._measures.phases
+        phases.add("wait", time.monotonic() - self._opened)
         pushes = [ticket.push for ticket in tickets if ticket.push is not None]
         made = self._committer.commit(self._state.version + 1, pushes, self._place_after)
-        self._hooks.on_rows(made.updates)
-        with self._waits.changing():
-            ended = self._state.committed(tickets, made)
-            sums = self._state.epoch_metrics
-        self._hooks.on_version(self._state.version, self._logs(sums))
+        with phases.timing("callbacks"):
+            self._hooks.on_rows(made.updates)
+            with self._waits.changing():
+                ended = self._state.committed(tickets, made)
+                sums = self._state.epoch_metrics
+            self._hooks.on_version(self._state.version, self._logs(sums))
         self._publish(tickets)
+        self._measures.versions.add("version", time.monotonic() - self._opened)
         if ended or self._hooks.stops_epoch():
             self._end_epoch(epoch)
         else:
@@ -204,7 +214,7 @@ class Driver:
         version = self._state.version
         self._hooks.on_evaluation_begin(version)
         with self._waits.changing():
-            self._state.board.begin_evaluation(version)
+            self._state.begin_evaluation(version)
             self._waits.tasks_free()
         while (work := self._next_work()).evaluated != version:
             if work.over or work.evaluated is None:
@@ -226,6 +236,7 @@ class Driver:
         with self._waits.changing():
             self._state.board.open()
             self._waits.tasks_free()
+        self._opened = time.monotonic()
         # No hook is called, and so no learning rate assigned, before the next commit.
         self._committer.prepare_step(self._state.version)
 

@@ -31,6 +31,7 @@ from elastable.master.commits.dense_part import DensePart
 from elastable.master.commits.push_protocol import Ticket
 from elastable.master.jobs.driver import Driver
 from elastable.master.jobs.hooks import Hooks
+from elastable.master.jobs.job_measures import JobMeasures
 from elastable.master.jobs.job_state import JobState
 from elastable.master.jobs.served_master import ServedMaster
 from elastable.master.jobs.waits import Waits
@@ -62,6 +63,9 @@ class Master(ServedMaster):
         start: Where a resumed job continues.
         options: Deadlines and intervals.
 
+    Attributes:
+        measures: What it counts.
+
     Raises:
         BadInput: no training records, or the store is at another version.
     """
@@ -88,9 +92,11 @@ class Master(ServedMaster):
         self._expected = Expected(dense.variables, dense.states, known, store.specs(), may_overflow=dense.may_overflow)
         self._changed = threading.Condition()
         self._state = JobState(job, self._options, start, time.monotonic)
-        self._flush_status = store.flush_status
+        self._flush_status, self.measures, self._begun = store.flush_status, JobMeasures(), False
         self._waits = Waits(self._state, self._changed)
-        self._driver = Driver(self._state, self._waits, self._changed, store, dense, self._metrics, self._options)
+        self._driver = Driver(
+            self._state, self._waits, self._changed, store, dense, self._metrics, self._options, self.measures
+        )
         self._ended: Future[JobStatus] = Future()
         self._running_metrics: tuple[float, dict[str, float]] = (-_METRICS_AGE_S, {})
 
@@ -101,6 +107,7 @@ class Master(ServedMaster):
             ElastableError: the error that made the job fail (`JobFailed` for a worker's
                 error of another kind, or when no worker came).
         """
+        self._begun = True
         try:
             self._driver.run(hooks or Hooks())
         finally:
@@ -127,6 +134,14 @@ class Master(ServedMaster):
         with self._waits.changing():
             return self._state.progress()
 
+    def not_ready(self) -> str | None:
+        state = self._state
+        if state.failure is not None:
+            return f"the job failed: {type(state.failure).__name__}: {state.failure}"
+        if state.over or state.stop_reason is not None:
+            return f"the job has ended: {state.stop_reason or 'all is trained'}"
+        return None if self._begun else "the job has not begun"
+
     @property
     def stop_reason(self) -> str | None:
         """The reason given to `stop`; None: it was not called."""
@@ -136,17 +151,20 @@ class Master(ServedMaster):
     def contributors(self) -> int:
         """How many workers, including those that left, computed a training micro-batch that counted."""
         with self._waits.changing():
-            return sum(1 for counted in self._state.counted.values() if counted)
+            return self._state.workers.contributors
 
     def join(self, worker: WorkerIdentity) -> Session:
         with self._waits.changing():
             self._state.refuse_failed()
             self._state.join(worker)
+            self.measures.joined.add(1)
         return LocalSession(self.job, lambda: self._leave(worker.incarnation), lambda: True)
 
     def _leave(self, incarnation: str) -> None:
         with self._waits.changing():
             if self._state.leave(incarnation):
+                if not self._state.ending:
+                    self.measures.left.add(1)
                 self._waits.left(incarnation)
 
     def lease_tasks(self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None) -> Lease:
@@ -178,6 +196,9 @@ class Master(ServedMaster):
         return self.report_gradient_later(push).result(self._options.push_deadline_s + _SETTLED_S)
 
     def report_gradient_later(self, push: Push) -> Future[PushReply]:
+        return self.measures.counted(lambda: self._report_gradient(push))
+
+    def _report_gradient(self, push: Push) -> Future[PushReply]:
         with self._waits.changing():
             found = self._judge(push)
         if isinstance(found, PushReply):

@@ -18,7 +18,6 @@ from elastable.master.api import (
     TaskKind,
     Tensor,
     WorkerIdentity,
-    WorkerStatus,
 )
 from elastable.master.commits.accumulate import Accumulated, add_metrics
 from elastable.master.commits.async_pushes import AsyncPushes
@@ -29,6 +28,8 @@ from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
 from elastable.master.tasks.sessions import Sessions
+from elastable.master.tasks.throughput import Throughput
+from elastable.master.tasks.worker_records import WorkerRecords
 from elastable.master.tasks.worker_refusals import Refusals
 
 __all__ = ["JobState", "Work"]
@@ -75,7 +76,7 @@ class JobState:
         self.evaluations: dict[int, dict[int, tuple[Tensor, ...]]] = {}
         self.concurrent: dict[int, ConcurrentEvaluation] = {}
         self.snapshot: DenseSnapshot | None = None
-        self.counted: dict[str, int] = {}
+        self.workers, self.throughput, self._now = WorkerRecords(now), Throughput(), now
         self.refusals = Refusals()
         self.stop_reason: str | None = None
         self.failure: BaseException | None = None
@@ -115,12 +116,15 @@ class JobState:
         """Opens a session of the worker."""
         self.sessions.open(worker)
         self.board.join(worker.incarnation)
-        self.counted.setdefault(worker.incarnation, 0)
+        self.workers.joined(worker.incarnation)
 
     def leave(self, incarnation: str) -> bool:
         """Ends a session of the worker; with its last one everything it holds is freed. Whether it was the last."""
+        worker = self.sessions.identity(incarnation)
         last = self.sessions.close(incarnation)
         if last:
+            if not self.ending and not self.board.trained:
+                self.workers.left(worker, self.board.held_by(incarnation))
             self.board.release(incarnation)
         return last
 
@@ -165,7 +169,7 @@ class JobState:
         """Counts a push that `judge` let through."""
         ticket = self.pushes.take(push, skipped)
         if ticket.worker is not None and not skipped:
-            self.counted[ticket.worker] = self.counted.get(ticket.worker, 0) + 1
+            self.workers.counted(ticket.worker, push.records)
         return ticket
 
     def take_evaluation(self, report: EvaluationReport) -> PushOutcome:
@@ -201,12 +205,18 @@ class JobState:
         self.records += self._records_of(made)
         self.version += 1
         self.evaluated = False
+        self.throughput.note(self._now(), self.records)
         if made.metrics:
             self.epoch_metrics = add_metrics(self.epoch_metrics, [made.metrics])
         ended = self.pushes.commit()
         for ticket in tickets:
             ticket.committed = True
         return ended
+
+    def begin_evaluation(self, version: int) -> None:
+        """Starts the evaluation of a version, for which training waits."""
+        self.throughput.pause(self._now())
+        self.board.begin_evaluation(version)
 
     def begin_concurrent(self, evaluation: ConcurrentEvaluation) -> None:
         """Starts the evaluation of a version while training continues."""
@@ -253,10 +263,8 @@ class JobState:
     def status(self) -> JobStatus:
         """How far the job is, without metrics and the store's address."""
         job = self.schedule.job
-        workers = tuple(
-            WorkerStatus(identity, self.board.held_by(identity.incarnation), self.counted.get(identity.incarnation, 0))
-            for identity in self.sessions
-        )
+        held = self.board.held_by
+        workers = tuple(self.workers.status(identity, held(identity.incarnation)) for identity in self.sessions)
         return JobStatus(
             job=job.job,
             state=self.phase,
@@ -270,6 +278,9 @@ class JobState:
             workers=workers,
             store="",
             refusals=self.refusals.latest(),
+            records_total=job.train_records * job.epochs,
+            records_per_s=self.throughput.rate(self._now()),
+            gone=self.workers.gone(),
         )
 
 

@@ -36,3 +36,7 @@ class ServedMaster(MasterApi):
     def ended(self) -> Future[JobStatus]:
         """The last status of the job, once it has ended: the same future for everybody, not to be cancelled."""
         return Future()
+
+    def not_ready(self) -> str | None:
+        """Why workers cannot take part now, for health checks; None: they can."""
+        return None

@@ -1002,12 +1002,18 @@ class WorkerStatus(_message.Message):
     PID_FIELD_NUMBER: _builtins.int
     LEASES_FIELD_NUMBER: _builtins.int
     MICRO_BATCHES_FIELD_NUMBER: _builtins.int
+    RECORDS_PER_S_FIELD_NUMBER: _builtins.int
+    SILENT_S_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     host: _builtins.str
     pid: _builtins.int
     leases: _builtins.int
     micro_batches: _builtins.int
     """pushes accepted from it"""
+    records_per_s: _builtins.float
+    """over the last minute; 0: not known"""
+    silent_s: _builtins.float
+    """since a push of it was accepted last, or since it joined"""
     def __init__(
         self,
         *,
@@ -1016,14 +1022,53 @@ class WorkerStatus(_message.Message):
         pid: _builtins.int = ...,
         leases: _builtins.int = ...,
         micro_batches: _builtins.int = ...,
+        records_per_s: _builtins.float = ...,
+        silent_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "incarnation", b"incarnation", "leases", b"leases", "micro_batches", b"micro_batches", "pid", b"pid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "incarnation", b"incarnation", "leases", b"leases", "micro_batches", b"micro_batches", "pid", b"pid", "records_per_s", b"records_per_s", "silent_s", b"silent_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerStatus: _TypeAlias = WorkerStatus  # noqa: Y015
+
+@_typing.final
+class GoneWorker(_message.Message):
+    """A worker that left while there was work, or died."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    LEASES_FIELD_NUMBER: _builtins.int
+    MICRO_BATCHES_FIELD_NUMBER: _builtins.int
+    SECONDS_AGO_FIELD_NUMBER: _builtins.int
+    incarnation: _builtins.str
+    host: _builtins.str
+    pid: _builtins.int
+    leases: _builtins.int
+    """that it held, and others get"""
+    micro_batches: _builtins.int
+    seconds_ago: _builtins.float
+    def __init__(
+        self,
+        *,
+        incarnation: _builtins.str = ...,
+        host: _builtins.str = ...,
+        pid: _builtins.int = ...,
+        leases: _builtins.int = ...,
+        micro_batches: _builtins.int = ...,
+        seconds_ago: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "incarnation", b"incarnation", "leases", b"leases", "micro_batches", b"micro_batches", "pid", b"pid", "seconds_ago", b"seconds_ago"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GoneWorker: _TypeAlias = GoneWorker  # noqa: Y015
 
 @_typing.final
 class Refusal(_message.Message):
@@ -1138,6 +1183,9 @@ class GetStatusReply(_message.Message):
     STORE_FIELD_NUMBER: _builtins.int
     REFUSALS_FIELD_NUMBER: _builtins.int
     FLUSH_FIELD_NUMBER: _builtins.int
+    RECORDS_TOTAL_FIELD_NUMBER: _builtins.int
+    RECORDS_PER_S_FIELD_NUMBER: _builtins.int
+    GONE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     state: _builtins.str
     """waiting | training | evaluating | finished | stopping | failed"""
@@ -1148,6 +1196,10 @@ class GetStatusReply(_message.Message):
     epochs: _builtins.int
     records_trained: _builtins.int
     store: _builtins.str
+    records_total: _builtins.int
+    """of all epochs; 0: the job has no end"""
+    records_per_s: _builtins.float
+    """over the last minute"""
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     @_builtins.property
@@ -1159,6 +1211,10 @@ class GetStatusReply(_message.Message):
     @_builtins.property
     def flush(self) -> Global___FlushStatus:
         """absent: the store has no tier"""
+
+    @_builtins.property
+    def gone(self) -> _containers.RepeatedCompositeFieldContainer[Global___GoneWorker]:
+        """that have not come back, the latest last"""
 
     def __init__(
         self,
@@ -1176,10 +1232,13 @@ class GetStatusReply(_message.Message):
         store: _builtins.str = ...,
         refusals: _abc.Iterable[Global___Refusal] | None = ...,
         flush: Global___FlushStatus | None = ...,
+        records_total: _builtins.int = ...,
+        records_per_s: _builtins.float = ...,
+        gone: _abc.Iterable[Global___GoneWorker] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_flush", b"_flush", "flush", b"flush"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_flush", b"_flush", "epoch", b"epoch", "epochs", b"epochs", "flush", b"flush", "job", b"job", "metrics", b"metrics", "mode", b"mode", "records_trained", b"records_trained", "refusals", b"refusals", "state", b"state", "store", b"store", "version", b"version", "versions_total", b"versions_total", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_flush", b"_flush", "epoch", b"epoch", "epochs", b"epochs", "flush", b"flush", "gone", b"gone", "job", b"job", "metrics", b"metrics", "mode", b"mode", "records_per_s", b"records_per_s", "records_total", b"records_total", "records_trained", b"records_trained", "refusals", b"refusals", "state", b"state", "store", b"store", "version", b"version", "versions_total", b"versions_total", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__flush: _TypeAlias = _typing.Literal["flush"]  # noqa: Y015
     _WhichOneofArgType__flush: _TypeAlias = _typing.Literal["_flush", b"_flush"]  # noqa: Y015

@@ -84,7 +84,7 @@ def master_service(
         "StopJob": control(servicer.stop_job, master_pb2.StopJobRequest, master_pb2.StopJobReply),
     }
     waiting = frozenset({"LeaseTasks", "PullDense", "ReportGradient"})
-    return Service(MASTER_SERVICE, handlers, servicer.close, frozenset({"Join"}), waiting)
+    return Service(MASTER_SERVICE, handlers, servicer.close, frozenset({"Join"}), waiting, master.not_ready)
 
 
 class _MasterServicer:

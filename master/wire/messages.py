@@ -9,6 +9,7 @@ from elastable.embedding_store.errors import BadInput, ElastableError, JobFailed
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.wire.channels.status_codes import error_class
 from elastable.master.api import (
+    GoneWorker,
     JobSpec,
     JobStatus,
     Lease,
@@ -151,7 +152,10 @@ def failure_from_message(message: master_pb2.ReportFailureRequest) -> ElastableE
 
 def status_to_message(status: JobStatus) -> master_pb2.GetStatusReply:
     """How far a job is; the message has the fields of `JobStatus`, by name."""
-    names = ("job", "state", "mode", "version", "versions_total", "epoch", "epochs", "records_trained", "store")
+    names = (
+        *("job", "state", "mode", "version", "versions_total", "epoch", "epochs", "records_trained", "store"),
+        *("records_total", "records_per_s"),
+    )
     reply = master_pb2.GetStatusReply(**{name: getattr(status, name) for name in names}, metrics=dict(status.metrics))
     for worker in status.workers:
         who = worker.identity
@@ -161,6 +165,17 @@ def status_to_message(status: JobStatus) -> master_pb2.GetStatusReply:
             pid=who.pid,
             leases=worker.leases,
             micro_batches=worker.micro_batches,
+            records_per_s=worker.records_per_s,
+            silent_s=worker.silent_s,
+        )
+    for gone in status.gone:
+        reply.gone.add(
+            incarnation=gone.identity.incarnation,
+            host=gone.identity.host,
+            pid=gone.identity.pid,
+            leases=gone.leases,
+            micro_batches=gone.micro_batches,
+            seconds_ago=gone.seconds_ago,
         )
     for it in status.refusals:
         reply.refusals.add(host=it.worker.host, pid=it.worker.pid, error=it.error, message=it.message, count=it.count)
@@ -192,7 +207,7 @@ def status_from_message(message: master_pb2.GetStatusReply) -> JobStatus:
         records_trained=message.records_trained,
         metrics={_name(name): value for name, value in message.metrics.items()},
         workers=tuple(
-            WorkerStatus(WorkerIdentity(_name(it.incarnation), _name(it.host), it.pid), it.leases, it.micro_batches)
+            WorkerStatus(_identity(it), it.leases, it.micro_batches, it.records_per_s, it.silent_s)
             for it in message.workers
         ),
         store=_name(message.store),
@@ -201,7 +216,14 @@ def status_from_message(message: master_pb2.GetStatusReply) -> JobStatus:
             for it in message.refusals
         ),
         flush=_flush_from_message(message) if message.HasField("flush") else None,
+        records_total=message.records_total,
+        records_per_s=message.records_per_s,
+        gone=tuple(GoneWorker(_identity(it), it.leases, it.micro_batches, it.seconds_ago) for it in message.gone),
     )
+
+
+def _identity(message: master_pb2.WorkerStatus | master_pb2.GoneWorker) -> WorkerIdentity:
+    return WorkerIdentity(_name(message.incarnation), _name(message.host), message.pid)
 
 
 def _flush_from_message(message: master_pb2.GetStatusReply) -> FlushStatus:

@@ -37,6 +37,7 @@ from elastable.worker.runtime.compute import MicroBatchComputer, Prepared
 from elastable.worker.runtime.push_naming import push_naming
 from elastable.worker.runtime.rows_ahead import RowsAhead
 from elastable.worker.runtime.task_feed import TaskFeed
+from elastable.worker.runtime.worker_measures import WorkerMeasures
 
 __all__ = ["Worker"]
 
@@ -58,6 +59,7 @@ class Worker:
         identity: This start of the worker.
         deadline_s: Seconds that the master or store may be unreachable.
         ahead: Number of tasks to read and plan ahead.
+        measures: Counts what it does; None: nobody wants to know.
     """
 
     def __init__(
@@ -69,7 +71,10 @@ class Worker:
         identity: WorkerIdentity,
         deadline_s: float = 30.0,
         ahead: int = 4,
+        measures: WorkerMeasures | None = None,
     ) -> None:
+        self._measures = measures or WorkerMeasures()
+        self._measures.sessions.add(1)
         self._master = master
         self._computer = computer
         self._source = source
@@ -109,6 +114,10 @@ class Worker:
             self._feed.join()
         return counted
 
+    def not_ready(self) -> dict[str, str]:
+        """Why it cannot work now, for health checks; empty: it can."""
+        return {} if self._session.alive() else {"worker": "the session with the master has ended"}
+
     def stop(self) -> None:
         """Makes `run` return after the current micro-batch."""
         self._stopped = True
@@ -116,7 +125,9 @@ class Worker:
     def _attempt(self, prepared: Prepared) -> int:
         """Computes the task if its version is committed; 1 if the result counted."""
         try:
-            if not self._hold(prepared.task):
+            with self._measures.phases.timing("wait"):
+                held = self._hold(prepared.task)
+            if not held:
                 self._feed.idle()
                 return 0
             counted = self._train(prepared) if prepared.task.kind is TaskKind.TRAIN else self._evaluate(prepared)
@@ -132,6 +143,7 @@ class Worker:
             self._rejoin()
             return 0
         self._feed.done(prepared)
+        self._measures.note(prepared.task.kind.value, bool(counted), prepared.records)
         if counted:
             self._ahead_since = None
         return counted
@@ -153,7 +165,8 @@ class Worker:
     def _train(self, prepared: Prepared) -> int:
         rows = self._look_up(prepared)
         self._look_ahead(prepared)
-        result = self._computer.train(prepared, rows)
+        with self._measures.phases.timing("compute"):
+            result = self._computer.train(prepared, rows)
         push = Push(
             id=self._naming.next_id(prepared.task),
             records=prepared.records,
@@ -168,7 +181,8 @@ class Worker:
             losses=result.losses,
             parts=result.parts,
         )
-        reply = self._master.report_gradient(push)
+        with self._measures.phases.timing("push"):
+            reply = self._master.report_gradient(push)
         self._look_ahead(prepared)  # again, where the next one was not prepared yet
         if reply.outcome is not PushOutcome.ACCEPTED:
             _log.info("micro-batch %d %s: %s", prepared.task.micro_batch, reply.outcome, reply.reason)
@@ -185,14 +199,17 @@ class Worker:
         asked = prepared.ids.unique
         if not asked:
             return {}
-        rows = self._rows_ahead.take(prepared)
-        if rows is not None:
-            return rows
+        self._measures.lookups.add(asked)
+        with self._measures.phases.timing("lookup"):
+            rows = self._rows_ahead.take(prepared)
+            return self._look_up_now(prepared) if rows is None else rows
+
+    def _look_up_now(self, prepared: Prepared) -> dict[str, Float32]:
         version = self._naming.version_of(prepared.task)
 
         def look_up() -> dict[str, Float32]:
             self._feed.refuse_failed()  # a store that is lost for good ends the job before the retries run out
-            return self._source.lookup(asked, version)
+            return self._source.lookup(prepared.ids.unique, version)
 
         return retry(look_up, "a lookup", self._deadline_s, on=(Unavailable,))
 
@@ -226,6 +243,7 @@ class Worker:
         self._session.close()
         before = self._session.job
         self._session = self._master.join(self._identity)
+        self._measures.sessions.add(1)
         _refuse_other_job(before, self._session.job)
         self._snapshots.clear()
         self._rows_ahead.forget()

@@ -30,6 +30,7 @@ from elastable.embedding_store.errors import (
     TableNotFound,
     VersionError,
 )
+from elastable.embedding_store.measures.values import StoreMeasures
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.rows.checks import require_block, require_ids
 from elastable.embedding_store.rows.commit_checks import require_version
@@ -182,6 +183,9 @@ class CompositeStore(CompositeReads[EmbeddingStore], BaseStore):
 
     def flush_status(self) -> FlushStatus | None:
         return FlushStatus.of_all([store.flush_status() for store in self._sources])
+
+    def measures(self) -> StoreMeasures:
+        return StoreMeasures.of_all([store.measures() for store in self._sources])
 
     def put(self, table: str, blocks: Iterable[RowBlock]) -> None:
         """Writes one block after the other, each to all stores at once."""

@@ -9,6 +9,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.tier import Records, Tier
 from elastable.embedding_store.errors import StoreBroken
+from elastable.embedding_store.measures.counters import Total
 from elastable.embedding_store.support.row_budget import RowBudget
 
 __all__ = ["StoredTable"]
@@ -20,6 +21,7 @@ class StoredTable:
     Attributes:
         name: Of the table in the tier.
         there: Whether the tier has such a table.
+        reads: Records that the tier was asked for.
 
     Args:
         tier: The tier.
@@ -40,7 +42,7 @@ class StoredTable:
         make_clean: Callable[[], None],
     ) -> None:
         self.name, self.title, self.budget = name, title, budget
-        self.there = False
+        self.there, self.reads = False, Total()
         self.ids_at, self.make_clean = ids_at, make_clean
         self._tier = tier
 
@@ -51,6 +53,7 @@ class StoredTable:
 
     def wanted(self, positions: Int64, record_bytes: int) -> Records:
         """What to ask the tier for: records of the rows at positions int64 `[n]`, each once."""
+        self.reads.add(len(positions))
         return Records(self.name, self.ids_at(positions), positions, np.empty((len(positions), record_bytes), np.uint8))
 
     def read(self, positions: Int64, record_bytes: int) -> UInt8:

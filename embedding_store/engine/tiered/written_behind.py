@@ -14,6 +14,8 @@ from elastable.embedding_store.engine.tiered.flusher import Flusher
 from elastable.embedding_store.engine.tiered.store_state import StoreState
 from elastable.embedding_store.engine.tiered.store_tier import StoreTier
 from elastable.embedding_store.engine.tiered.tiered_table import TieredTable
+from elastable.embedding_store.measures.counters import Counts, Durations
+from elastable.embedding_store.measures.values import StoreMeasures
 from elastable.embedding_store.tables.lookup_request import LookupRequest
 
 __all__ = ["DEFAULT_EVERY_S", "WrittenBehind"]
@@ -29,6 +31,8 @@ class WrittenBehind(LoggedStore, StoreReads):
     """What `MemoryStore` does besides where it has a tier; without one, nothing."""
 
     _closed: bool
+    _phases: Durations
+    _wanted: Counts
     _store_tier: StoreTier | None = None
     _flusher: Flusher | None = None
     _undecided = False
@@ -72,6 +76,11 @@ class WrittenBehind(LoggedStore, StoreReads):
             return None
         with self._lock.reading():
             return self._flusher.status(self._version)
+
+    def measures(self) -> StoreMeasures:
+        tables = {name: table for name, table in list(self._tables.items()) if isinstance(table, TieredTable)}
+        read = {name: table.behind.reads.value for name, table in tables.items()}
+        return StoreMeasures(self._phases.histograms(), self._wanted.by_name(), read)
 
     def flush(self, timeout_s: float = 600.0) -> None:
         """Returns once everything that was committed before is in the tier, and as durable as that makes it.
@@ -121,6 +130,9 @@ class WrittenBehind(LoggedStore, StoreReads):
         """Before a lookup: reads cold rows of all its tables at once."""
         tier = self._store_tier
         assert tier is not None
+        for name, ids in wanted:
+            if name in self._tables:
+                self._wanted.add(name, by=len(ids))
         tables = [table for table in list(self._tables.values()) if isinstance(table, TieredTable)]
         if all(table.tiered.whole for table in tables):
             return
@@ -140,7 +152,11 @@ class WrittenBehind(LoggedStore, StoreReads):
 
     def _bring(self, changed: Sequence[tuple[MemoryTable, TableUpdate]]) -> None:
         """Before a commit, the store being held alone: reads cold rows of all its tables at once, where that pays."""
-        if self._store_tier is not None and self._store_tier.tier.far:
+        if self._store_tier is None:
+            return
+        for table, update in changed:
+            self._wanted.add(table.spec.name, by=len(update.ids))
+        if self._store_tier.tier.far:
             found = [(table, update.ids) for table, update in changed if isinstance(table, TieredTable)]
             self._store_tier.read_ahead(found)
 

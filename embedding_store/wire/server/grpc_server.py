@@ -11,10 +11,11 @@ from types import TracebackType
 from typing import Self
 
 import grpc
-from grpc_health.v1 import health, health_pb2
+from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.measures.counters import Counts
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.wire.access.callers import Callers
 from elastable.embedding_store.wire.access.credentials import Credentials
@@ -22,9 +23,11 @@ from elastable.embedding_store.wire.access.roles import Role
 from elastable.embedding_store.wire.channels.server_connection import KEEPALIVE_MS, KEEPALIVE_OPTIONS, MESSAGE_OPTIONS
 from elastable.embedding_store.wire.server.access_check import AccessCheck
 from elastable.embedding_store.wire.server.audit import AuditedCalls
-from elastable.embedding_store.wire.server.call_guard import CallGuard
+from elastable.embedding_store.wire.server.call_counts import CallCounts
+from elastable.embedding_store.wire.server.call_guard import HEALTH_CHECK, CallGuard
 from elastable.embedding_store.wire.server.call_limits import CallLimits
 from elastable.embedding_store.wire.server.handlers import Handler
+from elastable.embedding_store.wire.server.health import Health, NotReady
 
 __all__ = ["GrpcServer", "Service"]
 
@@ -52,6 +55,7 @@ class Service:
         sessions: Names of those calls.
         waiting: Names of other calls that may wait for something to happen here. Methods of both kinds may return a
             `Later`.
+        not_ready: Says why it cannot do its work now; None: it can. Health checks ask it.
     """
 
     name: str
@@ -59,6 +63,7 @@ class Service:
     close: Callable[[], None] = lambda: None
     sessions: frozenset[str] = frozenset()
     waiting: frozenset[str] = frozenset()
+    not_ready: NotReady = lambda: None
 
 
 class GrpcServer:
@@ -76,6 +81,8 @@ class GrpcServer:
 
     Attributes:
         address: `host:port` that it listens on, the port taken.
+        health: What it says of itself.
+        calls: Calls that have ended, by method and status code.
 
     Raises:
         BadInput: the address cannot be listened on, or not with such credentials; names it and why.
@@ -99,23 +106,23 @@ class GrpcServer:
         waiting = frozenset(f"/{service.name}/{call}" for service in services for call in service.waiting)
         self._guard = CallGuard(limits, sessions, waiting, _SPARE)
         callers = Callers(credentials, anonymous)
+        self.calls, self.health = Counts(), Health({service.name: service.not_ready for service in services})
+        served = {HEALTH_CHECK, *(f"/{service.name}/{call}" for service in services for call in service.handlers)}
         self._server = grpc.server(
             self._pool,
-            interceptors=[AccessCheck(callers), self._guard, AuditedCalls(callers)],
+            interceptors=[
+                CallCounts(served.__contains__, self.calls),
+                AccessCheck(callers),
+                self._guard,
+                AuditedCalls(callers),
+            ],
             options=_OPTIONS,
             maximum_concurrent_rpcs=limits.threads + _SPARE,
         )
-        self._health = health.HealthServicer()
         self._server.add_generic_rpc_handlers(
             tuple(grpc.method_handlers_generic_handler(service.name, service.handlers) for service in services)
         )
-        # `Watch` is left out: it keeps calls open, and nothing needs it.
-        check = grpc.unary_unary_rpc_method_handler(
-            self._health.Check,
-            health_pb2.HealthCheckRequest.FromString,
-            health_pb2.HealthCheckResponse.SerializeToString,
-        )
-        health_handler = grpc.method_handlers_generic_handler(health.SERVICE_NAME, {"Check": check})
+        health_handler = grpc.method_handlers_generic_handler(health.SERVICE_NAME, {"Check": self.health.handler()})
         self._server.add_generic_rpc_handlers((health_handler,))
         names = [service.name for service in services]
         reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
@@ -132,15 +139,13 @@ class GrpcServer:
             raise BadInput(f"cannot listen on {address}: {_why_not(where)}") from error
         self.address = str(Address(where.host, port))
         self._server.start()
-        for name in ("", *names):
-            self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     def stop(self, grace_s: float = 2.0) -> None:
         """Takes no more calls, ends sessions, and gives other calls `grace_s` seconds to end.
 
         Stopping twice is harmless.
         """
-        self._health.enter_graceful_shutdown()
+        self.health.stop()
         stopped = self._server.stop(grace_s)
         for service in self._services:
             service.close()

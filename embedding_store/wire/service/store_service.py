@@ -14,6 +14,7 @@ from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, TableNotFound, Unsupported
+from elastable.embedding_store.measures.counters import LookupCounts
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.rows.checks import require_ids
 from elastable.embedding_store.v1 import store_pb2
@@ -32,6 +33,7 @@ from elastable.embedding_store.wire.messages.store_messages import (
 )
 from elastable.embedding_store.wire.server.grpc_server import Service
 from elastable.embedding_store.wire.server.handlers import both_ways, control, stream
+from elastable.embedding_store.wire.server.health import NotReady
 from elastable.embedding_store.wire.server.later import Answer, Later, both_ways_later, control_later
 from elastable.embedding_store.wire.service.pin_service import ServedPins
 from elastable.embedding_store.wire.service.version_waits import VersionWaits
@@ -47,15 +49,22 @@ _FEW_BYTES = 64 << 10  # below this a second copy costs less than laying frames 
 _GATHERERS = 8  # lookups of many frames at once; more take turns
 
 
-def store_service(store: EmbeddingStore, writable: bool = False) -> Service:
+def store_service(
+    store: EmbeddingStore,
+    writable: bool = False,
+    lookups: LookupCounts | None = None,
+    not_ready: NotReady = lambda: None,
+) -> Service:
     """The service that answers for `store`.
 
     Args:
         store: Where rows are.
         writable: Whether clients may create, change and drop tables. Not for the store of a job's master, which only
             the master may modify.
+        lookups: Counts what clients look up; None: nobody wants to know.
+        not_ready: As of `Service`.
     """
-    servicer = _StoreServicer(store)
+    servicer = _StoreServicer(store, lookups or LookupCounts())
     handlers = {
         "ListTables": control(servicer.list_tables, store_pb2.ListTablesRequest),
         "GetVersion": control_later(servicer.get_version, store_pb2.GetVersionRequest),
@@ -70,12 +79,13 @@ def store_service(store: EmbeddingStore, writable: bool = False) -> Service:
         **servicer.pins.handlers(),
         **write_handlers(store, writable, servicer.pins, servicer.forget_specs),
     }
-    return Service(STORE_SERVICE, handlers, servicer.close, waiting=frozenset({"GetVersion", "Lookup", "LookupSmall"}))
+    waiting = frozenset({"GetVersion", "Lookup", "LookupSmall"})
+    return Service(STORE_SERVICE, handlers, servicer.close, waiting=waiting, not_ready=not_ready)
 
 
 class _StoreServicer:
-    def __init__(self, store: EmbeddingStore) -> None:
-        self._store = store
+    def __init__(self, store: EmbeddingStore, lookups: LookupCounts) -> None:
+        self._store, self._lookups = store, lookups
         self.pins = ServedPins(store)
         self._gatherers = ThreadPoolExecutor(_GATHERERS, "gather")
         self._room = ReplyRoom()
@@ -150,6 +160,7 @@ class _StoreServicer:
         source, specs = self.pins.source(pin), self._specs_of(ids)
         size = sum(len(wanted) * specs[table].dim * 4 for table, wanted in ids.items())
         _refuse_long_reply("LookupRequest", size, limit)
+        self._lookups.add(ids)
         waits = version is not None and not pin
         there = self._versions.when(version or 0, wait_s if waits else 0.0)
         return Later(there, lambda _: answer(self._rows(source, specs, ids, version, size)))

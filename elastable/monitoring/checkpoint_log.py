@@ -1,0 +1,69 @@
+"""The checkpoints that a job has written, or could not write."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["CheckpointLog", "NotedCheckpoint"]
+
+_MOST = 20
+
+
+@dataclass(frozen=True, slots=True)
+class NotedCheckpoint:
+    """One checkpoint.
+
+    Attributes:
+        version: Of the job.
+        at: Unix time, in seconds.
+        seconds: It took.
+        place: Path or URL; "" where it could not be written.
+        bytes: Of its files; None: it is not in a local folder.
+        error: Why it could not be written; None: it was.
+    """
+
+    version: int
+    at: float
+    seconds: float
+    place: str = ""
+    bytes: int | None = None
+    error: str | None = None
+
+
+class CheckpointLog:
+    """The latest of them, and how many there were. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._noted: deque[NotedCheckpoint] = deque(maxlen=_MOST)
+        self.written = 0
+        self.failed = 0
+
+    def note(self, version: int, seconds: float, place: str) -> None:
+        """One has been written."""
+        size = _bytes_of(Path(place)) if "://" not in place else None
+        with self._lock:
+            self.written += 1
+            self._noted.append(NotedCheckpoint(version, time.time(), seconds, place, size))
+
+    def note_failure(self, version: int, seconds: float, error: str) -> None:
+        """One could not be written."""
+        with self._lock:
+            self.failed += 1
+            self._noted.append(NotedCheckpoint(version, time.time(), seconds, error=error))
+
+    def noted(self) -> tuple[NotedCheckpoint, ...]:
+        """The latest, in the order in which they ended."""
+        with self._lock:
+            return tuple(self._noted)
+
+
+def _bytes_of(folder: Path) -> int | None:
+    try:
+        return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    except OSError:
+        return None

@@ -1,0 +1,28 @@
+"""Metrics of any process of Elastable, next to `process_*` of prometheus_client (memory, processor time, files)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+from elastable.monitoring.metric import Sample, gauge
+from elastable.process.version import distribution_version
+
+__all__ = ["METRICS", "SOURCE_FAILED", "process_source"]
+
+_BUILD = gauge("elastable_build_info", "1", "Release of Elastable that runs, and its role.", "version", "role")
+_THREADS = gauge("elastable_threads", "threads", "Threads of the interpreter.")
+SOURCE_FAILED = gauge(
+    "elastable_metrics_source_failed",
+    "0 or 1",
+    "Whether metrics of this source are missing from this answer, because it failed.",
+    "source",
+)
+
+METRICS = (_BUILD, _THREADS, SOURCE_FAILED)
+
+
+def process_source(role: str) -> Iterator[Sample]:
+    """Of this process, whose role is `role`."""
+    yield _BUILD(1, distribution_version(), role)
+    yield _THREADS(threading.active_count())

@@ -1,0 +1,43 @@
+"""Serves what a process shows of itself while a block runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+from rich.console import Console
+
+from elastable.embedding_store.support.address import Address
+from elastable.embedding_store.support.extras import needs
+from elastable.embedding_store.wire.access.credentials import Credentials
+from elastable.monitoring.watched import Watched
+
+__all__ = ["watched_over_http"]
+
+
+@contextmanager
+def watched_over_http(http: str | None, insecure: bool, watched: Watched, console: Console) -> Iterator[None]:
+    """While the block runs, the process is watched at an address.
+
+    Args:
+        http: `host:port`; None: nothing is served, and the libraries that it takes are not imported.
+        insecure: As of `HttpServer`.
+        watched: What is shown.
+        console: Where it is said.
+
+    Raises:
+        BadInput: as `HttpServer`.
+        NotInstalled: the extra "monitoring" is not installed.
+    """
+    if http is None:
+        yield
+        return
+    with needs("--http", "monitoring"):
+        from elastable.monitoring.endpoints import Endpoints
+        from elastable.monitoring.http_server import HttpServer
+    with (
+        closing(Endpoints(watched)) as endpoints,
+        HttpServer(Address.parse(http), endpoints.app, Credentials.from_environment(), insecure) as server,
+    ):
+        console.print(f"metrics and health at {server.url}", highlight=False, markup=False)
+        yield

@@ -1,0 +1,253 @@
+"""Metrics of real processes: every one of docs/metrics.md is there, with values that are so."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prometheus_client import Metric as Family
+from prometheus_client.parser import text_string_to_metric_families
+
+from elastable.embedding_store import RemoteStore, TableSpec
+from elastable.embedding_store.errors import ElastableError
+from elastable.master.api import AsyncPushId, Push, Slices, WorkerIdentity
+from elastable.master.wire.client import MasterClient
+from elastable.monitoring.catalogue import METRICS
+from elastable.monitoring.metric import Metric, MetricKind
+from tests.elastable.conftest import JOB
+from tests.elastable.monitoring.http_client import get
+from tests.elastable.processes import CLICK_JOB, Hold, Running, elastable, run_elastable, wait_until
+
+pytestmark = pytest.mark.process
+
+PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
+HELD_AT = 9
+
+
+def test_the_page_lists_every_metric_with_its_kind_unit_labels_and_meaning() -> None:
+    row = re.compile(r"^\| `(elastable_\w+)` \| (\w+) \| ([^|]+) \|([^|]*)\| ([^|]+) \|$", re.MULTILINE)
+    said = [
+        (name, kind, unit, tuple(re.findall(r"`(\w+)`", labels)), meaning)
+        for name, kind, unit, labels, meaning in row.findall(PAGE.read_text())
+    ]
+    assert said == [(it.name, it.kind.value, it.unit, it.labels, it.meaning) for it in METRICS.values()]
+
+
+def test_names_of_the_page_exist() -> None:
+    for name in re.findall(r"elastable_[a-z_]*[a-z]\b(?!\*)", PAGE.read_text()):
+        assert re.sub(r"_(bucket|sum|count)$", "", name) in METRICS or name in METRICS, name
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS.keys())
+def test_names_follow_the_conventions(metric: Metric) -> None:
+    assert re.fullmatch(r"elastable_[a-z]+(_[a-z]+)*", metric.name)
+    assert (metric.kind is MetricKind.COUNTER) == metric.name.endswith("_total")
+    for unit in ("seconds", "bytes"):
+        if metric.unit == unit:
+            assert unit in metric.name.removesuffix("_total").split("_")
+    assert metric.meaning.endswith(".")
+
+
+@dataclass
+class Scrape:
+    """The metrics of one process."""
+
+    families: dict[str, Family] = field(default_factory=dict)
+
+    def value(self, name: str, /, **labels: str) -> float:
+        """One value; fails where there is none, or are several."""
+        (found,) = [
+            sample.value
+            for family in self.families.values()
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        ]
+        return float(found)
+
+    @property
+    def ours(self) -> set[str]:
+        """Names of metrics, as they stand in the catalogue."""
+        found = set()
+        for family in self.families.values():
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            if name.startswith("elastable_"):
+                found.add(name)
+        return found
+
+
+def url_of(process: Running) -> str:
+    """Where a process says that its metrics are."""
+
+    def told() -> bool:
+        return "metrics and health at " in process.out or process.process.poll() is not None
+
+    wait_until(told, "an address", process)
+    found = re.search(r"metrics and health at (\S+)\n", process.out)
+    assert found, process.err
+    return found[1]
+
+
+def scrape(process: Running) -> Scrape:
+    answer = get(f"{url_of(process)}metrics")
+    assert answer.status == 200, answer.text
+    return Scrape({family.name: family for family in text_string_to_metric_families(answer.text)})
+
+
+@dataclass
+class Watched:
+    """What processes of one job showed while its master was held."""
+
+    master: Scrape
+    worker: Scrape
+    ready: int
+    code: int
+    out: str
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """A job with rows in files is held; one of its workers was killed, one is refused, one goes on."""
+    home = tmp_path_factory.mktemp("watched")
+    hold = Hold(home / "hold", HELD_AT)
+    copied = home / "click_job.py"
+    copied.write_text("# another\n" + CLICK_JOB.read_text())
+    http = ("--http", "127.0.0.1:0")
+    saved = ("--run-dir", home / "runs", "--checkpoint-every", "4", "--no-export", "--store", f"file://{home / 'rows'}")
+    words = ("master", CLICK_JOB, *JOB, *saved, "--listen", "127.0.0.1:0", *http)
+    with ExitStack() as processes:
+        job = processes.enter_context(elastable(home, *words, env=hold.environment, name="master"))
+        worker = ("worker", CLICK_JOB, "--master", job.address(), "--deadline", "60", *http)
+        first = processes.enter_context(elastable(home, *worker, name="first"))
+        other = processes.enter_context(elastable(home, *worker, name="other"))
+        hold.wait(job)
+        assert run_elastable("worker", copied, *worker[2:]).code != 0
+        refused_push(job)
+        wait_until(lambda: count(job, "elastable_checkpoints_total", result="written") == 2, "checkpoints", job)
+        other.signal(signal.SIGKILL)
+        assert other.wait() == -signal.SIGKILL
+        left = 3  # killed, refused, and the one that pushed what cannot be
+        wait_until(lambda: count(job, "elastable_workers", state="gone") == left, "workers that are gone", job)
+        shown = scrape(job), scrape(first), get(f"{url_of(job)}readyz").status
+        hold.go()
+        code = job.wait()
+        first.wait()
+        yield Watched(*shown, code, job.out)
+
+
+def count(process: Running, name: str, /, **labels: str) -> float:
+    return scrape(process).value(name, **labels)
+
+
+def refused_push(job: Running) -> None:
+    """Pushes a gradient of the wrong shape, as a worker of the job."""
+    client = MasterClient(job.address(), deadline_s=60.0)
+    session = client.join(WorkerIdentity("liar"))
+    push = Push(AsyncPushId("liar", 1), 3, slices={"users": Slices(np.array([3]), np.ones((1, 5), np.float32))})
+    with pytest.raises(ElastableError):
+        client.report_gradient(push)
+    session.close()
+
+
+def test_the_job_goes_on_to_its_end(watched: Watched) -> None:
+    assert watched.code == 0, watched.out
+    assert watched.ready == 200
+
+
+def test_every_metric_of_the_page_is_there(watched: Watched, server: Scrape) -> None:
+    found = watched.master.ours | watched.worker.ours | server.ours
+    assert set(METRICS) == found
+
+
+def test_the_master_shows_its_job(watched: Watched) -> None:
+    job = watched.master
+    assert job.value("elastable_job_version") == HELD_AT
+    assert job.value("elastable_job_versions") == 40
+    assert job.value("elastable_job_state", state="training") == 1
+    assert job.value("elastable_job_records_total") == HELD_AT * 64
+    assert job.value("elastable_job_expected_records") == 2 * 1_280
+    assert 0 < job.value("elastable_job_metric", name="loss") < 10
+    # The version that is held has been committed, and its callback is not over.
+    assert job.value("elastable_version_seconds_count") == HELD_AT - 1
+    for phase in ("wait", "sum", "dense", "rows"):
+        assert job.value("elastable_version_phase_seconds_count", phase=phase) == HELD_AT
+    assert job.value("elastable_pushes_total", outcome="accepted") >= 2 * HELD_AT
+
+
+def test_the_master_shows_its_workers(watched: Watched) -> None:
+    job = watched.master
+    assert job.value("elastable_workers", state="working") + job.value("elastable_workers", state="idle") == 1
+    assert job.value("elastable_workers_left_total") == 3
+    assert job.value("elastable_workers_joined_total") >= 3
+    assert job.value("elastable_worker_failures", error="ModelError") == 1
+
+
+def test_the_master_shows_its_store(watched: Watched) -> None:
+    job = watched.master
+    assert job.value("elastable_store_ready") == 1
+    assert job.value("elastable_store_version") == HELD_AT
+    assert 0 < job.value("elastable_table_rows", table="users") <= 50
+    assert job.value("elastable_table_memory_bytes", table="words") > 0
+    for phase in ("prepare", "apply", "append"):
+        assert job.value("elastable_commit_phase_seconds_count", phase=phase) == HELD_AT
+    assert 0 <= job.value("elastable_flush_lag_versions") <= HELD_AT
+    assert job.value("elastable_log_bytes") >= 0
+    assert job.value("elastable_checkpoint_version") == 8
+    assert job.value("elastable_checkpoint_bytes") > 1_000
+    assert job.value("elastable_tier_wanted_rows_total", table="users") > 0
+
+
+def test_the_master_counts_calls_by_method_and_code(watched: Watched) -> None:
+    calls = {
+        (sample.labels["method"], sample.labels["code"]): sample.value
+        for sample in watched.master.families["elastable_grpc_calls"].samples
+        if sample.name.endswith("_total")
+    }
+    assert calls["elastable.master.v1.Master/ReportGradient", "OK"] >= 2 * HELD_AT
+    assert calls["elastable.master.v1.Master/Join", "CANCELLED"] >= 1
+    refused = [code for method, code in calls if method.endswith("ReportGradient") and code != "OK"]
+    assert refused
+
+
+def test_a_worker_shows_what_it_computes(watched: Watched) -> None:
+    worker = watched.worker
+    assert worker.value("elastable_worker_micro_batches_total", kind="train", outcome="counted") > 0
+    assert worker.value("elastable_worker_records_total") > 0
+    assert worker.value("elastable_lookups_total", table="users") > 0
+    assert worker.value("elastable_lookup_rows_total", table="words") > 0
+    assert worker.value("elastable_worker_phase_seconds_count", phase="compute") > 0
+    assert worker.value("elastable_build_info", role="worker") == 1
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scrape]:
+    """A parameter server that was asked for rows."""
+    home = tmp_path_factory.mktemp("server")
+    words = ("serve", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
+    with elastable(home, *words) as process:
+        with RemoteStore(process.address(), deadline_s=60.0) as store:
+            store.create_table(TableSpec("cities", dim=2, vocabulary_size=100))
+            store.lookup({"cities": np.array([3, 5, 3])})
+            store.lookup({"cities": np.array([7])})
+        url_of(process)
+        yield scrape(process)
+
+
+def test_a_server_counts_lookups_by_table(server: Scrape) -> None:
+    assert server.value("elastable_lookups_total", table="cities") == 2
+    assert server.value("elastable_lookup_rows_total", table="cities") >= 3
+    assert server.value("elastable_table_rows", table="cities") == 0
+    assert server.value("elastable_build_info", role="server") == 1
+
+
+def test_http_is_off_by_default(tmp_path: Path) -> None:
+    with elastable(tmp_path, "serve", "--listen", "127.0.0.1:0") as process:
+        process.address()
+        with MasterClient(process.address(), deadline_s=60.0).store() as store:
+            assert store.version() == 0
+        assert "metrics" not in process.out
