@@ -2,8 +2,9 @@
 
 An epoch in the shape of examples/flights: 300,000 records, 1,024 per version, one row of 8 values with its Adagrad
 slots from each of 15 tables, ids as skewed as those of flights, a record of 64 KiB. Once without a limit on the
-file, and once with the limits of docker-compose.yml. The store is closed after the epoch, so everything is flushed.
-The file is compared with that of the release before logs, which wrote every row field by field.
+file, and once with the limits of docker-compose.yml. The store is closed after the epoch, so everything is flushed,
+and the server has ended the rewriting that this may begin. The file is compared with that of the release before logs,
+which wrote every row field by field.
 
     python -m benchmarks.redis_log
 """
@@ -28,7 +29,7 @@ from tests.servers import Server, redis_binary, running_server, valkey_binary
 __all__ = ["COMPOSE_LIMITS", "main"]
 
 COMPOSE_LIMITS = ("--auto-aof-rewrite-percentage", "100", "--auto-aof-rewrite-min-size", "256mb")
-_NO_LIMIT = ("--auto-aof-rewrite-percentage", "0")
+_NO_LIMIT = ("--auto-aof-rewrite-percentage", "0", "--rename-command", "BGREWRITEAOF", "")
 _TABLES, _IDS, _DIM, _RECORDS, _BATCH = 15, 300_000, 8, 300_000, 1_024
 _RECORD = bytes(1 << 16)
 _LOAD_S = 300.0
@@ -73,10 +74,11 @@ def _against(name: str, unit: str, ours: float, theirs: float, divisor: float = 
 
 
 def _epoch(binary: Path, limits: tuple[str, ...]) -> _Measured:
-    with tempfile.TemporaryDirectory(prefix="redis-log-") as home:
+    with tempfile.TemporaryDirectory(prefix="redis-log-", ignore_cleanup_errors=True) as home:
         options = ("--appendonly", "yes", "--appendfsync", "everysec", *limits)
         with running_server(binary, Path(home), options) as server:
             versions, rows, appended = _train(server)
+            _await_rewriting(server)
             server.kill()
             left = sum(file.stat().st_size for file in Path(home).glob("appendonlydir/*"))
             return _Measured(versions, rows, appended, left, _loading(server))
@@ -104,6 +106,12 @@ def _train(server: Server) -> tuple[int, int, int]:
 def _appended(server: Server) -> int:
     with server.client() as client:
         return int(client.info("persistence")["aof_current_size"])
+
+
+def _await_rewriting(server: Server) -> None:
+    with server.client() as client:
+        while any(client.info("persistence")[f"aof_rewrite_{what}"] for what in ("in_progress", "scheduled")):
+            time.sleep(0.02)
 
 
 def _loading(server: Server) -> float:

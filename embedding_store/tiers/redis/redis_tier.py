@@ -10,6 +10,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.tier import Records, Tier, TierTable
 from elastable.embedding_store.errors import BadInput, StoreFailed, Unavailable
+from elastable.embedding_store.tiers.redis.file_rewrite import ask_for_rewrites
 from elastable.embedding_store.tiers.redis.record_batch import Batch
 from elastable.embedding_store.tiers.redis.record_scan import scanned
 from elastable.embedding_store.tiers.redis.record_transfer import LostPartition, read_records, write_records
@@ -174,5 +175,8 @@ class RedisTier(Tier):
         self._place.require_owner()
 
     def close(self) -> None:
+        if self._stamp:  # once: this process has written rows
+            self._stamp = 0
+            ask_for_rewrites(self._place.topology)
         if not self._shared:
             self._place.close()

@@ -125,7 +125,21 @@ def _are_slots(reply: object, command: Command) -> bool:
 
 _SHAPES: dict[str, _Fits] = {
     **dict.fromkeys(
-        ("ASKING", "AUTH", "INFO", "MULTI", "PING", "RENAME", "SELECT", "SET", "TYPE", "UNWATCH", "WATCH"), _is_text
+        (
+            "ASKING",
+            "AUTH",
+            "BGREWRITEAOF",
+            "INFO",
+            "MULTI",
+            "PING",
+            "RENAME",
+            "SELECT",
+            "SET",
+            "TYPE",
+            "UNWATCH",
+            "WATCH",
+        ),
+        _is_text,
     ),
     **dict.fromkeys(("DEL", "EXISTS", "HDEL", "HLEN", "HSET", "HSETNX", "UNLINK"), _is_count),
     **dict.fromkeys(("GET", "HGET"), _is_value),
