@@ -41,6 +41,8 @@ class Commit:
             records (`EmbeddingStore.keeps_records`): it becomes readable when the version does.
         ends_chapter: Whether rows with `lazy=False` count as caught up at this version, as from a checkpoint of it.
         frozen: Tables that take no step: their rows and slots stay, with `lazy=False` too, and none is evicted.
+        time: Seconds since 1970 (UTC), for tables whose rows go with time (`EvictionSpec.ttl`). It is decided once,
+            by who makes the commit, and kept with it. None: by the store that is committed to.
     """
 
     version: int
@@ -50,6 +52,7 @@ class Commit:
     record: bytes | None = None
     ends_chapter: bool = False
     frozen: tuple[str, ...] = ()
+    time: float | None = None
 
     def __post_init__(self) -> None:
         if both := sorted({*self.updates}.intersection(self.frozen)):
@@ -103,13 +106,16 @@ class TableState:
             table has no admission.
         untouched_decay: How far weight decay has shrunk rows that were never updated, where it reaches them
             (`lazy=False`): the natural logarithm of the factor. None: it does not reach them.
+        touch_times: int64 `[k, 3]`, of a table whose rows go with time: the last of some consecutive versions, and when
+            the first and the last of them were committed, in milliseconds since 1970. None: rows do not go with time.
     """
 
     admission_counts: UInt8 | None = None
     untouched_decay: float | None = None
+    touch_times: Int64 | None = None
 
     def __bool__(self) -> bool:
-        return self.admission_counts is not None or self.untouched_decay is not None
+        return any(part is not None for part in (self.admission_counts, self.untouched_decay, self.touch_times))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TableState) and self._bits() == other._bits()
@@ -117,9 +123,13 @@ class TableState:
     def __hash__(self) -> int:
         return hash(self._bits())
 
-    def _bits(self) -> tuple[bytes | None, bytes | None]:
-        counts, decay = self.admission_counts, self.untouched_decay
-        return None if counts is None else counts.tobytes(), None if decay is None else struct.pack("<d", decay)
+    def _bits(self) -> tuple[bytes | None, ...]:
+        counts, decay, times = self.admission_counts, self.untouched_decay, self.touch_times
+        return (
+            None if counts is None else counts.tobytes(),
+            None if decay is None else struct.pack("<d", decay),
+            None if times is None else times.tobytes(),
+        )
 
 
 @dataclass(frozen=True, slots=True)

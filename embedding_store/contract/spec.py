@@ -114,6 +114,9 @@ class EvictionSpec:
     `every`. A row is touched by a commit that has a gradient for it. An
     evicted row loses weights and slots, and reads its initial value.
 
+    With `ttl`, what a table holds depends on when versions were committed (`Commit.time`), and on nothing else of the
+    clock: a commit that is replayed or repeated keeps its time.
+
     Attributes:
         max_age: Rows not touched for more than so many versions go; None: none go for age.
         min_frequency: Rows touched less often than this since they were last
@@ -121,16 +124,21 @@ class EvictionSpec:
         max_rows: At most so many rows stay, those touched last (of equal
             ones those with the smaller id); None: no budget.
         every: Versions from one look to the next.
+        ttl: Rows not touched for more than so many seconds go, at most a 1024th of that later; None: none go for time.
     """
 
     max_age: int | None = None
     min_frequency: int | None = None
     max_rows: int | None = None
     every: int = 1
+    ttl: float | None = None
 
     def __post_init__(self) -> None:
-        if self.max_age is None and self.min_frequency is None and self.max_rows is None:
-            raise BadSpec("eviction: give max_age, min_frequency or max_rows")
+        if self.max_age is None and self.min_frequency is None and self.max_rows is None and self.ttl is None:
+            raise BadSpec("eviction: give max_age, min_frequency, max_rows or ttl")
+        if self.ttl is not None and not (isinstance(self.ttl, (int, float)) and 0.001 <= self.ttl < 2**31):
+            raise BadSpec(f"eviction: ttl must lie from 0.001 to 2**31 seconds, got {self.ttl}")
+        object.__setattr__(self, "ttl", None if self.ttl is None else float(self.ttl))
         for name in ("max_age", "min_frequency", "max_rows", "every"):
             value = getattr(self, name)
             if value is not None and not 1 <= value < 2**31:
@@ -228,6 +236,11 @@ class TableSpec:
     def weight_bytes(self) -> int:
         """Bytes that the weights of one row take, with an int8 row's scale."""
         return {"float32": 4 * self.dim, "int8": self.dim + 4}.get(self.dtype, 2 * self.dim)
+
+    @property
+    def timed(self) -> bool:
+        """Whether rows go with time (`EvictionSpec.ttl`)."""
+        return self.eviction is not None and self.eviction.ttl is not None
 
     @property
     def whole(self) -> TableSpec:

@@ -49,6 +49,8 @@ def _fields(spec: TableSpec) -> dict[str, Any]:
     for name in ("admission", "eviction", "ids", "origin"):
         if getattr(spec, name) == getattr(_PLAIN, name):
             del fields[name]
+    if spec.eviction is not None and spec.eviction.ttl is None:
+        del fields["eviction"]["ttl"]  # as releases without it wrote it
     if spec.optimizer.lazy:
         del fields["optimizer"]["lazy"]
     if "origin" in fields:

@@ -75,9 +75,12 @@ class ImagedTable(TableContents):
         self._members.count(require_ids(self.spec, images.counted), 0)
         self._members.put(positions, images.touches)
 
-    def replay_eviction(self, version: int, removed: Int64 | None) -> None:
-        """Takes the rows away that `evict` took at this version: `removed` int64 `[n]`; None: none."""
+    def replay_eviction(self, version: int, removed: Int64 | None, time: float | None = None) -> None:
+        """Takes the rows away that `evict` took at this version: `removed` int64 `[n]`; None: none.
+
+        `time`: when the version was committed.
+        """
         if removed is not None and len(removed):
             self._members.forget(removed, self._directory)
             self._members.evicted += self._take_away(require_ids(self.spec, removed))
-        self._members.end_eviction(version, self._directory)
+        self._members.end_eviction(version, self._directory, time)

@@ -54,10 +54,9 @@ class MemoryStore(WrittenBehind, BaseStore):
         Args:
             threads: For large gathers and updates; None: one a core, at most 8.
                 Results do not depend on it.
-            direct_bytes: A fixed table up to this size (weights and slots) is
-                laid out whole, row i at position i; a larger one only holds
-                the rows that were touched. None: an eighth of the memory
-                here, at least 1 GiB. Results do not depend on it.
+            direct_bytes: A fixed table up to this size (weights and slots) is laid out whole, row i at position i; a
+                larger one only holds the rows that were touched. None: an eighth of the memory here, at least 1 GiB.
+                Results do not depend on it.
             before_image_bytes: Of memory, for rows as they were at pinned versions; where they would take more, the
                 oldest pin is given up. None: a quarter of the memory here.
             timeout_s: Seconds that a lookup waits for a commit, or a commit
@@ -254,12 +253,13 @@ class MemoryStore(WrittenBehind, BaseStore):
 
     def _finish(self, commit: Commit, staged: list[_Staged]) -> None:
         """The second half, which cannot fail: everything that could was done by `_stage`."""
+        time = self._time_of(commit)
         with self._whole_or_broken(), self._phases.timing("apply"):
-            self._apply(commit, staged)
+            self._apply(commit, staged, time)
         with self._phases.timing("append"):
-            self._log_commit(commit, dict(staged))
+            self._log_commit(commit, dict(staged), time)
 
-    def _apply(self, commit: Commit, staged: list[_Staged]) -> None:
+    def _apply(self, commit: Commit, staged: list[_Staged], time: float | None) -> None:
         self._pins.sweep()
         for table, update in staged:
             table.claim(update, self._pool, commit.version)
@@ -275,7 +275,7 @@ class MemoryStore(WrittenBehind, BaseStore):
                 table.stay(commit.ends_chapter)
                 continue
             table.follow(commit.step, self._rate(table, commit), commit.ends_chapter)
-            table.evict(commit.version)
+            table.evict(commit.version, time)
 
     def _new_table(self, spec: TableSpec) -> MemoryTable:
         if self._store_tier is not None:

@@ -119,14 +119,18 @@ class MemoryTable(ImagedTable):
         if self.replay is not None and ends_chapter:
             self.replay.steps.end_chapter()
 
-    def evict(self, version: int) -> None:
-        """Lets go of rows, as the table's eviction says for this version; cannot fail."""
+    def evict(self, version: int, time: float | None = None) -> None:
+        """Lets go of rows, as the table's eviction says for this version; cannot fail.
+
+        `time`: when the version is committed, as of `Commit`.
+        """
         self._removed.clear()
         if self.versions:
+            self.versions.save_touch_times(self._members)
             self._save_unsettled()
             if self._members.counts_anew(version):
                 self.versions.save_frequencies(self._members, self._directory.positions_given)
-        self._members.evict(version, self._directory, self._remove)
+        self._members.evict(version, self._directory, self._remove, time)
 
     def apply(self, staged: StagedUpdate, start: int, stop: int) -> None:
         """Updates the claimed rows `start..stop` of the update; ranges may run on different threads."""

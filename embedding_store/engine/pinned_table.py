@@ -66,7 +66,8 @@ class PinnedTable(TableReader):
         kept = next((images.admission_counts for images in self._since if images.admission_counts is not None), None)
         counts = self._members.admission_counts() if kept is None else kept.copy()
         decay = None if self._replay is None else self._replay.untouched_decay(self._since[0].step)
-        return TableState(counts, decay)
+        times = next((images.touch_times for images in self._since if images.touch_times is not None), None)
+        return TableState(counts, decay, self._members.touch_times() if times is None else times.copy())
 
     def stored(self, ids: Int64) -> RowBlock:
         """Of `ids` int64 `[n]` the rows that held a value of their own, in that order."""

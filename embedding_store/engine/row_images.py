@@ -33,6 +33,7 @@ class BeforeImages:
         step: The step that rows had followed then, and oldest_step the oldest one that images may refer to, of a
             table whose rows follow steps.
         admission_counts: The table's admission sketch as it was; None: as it is now.
+        touch_times: When versions were committed, of a table whose rows go with time; None: as it is now.
         frequencies: How often rows were touched, by position, before an
             eviction last began to count anew, and the number of that change in
             the table's sequence; None: no eviction has.
@@ -45,6 +46,7 @@ class BeforeImages:
         self.step = None if steps is None else steps.now
         self.oldest_step = None if steps is None else steps.first
         self.admission_counts: UInt8 | None = None
+        self.touch_times: Int64 | None = None
         self.frequencies: tuple[int, UInt32] | None = None
         self._memory = memory
         self._rows: ImageRows | None = None
@@ -168,5 +170,7 @@ class BeforeImages:
             self.tells_of_none |= newer.tells_of_none
         if self.admission_counts is None:
             self.admission_counts = newer.admission_counts
+        if self.touch_times is None:
+            self.touch_times = newer.touch_times
         if self.frequencies is None:
             self.frequencies = newer.frequencies

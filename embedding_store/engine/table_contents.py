@@ -155,13 +155,14 @@ class TableContents(TableReader):
 
     def state(self) -> TableState:
         """What the table keeps besides its rows."""
-        return TableState(
-            self._members.admission_counts(), None if self.replay is None else self.replay.untouched_decay()
-        )
+        decay = None if self.replay is None else self.replay.untouched_decay()
+        return TableState(self._members.admission_counts(), decay, self._members.touch_times())
 
     def put_state(self, state: TableState) -> None:
         """Restores what `state` returned. Raises `BadInput`, and nothing has changed."""
-        counts, decay = state.admission_counts, state.untouched_decay
+        counts, decay, times = state.admission_counts, state.untouched_decay, state.touch_times
+        if times is not None:
+            self._members.require_touch_times(times)
         if counts is not None:
             self._members.require_admission_counts(counts)
         if decay is not None and self.replay is None:
@@ -172,6 +173,9 @@ class TableContents(TableReader):
         if counts is not None:
             self.versions.save_admission_counts(self._members)
             self._members.put_admission_counts(counts)
+        if times is not None:
+            self.versions.save_touch_times(self._members)
+            self._members.put_touch_times(times)
 
     def clear(self) -> None:
         """Deletes every row and count, and frees their memory."""

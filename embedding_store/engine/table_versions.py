@@ -136,6 +136,12 @@ class TableVersions:
         except MemoryError:
             self._make_room(MAX_BYTES)
 
+    def save_touch_times(self, members: RowMembership) -> None:
+        """The times of the table's versions are about to change: some kilobytes, of tables whose rows go with time."""
+        images = self._newest()
+        if images is not None and images.touch_times is None:
+            images.touch_times = members.touch_times()
+
     def save_frequencies(self, members: RowMembership, high: int) -> None:
         """Is told that touches of the rows below position `high` are about to be counted anew. Never fails."""
         images = self._newest()

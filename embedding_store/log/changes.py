@@ -68,6 +68,7 @@ class CommitImages:
     Attributes:
         tables: Of every table of which a row, or a count, has changed.
         rates: Table name -> learning rate of this step, of tables whose rows change without a gradient, too.
+        time: Of `Commit`, as it was decided; None where rows of no table go with time.
     """
 
     step: int
@@ -76,6 +77,7 @@ class CommitImages:
     frozen: tuple[str, ...] = ()
     ends_chapter: bool = False
     record: bytes | None = None
+    time: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +153,9 @@ def encode_change(change: Change) -> list[Buffer]:
         case DeleteRows(table, ids):
             return encode_payload({"kind": "delete", "table": table}, [ids])
         case PutTableState(table, state):
-            counts = [] if state.admission_counts is None else [state.admission_counts]
-            return encode_payload({"kind": "state", "table": table, "decay": state.untouched_decay}, counts)
+            arrays = [part for part in (state.admission_counts, state.touch_times) if part is not None]
+            timed = {} if state.touch_times is None else {"times": True}
+            return encode_payload({"kind": "state", "table": table, "decay": state.untouched_decay, **timed}, arrays)
         case ResetVersion(record):
             return encode_payload({"kind": "reset"}, [] if record is None else [np.frombuffer(record, np.uint8)])
 
@@ -185,6 +188,7 @@ def _encode_commit(commit: CommitImages) -> list[Buffer]:
         "frozen": list(commit.frozen),
         "ends_chapter": commit.ends_chapter,
         "record": commit.record is not None,
+        **({} if commit.time is None else {"time": commit.time}),
     }
     return encode_payload(fields, arrays)
 
@@ -206,8 +210,11 @@ def _decoded(payload: Payload) -> Change:
     elif kind == "delete":
         change = DeleteRows(_text(fields["table"]), _ids(next(arrays)))
     elif kind == "state":
-        counts, decay = next(arrays, None), fields["decay"]
-        state = TableState(None if counts is None else _bytes(counts), None if decay is None else _number(decay))
+        parts, decay = list(arrays), fields["decay"]
+        times = _array(parts.pop(), np.int64, 2) if fields.get("times") else None
+        counts = parts.pop() if parts else None
+        arrays = iter(parts)
+        state = TableState(None if counts is None else _bytes(counts), None if decay is None else _number(decay), times)
         change = PutTableState(_text(fields["table"]), state)
     elif kind == "reset":
         record = next(arrays, None)
@@ -221,7 +228,7 @@ def _decoded(payload: Payload) -> Change:
 
 def _decoded_commit(fields: Mapping[str, object], arrays: Iterator[object]) -> CommitImages:
     step, tables, rates, frozen = fields["step"], fields["tables"], fields["rates"], fields["frozen"]
-    ends_chapter, has_record = fields["ends_chapter"], fields["record"]
+    ends_chapter, has_record, time = fields["ends_chapter"], fields["record"], fields.get("time")
     if not (
         isinstance(step, int)
         and isinstance(tables, list)
@@ -239,7 +246,9 @@ def _decoded_commit(fields: Mapping[str, object], arrays: Iterator[object]) -> C
         images.append(TableImages(_text(table), *rows, _ids(counted), _ids(removed)))
     record = _bytes(next(arrays)).tobytes() if has_record else None
     told = {_text(table): float(rate) for table, rate in rates.items()}
-    return CommitImages(step, images, told, tuple(map(_text, frozen)), ends_chapter, record)
+    return CommitImages(
+        step, images, told, tuple(map(_text, frozen)), ends_chapter, record, None if time is None else _number(time)
+    )
 
 
 def _text(value: object) -> str:

@@ -24,6 +24,7 @@ __all__ = ["MAX_VERSION", "require_from_outside", "require_numbers", "require_ve
 MAX_VERSION = 2**53
 """The last version, and the last step, that there can be: a double holds all numbers up to it."""
 
+_LAST_SECOND = 2.0**40
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -34,7 +35,7 @@ def require_version(version: int) -> None:
 
 
 def require_numbers(commit: Commit) -> None:
-    """Checks version, step and learning rates.
+    """Checks version, step, time and learning rates.
 
     Raises:
         BadInput: a number out of its range; names it, and the table of a learning rate.
@@ -43,6 +44,11 @@ def require_numbers(commit: Commit) -> None:
         raise BadInput(f"a commit makes a version from 1 to 2**53, got {commit.version}")
     if not 0 <= commit.step < MAX_VERSION:
         raise BadInput(f"the commit of version {commit.version}: its step lies from 0 to 2**53 - 1, got {commit.step}")
+    if commit.time is not None and not 0 <= commit.time < _LAST_SECOND:
+        raise BadInput(
+            f"the commit of version {commit.version}: its time must be seconds since 1970, from 0 to 2**40, got "
+            f"{commit.time}"
+        )
     for table, rate in commit.learning_rates.items():
         if not (math.isfinite(rate) and abs(rate) <= _FLOAT32_MAX):
             raise BadInput(

@@ -75,7 +75,7 @@ def convert_table(
             worst, limit = _put(target, there, kept)
             rows, error, bound = rows + len(block.ids), max(error, worst), max(bound, limit)
         state = source.table_state(table)
-        if there.admission is not None or follows_steps(there.optimizer):
+        if there.admission is not None or there.timed or follows_steps(there.optimizer):
             target.put_table_state(table, state)
     except BaseException:
         target.drop_table(table)

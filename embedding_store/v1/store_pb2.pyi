@@ -146,12 +146,15 @@ class Eviction(_message.Message):
     MIN_FREQUENCY_FIELD_NUMBER: _builtins.int
     MAX_ROWS_FIELD_NUMBER: _builtins.int
     EVERY_FIELD_NUMBER: _builtins.int
+    TTL_FIELD_NUMBER: _builtins.int
     max_age: _builtins.int
     """versions without a gradient"""
     min_frequency: _builtins.int
     """gradients since the last look"""
     max_rows: _builtins.int
     every: _builtins.int
+    ttl: _builtins.float
+    """seconds without a gradient"""
     def __init__(
         self,
         *,
@@ -159,10 +162,11 @@ class Eviction(_message.Message):
         min_frequency: _builtins.int | None = ...,
         max_rows: _builtins.int | None = ...,
         every: _builtins.int = ...,
+        ttl: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_age", b"_max_age", "_max_rows", b"_max_rows", "_min_frequency", b"_min_frequency", "max_age", b"max_age", "max_rows", b"max_rows", "min_frequency", b"min_frequency"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_age", b"_max_age", "_max_rows", b"_max_rows", "_min_frequency", b"_min_frequency", "_ttl", b"_ttl", "max_age", b"max_age", "max_rows", b"max_rows", "min_frequency", b"min_frequency", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_age", b"_max_age", "_max_rows", b"_max_rows", "_min_frequency", b"_min_frequency", "every", b"every", "max_age", b"max_age", "max_rows", b"max_rows", "min_frequency", b"min_frequency"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_age", b"_max_age", "_max_rows", b"_max_rows", "_min_frequency", b"_min_frequency", "_ttl", b"_ttl", "every", b"every", "max_age", b"max_age", "max_rows", b"max_rows", "min_frequency", b"min_frequency", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_age: _TypeAlias = _typing.Literal["max_age"]  # noqa: Y015
     _WhichOneofArgType__max_age: _TypeAlias = _typing.Literal["_max_age", b"_max_age"]  # noqa: Y015
@@ -170,12 +174,16 @@ class Eviction(_message.Message):
     _WhichOneofArgType__max_rows: _TypeAlias = _typing.Literal["_max_rows", b"_max_rows"]  # noqa: Y015
     _WhichOneofReturnType__min_frequency: _TypeAlias = _typing.Literal["min_frequency"]  # noqa: Y015
     _WhichOneofArgType__min_frequency: _TypeAlias = _typing.Literal["_min_frequency", b"_min_frequency"]  # noqa: Y015
+    _WhichOneofReturnType__ttl: _TypeAlias = _typing.Literal["ttl"]  # noqa: Y015
+    _WhichOneofArgType__ttl: _TypeAlias = _typing.Literal["_ttl", b"_ttl"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_age) -> _WhichOneofReturnType__max_age | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_rows) -> _WhichOneofReturnType__max_rows | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_frequency) -> _WhichOneofReturnType__min_frequency | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ttl) -> _WhichOneofReturnType__ttl | None: ...
 
 Global___Eviction: _TypeAlias = Eviction  # noqa: Y015
 
@@ -730,7 +738,10 @@ Global___ReadSightingsRequest: _TypeAlias = ReadSightingsRequest  # noqa: Y015
 @_typing.final
 class SightingsHeader(_message.Message):
     """What a table keeps besides its rows.  Body: uint8 admission_counts[counters],
-    the sketch of a table with admission; no counters where it has none.
+    the sketch of a table with admission; no counters where it has none.  Of a
+    table whose rows go with time, int64 touch_times[spans][3] follow: the last
+    of some versions, and when the first and the last of them were committed, in
+    milliseconds since 1970.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -738,23 +749,32 @@ class SightingsHeader(_message.Message):
     TABLE_FIELD_NUMBER: _builtins.int
     COUNTERS_FIELD_NUMBER: _builtins.int
     UNTOUCHED_DECAY_FIELD_NUMBER: _builtins.int
+    SPANS_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     counters: _builtins.int
     untouched_decay: _builtins.float
     """logarithm of what weight decay made of rows that were never updated"""
+    spans: _builtins.int
+    """present: rows go with time"""
     def __init__(
         self,
         *,
         table: _builtins.str = ...,
         counters: _builtins.int = ...,
         untouched_decay: _builtins.float | None = ...,
+        spans: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_untouched_decay", b"_untouched_decay", "untouched_decay", b"untouched_decay"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_spans", b"_spans", "_untouched_decay", b"_untouched_decay", "spans", b"spans", "untouched_decay", b"untouched_decay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_untouched_decay", b"_untouched_decay", "counters", b"counters", "table", b"table", "untouched_decay", b"untouched_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_spans", b"_spans", "_untouched_decay", b"_untouched_decay", "counters", b"counters", "spans", b"spans", "table", b"table", "untouched_decay", b"untouched_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__spans: _TypeAlias = _typing.Literal["spans"]  # noqa: Y015
+    _WhichOneofArgType__spans: _TypeAlias = _typing.Literal["_spans", b"_spans"]  # noqa: Y015
     _WhichOneofReturnType__untouched_decay: _TypeAlias = _typing.Literal["untouched_decay"]  # noqa: Y015
     _WhichOneofArgType__untouched_decay: _TypeAlias = _typing.Literal["_untouched_decay", b"_untouched_decay"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__spans) -> _WhichOneofReturnType__spans | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__untouched_decay) -> _WhichOneofReturnType__untouched_decay | None: ...
 
 Global___SightingsHeader: _TypeAlias = SightingsHeader  # noqa: Y015
@@ -950,6 +970,7 @@ class CommitHeader(_message.Message):
     STAGE_FIELD_NUMBER: _builtins.int
     ENDS_CHAPTER_FIELD_NUMBER: _builtins.int
     FROZEN_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     step: _builtins.int
     """optimizer steps taken before this one"""
@@ -964,6 +985,10 @@ class CommitHeader(_message.Message):
     ends_chapter: _builtins.bool
     """Rows of tables whose rows follow every step count as caught up at this
     version: with a checkpoint of it, whether or not one is written.
+    """
+    time: _builtins.float
+    """Seconds since 1970, for tables whose rows go with time; absent: decided by
+    the store.
     """
     @_builtins.property
     def updates(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableGradients]: ...
@@ -986,12 +1011,15 @@ class CommitHeader(_message.Message):
         stage: _builtins.bool = ...,
         ends_chapter: _builtins.bool = ...,
         frozen: _abc.Iterable[_builtins.str] | None = ...,
+        time: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_time", b"_time", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ends_chapter", b"ends_chapter", "frozen", b"frozen", "learning_rates", b"learning_rates", "stage", b"stage", "step", b"step", "token", b"token", "updates", b"updates", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time", b"_time", "ends_chapter", b"ends_chapter", "frozen", b"frozen", "learning_rates", b"learning_rates", "stage", b"stage", "step", b"step", "time", b"time", "token", b"token", "updates", b"updates", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__time: _TypeAlias = _typing.Literal["time"]  # noqa: Y015
+    _WhichOneofArgType__time: _TypeAlias = _typing.Literal["_time", b"_time"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__time) -> _WhichOneofReturnType__time | None: ...
 
 Global___CommitHeader: _TypeAlias = CommitHeader  # noqa: Y015
 

@@ -89,9 +89,11 @@ class Checkpoint:
             if "sightings" in tensors:
                 return state_from_bytes(entry.spec, tensors["sightings"])
             counts, decay = tensors.get("admission_counts"), tensors.get("untouched_decay")
-            if set(tensors) - {"admission_counts", "untouched_decay"} or (decay is not None and decay.shape != (1,)):
+            if set(tensors) - {"admission_counts", "untouched_decay", "touch_times"} or (
+                decay is not None and decay.shape != (1,)
+            ):
                 raise CheckpointError(f"{self.home.at(f'{self.name}/{entry.state}')}: it does not hold a table's state")
-            return TableState(counts, None if decay is None else float(decay[0]))
+            return TableState(counts, None if decay is None else float(decay[0]), tensors.get("touch_times"))
 
     def chain(self) -> tuple[Checkpoint, ...]:
         """This one, and what it builds upon, the newest first; the last is full."""

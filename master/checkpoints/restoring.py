@@ -113,6 +113,6 @@ def _restore(checkpoint: Checkpoint, store: EmbeddingStore, spec: TableSpec) -> 
             "written"
         )
     state = checkpoint.table_state(spec.name)
-    if state and (spec.admission is not None or follows_steps(spec.optimizer)):
+    if state and (spec.admission is not None or spec.timed or follows_steps(spec.optimizer)):
         store.put_table_state(spec.name, state)
     return rows

@@ -37,6 +37,7 @@ class Committer:
         deadline_s: How long a failing commit is tried again.
         ends_chapter: Of a version: as of `Commit`.
         phases: Where the phases "sum", "dense" and "rows" are timed; None: nobody wants to know.
+        clock: Seconds since 1970, asked once for every version: `Commit.time`.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Committer:
         deadline_s: float,
         ends_chapter: Callable[[int], bool] = lambda version: False,
         phases: Durations | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._dense = dense
@@ -56,6 +58,7 @@ class Committer:
         self._deadline_s = deadline_s
         self._ends_chapter = ends_chapter
         self._phases = phases or Durations()
+        self._clock = clock
         self._prepared: tuple[OptimizerStep, ...] | None = None
         self._followers: list[str] | None = None
 
@@ -91,7 +94,7 @@ class Committer:
         number = next((step.number for step in steps if step.tables != ()), steps[0].number)
         number = version - 1 if number is None else number
         ends = self._ends_chapter(version)
-        commit = Commit(version, gradient.updates, number, rates, ends_chapter=ends, frozen=frozen)
+        commit = Commit(version, gradient.updates, number, rates, ends_chapter=ends, frozen=frozen, time=self._clock())
         if self._store.keeps_records:
             self._commit_with_record(commit, gradient, share, progress(gradient))
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -14,6 +16,7 @@ from tests.contracts.store_samples import MakeStore, commit, int64, rows_by_id, 
 
 ADMITTING = TableSpec("admits", 4, optimizer=OptimizerSpec.of("adagrad"), admission=AdmissionSpec(2, 1 << 12))
 EVICTING = TableSpec("evicts", 4, optimizer=OptimizerSpec.of("adagrad"), eviction=EvictionSpec(max_age=2))
+TIMED = TableSpec("timed", 4, optimizer=OptimizerSpec.of("adagrad"), eviction=EvictionSpec(ttl=1.0))
 
 
 def made(store: EmbeddingStore, *specs: TableSpec) -> bool:
@@ -61,6 +64,48 @@ class MembershipContract:
         np.testing.assert_array_equal(store.lookup({"evicts": everyone})["evicts"][:2], initial_rows(EVICTING, gone))
         told = store.table_statistics("evicts")
         assert (told.rows, told.refused, told.evicted) == (1, 0, 2)
+
+    def test_rows_go_with_the_time_of_commits(self, store: EmbeddingStore, make_store: MakeStore) -> None:
+        """Of this process' clock nothing is read where a commit says its time; a copy goes on alike."""
+        if not made(store, TIMED):
+            return
+        commit(store, {"timed": update(int64(1, 2, 3), 4)}, time=100.0)
+        commit(store, {"timed": update(int64(3), 4)}, time=100.9)
+        commit(store, {}, time=101.0)
+        commit(store, {}, time=90.0)  # a clock that went back
+        assert set(rows_by_id(store, "timed")) == {1, 2, 3}
+        with make_store() as copy:
+            assert made(copy, TIMED)
+            copy.put("timed", list(store.scan("timed", 2)))
+            copy.put_table_state("timed", store.table_state("timed"))
+            copy.reset_version(store.version())
+            for now, left in ((101.001, {3}), (101.9, {3}), (101.902, set[int]())):
+                for each in (store, copy):
+                    commit(each, {}, time=now)
+                    assert set(rows_by_id(each, "timed")) == left
+            assert copy.table_state("timed") == store.table_state("timed")
+        np.testing.assert_array_equal(store.lookup({"timed": int64(1)})["timed"], initial_rows(TIMED, int64(1)))
+        assert store.table_statistics("timed").evicted == 3
+
+    def test_a_commit_without_a_time_has_that_of_the_store(self, store: EmbeddingStore) -> None:
+        if not made(store, TIMED):
+            return
+        commit(store, {"timed": update(int64(1, 2), 4)})
+        commit(store, {"timed": update(int64(2), 4)}, time=time.time() + 3600)
+        assert set(rows_by_id(store, "timed")) == {2}
+
+    def test_times_that_cannot_be_are_refused(self, store: EmbeddingStore) -> None:
+        if not made(store, TIMED):
+            return
+        for now in (-1.0, float("nan"), float("inf"), 2.0**41):
+            with pytest.raises(BadInput, match="its time must be seconds since 1970"):
+                commit(store, {"timed": update(int64(1), 4)}, time=now)
+        assert store.version() == 0
+        with pytest.raises(BadInput, match="'timed': touch times must be"):
+            store.put_table_state("timed", TableState(touch_times=np.array([[3, 2, 1]])))
+        store.create_table(TableSpec("plain", 4))
+        with pytest.raises(BadInput, match="'plain': rows do not go with time"):
+            store.put_table_state("plain", TableState(touch_times=np.array([[1, 2, 3]])))
 
     def test_scan_and_table_state_carry_all_that_membership_needs(
         self, store: EmbeddingStore, make_store: MakeStore

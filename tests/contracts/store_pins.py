@@ -160,6 +160,7 @@ class PinContract:
             TableSpec("admits", 4, optimizer=OptimizerSpec.of("adagrad"), admission=AdmissionSpec(2, 1 << 12)),
             TableSpec("evicts", 4, optimizer=OptimizerSpec.of("adagrad"), eviction=EvictionSpec(max_age=1)),
             TableSpec("rare", 4, eviction=EvictionSpec(min_frequency=2, every=3)),
+            TableSpec("timed", 4, eviction=EvictionSpec(ttl=1.0)),
         )
         if self.refuses_pins(store) or not made(store, *specs):
             return
@@ -167,7 +168,7 @@ class PinContract:
 
         def step(seed: int) -> None:
             ids = np.random.default_rng(seed).permutation(np.arange(-12, 12))[:9]
-            commit(store, {name: update(ids, 4, seed) for name in names})
+            commit(store, {name: update(ids, 4, seed) for name in names}, time=100 + 0.4 * seed)
 
         told: list[tuple[Snapshot, dict[str, object]]] = []
         for seed in range(14):

@@ -36,11 +36,13 @@ def update(ids: np.ndarray, dim: int, seed: int = 0) -> TableUpdate:
     return TableUpdate(ids, np.random.default_rng(seed).normal(size=(len(ids), dim)).astype(np.float32))
 
 
-def commit(store: EmbeddingStore, updates: dict[str, TableUpdate], rate: float | None = None) -> None:
+def commit(
+    store: EmbeddingStore, updates: dict[str, TableUpdate], rate: float | None = None, time: float | None = None
+) -> None:
     """Commits the next version, with steps counted as versions are."""
     version = store.version()
     rates = {} if rate is None else dict.fromkeys(updates, rate)
-    store.commit(Commit(version + 1, updates, version, rates))
+    store.commit(Commit(version + 1, updates, version, rates, time=time))
 
 
 def rows_by_id(store: EmbeddingStore, table: str, block_rows: int = 65_536) -> dict[int, tuple[bytes, bytes]]:

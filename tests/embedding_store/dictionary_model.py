@@ -42,6 +42,7 @@ class ModelTable:
         max_age: Versions without a touch that a row survives; None: any number.
         min_frequency: Touches from one look to the next that a row needs; None: none.
         every: Versions from one look to the next.
+        ttl_ms: Milliseconds without a touch that a row survives; None: any number.
     """
 
     initial: Callable[[int], np.ndarray]
@@ -51,10 +52,12 @@ class ModelTable:
     max_age: int | None = None
     min_frequency: int | None = None
     every: int = 1
+    ttl_ms: int | None = None
     rows: dict[int, Row] = field(default_factory=dict)
     sighted: dict[int, int] = field(default_factory=dict)
     touched: dict[int, int] = field(default_factory=dict)
     touches: dict[int, int] = field(default_factory=dict)
+    times: dict[int, int] = field(default_factory=dict)
 
     def read(self, one: int) -> np.ndarray:
         """The row that an id reads."""
@@ -75,14 +78,16 @@ class ModelTable:
             self.touched[one] = version
             self.touches[one] = self.touches.get(one, 0) + 1
 
-    def evict(self, version: int) -> None:
-        """The end of every commit, also of those without gradients for this table."""
+    def evict(self, version: int, now_ms: int = 0) -> None:
+        """The end of every commit, also of those without gradients for this table; `now_ms`: its time."""
+        self.times[version] = now_ms
         if version % self.every:
             return
         for one in list(self.rows):
             old = self.max_age is not None and version - self.touched[one] > self.max_age
             rare = self.min_frequency is not None and self.touches.get(one, 0) < self.min_frequency
-            if old or rare:
+            past = self.ttl_ms is not None and now_ms - self.times[self.touched[one]] > self.ttl_ms
+            if old or rare or past:
                 self.delete(one)
         self.touches.clear()
 

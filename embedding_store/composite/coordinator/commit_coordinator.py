@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -64,6 +65,7 @@ class CommitCoordinator:
         """
         require_numbers(commit)
         behind = self._behind(commit, versions)
+        commit = replace(commit, time=self._time_of(commit))  # one for all stores, also where it is repeated
         shares: dict[int, _Share] = {store: [] for store in versions}
         for table, given in zip(tables, commit.updates.values(), strict=True):
             update = require_update(table.spec, given)
@@ -79,6 +81,11 @@ class CommitCoordinator:
         untouched = [store for store in behind if store not in touched]
         waves = [{store: staged[store] for store in wave} for wave in (touched, untouched) if wave]
         return partial(self._finish, commit, waves, together)
+
+    def _time_of(self, commit: Commit) -> float:
+        if self._unfinished is not None and self._unfinished.time is not None:
+            return self._unfinished.time
+        return time.time() if commit.time is None else commit.time
 
     def _behind(self, commit: Commit, versions: Mapping[int, int]) -> list[int]:
         """The stores that do not have the commit yet."""

@@ -44,12 +44,14 @@ class CompositeReads(CompositeSource[Readable], Snapshot):
         return blocks[0] if len(blocks) == 1 else _in_order_of(ids, joined_rows(found.spec, blocks))
 
     def table_state(self, table: str) -> TableState:
-        """The largest counts of all stores, which is enough for each of them; their decay is the same."""
+        """The largest counts of all stores, which is enough for each of them; decay and times are the same in each."""
         with self._lock.reading():
             read = self._each(lambda store: store.table_state(table), self._partition(table).holders)
         states = list(read.values())
         counts = [state.admission_counts for state in states if state.admission_counts is not None]
-        return TableState(np.maximum.reduce(counts) if counts else None, states[0].untouched_decay)
+        return TableState(
+            np.maximum.reduce(counts) if counts else None, states[0].untouched_decay, states[0].touch_times
+        )
 
     def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
         """Each block is of one version; a commit between two blocks shows in the later one."""

@@ -20,16 +20,18 @@ class UnfinishedCommit:
 
     Attributes:
         version: The version that it makes.
-        digest: BLAKE2b of everything in the commit, gradients and record included.
+        digest: BLAKE2b of everything in the commit but its time, gradients and record included.
+        time: Of the commit, which it keeps when it is repeated.
     """
 
     version: int
     digest: bytes
+    time: float | None = None
 
     @classmethod
     def of(cls, commit: Commit) -> Self:
         """Identifies `commit`."""
-        return cls(commit.version, _digest(commit))
+        return cls(commit.version, _digest(commit), commit.time)
 
     def require_same(self, commit: Commit) -> None:
         """Raises `StoreFailed` unless `commit` is this commit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -83,8 +84,18 @@ class LoggedStore(EmbeddingStore):
             self._replay_anew(history, f"the store went back to version {version}")
             return rows
 
-    def _log_commit(self, commit: Commit, updates: Mapping[MemoryTable, StagedUpdate]) -> None:
+    def _time_of(self, commit: Commit) -> float | None:
+        """The time of a commit, decided now where it says none; None: no table asks for it."""
+        if not any(table.spec.timed for table in self._tables.values()):
+            return None
+        return float(time.time() if commit.time is None else commit.time)
+
+    def _log_commit(
+        self, commit: Commit, updates: Mapping[MemoryTable, StagedUpdate], time: float | None = None
+    ) -> None:
         """Logs a commit that was applied: `updates`, of the tables that it names. Until it is logged, nobody sees it.
+
+        `time`: what `_time_of` gave.
 
         Raises:
             StoreFailed, Unavailable, DeadlineExceeded: it is not logged; the same commit may be made again.
@@ -93,7 +104,7 @@ class LoggedStore(EmbeddingStore):
             self._commit_logged(commit)
             return
         kept = self._history.keeps_entries
-        self._unlogged = commit, self._images(commit, updates) if kept else CommitImages(commit.step, ())
+        self._unlogged = commit, self._images(commit, updates, time) if kept else CommitImages(commit.step, ())
         self._log_again(commit)
 
     def _log_again(self, commit: Commit) -> bool:
@@ -165,7 +176,7 @@ class LoggedStore(EmbeddingStore):
         if self._history is not None:
             self._history.close()
 
-    def _images(self, commit: Commit, updates: Mapping[MemoryTable, StagedUpdate]) -> CommitImages:
+    def _images(self, commit: Commit, updates: Mapping[MemoryTable, StagedUpdate], time: float | None) -> CommitImages:
         changed = [table for table in self._tables.values() if table in updates or table.evicted_now]
         rates = {
             name: self._rate(table, commit)
@@ -175,7 +186,7 @@ class LoggedStore(EmbeddingStore):
         images = [
             self._images_of(table, updates.get(table)) for table in changed if table.spec.name not in commit.frozen
         ]
-        return CommitImages(commit.step, images, rates, commit.frozen, commit.ends_chapter, commit.record)
+        return CommitImages(commit.step, images, rates, commit.frozen, commit.ends_chapter, commit.record, time)
 
     def _images_of(self, table: MemoryTable, update: StagedUpdate | None) -> TableImages:
         if update is None:

@@ -89,7 +89,7 @@ class ReplayedTables:
             if name in images:
                 table.put_images(images[name], version)
             if not frozen:
-                table.replay_eviction(version, images[name].removed if name in images else None)
+                table.replay_eviction(version, images[name].removed if name in images else None, commit.time)
 
     def _table(self, name: str) -> MemoryTable:
         table = self.tables.get(name)

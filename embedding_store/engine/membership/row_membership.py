@@ -11,6 +11,7 @@ from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.membership.admission_sketch import AdmissionSketch
 from elastable.embedding_store.engine.membership.row_touches import RowTouches, UInt32
+from elastable.embedding_store.engine.membership.touch_times import TouchTimes
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.ids.id_index import IdIndex
 from elastable.embedding_store.native.ids.row_directory import RowDirectory
@@ -32,6 +33,8 @@ class RowMembership:
         self._table = spec.name
         self._sketch = None if spec.admission is None else AdmissionSketch(spec, spec.admission, new_slab)
         self._touches = None if spec.eviction is None else RowTouches(spec.eviction, rows, new_slab)
+        ttl = None if spec.eviction is None else spec.eviction.ttl
+        self._times = None if ttl is None else TouchTimes(spec.name, ttl)
         self.refused = 0
         self.evicted = 0
 
@@ -107,21 +110,49 @@ class RowMembership:
             directory.find(ids, positions)
             self._touches.forget(positions[positions >= 0])
 
-    def evict(self, version: int, directory: RowDirectory, remove: Callable[[Int64], int]) -> None:
+    def evict(
+        self, version: int, directory: RowDirectory, remove: Callable[[Int64], int], time: float | None = None
+    ) -> None:
         """Lets go of rows as the table's eviction says; allocates nothing that grows with the table.
 
-        `remove`: takes rows away by their ids, and returns how many there were.
+        Args:
+            version: That is being committed.
+            directory: Of the table.
+            remove: Takes rows away by their ids, and returns how many there were.
+            time: When the version is committed, as of `Commit`; None only where rows do not go with time.
         """
         if self._touches is not None and isinstance(directory, IdIndex):
             self.settle(version, directory)
-            self.evicted += self._touches.evict(version, directory.row_ids, directory.count, remove)
+            self._note_time(version, time)
+            oldest = 0 if self._times is None else self._times.oldest
+            self.evicted += self._touches.evict(version, directory.row_ids, directory.count, remove, oldest)
 
-    def end_eviction(self, version: int, directory: RowDirectory) -> None:
+    def end_eviction(self, version: int, directory: RowDirectory, time: float | None = None) -> None:
         """What `evict` does at this version besides taking rows away."""
         if self._touches is not None and isinstance(directory, IdIndex):
             self.settle(version, directory)
+            self._note_time(version, time)
             if self._touches.counts_anew(version):
                 self._touches.count_anew(len(directory.row_ids))
+
+    def _note_time(self, version: int, time: float | None) -> None:
+        if self._times is not None and time is not None:
+            self._times.note(version, time)
+
+    def touch_times(self) -> Int64 | None:
+        """`TableState.touch_times`, a copy."""
+        return None if self._times is None else self._times.read()
+
+    def require_touch_times(self, times: Int64) -> None:
+        """Raises `BadInput` for what `put_touch_times` cannot take."""
+        if self._times is None:
+            raise BadInput(f"table {self._table!r}: rows do not go with time, so there are no touch times to put")
+        self._times.require(times)
+
+    def put_touch_times(self, times: Int64) -> None:
+        """As `TableState.touch_times`, of what `require_touch_times` takes."""
+        if self._times is not None:
+            self._times.write(times)
 
     def counts_anew(self, version: int) -> bool:
         """Whether `evict` at this version begins to count anew how often rows are touched."""

@@ -102,7 +102,7 @@ class RowTouches:
             versions[versions == _NEXT_VERSION] = version
             self._unsettled = False
 
-    def evict(self, version: int, row_ids: Int64, count: int, remove: Callable[[Int64], int]) -> int:
+    def evict(self, version: int, row_ids: Int64, count: int, remove: Callable[[Int64], int], oldest: int = 0) -> int:
         """Lets go of rows as the eviction says, where it looks at this version.
 
         Args:
@@ -110,6 +110,7 @@ class RowTouches:
             row_ids: int64 `[high]`, the id at each position.
             count: Rows that there are.
             remove: Takes rows away by their ids; is called with a few at a time, whose touches stand until then.
+            oldest: Rows that were last touched before this version go, whatever else the eviction says.
 
         Returns:
             How many rows went.
@@ -117,7 +118,7 @@ class RowTouches:
         rule = self._eviction
         if version % rule.every:
             return 0
-        oldest = 0 if rule.max_age is None else max(0, version - rule.max_age)
+        oldest = oldest if rule.max_age is None else max(oldest, version - rule.max_age)
         gone = self._let_go(row_ids, oldest, _NO_TIE, 0, rule.min_frequency or 0, remove)
         if rule.max_rows is not None and count - gone > rule.max_rows:
             versions = self._versions.array[: len(row_ids), 0]

@@ -65,6 +65,7 @@ class StoreState:
                 "counted": table.touched.counted,
                 "counts": kept(table.state.admission_counts),
                 "steps": kept(table.steps),
+                **({} if table.state.touch_times is None else {"times": kept(table.state.touch_times.tobytes())}),
             }
             for table in self.tables
         ]
@@ -109,12 +110,17 @@ def _table(fields: object, arrays: Iterator[object]) -> KeptTable:
     described = _of(dict, fields)
     counts = _taken(described["counts"], arrays)
     steps = _taken(described["steps"], arrays)
+    times = _taken(described.get("times", False), arrays)
     decay = described["decay"]
     return KeptTable(
         spec_from_json(_of(str, described["spec"])),
         _of(str, described["stored"]),
         _of(bool, described["direct"]),
-        TableState(None if counts is None else counts.copy(), None if decay is None else _of(float, decay)),
+        TableState(
+            None if counts is None else counts.copy(),
+            None if decay is None else _of(float, decay),
+            None if times is None else np.frombuffer(times.tobytes(), np.int64).reshape(-1, 3),
+        ),
         None if steps is None else steps.tobytes(),
         StoredTouches(
             [_integer(version) for version in _of(list, described["settled"])], _integer(described["counted"])

@@ -146,9 +146,9 @@ class TieredTable(MemoryTable):
         self._note_settling(version)
         super().settle(version)
 
-    def evict(self, version: int) -> None:
+    def evict(self, version: int, time: float | None = None) -> None:
         self._note_settling(version)
-        super().evict(version)
+        super().evict(version, time)
         self._note_counting(version)
         self.tiered.release()
 
@@ -156,9 +156,9 @@ class TieredTable(MemoryTable):
         super().put_images(images, version)
         self.tiered.release()
 
-    def replay_eviction(self, version: int, removed: Int64 | None) -> None:
+    def replay_eviction(self, version: int, removed: Int64 | None, time: float | None = None) -> None:
         self._note_settling(version)
-        super().replay_eviction(version, removed)
+        super().replay_eviction(version, removed, time)
         self._note_counting(version)
         self.tiered.release()
 

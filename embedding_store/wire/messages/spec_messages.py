@@ -87,6 +87,7 @@ def _eviction(message: store_pb2.Eviction) -> EvictionSpec:
         min_frequency=message.min_frequency if message.HasField("min_frequency") else None,
         max_rows=message.max_rows if message.HasField("max_rows") else None,
         every=message.every or 1,
+        ttl=message.ttl if message.HasField("ttl") else None,
     )
 
 

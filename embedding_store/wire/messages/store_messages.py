@@ -63,6 +63,7 @@ def commit_frames(commit: Commit, token: bytes, stage: bool = False) -> Iterator
         stage=stage,
         ends_chapter=commit.ends_chapter,
         frozen=commit.frozen,
+        time=commit.time,
     )
     header.learning_rates.update(commit.learning_rates)
     arrays: list[Array] = []
@@ -102,7 +103,13 @@ def commit_from_frames(frames: Iterable[bytes]) -> tuple[Commit, bytes, bool]:
         raise BadInput("Commit: a table stands in it twice; join its gradients")
     rates = dict(header.learning_rates)
     commit = Commit(
-        header.version, updates, header.step, rates, ends_chapter=header.ends_chapter, frozen=tuple(header.frozen)
+        header.version,
+        updates,
+        header.step,
+        rates,
+        ends_chapter=header.ends_chapter,
+        frozen=tuple(header.frozen),
+        time=header.time if header.HasField("time") else None,
     )
     return commit, header.token, header.stage
 
@@ -183,16 +190,19 @@ def state_frames(table: str, state: TableState) -> Iterator[bytes]:
     Raises:
         BadInput: an array that the wire has no place for; names its table.
     """
-    header, counts = (
-        store_pb2.SightingsHeader(table=table, untouched_decay=state.untouched_decay),
-        state.admission_counts,
-    )
-    if counts is None:
-        return encode(header.SerializeToString(), [])
-    if not isinstance(counts, np.ndarray) or counts.dtype != np.uint8 or counts.ndim != 1:
-        raise BadInput(f"table {table!r}: admission counts must be uint8 [counters], got {_kind(counts)}")
-    header.counters = len(counts)
-    return encode(header.SerializeToString(), [counts])
+    header = store_pb2.SightingsHeader(table=table, untouched_decay=state.untouched_decay)
+    counts, times, arrays = state.admission_counts, state.touch_times, list[Array]()
+    if counts is not None:
+        if not isinstance(counts, np.ndarray) or counts.dtype != np.uint8 or counts.ndim != 1:
+            raise BadInput(f"table {table!r}: admission counts must be uint8 [counters], got {_kind(counts)}")
+        header.counters = len(counts)
+        arrays.append(counts)
+    if times is not None:
+        if not isinstance(times, np.ndarray) or times.dtype != np.int64 or times.shape != (len(times), 3):
+            raise BadInput(f"table {table!r}: touch times must be int64 [spans, 3], got {_kind(times)}")
+        header.spans = len(times)
+        arrays.append(times)
+    return encode(header.SerializeToString(), arrays)
 
 
 def state_from_frames(frames: Iterable[bytes]) -> tuple[str, TableState]:
@@ -205,9 +215,11 @@ def state_from_frames(frames: Iterable[bytes]) -> tuple[str, TableState]:
     header = reader.header(store_pb2.SightingsHeader)
     plan = BodyPlan("Sightings")
     plan.add("admission counts", (header.counters,), np.dtype(np.uint8))
-    (counts,) = reader.read(plan)
+    plan.add("touch times", (header.spans, 3), _INT64)
+    counts, times = reader.read(plan)
     decay = header.untouched_decay if header.HasField("untouched_decay") else None
-    return header.table, TableState(counts if len(counts) else None, decay)
+    timed = times if header.HasField("spans") else None
+    return header.table, TableState(counts if len(counts) else None, decay, timed)
 
 
 def _require_rows(table: str, what: str, values: object, count: int, error: type[BadInput]) -> None:

@@ -105,6 +105,8 @@ def _write_state(out: FileWriter, prefix: str, source: Snapshot, table: str) -> 
         tensors["admission_counts"] = [state.admission_counts]
     if state.untouched_decay is not None:
         tensors["untouched_decay"] = [np.array([state.untouched_decay], np.float64)]
+    if state.touch_times is not None:
+        tensors["touch_times"] = [state.touch_times]
     file = f"{prefix}-state.safetensors"
     out.put(file, tensors)
     return file

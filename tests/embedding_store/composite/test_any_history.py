@@ -45,6 +45,7 @@ SPECS = [
         eviction=EvictionSpec(max_age=3, every=2),
     ),
     TableSpec("often", 2, optimizer=OptimizerSpec.of("adam"), eviction=EvictionSpec(min_frequency=2, every=3)),
+    TableSpec("timed", 2, optimizer=OptimizerSpec.of("adagrad"), eviction=EvictionSpec(ttl=1.0, every=2)),
 ]
 RATES = {"adagrad": 0.001, "adam": 0.001}  # those of tables that name none
 EDGES = [-(2**63), -(2**63) + 1, -(2**31) - 1, 2**31, 2**32, 2**62, 2**63 - 2, 2**63 - 1]
@@ -99,7 +100,7 @@ class AnyHistory(RuleBasedStateMachine):
         fast = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self.folder = Path(tempfile.mkdtemp(prefix="any-history-", dir=fast))
         self.store = BACKENDS[backend](self.folder)
-        self.version = 0
+        self.version, self.now_ms = 0, 1_000_000
         self.tables: dict[str, ModelTable] = {}
         for spec in SPECS:
             self.store.create_table(spec)
@@ -111,6 +112,7 @@ class AnyHistory(RuleBasedStateMachine):
                 max_age=None if spec.eviction is None else spec.eviction.max_age,
                 min_frequency=None if spec.eviction is None else spec.eviction.min_frequency,
                 every=1 if spec.eviction is None else spec.eviction.every,
+                ttl_ms=1000 if spec.name == "timed" else None,
             )
 
     @rule(batch=batches(20), named=st.booleans())
@@ -133,9 +135,10 @@ class AnyHistory(RuleBasedStateMachine):
             gradients = random.integers(-4, 5, (len(of), dim)).astype(np.float32)
             updates[name] = coalesce(np.array(of, np.int64), gradients)
             self.tables[name].commit(self.version, list(zip(of, gradients, strict=True)), self.version - 1)
+        self.now_ms += seed % 700
         for table in self.tables.values():
-            table.evict(self.version)
-        self.store.commit(Commit(self.version, updates, self.version - 1, {}))
+            table.evict(self.version, self.now_ms)
+        self.store.commit(Commit(self.version, updates, self.version - 1, {}, time=self.now_ms / 1000 + 1e-5))
 
     @rule(rows=st.integers(600, 1500), seed=st.integers(0, 1000))
     def grow(self, rows: int, seed: int) -> None:
@@ -143,11 +146,12 @@ class AnyHistory(RuleBasedStateMachine):
         ids = np.unique(np.random.default_rng(seed).integers(-(2**40), 2**40, rows))
         self.version += 1
         gradients = np.ones((len(ids), 1), np.float32)
-        self.store.commit(Commit(self.version, {"narrow": coalesce(ids, gradients)}, self.version - 1, {}))
+        update = {"narrow": coalesce(ids, gradients)}
+        self.store.commit(Commit(self.version, update, self.version - 1, {}, time=self.now_ms / 1000 + 1e-5))
         pairs = list(zip(ids.tolist(), gradients, strict=True))
         self.tables["narrow"].commit(self.version, pairs, self.version - 1)
         for table in self.tables.values():
-            table.evict(self.version)
+            table.evict(self.version, self.now_ms)
 
     @rule(name=st.sampled_from([spec.name for spec in SPECS]), data=st.data())
     def delete(self, name: str, data: st.DataObject) -> None:

@@ -45,6 +45,23 @@ def test_a_shard_of_a_shard_comes_back_as_it_was() -> None:
     assert (whole.whole, half.whole, third.whole) == (whole, whole, whole)
 
 
+def test_eviction_by_time_comes_back_and_the_others_read_as_they_were_written_before_it() -> None:
+    timed = TableSpec("t", 8, eviction=EvictionSpec(ttl=3600, every=7))
+    assert spec_from_json(spec_to_json(timed)) == timed
+    assert spec_from_message(spec_to_message(timed)) == timed
+    assert spec_to_json(timed) == spec_to_json(TableSpec("t", 8, eviction=EvictionSpec(ttl=3600.0, every=7)))
+    before = '"eviction": {"every": 1, "max_age": null, "max_rows": 9, "min_frequency": null}'
+    aged = TableSpec("t", 8, eviction=EvictionSpec(max_rows=9))
+    assert before in spec_to_json(aged)
+    assert spec_from_json(spec_to_json(aged)) == aged
+
+
+@pytest.mark.parametrize("ttl", [0.0, -1.0, float("nan"), float("inf"), 2.0**31, "1h"])
+def test_a_time_to_live_that_cannot_be_is_refused(ttl: float) -> None:
+    with pytest.raises(BadSpec, match=r"eviction: ttl must lie from 0.001 to 2\*\*31 seconds"):
+        EvictionSpec(ttl=ttl)
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"name": "t"}', '{"optimizer": 3}'])
 def test_what_is_no_spec(text: str) -> None:
     with pytest.raises(BadSpec, match="no table spec"):

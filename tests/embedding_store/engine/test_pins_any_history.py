@@ -42,6 +42,7 @@ SPECS = {
         TableSpec("often", 2, optimizer=OptimizerSpec.of("adam"), eviction=EvictionSpec(min_frequency=2, every=3)),
         TableSpec("every", 2, optimizer=OptimizerSpec.of("adam", lazy=False), initializer=NORMAL),
         TableSpec("few", 1, eviction=EvictionSpec(max_rows=5)),
+        TableSpec("timed", 2, optimizer=OptimizerSpec.of("adagrad"), eviction=EvictionSpec(ttl=2.0, every=2)),
     )
 }
 NAMES = sorted(SPECS)

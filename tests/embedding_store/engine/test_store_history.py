@@ -41,6 +41,7 @@ SPECS = {
         TableSpec("every", 2, optimizer=OptimizerSpec.of("adam", lazy=False), initializer=NORMAL),
         TableSpec("decayed", 2, 14, optimizer=OptimizerSpec.of("adamw", weight_decay=0.1, lazy=False), seed=3),
         TableSpec("few", 1, eviction=EvictionSpec(max_rows=5)),
+        TableSpec("timed", 2, optimizer=OptimizerSpec.of("adagrad"), eviction=EvictionSpec(ttl=2.0, every=2)),
     )
 }
 NAMES = sorted(SPECS)
@@ -95,7 +96,8 @@ def step(store: EmbeddingStore, ids: list[int], seed: int, names: list[str], *, 
     frozen = ("few",) if "few" not in updates and seed % 2 else ()
     record = None if seed % 3 == 0 else random.bytes(seed % 5)
     rates = dict.fromkeys(names, 0.01 * (1 + seed % 4))
-    store.commit(Commit(version + 1, updates, version, rates, record, ends_chapter, frozen))
+    now = 1000.0 + version + 0.25 * (seed % 7)  # some of them are before the last
+    store.commit(Commit(version + 1, updates, version, rates, record, ends_chapter, frozen, now))
 
 
 class AnyHistory(RuleBasedStateMachine):

@@ -57,6 +57,7 @@ COMMITS = st.builds(
     st.lists(NAMES, max_size=2).map(tuple),
     st.booleans(),
     st.none() | st.binary(max_size=40),
+    st.none() | st.floats(0, 2**40),
 )
 
 

@@ -22,6 +22,7 @@ SPECS = (
     TableSpec("aged", 2, optimizer=OptimizerSpec.of("adagrad"), eviction=EvictionSpec(max_age=3, min_frequency=1)),
     TableSpec("seen", 2, optimizer=OptimizerSpec.of("adagrad"), admission=AdmissionSpec(3, 1 << 12)),
     TableSpec("plain", 2, optimizer=OptimizerSpec.of("adagrad")),
+    TableSpec("timed", 2, optimizer=OptimizerSpec.of("adagrad"), eviction=EvictionSpec(ttl=2.0)),
 )
 
 
@@ -31,7 +32,7 @@ def train(store: EmbeddingStore, versions: int) -> None:
         ids = np.unique(random.integers(-30, 30, 12))
         gradients = random.normal(size=(len(ids), 2)).astype(np.float32)
         updates = {spec.name: TableUpdate(ids, gradients) for spec in SPECS}
-        store.commit(Commit(version + 1, updates, version, {}))
+        store.commit(Commit(version + 1, updates, version, {}, time=1000.0 + 0.75 * version))
 
 
 def rows(store: EmbeddingStore) -> dict[tuple[str, int], tuple[bytes, bytes]]:

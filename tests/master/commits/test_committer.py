@@ -7,11 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.row_data import Commit, TableUpdate
-from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.spec import EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadGradient, BadInput, StoreFailed, Unavailable
-from elastable.master.commits.committer import commit_rows
+from elastable.master.api import JobSpec
+from elastable.master.commits.committer import Committer, commit_rows
+from elastable.master.commits.dense_part import NoDense
+from elastable.master.tasks.progress import Progress
 
 SPEC = TableSpec("t", 1, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd", learning_rate=1.0))
 COMMIT = Commit(1, {"t": TableUpdate(np.array([5]), np.ones((1, 1), np.float32))}, 0, {})
@@ -96,3 +99,26 @@ def test_a_version_that_another_master_made_is_not_taken_for_ours() -> None:
     store, time = TakenOver("lose"), Time()
     with pytest.raises(BadInput, match="taken over"):
         commit_rows(store, replace(COMMIT, record=b"ours"), 10.0, time.now, time.sleep)
+
+
+def test_the_time_of_a_version_is_decided_once_by_the_master() -> None:
+    """The store is asked twice for version 2, and keeps the time that it was first given."""
+    spec = replace(SPEC, name="timed", eviction=EvictionSpec(ttl=1.0))
+    asked: list[float] = []
+
+    def clock() -> float:
+        asked.append(1000.0 + 0.75 * len(asked))
+        return asked[-1]
+
+    store = Shaky("commit", "fail", "lose")
+    store.create_table(spec)
+    committer = Committer(store, NoDense(), JobSpec(job="j"), 10.0, clock=clock)
+    for version in (1, 2, 3):
+        row = np.ones((1, 1), np.float32)
+        store.put("timed", [RowBlock(np.array([version]), row, row[:, :0])])  # touched by the next commit
+        committer.commit(version, [], lambda _: Progress(0))
+    assert asked == [1000.0, 1000.75, 1001.5]
+    assert [block.ids.tolist() for block in store.scan("timed")] == [[2, 3]]
+    times = store.table_state("timed").touch_times
+    assert times is not None
+    assert times[:, 2].tolist() == [1_000_000, 1_000_750, 1_001_500]

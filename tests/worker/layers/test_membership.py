@@ -38,7 +38,7 @@ def test_layers_that_share_a_table_want_the_same() -> None:
 
 
 @pytest.mark.parametrize("admission", [None, ADMISSION])
-@pytest.mark.parametrize("eviction", [None, EVICTION])
+@pytest.mark.parametrize("eviction", [None, EVICTION, et.EvictionSpec(ttl=3600)])
 def test_config_goes_round(admission: et.AdmissionSpec | None, eviction: et.EvictionSpec | None) -> None:
     layer = et.Embedding(None, 4, admission=admission, eviction=eviction)
     again = et.Embedding.from_config(layer.get_config())

@@ -1,0 +1,1 @@
+"""Tests of which ids have a row."""
