@@ -11,7 +11,7 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.native.kernel import summing_kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.knowledge_graphs.scores.kernels.comparison import Float64, KernelComparison
-from elastable.replicas.knowledge_graphs.scores.kernels.row_sums import add_rows
+from elastable.replicas.knowledge_graphs.scores.kernels.products import product_gradients, products
 
 __all__ = ["Dot"]
 
@@ -38,7 +38,7 @@ class Dot(KernelComparison):
         found = np.empty((len(queries), places.shape[1]), np.float32)
         for group, some in enumerate(places):
             part = slice(group * each, (group + 1) * each)
-            np.matmul(queries[part], _at(rows, some).T, out=found[part])
+            products(queries[part], rows, some, found[part], pool)
         return found
 
     def exact_scores(self, queries: Float64, rows: Float64) -> Float64:
@@ -66,8 +66,9 @@ class Dot(KernelComparison):
             found = np.empty_like(queries)
             for group, some in enumerate(places):
                 part = slice(group * each, (group + 1) * each)
-                np.matmul(score_gradients[part], _at(rows, some), out=found[part])
-                add_rows(row_gradients, row_places[group], score_gradients[part].T @ queries[part])
+                found[part] = product_gradients(
+                    queries[part], rows, some, score_gradients[part], row_places[group], row_gradients, pool
+                )
         return found[:, :-1] if self._bias else found
 
     def _widened(self, queries: npt.NDArray[F]) -> npt.NDArray[F]:
@@ -79,13 +80,6 @@ class Dot(KernelComparison):
 def _size(queries: Float64, highest: Float64, norm: int) -> Float64:
     found: Float64 = np.abs(queries) @ highest
     return found
-
-
-def _at(rows: Float32, places: Int64) -> Float32:
-    """`rows[places]`, without a copy where that is all of them in order."""
-    if len(places) == len(rows) and np.array_equal(places, np.arange(len(rows))):
-        return rows
-    return rows[places]
 
 
 @summing_kernel

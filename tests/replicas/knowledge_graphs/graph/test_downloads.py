@@ -25,7 +25,7 @@ from elastable.replicas.knowledge_graphs.graph.downloads.published import (
 )
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph
 
-SHARED = Path(__file__).parents[4] / "shared" / "data"
+SHARED = Path(__file__).parents[5] / "shared" / "data"
 
 FILES = {
     "train.txt": b"a\tr\tb\nb\tr\tc\nc\ts\ta\n",
