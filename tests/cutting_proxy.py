@@ -8,6 +8,8 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 
+from tests.redis_done import until_done
+
 __all__ = ["CuttingProxy", "cutting_proxy"]
 
 _EXEC = b"*1\r\n$4\r\nEXEC\r\n"
@@ -46,7 +48,7 @@ class CuttingProxy:
         with (
             client,
             contextlib.suppress(ConnectionError),
-            socket.create_connection(("127.0.0.1", self._server_port), timeout=10) as server,
+            socket.create_connection(("127.0.0.1", self._server_port), timeout=60) as server,
         ):
             tail = b""
             while not self._stopped.is_set():
@@ -60,7 +62,7 @@ class CuttingProxy:
                     passed, tail, cut = self._let_pass(tail, moved)
                     server.sendall(passed)
                     if cut:
-                        self._wait_for_effect(server)
+                        until_done(server)
                         self.when_cut()
                         return
 
@@ -76,15 +78,10 @@ class CuttingProxy:
                 return seen[len(tail) : at], b"", True
         return moved, seen[max(at, len(seen) - len(_EXEC) + 1) :], False
 
-    def _wait_for_effect(self, server: socket.socket) -> None:
-        """Returns once the server has answered all it got: what passed has happened."""
-        while select.select([server], [], [], 4 * _WAIT_S)[0] and server.recv(65_536):
-            pass
-
     def close(self) -> None:
         self._stopped.set()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
         self._listener.close()
 
 

@@ -72,7 +72,7 @@ class TcpProxy:
             except OSError:
                 return
             try:
-                server = socket.create_connection(("127.0.0.1", self.server_port), timeout=10)
+                server = socket.create_connection(("127.0.0.1", self.server_port), timeout=60)
             except OSError:
                 _end(client)  # nobody there, now
                 continue

@@ -144,7 +144,7 @@ def elastable(
         for pid in [*running.children(), running.pid] if process.poll() is None else []:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        process.wait(30)
+        process.wait(60)
 
 
 def run_elastable(*arguments: str | Path, env: dict[str, str] | None = None, new: bool = False) -> Finished:

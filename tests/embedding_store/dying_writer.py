@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
-import select
-import termios
 import threading
-import time
-from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -17,11 +12,11 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.tiers.redis import long_request
 from elastable.embedding_store.tiers.redis.redis_connection import Connection
+from tests.redis_done import until_done
 
 __all__ = ["Died", "Writes", "abandon", "die", "dying_after"]
 
 _WRITES = {b"SET", b"DEL", b"HSET", b"HSETNX", b"HDEL", b"UNLINK", b"EXEC"}
-_QUIET_S, _LONGEST_S = 0.03, 10.0
 
 
 class Died(BaseException):
@@ -101,21 +96,6 @@ def _command(text: bytes, at: int) -> tuple[bytes, int] | None:
     return name, behind
 
 
-def _wait_for_effect(connection: Connection) -> None:
-    """What was sent shall have happened: its replies are there. They are left where they are."""
-    waiting, before = select.select([connection.socket], [], [], _LONGEST_S)[0], -1
-    while waiting and (there := _received(connection)) != before:
-        time.sleep(_QUIET_S)
-        before = there
-
-
-def _received(connection: Connection) -> int:
-    """Bytes that wait to be received."""
-    size = array("i", [0])
-    fcntl.ioctl(connection.socket, termios.FIONREAD, size)
-    return size[0]
-
-
 def die() -> None:
     """The end of the process, as its parts see it."""
     raise Died
@@ -140,7 +120,7 @@ def dying_after(monkeypatch: pytest.MonkeyPatch, writes: int | None, end: Callab
         stop = state.allowed(connection, request)
         sent = send(connection, request if stop is None else request[:stop])
         if state.sent(connection, request[:sent].tobytes()):
-            _wait_for_effect(connection)
+            until_done(connection.socket)
             end()
             state.go_on()  # it was only stopped
         return sent

@@ -58,7 +58,7 @@ def train(home: Path, workers: int, optimizer: str, store: str = "memory", kill_
     finally:
         for process in started:
             process.kill()
-            process.wait(timeout=10)
+            process.wait(timeout=60)
     return trained_numbers(home / "checkpoints")
 
 

@@ -124,7 +124,7 @@ class Owners(Target):
             finally:
                 with suppress(OSError):
                     ours.shutdown(socket.SHUT_RDWR)
-                liar.join(10.0)
+                liar.join(60)
         return None
 
     def _lie(self, m: Mutator, to: socket.socket) -> None:

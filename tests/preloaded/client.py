@@ -150,7 +150,7 @@ def run_preloaded(
             code = process.wait(timeout)
         except BaseException:
             process.kill()
-            process.wait(30)
+            process.wait(60)
             raise
         told = []
         for file in (out, err):

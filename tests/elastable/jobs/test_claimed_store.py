@@ -60,5 +60,5 @@ def test_a_pin_that_is_released_is_not_waited_for_any_longer() -> None:
         releasing = threading.Timer(0.2, pin.close)
         releasing.start()
         begin(store)
-        releasing.join(10)
+        releasing.join(60)
         assert store.row_count("t") == 0

@@ -21,6 +21,7 @@ from elastable.embedding_store.wire.client.remote_store import RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_samples import commit, dynamic, fixed, int64, update
+from tests.ports import free_address
 
 IDS = np.arange(12)
 DEADLINE_S = 60.0
@@ -33,7 +34,7 @@ class Shard:
 
     store: MemoryStore = field(default_factory=lambda: MemoryStore(threads=1))
     server: GrpcServer | None = None
-    address: str = "127.0.0.1:0"
+    address: str = field(default_factory=free_address)
 
     def start(self) -> None:
         services = [store_service(self.store, writable=True)]
@@ -99,13 +100,18 @@ def test_a_shard_without_its_rows_is_lost_whatever_is_asked(held: ExitStack, ask
 @pytest.mark.parametrize("asked", ["version", "lookup at a version", "commit"])
 def test_a_shard_that_is_away_is_asked_again_until_the_deadline_and_lost_then(held: ExitStack, asked: str) -> None:
     _, shards = trained(held)
-    store = opened(held, shards, IMPATIENT_S)
+    remotes = [RemoteStore(one.address, DEADLINE_S) for one in shards]
+    store = held.enter_context(PartitionedStore(remotes))
     store.lookup({"cities": IDS})
+    for remote in remotes:
+        remote._connection.deadline_s = IMPATIENT_S
     shards[1].stop()
     with pytest.raises(ShardAway, match=rf"shard 1 of 2: {shards[1].address} cannot be reached"):
         ASKED[asked](store)
     with pytest.raises(ShardLost, match=r"shard 1 of 2: .*taken for lost, as it stayed away for .* 0\.1 s"):
         retry(lambda: ASKED[asked](store), asked, deadline_s=0.1)
+    for remote in remotes:
+        remote._connection.deadline_s = DEADLINE_S
     shards[1].start()
     retry(lambda: ASKED[asked](store), asked, deadline_s=60.0)
 

@@ -10,7 +10,7 @@ from elastable.embedding_store.native.range_pool import RangePool
 
 __all__ = ["busy_pool"]
 
-_WAIT_S = 30.0
+_WAIT_S = 60.0
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
 from tests.embedding_store.native.busy_pool import busy_pool
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

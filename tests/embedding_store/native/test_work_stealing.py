@@ -18,7 +18,7 @@ from elastable.embedding_store.native.range_pool import RangePool
 from elastable.embedding_store.native.work_stealing import WorkCounter, fail_work, join_work, leave_work, next_pieces
 from tests.embedding_store.native.busy_pool import busy_pool
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 @kernel

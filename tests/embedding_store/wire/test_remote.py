@@ -379,7 +379,7 @@ def test_a_server_killed_in_mid_stream_is_unavailable() -> None:
                 looked.result(60)
     finally:
         process.kill()
-        process.join(30)
+        process.join(60)
 
 
 def test_a_source_on_anothers_connection_leaves_it_open(server: GrpcServer) -> None:

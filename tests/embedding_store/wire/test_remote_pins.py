@@ -158,7 +158,7 @@ def test_what_a_killed_client_held_is_freed_after_its_lease(held: ExitStack) -> 
         assert store.lookup({"t": int64(1)}, 1)["t"].tobytes() == row
     finally:
         client.kill()
-        client.join(30)
+        client.join(60)
     until(lambda: not store.pins())
     with pytest.raises(StaleVersion, match="lease of 3 s"):
         store.lookup({"t": int64(1)}, 1)

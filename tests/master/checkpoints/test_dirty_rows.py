@@ -121,7 +121,7 @@ def test_taken_while_others_give_back() -> None:
                 thread = threading.Thread(target=dirty.give_back, args=(taken,))
                 thread.start()
                 dirty.add(updates(dynamic=[1000 + one]))
-                thread.join(10.0)
+                thread.join(60)
             else:
                 seen |= set(ids_of(taken, "dynamic", 64) or [])
         seen |= set(ids_of(dirty.take(300), "dynamic", 64) or [])

@@ -25,7 +25,7 @@ def _louder(plain: Any) -> Any:
 def test_other_threads_have_the_method_as_it_was() -> None:
     with ThreadPoolExecutor(1) as other, patched(Told, "say", _louder):
         assert Told().say("a") == "A"
-        assert other.submit(Told().say, "a").result(30) == "a"
+        assert other.submit(Told().say, "a").result(60) == "a"
     assert Told().say("a") == "a"
 
 
@@ -40,8 +40,8 @@ def test_nothing_stays_where_two_threads_patch_at_once() -> None:
     with ThreadPoolExecutor(1) as pool:
         with patched(Told, "say", _louder):
             came = pool.submit(other)
-            assert begun.wait(30)
-        assert came.result(30) == "B"
+            assert begun.wait(60)
+        assert came.result(60) == "B"
     assert Told.say is plain
 
 
@@ -51,10 +51,10 @@ def test_blocks_of_two_threads_run_side_by_side() -> None:
 
     def replica(word: str) -> tuple[str, str]:
         with patched(Told, "say", _louder):
-            meeting.wait(30)
+            meeting.wait(60)
             outer = Told().say(word)
             with patched(Told, "say", lambda below: lambda self, said: f"{below(self, said)}!"):
-                meeting.wait(30)
+                meeting.wait(60)
                 return outer, Told().say(word)
 
     with ThreadPoolExecutor(2) as pool:

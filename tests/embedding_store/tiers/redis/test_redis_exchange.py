@@ -66,7 +66,7 @@ class PatientServer:
                 connection.sendall(b"+PONG\r\n")
             received = answered = 0
             for expected in self._expected:
-                connection.settimeout(20)
+                connection.settimeout(60)
                 while received < (answered + expected) * len(COMMAND):
                     some = connection.recv(1 << 16)
                     if not some:
@@ -88,13 +88,13 @@ def patient_server(expected: list[int], answers: int) -> Iterator[RedisUrl]:
         thread = threading.Thread(target=server.serve)
         thread.start()
         yield RedisUrl.parse(f"redis://127.0.0.1:{listener.getsockname()[1]}")
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
     assert server.outstanding == expected
 
 
 def talk(url: RedisUrl, moved: list[int], round_trip_s: float = 0.0) -> None:
-    requests, replies, deadline = Counted(moved), Answers(len(moved)), Deadline(20)
+    requests, replies, deadline = Counted(moved), Answers(len(moved)), Deadline(60)
     pool = ConnectionPool(url)
     connection = pool.take(url.seeds[0], deadline)
     connection.round_trip_s = round_trip_s

@@ -84,7 +84,7 @@ def test_a_server_that_never_answers(opened: Callable[[str], object]) -> None:
 
 def test_an_unknown_host() -> None:
     with pytest.raises(Unavailable, match=r"nowhere\.invalid:6379"):
-        open_store("redis://nowhere.invalid?deadline=5")
+        open_store("redis://nowhere.invalid?deadline=60")
 
 
 def test_the_next_seed_is_asked(redis_cluster_url: str) -> None:
@@ -109,7 +109,7 @@ def test_a_server_that_speaks_something_else() -> None:
     answer = b"HTTP/1.1 400 Bad Request\r\n\r\n"
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        listener.settimeout(10)
+        listener.settimeout(60)
 
         def serve() -> None:
             connection, _ = listener.accept()
@@ -121,8 +121,8 @@ def test_a_server_that_speaks_something_else() -> None:
         thread = threading.Thread(target=serve)
         thread.start()
         with pytest.raises(StoreFailed, match=rf"127\.0\.0\.1:{port} speaks no Redis"):
-            open_store(f"redis://127.0.0.1:{port}?deadline=5")
-        thread.join(10)
+            open_store(f"redis://127.0.0.1:{port}?deadline=60")
+        thread.join(60)
 
 
 def test_login(server_binary: Path, tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_a_server_that_loads_its_data_is_not_ready_yet_and_waited_for(server_bin
             enough.start()
             store.commit(commit_of(2))  # waits
             after = retry(lambda: adam(reader), "a lookup", 60.0, on=(NotReady,))
-            enough.join(30)
+            enough.join(60)
         np.testing.assert_array_equal(after, before)
         assert everything(store) == everything(undisturbed(2))
 
