@@ -26,10 +26,14 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.extending import _Intrinsic
 from numba.core.typing import Signature
 
+from elastable.embedding_store.native.compile_turns import CompileTurns
+
 __all__ = ["keep_on_disk", "sources_of"]
 
 _EXTERNAL = frozenset({"builtins", "itertools", "llvmlite", "math", "numba", "numpy", "typing"})
 """Packages whose versions, not their sources, decide what is compiled; numba names the llvmlite that it runs with."""
+
+_TURNS = CompileTurns()
 
 
 def keep_on_disk(kernel: Callable[..., object]) -> None:
@@ -75,26 +79,46 @@ class _KernelCache(caching.NullCache):  # type: ignore[misc]
         return str(self._folder)
 
     def load_overload(self, sig: Signature, target_context: BaseContext) -> CompileResult | None:
-        """The compiled kernel; None if there is none of these sources."""
+        """The compiled kernel; None if there is none of these sources, and it is for this process to compile it."""
         target_context.refresh()
         stem, sources = self._names(sig, target_context.codegen())
+        name = f"{stem}.{sources}.nbc"
+        found = self._saved(name, target_context)
+        if found is not None or isinstance(self._place, _ReadOnlyPlace):
+            return found
+        self._place.locator.ensure_cache_path()
+        _TURNS.take(self._lock(stem))
+        found = self._saved(name, target_context)  # another process may have compiled it meanwhile
+        if found is not None:
+            _TURNS.give_back(self._lock(stem))
+        return found
+
+    def _saved(self, name: str, target_context: BaseContext) -> CompileResult | None:
         try:
-            saved = self._files._load_data(f"{stem}.{sources}.nbc")
+            return self._place.rebuild(target_context, self._files._load_data(name))
         except FileNotFoundError:
             return None
-        return self._place.rebuild(target_context, saved)
 
     def save_overload(self, sig: Signature, data: CompileResult) -> None:
         """Saves a compiled kernel, if the folder can be written."""
-        if isinstance(self._place, _ReadOnlyPlace) or not self._place.check_cachable(data):
+        if isinstance(self._place, _ReadOnlyPlace):
             return
-        self._place.locator.ensure_cache_path()
         stem, sources = self._names(sig, data.codegen)
-        name = f"{stem}.{sources}.nbc"
+        try:
+            if self._place.check_cachable(data):
+                self._place.locator.ensure_cache_path()
+                self._save(stem, f"{stem}.{sources}.nbc", data)
+        finally:
+            _TURNS.give_back(self._lock(stem))
+
+    def _save(self, stem: str, name: str, data: CompileResult) -> None:
         self._files._save_data(name, self._place.reduce(data))  # a reader sees all of it or nothing
         for older in self._folder.glob(f"{stem}.*.nbc"):
             if older.name != name:
                 older.unlink(missing_ok=True)
+
+    def _lock(self, stem: str) -> Path:
+        return self._folder / f"{stem}.lock"
 
     def _names(self, signature: Signature, codegen: Codegen) -> tuple[str, str]:
         """The kernel with its signature and its processor, and the digest of its sources."""

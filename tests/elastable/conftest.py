@@ -50,7 +50,7 @@ class Trained:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """`click_job` trained with two workers, without any accident."""
     home = tmp_path_factory.mktemp("trained")
-    ran = run_elastable("train", CLICK_JOB, "--workers", "2", *JOB, "--run-dir", home / "runs", "--deadline", "30")
+    ran = run_elastable("train", CLICK_JOB, "--workers", "2", *JOB, "--run-dir", home / "runs", "--deadline", "60")
     assert ran.code == 0, f"{ran.out}\n{ran.err}"
     run = (home / "runs" / "latest").resolve()
     return Trained(ran, home, run, run / "checkpoints" / "ckpt-0000000040")

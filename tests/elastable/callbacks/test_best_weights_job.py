@@ -18,7 +18,7 @@ VERSIONS = 4  # of an epoch
 
 
 def train(home: Path, *more: str | Path, job: Path = JOB) -> Finished:
-    options = ("--epochs", "6", "--micro-batch-size", "16", "--workers", "1", "--no-export", "--deadline", "30")
+    options = ("--epochs", "6", "--micro-batch-size", "16", "--workers", "1", "--no-export", "--deadline", "60")
     saving = ("--checkpoint-dir", home / "saved", "--checkpoint-every", "2", "--keep", "0")
     return run_elastable("train", job, *options, *saving, "--run-dir", home / "runs", *more)
 

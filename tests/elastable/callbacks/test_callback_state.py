@@ -100,7 +100,7 @@ def test_those_that_came_begin_anew_and_those_that_went_are_told(caplog: pytest.
 
 
 def train(home: Path, *more: str) -> str:
-    options = ("--epochs", "6", "--micro-batch-size", "16", "--workers", "1", "--no-export", "--deadline", "30")
+    options = ("--epochs", "6", "--micro-batch-size", "16", "--workers", "1", "--no-export", "--deadline", "60")
     saving = ("--checkpoint-dir", home / "saved", "--checkpoint-every", "3", "--keep", "0")
     ran = run_elastable("train", JOB, *options, *saving, "--run-dir", home / "runs", *more)
     assert ran.code == 0, f"{ran.out}\n{ran.err}"

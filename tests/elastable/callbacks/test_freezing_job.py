@@ -20,7 +20,7 @@ VERSIONS = 4  # of an epoch
 
 def train(home: Path, *more: str) -> str:
     options = ("--epochs", str(job.EPOCHS), "--micro-batch-size", str(job.BATCH), "--workers", "1", "--no-export")
-    saving = ("--checkpoint-dir", home / "saved", "--checkpoint-every", "4", "--keep", "0", "--deadline", "30")
+    saving = ("--checkpoint-dir", home / "saved", "--checkpoint-every", "4", "--keep", "0", "--deadline", "60")
     ran = run_elastable("train", job.__file__, *options, *saving, "--no-lazy", "--run-dir", home / "runs", *more)
     assert ran.code == 0, f"{ran.out}\n{ran.err}"
     return ran.out

@@ -30,7 +30,7 @@ def test_its_files_hold_what_the_checkpoints_of_their_versions_hold(tmp_path: Pa
         f"    return [kinds.ModelCheckpoint({str(tmp_path)!r} + '/{{epoch}}.keras'), best]\n"
     )
     ran = run_elastable(
-        "train", job, "--epochs", "2", "--micro-batch-size", "8", "--workers", "2", "--no-export", "--deadline", "30",
+        "train", job, "--epochs", "2", "--micro-batch-size", "8", "--workers", "2", "--no-export", "--deadline", "60",
         "--checkpoint-dir", tmp_path / "saved", "--checkpoint-every", str(VERSIONS), "--keep", "0",
         "--run-dir", tmp_path / "runs",
     )  # fmt: skip

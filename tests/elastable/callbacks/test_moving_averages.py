@@ -125,7 +125,7 @@ def test_what_has_no_meaning_is_refused_by_name() -> None:
 
 
 def train(home: Path, *more: str | Path) -> Finished:
-    options = ("--epochs", "2", "--micro-batch-size", str(BATCH), "--workers", "1", "--no-export", "--deadline", "30")
+    options = ("--epochs", "2", "--micro-batch-size", str(BATCH), "--workers", "1", "--no-export", "--deadline", "60")
     saving = ("--checkpoint-dir", home / "saved", "--checkpoint-every", "2", "--keep", "0")
     return run_elastable("train", JOB, *options, *saving, "--run-dir", home / "runs", *more)
 

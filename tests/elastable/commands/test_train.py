@@ -29,7 +29,7 @@ def told(*arguments: str | Path) -> list[dict[str, object]]:
 
 def test_new_interpreters_end_with_the_same_numbers(trained: Trained, tmp_path: Path) -> None:
     """All other jobs of the tests are forks of a process that has imported TensorFlow."""
-    ran = run_elastable("train", CLICK_JOB, "--workers", "1", *JOB, "--run-dir", tmp_path, "--deadline", "30", new=True)
+    ran = run_elastable("train", CLICK_JOB, "--workers", "1", *JOB, "--run-dir", tmp_path, "--deadline", "60", new=True)
     assert (ran.code, ran.err) == (0, "")
     trained.require_same_numbers((tmp_path / "latest").resolve())
 
@@ -104,7 +104,7 @@ assert not ours, ours
 
 def test_one_seed_is_one_result(trained: Trained, tmp_path: Path) -> None:
     """Dense weights, rows, slots and states of a second run, by one worker, are those of the first to the bit."""
-    again = run_elastable("train", CLICK_JOB, "--workers", "1", *JOB, "--run-dir", tmp_path, "--deadline", "30")
+    again = run_elastable("train", CLICK_JOB, "--workers", "1", *JOB, "--run-dir", tmp_path, "--deadline", "60")
     assert again.code == 0, again.err
     trained.require_same_numbers((tmp_path / "latest").resolve())
 

@@ -22,7 +22,7 @@ MODEL = Path(__file__).with_name("large_vocabulary.py")
 def train(home: Path, url: str, *more: str) -> Finished:
     options = ("--epochs", "1", "--micro-batch-size", "8", "--grads-to-wait", "2", "--workers", "1", "--no-export")
     saving = ("--checkpoint-every", "3", "--full-every", "3", "--keep", "0", "--checkpoint-dir", url)
-    return run_elastable("train", MODEL, *options, *saving, "--run-dir", home / "runs", "--deadline", "30", *more)
+    return run_elastable("train", MODEL, *options, *saving, "--run-dir", home / "runs", "--deadline", "60", *more)
 
 
 @pytest.fixture(scope="module")

@@ -68,7 +68,7 @@ def stopped_at(version: int, number: signal.Signals, home: Path, command: list[s
 @pytest.mark.timeout(900)
 def test_interrupted_twice_and_resumed_equals_uninterrupted(trained: Trained, tmp_path: Path) -> None:
     # In the middle of the first epoch, and of the second; with other numbers of workers than the whole run.
-    first = ["train", str(CLICK_JOB), *JOB, "--deadline", "30", "--run-dir", str(tmp_path / "runs"), "--no-export"]
+    first = ["train", str(CLICK_JOB), *JOB, "--deadline", "60", "--run-dir", str(tmp_path / "runs"), "--no-export"]
     second = stopped_at(7, signal.SIGINT, tmp_path, [*first, "--overwrite", "--workers", "2"], workers=2)
     assert "--overwrite" not in second
     third = stopped_at(27, signal.SIGTERM, tmp_path, [*second, "--workers", "1"], workers=1)

@@ -44,7 +44,7 @@ def test_killed_twice_and_resumed_equals_undisturbed(trained: Trained, store: st
         CLICK_JOB,
         *JOB,
         "--deadline",
-        "30",
+        "60",
         "--no-export",
         "--evaluate-every",
         "8",

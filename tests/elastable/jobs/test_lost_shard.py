@@ -22,7 +22,7 @@ from tests.ports import free_address
 from tests.servers import running_server
 
 LAST_OF_EPOCH = 20  # behind it the epoch is evaluated, and nobody commits
-JOB = ("--epochs", "2", "--micro-batch-size", "32", "--grads-to-wait", "2", "--no-export", "--deadline", "3")
+JOB = ("--epochs", "2", "--micro-batch-size", "32", "--grads-to-wait", "2", "--no-export", "--deadline", "8")
 
 
 @pytest.mark.timeout(900)

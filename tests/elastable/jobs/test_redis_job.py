@@ -20,11 +20,11 @@ def test_redis_dies_in_the_middle(server_binary: Path, tmp_path: Path) -> None:
     hold = Hold(tmp_path / "hold", 5)
     with running_server(server_binary, tmp_path / "redis") as server:
         # A login in the URL must not be shown to anyone.
-        url = f"redis://:{'secret' * 2}@{server.address}?deadline=1"
+        url = f"redis://:{'secret' * 2}@{server.address}?deadline=3"
         with server.client() as client:
             client.config_set("requirepass", "secret" * 2)
         job = ("train", CLICK_JOB, "--workers", "1", "--micro-batch-size", "32", "--grads-to-wait", "2", "--no-export")
-        places = ("--store", url, "--run-dir", tmp_path / "runs", "--deadline", "2")
+        places = ("--store", url, "--run-dir", tmp_path / "runs", "--deadline", "10")
         with elastable(tmp_path, *job, *places, env=hold.environment) as train:
             hold.wait(train)
             told = run_elastable("status", "--master", train.address())

@@ -20,7 +20,7 @@ EPOCH, EVERY = 12, 5
 def train(home: Path, *more: str) -> Finished:
     options = ("--epochs", "2", "--micro-batch-size", "8", "--grads-to-wait", "2", "--seed", "5", "--no-export")
     saving = ("--checkpoint-every", str(EVERY), "--keep", "0", "--checkpoint-dir", str(home / "saved"))
-    ran = run_elastable("train", MODEL, *options, *saving, "--run-dir", home / "runs", "--deadline", "30", *more)
+    ran = run_elastable("train", MODEL, *options, *saving, "--run-dir", home / "runs", "--deadline", "60", *more)
     assert ran.code == 0, f"{ran.out}\n{ran.err}"
     return ran
 

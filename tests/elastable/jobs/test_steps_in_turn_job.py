@@ -23,7 +23,7 @@ VERSIONS = 2 * EPOCHS * gan_job.RECORDS // (gan_job.MICRO * WAIT)
 
 def train(home: Path, *more: str) -> Finished:
     options = ("--epochs", str(EPOCHS), "--micro-batch-size", str(gan_job.MICRO), "--grads-to-wait", str(WAIT))
-    plainly = ("--no-shuffle", "--no-lazy", "--no-export", "--deadline", "30")
+    plainly = ("--no-shuffle", "--no-lazy", "--no-export", "--deadline", "60")
     saving = ("--checkpoint-every", "3", "--keep", "0", "--checkpoint-dir", str(home / "saved"))
     return run_elastable("train", JOB, *options, *plainly, *saving, "--run-dir", home / "runs", *more)
 

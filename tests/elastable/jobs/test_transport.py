@@ -22,7 +22,7 @@ def logs(run: Path) -> list[str]:
 def test_a_job_over_grpc_gives_the_bits_of_one_from_shared_memory(trained: Trained, tmp_path: Path) -> None:
     assert len(logs(trained.run)) == 2
     assert all(ATTACHED in log and LAID_DOWN in log for log in logs(trained.run)), logs(trained.run)
-    options = ("--transport", "grpc", "--run-dir", tmp_path, "--deadline", "30")
+    options = ("--transport", "grpc", "--run-dir", tmp_path, "--deadline", "60")
     ran = run_elastable("train", CLICK_JOB, "--workers", "1", *JOB, *options)
     assert ran.code == 0, f"{ran.out}\n{ran.err}"
     run = (tmp_path / "latest").resolve()

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from elastable.embedding_store.native import compile_turns
+from elastable.embedding_store.native.compile_turns import CompileTurns
+from elastable.embedding_store.support.compile_clock import compile_seconds
+
 pytestmark = pytest.mark.process
 
 CALLER = """
@@ -115,3 +119,63 @@ def test_a_file_is_kept_for_each_specialisation_and_replaced_when_sources_change
     run(package.parent)
     names = [path.name.rsplit(".", 2)[0] for path in package.parent.rglob("*.nbc")]
     assert sorted(names) == sorted(kept)
+
+
+HELD = """
+import sys
+from numba.core import event
+from formulas.callee import added
+
+class Held(event.Listener):
+    def on_start(self, event):
+        print("begins", flush=True)
+        if "held" in sys.argv:
+            sys.stdin.readline()
+
+    def on_end(self, event):
+        pass
+
+event.register("numba:compile", Held())
+print(added(1.0), sum(added.stats.cache_hits.values()), flush=True)
+"""
+
+
+def test_of_two_processes_at_once_one_compiles_and_the_other_loads_what_it_saved(package: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(package.parent), "NUMBA_CACHE_DIR": str(package.parent / "cache")}
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-B", "-c", HELD, *words]
+        return subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    with start("held") as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "begins\n"
+        with start() as second:
+            assert second.stdout is not None
+            assert second.stdout.readline() == "begins\n"  # to wait for its turn
+            told = first.communicate("go on\n", timeout=120)[0].split(), second.communicate(timeout=120)[0].split()
+    assert told == (["2.0", "0"], ["2.0", "1"])
+    assert not list(package.parent.rglob("*.lock"))
+
+
+def test_a_process_that_is_stopped_while_it_compiles_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_turns, "_PATIENCE_S", 0.05)
+    lock, stopped, other = tmp_path / "kernel.lock", CompileTurns(), CompileTurns()
+    stopped.take(lock)
+    before = compile_seconds()
+    other.take(lock)
+    assert compile_seconds() - before >= 0.05, "deadlines that pause for compilation pause here"
+    other.give_back(lock)
+    stopped.give_back(lock)
+    stopped.give_back(lock)
+    other.take(lock)
+    other.give_back(lock)
+    assert not lock.exists()
+
+
+def test_where_no_lock_can_be_made_everybody_compiles(tmp_path: Path) -> None:
+    turns = CompileTurns()
+    turns.take(tmp_path / "absent" / "kernel.lock")
+    turns.give_back(tmp_path / "absent" / "kernel.lock")

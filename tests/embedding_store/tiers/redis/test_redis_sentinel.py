@@ -149,7 +149,7 @@ def test_logins_of_servers_and_sentinels(server_binary: Path, tmp_path: Path, mo
     with running_watched(server_binary, tmp_path, "of-servers", "of-sentinels") as watched:
         url = watched.url
         with pytest.raises(Unavailable, match=r"no Sentinel .*ELASTABLE_SENTINEL_PASSWORD_FILE") as refused:
-            RedisTier(f"{url}&deadline=1")
+            RedisTier(f"{url}&deadline=5")
         assert "of-servers" not in str(refused.value)
         file = tmp_path / "password"
         file.write_text("of-sentinels")
@@ -166,7 +166,7 @@ def test_logins_of_servers_and_sentinels(server_binary: Path, tmp_path: Path, mo
 
 def test_a_service_that_nobody_knows(redis_sentinel_url: str) -> None:
     with pytest.raises(Unavailable, match="it knows no master 'other' that is up"):
-        RedisTier(f"{redis_sentinel_url.replace('mymaster', 'other')}&deadline=1")
+        RedisTier(f"{redis_sentinel_url.replace('mymaster', 'other')}&deadline=5")
 
 
 @pytest.mark.parametrize("url", ["redis+sentinel://h", "redis+sentinel://h?service=", "redis://h?service=x"])
