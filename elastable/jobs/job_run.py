@@ -153,12 +153,16 @@ class JobRun:
         hooks.logs = begin.logs  # a job that is resumed may have nothing left to do
         return joined, hooks
 
-    def _show_how_to_continue(self, version: int) -> None:
+    @property
+    def resume_command(self) -> str:
+        """What to type to go on with the job where it ends."""
         shown = replace(self._options, store=redacted(self._options.store))
         command = "train" if isinstance(shown, TrainOptions) else "master"
         words = ["elastable", command, *command_words(shown, leave_out=_STARTING_POINT)]
-        again = shlex.join([*words, "--resume", "--checkpoint-dir", str(self._checkpoints)])
-        line = f"{self._master.stop_reason} at version {version:,}; go on with:\n{again}"
+        return shlex.join([*words, "--resume", "--checkpoint-dir", str(self._checkpoints)])
+
+    def _show_how_to_continue(self, version: int) -> None:
+        line = f"{self._master.stop_reason} at version {version:,}; go on with:\n{self.resume_command}"
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _save(self) -> None:

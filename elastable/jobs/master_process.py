@@ -26,6 +26,7 @@ from elastable.master.jobs.job_master import Master
 from elastable.master.master_options import MasterOptions
 from elastable.master.wire.master_service import master_service
 from elastable.monitoring.metric import Source
+from elastable.monitoring.page.views import JobView
 from elastable.monitoring.sources.checkpoint_source import CheckpointSource
 from elastable.monitoring.sources.job_source import JobSource
 from elastable.monitoring.sources.server_source import server_sources
@@ -86,7 +87,8 @@ def run_job(options: JobOptions, console: Console) -> int:
             "store": StoreSource(prepared.store, health.not_ready),
             **server_sources("master", server, lookups),
         }
-        watched = Watched(sources, server.health.not_ready)
+        view = JobView(master, prepared.store, health.not_ready, job.noted, run.curves, job.resume_command)
+        watched = Watched(sources, server.health.not_ready, view)
         held.enter_context(watched_over_http(options.http, options.insecure, watched, console))
         held.enter_context(stopping_on_signals(master.stop, console))
         if options.local_workers:

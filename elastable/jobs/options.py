@@ -35,7 +35,9 @@ _INSECURE = _network(
     "Listen beyond this host without TLS or a token: whoever reaches the port may use everything it serves."
 )
 _HTTP = _network(
-    "Serve metrics and health over HTTP at this address; port 0 takes a free one.", metavar="HOST:PORT", unset="off"
+    "Serve metrics, health and a live page over HTTP at this address; port 0 takes a free one.",
+    metavar="HOST:PORT",
+    unset="off",
 )
 _TRANSPORT = _network(
     "How processes on this host read rows: auto takes the server's shared memory where that is possible, else gRPC.",

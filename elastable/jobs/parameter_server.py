@@ -22,6 +22,7 @@ from elastable.master.keras.row_optimizers.registration import register_job_opti
 from elastable.master.master_options import MasterOptions
 from elastable.master.wire.master_service import master_service
 from elastable.monitoring.metric import Source
+from elastable.monitoring.page.views import ServerView
 from elastable.monitoring.sources.server_source import server_sources
 from elastable.monitoring.sources.store_source import StoreSource
 from elastable.monitoring.watched import Watched
@@ -68,7 +69,8 @@ def run_parameter_server(options: ServerOptions, console: Console) -> int:
                 "store": StoreSource(store, health.not_ready),
                 **server_sources("server", server, lookups),
             }
-            watched = Watched(sources, server.health.not_ready)
+            view = ServerView(master.status, store, health.not_ready)
+            watched = Watched(sources, server.health.not_ready, view)
             shown = watched_over_http(options.http, options.insecure, watched, console)
             with shown, stopping_on_signals(stop, console):
                 while not stopped.wait(1.0) and not master.lease_tasks("", 0, 0.0).finished:

@@ -1,8 +1,9 @@
-"""The addresses that a process answers over HTTP: metrics and health."""
+"""The addresses that a process answers over HTTP: metrics, health, and the live page with its data."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -15,6 +16,8 @@ from starlette.routing import Route
 
 from elastable.monitoring.access import ALLOWED
 from elastable.monitoring.collector import registry_of
+from elastable.monitoring.page.event_stream import EventStream
+from elastable.monitoring.page.live_page import PAGE
 from elastable.monitoring.watched import Watched
 
 __all__ = ["Endpoints"]
@@ -34,13 +37,20 @@ class Endpoints:
         self._registry = registry_of(watched.sources)
         self._reader = ThreadPoolExecutor(1, "elastable-watched")
         self._prober = ThreadPoolExecutor(1, "elastable-probed")  # a probe waits for no metrics
-        self.app = Starlette(
-            routes=[
-                Route("/healthz", self._healthz),
-                Route("/readyz", self._readyz),
-                Route("/metrics", self._metrics),
-            ]
-        )
+        self._events = EventStream(self._state)
+        routes = [
+            Route("/", self._index),
+            Route("/healthz", self._healthz),
+            Route("/readyz", self._readyz),
+            Route("/metrics", self._metrics),
+        ]
+        if watched.view is not None:
+            routes += [Route("/state", self._state_once), Route("/events", self._events)]
+        self.app = Starlette(routes=routes)
+
+    def end(self) -> None:
+        """Those who look at the page get the last state."""
+        self._events.end()
 
     def close(self) -> None:
         """Ends the threads. Closing twice is harmless."""
@@ -57,6 +67,20 @@ class Endpoints:
             return PlainTextResponse("ready\n")
         reasons = "".join(f"{name}: {why}\n" for name, why in waiting.items())
         return PlainTextResponse(f"not ready\n{reasons if request.scope[ALLOWED] else ''}", 503)
+
+    async def _index(self, request: Request) -> Response:
+        if self._watched.view is None:
+            return PlainTextResponse("/metrics, /healthz and /readyz are served here; the page is the master's\n")
+        return Response(PAGE.html, media_type="text/html", headers={"Content-Security-Policy": PAGE.policy})
+
+    async def _state_once(self, request: Request) -> Response:
+        return Response(await self._state(), media_type="application/json")
+
+    async def _state(self) -> str:
+        """What the page shows, in one line of JSON."""
+        view = self._watched.view
+        assert view is not None
+        return await _in(self._reader, lambda: json.dumps(view(), allow_nan=False))
 
     async def _metrics(self, request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from elastable.monitoring.metric import Source
+from elastable.monitoring.page.views import View
 
 __all__ = ["Watched"]
 
@@ -17,7 +18,9 @@ class Watched:
     Attributes:
         sources: Name -> metrics.
         not_ready: Why it cannot do its work now, by service; empty: it can.
+        view: What its live page shows; None: it has none.
     """
 
     sources: Mapping[str, Source]
     not_ready: Callable[[], Mapping[str, str]]
+    view: View | None = None

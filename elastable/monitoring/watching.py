@@ -39,5 +39,9 @@ def watched_over_http(http: str | None, insecure: bool, watched: Watched, consol
         closing(Endpoints(watched)) as endpoints,
         HttpServer(Address.parse(http), endpoints.app, Credentials.from_environment(), insecure) as server,
     ):
-        console.print(f"metrics and health at {server.url}", highlight=False, markup=False)
-        yield
+        page = "" if watched.view is None else "live page, "
+        console.print(f"{page}metrics and health at {server.url}", highlight=False, markup=False)
+        try:
+            yield
+        finally:
+            endpoints.end()

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from elastable.embedding_store.errors import BadInput
+from elastable.output.curves import Curves
 from elastable.output.learning_curve import draw_learning_curve
 
 __all__ = ["RunDirectory", "require_writable"]
@@ -40,10 +41,14 @@ class RunDirectory:
     Holds `metrics.jsonl` (a line every so many versions and one an epoch), `tensorboard/`, and at the end `result.json`
     and `learning_curve.png`. What cannot be written while a job runs is warned of once and left out: a disk that is
     full for a while must not end hours of training.
+
+    Attributes:
+        path: Of the directory.
+        curves: What was recorded, as curves.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.curves = path, Curves()
         try:
             path.mkdir(parents=True)
             self._events = tf.summary.create_file_writer(str(path / "tensorboard"))
@@ -83,6 +88,7 @@ class RunDirectory:
         """Notes metrics at a version, of kind "train", "evaluation" (of that very version) or "epoch"."""
         line = {"kind": kind, "version": version, "epoch": epoch, "seconds": time.time() - self._started, **values}
         self._lines.append(line)
+        self.curves.note(kind, version, values)
         try:
             self._metrics.write(json.dumps(line) + "\n")
             with self._events.as_default(step=version):

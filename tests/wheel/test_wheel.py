@@ -156,6 +156,10 @@ def test_a_bare_install_adds_one_name(bare: Environment, with_keras: Environment
         assert len(environment.added) == 2
 
 
+def test_the_live_page_is_in_the_wheel(wheel: Path) -> None:
+    assert "elastable/monitoring/page/live_page.html" in zipfile.ZipFile(wheel).namelist()
+
+
 def test_a_bare_install_has_tables_a_server_and_a_client(bare: Environment, folder: Path) -> None:
     absent = "from importlib.util import find_spec; print([n for n in {!r} if find_spec(n)])"
     assert run(folder, bare.python, "-c", absent.format(("tensorflow", "keras", "pyarrow", "mpi4py"))) == "[]\n"

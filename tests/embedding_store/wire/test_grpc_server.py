@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import grpc
@@ -14,6 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.address import Address
+from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.access.roles import Role
 from elastable.embedding_store.wire.messages.spec_messages import STORE_SERVICE
 from elastable.embedding_store.wire.server.call_limits import CallLimits
@@ -109,3 +111,44 @@ def test_stopping_closes_services_frees_the_port_and_may_be_repeated() -> None:
     assert closed
     with GrpcServer(server.address, [store_service(MemoryStore())]) as again:
         assert again.address == server.address
+
+
+def test_a_service_that_is_not_ready_is_told_and_so_is_the_whole() -> None:
+    why: list[str | None] = ["the store does not answer"]
+    services = [store_service(MemoryStore(), not_ready=lambda: why[0]), Service("other.Service", {})]
+    with GrpcServer("127.0.0.1:0", services) as server, grpc.insecure_channel(server.address) as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        names = (STORE_SERVICE, "other.Service", "")
+
+        def told() -> list[bool]:
+            replies = [check(health_pb2.HealthCheckRequest(service=name), timeout=60) for name in names]
+            return [reply.status == health_pb2.HealthCheckResponse.SERVING for reply in replies]
+
+        assert told() == [False, True, False]
+        assert server.health.not_ready() == {STORE_SERVICE: "the store does not answer"}
+        why[0] = None
+        assert told() == [True, True, True]
+
+
+def test_calls_are_counted_by_method_and_code() -> None:
+    store = MemoryStore()
+    with GrpcServer("127.0.0.1:0", [store_service(store)]) as server, grpc.insecure_channel(server.address) as channel:
+        count = channel.unary_unary(f"/{STORE_SERVICE}/CountRows", store_pb2.CountRowsRequest.SerializeToString, None)
+        with pytest.raises(grpc.RpcError):
+            count(store_pb2.CountRowsRequest(table="none"), timeout=60)
+        version = channel.unary_unary(
+            f"/{STORE_SERVICE}/GetVersion", store_pb2.GetVersionRequest.SerializeToString, None
+        )
+        version(store_pb2.GetVersionRequest(), timeout=60)
+        for name in ("no.such/Call", "no.such/Other"):
+            with pytest.raises(grpc.RpcError):
+                channel.unary_unary(f"/{name}", None, None)(b"", timeout=60)
+        expected = {
+            (f"{STORE_SERVICE}/CountRows", "NOT_FOUND"): 1,
+            (f"{STORE_SERVICE}/GetVersion", "OK"): 1,
+            ("other", "UNIMPLEMENTED"): 2,
+        }
+        give_up = time.monotonic() + 60
+        while server.calls.totals() != expected and time.monotonic() < give_up:
+            time.sleep(0.01)  # a call is counted once it has ended, which its client may hear before
+        assert server.calls.totals() == expected

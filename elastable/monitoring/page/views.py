@@ -1,0 +1,192 @@
+"""What the live page shows, as plain JSON values."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.errors import ElastableError
+from elastable.embedding_store.measures.values import Histogram
+from elastable.embedding_store.support.printable import printable
+from elastable.master.api import GoneWorker, JobStatus, WorkerStatus
+from elastable.monitoring.checkpoint_log import CheckpointLog
+from elastable.monitoring.page.advice import advice_on
+from elastable.output.curves import Curves
+
+if TYPE_CHECKING:
+    from elastable.master.jobs.job_master import Master
+
+__all__ = ["JobView", "ServerView", "View"]
+
+View = Callable[[], Mapping[str, object]]
+"""The current state of a process; called by one thread at a time."""
+
+_PHASES = ("wait", "sum", "dense", "rows", "callbacks")
+_MOST_TABLES = 200
+
+
+class JobView:
+    """Of a job.
+
+    Args:
+        master: Of the job.
+        store: Of the job.
+        not_ready: Why the store cannot be asked now; None: it can.
+        checkpoints: That the job writes.
+        curves: Of its metrics.
+        resume: The command that goes on with the job.
+    """
+
+    def __init__(
+        self,
+        master: Master,
+        store: EmbeddingStore,
+        not_ready: Callable[[], str | None],
+        checkpoints: CheckpointLog,
+        curves: Curves,
+        resume: str,
+    ) -> None:
+        self._master, self._store, self._not_ready = master, store, not_ready
+        self._checkpoints, self._curves, self._resume = checkpoints, curves, resume
+        self._started = time.time()
+
+    def __call__(self) -> Mapping[str, object]:
+        status, problem = self._master.status(), self._not_ready()
+        return {
+            **_progress(status),
+            "kind": "job",
+            "time": time.time(),
+            "started": self._started,
+            "why": self._master.not_ready(),
+            "curves": self._curves.points(),
+            "phases": _phases(self._master),
+            "workers": [*map(_worker, status.workers), *map(_gone, status.gone)],
+            "store_ready": problem is None,
+            **(_store(self._store) if problem is None else {"tables": [], "flush": None, "pins": []}),
+            "checkpoints": [asdict(each) for each in reversed(self._checkpoints.noted())],
+            "problems": _problems(status, problem, self._checkpoints),
+            "resume": self._resume,
+        }
+
+
+class ServerView:
+    """Of a parameter server.
+
+    Args:
+        status: How far it is.
+        store: Whose rows it serves.
+        not_ready: Why the store cannot be asked now; None: it can.
+    """
+
+    def __init__(
+        self, status: Callable[[], JobStatus], store: EmbeddingStore, not_ready: Callable[[], str | None]
+    ) -> None:
+        self._status, self._store, self._not_ready = status, store, not_ready
+        self._started = time.time()
+
+    def __call__(self) -> Mapping[str, object]:
+        problem = self._not_ready()
+        if problem is not None:
+            status: Mapping[str, object] = {"state": "failed", "workers": [], "tables": [], "flush": None, "pins": []}
+        else:
+            told = self._status()
+            status = {**_progress(told), "workers": [*map(_worker, told.workers)], **_store(self._store)}
+        problems = [] if problem is None else [_problem("the store", problem)]
+        return {
+            **status,
+            "kind": "server",
+            "time": time.time(),
+            "started": self._started,
+            "store_ready": problem is None,
+            "problems": problems,
+        }
+
+
+def _progress(status: JobStatus) -> dict[str, object]:
+    return {
+        "job": status.job,
+        "state": status.state,
+        "mode": status.mode,
+        "store": status.store,
+        "version": status.version,
+        "versions": status.versions_total,
+        "epoch": min(status.epoch + 1, max(status.epochs, 1)),
+        "epochs": status.epochs,
+        "records": status.records_trained,
+        "records_total": status.records_total,
+        "records_per_s": status.records_per_s,
+        "seconds_left": status.seconds_left,
+        "metrics": {name: value if math.isfinite(value) else None for name, value in status.metrics.items()},
+    }
+
+
+def _phases(master: Master) -> list[dict[str, object]]:
+    """The time of a version by phase, that of the whole version first."""
+    measures = master.measures
+    whole = measures.versions.histograms().get("version", Histogram())
+    by_phase = measures.phases.histograms()
+    found = [("version", whole), *((phase, by_phase.get(phase, Histogram())) for phase in _PHASES)]
+    return [{"phase": name, "mean_s": it.mean_s, "p95_s": it.quantile_s(0.95)} for name, it in found]
+
+
+def _worker(worker: WorkerStatus) -> dict[str, object]:
+    state = "working" if worker.leases else "idle"
+    return {**_who(worker), "state": state, "records_per_s": worker.records_per_s, "silent_s": worker.silent_s}
+
+
+def _gone(worker: GoneWorker) -> dict[str, object]:
+    return {**_who(worker), "state": "gone", "records_per_s": 0.0, "silent_s": worker.seconds_ago}
+
+
+def _who(worker: WorkerStatus | GoneWorker) -> dict[str, object]:
+    return {
+        "id": worker.identity.incarnation,
+        "host": worker.identity.host,
+        "pid": worker.identity.pid,
+        "leases": worker.leases,
+        "micro_batches": worker.micro_batches,
+    }
+
+
+def _store(store: EmbeddingStore) -> dict[str, object]:
+    try:
+        specs = dict(list(store.specs().items())[:_MOST_TABLES])
+        measures, flush = store.measures(), store.flush_status()
+        tables = []
+        for name, spec in specs.items():
+            wanted, read = measures.rows_wanted.get(name, 0), measures.rows_read.get(name, 0)
+            hit = max(0.0, 1.0 - read / wanted) if wanted else None
+            held = asdict(store.table_statistics(name))
+            tables.append({"name": name, "dim": spec.dim, "vocabulary": spec.vocabulary_size, "hit_rate": hit, **held})
+        pins = [{"version": pin.version, "rows": pin.rows, "left_s": pin.lease_left_s} for pin in store.pins()]
+        return {"tables": tables, "flush": None if flush is None else asdict(flush), "pins": pins}
+    except ElastableError:  # between two looks of whoever watches the store
+        return {"tables": [], "flush": None, "pins": []}
+
+
+def _problems(status: JobStatus, problem: str | None, checkpoints: CheckpointLog) -> list[dict[str, object]]:
+    """What is wrong, and what to do, the latest first."""
+    found = [] if problem is None else [_problem("the store", problem)]
+    if status.flush is not None and status.flush.failure is not None:
+        found.append(_problem("writing rows to the tier", status.flush.failure))
+    for it in reversed(status.refusals):
+        who = f"worker {it.worker.host} pid {it.worker.pid}" if it.worker.host else "a worker"
+        found.append(_problem(who, f"{it.error}: {it.message}", it.count))
+    for gone in reversed(status.gone):
+        who, lost = f"worker {gone.identity.host} pid {gone.identity.pid}", f"{gone.leases} micro-batches go to others"
+        advice = "Look at its log if nobody stopped it; start another one at any time."
+        found.append({"who": who, "what": f"It left or died: {lost}.", "advice": advice, "count": 1})
+    failed = (each for each in checkpoints.noted() if each.error is not None)
+    found += [
+        _problem(f"the checkpoint of version {each.version}", f"CheckpointError: {each.error}") for each in failed
+    ]
+    return found
+
+
+def _problem(who: str, what: str, count: int = 1) -> dict[str, object]:
+    kind = what.partition(":")[0]
+    return {"who": who, "what": printable(what, 1_000), "advice": advice_on(kind), "count": count}

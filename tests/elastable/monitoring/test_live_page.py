@@ -1,0 +1,276 @@
+"""The live page without a browser: its data, its structure, and that it loads nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.client
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.errors import ModelError
+from elastable.embedding_store.wire.access.credentials import Credentials
+from elastable.master.jobs.bare_master import BareMaster
+from elastable.monitoring.checkpoint_log import CheckpointLog
+from elastable.monitoring.endpoints import Endpoints
+from elastable.monitoring.http_server import HttpServer
+from elastable.monitoring.page import event_stream
+from elastable.monitoring.page.advice import advice_on
+from elastable.monitoring.page.live_page import PAGE
+from elastable.monitoring.page.views import JobView, ServerView, View
+from elastable.monitoring.watched import Watched
+from elastable.output.curves import Curves
+from tests.certificates import TOKEN
+from tests.elastable.monitoring.http_client import LIMIT_S, get
+from tests.elastable.monitoring.test_http_server import HERE
+from tests.master.fakes import Bench, FakeWorker, drive
+
+HOSTILE = "<img src=x onerror=alert(1)>\x1b[31m"
+
+
+@contextmanager
+def shown(view: View, credentials: Credentials = Credentials()) -> Iterator[tuple[HttpServer, Endpoints]]:  # noqa: B008
+    endpoints = Endpoints(Watched({}, dict, view))
+    with closing(endpoints), HttpServer(HERE, endpoints.app, credentials) as server:
+        yield server, endpoints
+        endpoints.end()
+
+
+def job_view(bench: Bench, log: CheckpointLog | None = None, problem: str | None = None) -> JobView:
+    curves = Curves()
+    curves.note("train", 1, {"loss": 0.5})
+    return JobView(
+        bench.master, bench.store, lambda: problem, log or CheckpointLog(), curves, "elastable train --resume"
+    )
+
+
+class Tags(HTMLParser):
+    """Every tag of a page with its attributes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.found if name == tag]
+
+
+TAGS = Tags(PAGE.html)
+
+
+def test_the_page_loads_nothing_from_anywhere() -> None:
+    for tag, attributes in TAGS.found:
+        for name in ("src", "href", "action", "srcset", "data", "poster"):
+            value = attributes.get(name)
+            assert value is None or value.startswith(("#", "data:")), (tag, value)
+        assert not [name for name in attributes if name.startswith("on")], tag
+        assert "style" not in attributes, tag
+    without_names = PAGE.html.replace("http://www.w3.org/2000/svg", "")
+    assert not re.search(r"https?://|@import|url\(|import\(|fetch\(|XMLHttpRequest|WebSocket", without_names)
+
+
+def test_what_the_server_says_is_never_markup() -> None:
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", PAGE.html)
+
+
+def test_its_policy_lets_its_own_script_and_style_run_and_nothing_else() -> None:
+    with shown(dict) as (server, _):
+        answer = get(server.url)
+    assert answer.text == PAGE.html
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    for tag in ("script", "style"):
+        (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", PAGE.html, re.DOTALL)
+        assert base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() in policy
+
+
+def test_a_screen_reader_finds_its_way() -> None:
+    assert TAGS.all("html") == [{"lang": "en"}]
+    assert [tag for tag, _ in TAGS.found if tag in ("header", "main", "h1")] == ["header", "h1", "main"]
+    ids = [attributes["id"] for _, attributes in TAGS.found if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for section in TAGS.all("section"):
+        assert section["aria-labelledby"] in ids
+    for tag, attributes in TAGS.found:
+        if attributes.get("role") == "region":
+            assert (tag, attributes["tabindex"], attributes["aria-labelledby"] in ids) == ("div", "0", True)
+    (progress,) = TAGS.all("progress")
+    assert progress["aria-label"]
+    assert {attributes.get("role") for _, attributes in TAGS.found} >= {"status", "alert"}
+    assert TAGS.all("a")[0]["href"] == "#content"
+
+
+def test_it_fits_a_phone_and_both_themes() -> None:
+    assert any(meta.get("content") == "width=device-width, initial-scale=1" for meta in TAGS.all("meta"))
+    assert "prefers-color-scheme: dark" in PAGE.html
+    assert set(re.findall(r"getElementById|at\(\"([\w-]+)\"\)", PAGE.html)) - {""} <= {
+        str(attributes["id"]) for _, attributes in TAGS.found if "id" in attributes
+    }
+
+
+def state_of(view: View) -> Mapping[str, Any]:
+    with shown(view) as (server, _):
+        answer = get(f"{server.url}state")
+    assert answer.headers["content-type"] == "application/json"
+    found: Mapping[str, Any] = json.loads(answer.text)
+    return found
+
+
+def test_it_shows_a_job_from_its_beginning_to_its_end() -> None:
+    bench = Bench()
+    before = state_of(job_view(bench))
+    assert (before["state"], before["version"], before["why"]) == ("waiting", 0, "the job has not begun")
+    drive(bench, [FakeWorker(bench.master, bench.store) for _ in range(2)])
+    after = state_of(job_view(bench))
+    assert (after["state"], after["version"]) == ("finished", after["versions"])
+    assert (after["records"], after["records_total"]) == (46, 46)
+    assert after["curves"] == {"loss": [[1, 0.5]]}
+    assert [phase["phase"] for phase in after["phases"]] == ["version", "wait", "sum", "dense", "rows", "callbacks"]
+    assert all(phase["mean_s"] > 0 and phase["p95_s"] > 0 for phase in after["phases"])
+    assert after["tables"][0]["name"] == "t"
+    assert after["tables"][0]["rows"] == 10
+    assert after["resume"] == "elastable train --resume"
+    assert after["problems"] == []
+
+
+def test_a_worker_that_dies_is_gone_and_one_that_comes_back_is_not() -> None:
+    bench = Bench()
+    view = job_view(bench)
+    first = FakeWorker(bench.master, bench.store)
+    assert [worker["state"] for worker in state_of(view)["workers"]] == ["idle"]
+    first.session.close()
+    (gone,) = [worker for worker in state_of(view)["workers"] if worker["state"] == "gone"]
+    assert gone["id"] == first.identity.incarnation
+    told = [problem["what"] for problem in state_of(view)["problems"]]
+    assert told == ["It left or died: 0 micro-batches go to others."]
+    bench.master.join(first.identity)
+    assert [worker["state"] for worker in state_of(view)["workers"]] == ["idle"]
+
+
+def test_refusals_and_failed_checkpoints_say_what_to_do() -> None:
+    bench, log = Bench(), CheckpointLog()
+    log.note_failure(7, 0.5, "No space left on device")
+    worker = FakeWorker(bench.master, bench.store)
+    bench.master.report_failure(worker.identity.incarnation, ModelError(HOSTILE), fatal=False)
+    problems = state_of(job_view(bench, log))["problems"]
+    refused, failed = (next(p for p in problems if p["who"].startswith(who)) for who in ("worker", "the checkpoint"))
+    assert "\x1b" not in refused["what"]
+    assert "<img src=x" in refused["what"]  # the page shows it as text
+    assert "model file" in refused["advice"]
+    assert "No space left" in failed["what"]
+    assert "Make room" in failed["advice"]
+
+
+def test_a_store_that_is_away_is_not_asked() -> None:
+    state = state_of(job_view(Bench(), problem="Unavailable: nobody answers"))
+    assert (state["store_ready"], state["tables"]) == (False, [])
+    assert "network" in state["problems"][0]["advice"]
+
+
+def test_a_metric_that_is_not_a_number_is_json_all_the_same() -> None:
+    curves = Curves()
+    curves.note("train", 1, {"loss": float("nan")})
+    curves.note("train", 2, {"loss": 1.0})
+    assert curves.points() == {"loss": [(2, 1.0)]}
+
+
+def test_curves_are_bounded_and_keep_their_ends() -> None:
+    curves = Curves()
+    for version in range(1, 10_001):
+        curves.note("train", version, {"loss": 1.0 / version})
+    curves.note("epoch", 10_000, {"loss": 5.0, "val_loss": 7.0})
+    points = curves.points()
+    assert len(points["loss"]) <= 256
+    assert points["loss"][0] == (1, 1.0)
+    assert points["loss"][-1][0] > 9_900
+    assert points["val_loss"] == [(10_000, 7.0)]
+
+
+def test_a_parameter_server_shows_its_tables() -> None:
+    with MemoryStore() as store:
+        state = state_of(ServerView(BareMaster(store).status, store, lambda: None))
+        away = state_of(ServerView(BareMaster(store).status, store, lambda: "Unavailable: gone"))
+    assert (state["kind"], state["state"], state["tables"]) == ("server", "training", [])
+    assert (away["store_ready"], len(away["problems"])) == (False, 1)
+
+
+def test_every_error_of_a_worker_has_an_advice_or_says_enough() -> None:
+    assert "model file" in advice_on("ModelError")
+    assert advice_on("ZeroDivisionError") == "Look at the worker's log."
+    assert advice_on("__all__") == "Look at the worker's log."
+
+
+def events(server: HttpServer, headers: Mapping[str, str] | None = None) -> tuple[http.client.HTTPConnection, Any]:
+    connection = http.client.HTTPConnection(server.address.host, server.address.port, timeout=LIMIT_S)
+    connection.request("GET", "/events", headers=dict(headers or {}))
+    return connection, connection.getresponse()
+
+
+def next_event(reply: Any) -> Mapping[str, Any] | None:
+    """The data of the next event; None: the stream has ended."""
+    while line := reply.readline():
+        if line.startswith(b"data: "):
+            found: Mapping[str, Any] = json.loads(line.removeprefix(b"data: "))
+            return found
+    return None
+
+
+def test_events_come_until_the_process_ends_and_the_last_is_its_last_state() -> None:
+    said = {"state": "training"}
+    with shown(lambda: said) as (server, endpoints):
+        connection, reply = events(server)
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        assert next_event(reply) == {"state": "training"}
+        said["state"] = "finished"
+        endpoints.end()
+        seen = [event["state"] for event in iter(lambda: next_event(reply), None) if event is not None]
+        assert seen[-1] == "finished"
+        connection.close()
+
+
+def test_only_some_streams_are_served_and_one_that_ends_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_stream, "MOST_STREAMS", 1)
+    with shown(lambda: {"state": "training"}) as (server, endpoints):
+        connection, reply = events(server)
+        assert next_event(reply) is not None
+        assert get(f"{server.url}events").status == 503
+        reply.close()
+        connection.close()
+        while True:  # the server hears of it with its next event
+            connection, reply = events(server)
+            if reply.status == 200:
+                break
+            connection.close()
+        endpoints.end()
+        assert next_event(reply) is not None
+        connection.close()
+
+
+def test_it_shows_nothing_without_the_token() -> None:
+    view = job_view(Bench())
+    with shown(view, Credentials(reader_token=TOKEN)) as (server, _):
+        for path in ("", "state", "events"):
+            answer = get(f"{server.url}{path}")
+            assert (answer.status, "waiting" in answer.text, "<main" in answer.text) == (401, False, False)
+        assert get(f"{server.url}state", {"Authorization": f"Bearer {TOKEN}"}).status == 200
+
+
+def test_what_a_checkpoint_was_is_in_the_view() -> None:
+    log = CheckpointLog()
+    log.note(4, 0.25, "s3://bucket/ckpt-4")
+    (found,) = state_of(job_view(Bench(), log))["checkpoints"]
+    assert found == {**asdict(log.noted()[0])}
+    assert (found["version"], found["seconds"], found["bytes"]) == (4, 0.25, None)
