@@ -14,6 +14,7 @@ from elastable.embedding_store.log.base_file import base_paths
 from elastable.embedding_store.log.contract import Buffer, Log, LogEntry
 from elastable.embedding_store.log.folder_lock import FolderLock, sync_folder
 from elastable.embedding_store.log.framing import frame_header
+from elastable.embedding_store.log.reserved_blocks import ReservedBlocks
 from elastable.embedding_store.log.segment import Segment, SegmentReader, segment_name, write_all
 from elastable.embedding_store.log.segments import open_segments, segment_names
 
@@ -63,7 +64,7 @@ class FileLog(Log):
         self._policy, self._segment_bytes = fsync, segment_bytes
         self._guard = threading.Lock()  # of the list of segments and of the file that is written
         self._failure: str | None = None
-        self._fd = -1
+        self._fd, self._reserved = -1, ReservedBlocks()
         self._unsynced = threading.Event()
         self._closing = threading.Event()
         self._syncing: threading.Thread | None = None
@@ -71,7 +72,7 @@ class FileLog(Log):
         try:
             self._segments = open_segments(self.folder)
             if self._segments:
-                self._fd = os.open(self._segments[-1].path, os.O_RDWR | os.O_CLOEXEC)
+                self._open_newest()
         except BaseException:
             self._lock.release()
             raise
@@ -128,6 +129,7 @@ class FileLog(Log):
             if newest is None or newest.bytes >= self._segment_bytes:
                 self._begin_segment(sequence, previous)
             segment = self._segments[-1]
+            self._reserved.reserve(self._fd, segment.bytes, [header, *parts])
             try:
                 segment.bytes += write_all(self._fd, [header, *parts], segment.bytes)
             except OSError as error:
@@ -157,12 +159,13 @@ class FileLog(Log):
         """Removes whole segments; the newest one stays, and so does entry `through`: it knows where the next begins."""
         with self._guard:
             self._require_usable()
-            while len(self._segments) > 1 and self._segments[0].last < through:
-                path = self._segments[0].path
-                try:
-                    path.unlink(missing_ok=True)
-                except OSError as error:
-                    raise StoreFailed(f"{path} cannot be removed: {error.strerror}") from error
+            paths = [segment.path for segment in self._segments[:-1] if segment.last < through]
+        for path in paths:
+            try:
+                path.unlink(missing_ok=True)  # not under the guard: it takes as long as several appends
+            except OSError as error:
+                raise StoreFailed(f"{path} cannot be removed: {error.strerror}") from error
+            with self._guard:
                 del self._segments[0]
 
     def truncate(self, after: int) -> None:
@@ -191,8 +194,10 @@ class FileLog(Log):
             fd, self._fd = self._fd, -1
             if fd >= 0:
                 try:
-                    if self._policy != "never" and self._failure is None:
-                        os.fdatasync(fd)
+                    if self._failure is None:
+                        self._reserved.give_back(fd, self._segments[-1].bytes)
+                        if self._policy != "never":
+                            os.fdatasync(fd)
                 finally:
                     os.close(fd)
             self._failure = self._failure or "it is closed"
@@ -201,8 +206,10 @@ class FileLog(Log):
     def _begin_segment(self, first: int, previous: int) -> None:
         path = self.folder / segment_name(first)
         try:
-            if self._fd >= 0 and self._policy != "never":
-                os.fdatasync(self._fd)
+            if self._fd >= 0:
+                self._reserved.give_back(self._fd, self._segments[-1].bytes)
+                if self._policy != "never":
+                    os.fdatasync(self._fd)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             sync_folder(self.folder)
         except OSError as error:
@@ -210,6 +217,7 @@ class FileLog(Log):
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = fd
+        self._reserved.begin(0)
         self._segments.append(Segment(path, first, first - 1, 0, previous, previous))
 
     def _undo_append(self, segment: Segment, sequence: int, error: OSError) -> NoReturn:
@@ -231,7 +239,11 @@ class FileLog(Log):
         self._fd = -1
         segment.path.unlink(missing_ok=True)
         if self._segments:
-            self._fd = os.open(self._segments[-1].path, os.O_RDWR | os.O_CLOEXEC)
+            self._open_newest()
+
+    def _open_newest(self) -> None:
+        self._fd = os.open(self._segments[-1].path, os.O_RDWR | os.O_CLOEXEC)
+        self._reserved.begin(self._segments[-1].bytes)
 
     def _cut_newest(self, after: int) -> None:
         segment = self._segments[-1]

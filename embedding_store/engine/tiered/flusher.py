@@ -17,7 +17,8 @@ __all__ = ["Flusher"]
 
 _log = logging.getLogger(__name__)
 
-_LOG_SHARE = 4  # a pass begins when the log has grown to one part in so many of what it may take
+_LOG_SHARE = 2  # a pass begins when the log has grown to one part in so many of what it may take: a hot row that
+# changed in many versions is written once, and there is room for what is committed meanwhile
 _PAUSE_AFTER_FAILURE_S = 1.0
 
 

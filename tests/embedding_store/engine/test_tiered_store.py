@@ -218,6 +218,17 @@ def test_commits_wait_for_a_tier_that_is_slow_and_fail_where_it_is_gone(tmp_path
         assert everything(store) == before
 
 
+def test_rows_that_change_again_and_again_are_written_when_half_of_the_log_is_full(tmp_path: Path) -> None:
+    log = FileLog(tmp_path, segment_bytes=4096)
+    with tiered_store(FailingTier(keeps_positions=False), log, HUGE, log_bytes=200_000) as store:
+        store.create_table(SPECS["dynamic"])
+        assert store._flusher is not None
+        while log.bytes <= 100_000:
+            assert not store._flusher.wanted
+            step(store, list(range(MOST)), 0, ["dynamic"])
+        assert store._flusher.wanted
+
+
 @pytest.mark.parametrize("budget", [TINY, HUGE])
 def test_a_version_that_was_staged_can_be_taken_back_until_the_next_one_is(tmp_path: Path, budget: int) -> None:
     tier = FailingTier(keeps_positions=False)

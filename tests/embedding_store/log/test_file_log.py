@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import BadInput, FutureVersion, StaleVersion, StoreBroken, StoreFailed
+from elastable.embedding_store.log import reserved_blocks
 from elastable.embedding_store.log.file_log import FileLog, FsyncPolicy
 from elastable.embedding_store.log.framing import HEADER_BYTES
 from elastable.embedding_store.log.segment import segment_name
@@ -269,3 +270,71 @@ def test_what_was_acknowledged_survives_kill_9(tmp_path: Path, appender: subproc
     for number, (sequence, version, payload) in enumerate(entries, 1):
         assert sequence == version == number
         assert payload == bytes([version % 251]) * (version * 977 % 9_001)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="blocks are reserved on Linux")
+def test_blocks_are_reserved_while_a_segment_is_written_and_freed_when_it_is_done(tmp_path: Path) -> None:
+    def blocks(path: Path) -> int:
+        return path.stat().st_blocks * 512
+
+    with FileLog(tmp_path, segment_bytes=200_000) as log:
+        log.append(1, 1, [bytes(100_000)])
+        first = tmp_path / segment_name(1)
+        length = first.stat().st_size
+        assert length == HEADER_BYTES + 100_000, "the length is that of the entries"
+        reserves = blocks(first) >= 1 << 20  # a file system may refuse to
+        log.append(2, 2, [bytes(100_000)])
+        log.append(3, 3, [bytes(100_000)])
+        second = tmp_path / segment_name(3)
+        assert blocks(first) < 300_000, "a full segment keeps what it needs"
+        assert (blocks(second) >= 1 << 20) == reserves
+    assert blocks(second) < 200_000
+    with FileLog(tmp_path, segment_bytes=200_000) as log:
+        assert [entry.sequence for entry in log.entries()] == [1, 2, 3]
+
+
+def test_entries_are_appended_where_no_blocks_can_be_reserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def refuses(fd: int, mode: int, offset: int, length: int) -> int:
+        asked.append(length)
+        return -1
+
+    monkeypatch.setattr(reserved_blocks, "_system_call", lambda: refuses)
+    with FileLog(tmp_path) as log:
+        appended = fill(log)
+        assert read(log) == appended
+    assert len(asked) == 1, "a file system that cannot is asked once a segment"
+
+
+def test_entries_are_appended_while_old_segments_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FileLog(tmp_path, segment_bytes=1) as log:
+        appended = fill(log)
+        plain = Path.unlink
+
+        def appending(path: Path, missing_ok: bool = False) -> None:
+            log.append(log.last + 1, 0, [b"meanwhile"])  # would wait for ever if the log were held
+            plain(path, missing_ok=missing_ok)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", appending)
+            log.trim(4)
+        meanwhile = [(sequence, 0, b"meanwhile") for sequence in range(len(PAYLOADS) + 1, len(PAYLOADS) + 4)]
+        assert (log.first, read(log, after=3)) == (4, appended[3:] + meanwhile)
+    with FileLog(tmp_path, segment_bytes=1) as log:
+        assert read(log, after=3) == appended[3:] + meanwhile
+
+
+def test_segments_that_cannot_be_removed_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    with FileLog(tmp_path, segment_bytes=1) as log:
+        appended = fill(log)
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", fails)
+            with pytest.raises(StoreFailed, match="cannot be removed: Operation not permitted"):
+                log.trim(4)
+        assert read(log) == appended
+        log.trim(4)
+        assert read(log, after=3) == appended[3:]
