@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from elastable.commands.checkpoint import checkpoint
-from elastable.commands.inspect import lookup, status
+from elastable.commands.inspecting.lookup import lookup
+from elastable.commands.inspecting.status import status
 from elastable.commands.job import master, train
 from elastable.commands.kg import kg
 from elastable.commands.log import log

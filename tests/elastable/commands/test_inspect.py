@@ -1,4 +1,4 @@
-"""What `elastable status` shows of names that others gave themselves."""
+"""What `elastable status` and `elastable lookup` show, and what they refuse."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from elastable.commands.inspect import _integers, _progress_table
-from elastable.embedding_store.errors import BadInput
-from elastable.master.api import JobStatus
+from elastable.commands.inspecting.lookup import _integers
+from elastable.commands.inspecting.status import _progress_table, _reports, _shown
+from elastable.embedding_store.errors import BadInput, Unavailable
+from elastable.master.api import GoneWorker, JobStatus, WorkerIdentity, WorkerStatus
 
 
 def test_markup_in_names_is_text() -> None:
@@ -29,3 +30,49 @@ def test_ids_of_the_command_line_are_never_floats() -> None:
     for text in (str(2**63), "9" * 5_000, "1e3", "1.0"):
         with pytest.raises(BadInput, match="is no id of table 't'"):
             _integers("t", [text])
+
+
+class Told:
+    """A master that says one status after the other, and is gone then."""
+
+    def __init__(self, *told: JobStatus) -> None:
+        self._told = list(told)
+
+    def status(self) -> JobStatus:
+        if not self._told:
+            raise Unavailable("nobody answers")
+        return self._told.pop(0)
+
+    def pins(self) -> tuple[()]:
+        return ()
+
+
+def at(version: int, state: str = "training") -> JobStatus:
+    worker, gone = WorkerIdentity("a", "here", 11), WorkerIdentity("b", "there", 22)
+    return JobStatus(
+        job="j", state=state, mode="sync", version=version, versions_total=10, epoch=0, epochs=1,
+        records_trained=100 * version, metrics={}, workers=(WorkerStatus(worker, 2, 7, 50.0, 3.0),), store="memory",
+        records_total=1_000, records_per_s=4.0, gone=(GoneWorker(gone, 1, 5, 60.0),),
+    )  # fmt: skip
+
+
+def test_it_says_how_fast_it_is_how_long_it_takes_and_who_is_gone() -> None:
+    out = StringIO()
+    Console(file=out, width=120).print(_shown(at(1), ()))
+    for text in ("100 of 1,000", "examples/s", "0:03:45", "working", "50", "3 s ago", "gone", "left 60 s ago"):
+        assert text in out.getvalue()
+    assert at(1).seconds_left == 225.0
+    assert at(1, "finished").seconds_left is None
+
+
+def test_it_is_watched_until_the_job_ends() -> None:
+    told = Told(at(1), at(2), at(3, "finished"), at(4))
+    assert [reported.version for reported, _ in _reports(told, told, 1e-3)] == [1, 2, 3]  # type: ignore[arg-type]
+
+
+def test_a_master_that_has_done_all_may_be_gone_and_another_may_not() -> None:
+    told = Told(at(9), at(10, "evaluating"))
+    assert [reported.version for reported, _ in _reports(told, told, 1e-3)] == [9, 10]  # type: ignore[arg-type]
+    told = Told(at(9))
+    with pytest.raises(Unavailable):
+        list(_reports(told, told, 1e-3))  # type: ignore[arg-type]

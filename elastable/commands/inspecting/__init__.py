@@ -1,0 +1,1 @@
+"""`elastable status` and `elastable lookup`: what a running job or a store holds."""

@@ -1,0 +1,203 @@
+"""`elastable status`: how far a job is, once or again and again."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+
+from elastable.commands.command_line import AS_JSON, takes
+from elastable.embedding_store.contract.pins import PinStatistics
+from elastable.embedding_store.contract.row_data import FlushStatus
+from elastable.embedding_store.errors import Unavailable
+from elastable.embedding_store.option import Option, check_options, required, setting
+from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.master.api import JobStatus, Refusal
+from elastable.master.wire.client import MasterClient
+
+__all__ = ["status"]
+
+_ENDED = ("finished", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class _StatusOptions:
+    master: str = required(Option("Address of the master.", metavar="HOST:PORT"))
+    as_json: bool = setting(False, AS_JSON)
+    watch: bool = setting(False, Option("Show it until the job has ended; with --json a line each time."))
+    every_s: float = setting(2.0, Option("With --watch: how often.", flags=("--every",), above=0, metavar="SECONDS"))
+    deadline_s: float = setting(
+        5.0,
+        Option("Give up on an unreachable server after this time.", flags=("--deadline",), above=0, metavar="SECONDS"),
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+_Reported = tuple[JobStatus, Sequence[PinStatistics]]
+
+
+@takes(_StatusOptions)
+def status(options: _StatusOptions) -> None:
+    """Show how far a job is, how fast, and who works on it."""
+    with RemoteStore(options.master, deadline_s=options.deadline_s) as store:
+        client = MasterClient(options.master, deadline_s=options.deadline_s)
+        console = Console()
+        if not options.watch:
+            reported = client.status(), store.pins()
+            if options.as_json:
+                typer.echo(json.dumps(_as_json(*reported), indent=2))
+            else:
+                console.print(_shown(*reported))
+            return
+        reports = _reports(client, store, options.every_s)
+        if options.as_json:
+            for each in reports:
+                typer.echo(json.dumps(_as_json(*each)))
+            return
+        if not console.is_terminal:
+            for each in reports:
+                console.print(_shown(*each))
+            return
+        with Live(console=console, auto_refresh=False) as live:
+            for each in reports:
+                live.update(_shown(*each), refresh=True)
+
+
+def _reports(client: MasterClient, store: RemoteStore, every_s: float) -> Iterator[_Reported]:
+    """The status again and again, until the job has ended or its master is gone.
+
+    Raises:
+        Unavailable: the master cannot be reached, and did not say before that the job was about to end.
+    """
+    last: JobStatus | None = None
+    while True:
+        try:
+            reported = client.status(), store.pins()
+        except Unavailable:
+            if last is not None and (last.state == "stopping" or 0 < last.versions_total <= last.version):
+                return
+            raise
+        yield reported
+        last = reported[0]
+        if last.state in _ENDED:
+            return
+        time.sleep(every_s)
+
+
+def _shown(reported: JobStatus, pins: Sequence[PinStatistics]) -> RenderableType:
+    found: list[RenderableType] = [_progress_table(reported), _workers_table(reported)]
+    if reported.flush is not None:
+        found.append(_flush_table(reported.flush))
+    if pins:
+        pinned = Table("version", "seconds left", "rows kept", "bytes", title="pinned versions")
+        for pin in pins:
+            pinned.add_row(f"{pin.version:,}", f"{pin.lease_left_s:.0f}", f"{pin.rows:,}", f"{pin.bytes:,}")
+        found.append(pinned)
+    if reported.refusals:
+        found.append(_refusals_table(reported.refusals))
+    return Group(*found)
+
+
+def _workers_table(reported: JobStatus) -> Table:
+    """Those that are there, and then those that left while there was work."""
+    title = f"{len(reported.workers)} workers"
+    workers = Table("host", "pid", "state", "leases", "micro-batches", "examples/s", "last result", title=title)
+    for worker in reported.workers:
+        who, state, heard = worker.identity, "working" if worker.leases else "idle", f"{worker.silent_s:.0f} s ago"
+        rate = f"{worker.records_per_s:,.0f}"
+        workers.add_row(
+            escape(who.host), str(who.pid), state, str(worker.leases), f"{worker.micro_batches:,}", rate, heard
+        )
+    for gone in reported.gone:
+        who, left = gone.identity, f"left {gone.seconds_ago:.0f} s ago"
+        workers.add_row(
+            escape(who.host), str(who.pid), "gone", str(gone.leases), f"{gone.micro_batches:,}", "", left, style="dim"
+        )
+    return workers
+
+
+def _refusals_table(refusals: Sequence[Refusal]) -> Table:
+    refused = Table("host", "pid", "how many", "why", title="failed workers")
+    for refusal in refusals:
+        why = f"{refusal.error}: {refusal.message}"
+        refused.add_row(escape(refusal.worker.host), str(refusal.worker.pid), str(refusal.count), escape(why))
+    return refused
+
+
+def _progress_table(reported: JobStatus) -> Table:
+    """How far a job is; of a parameter server without a model, which has no end, at which version it is."""
+    endless = not reported.versions_total
+    title = "parameter server" if endless else f"job {escape(reported.job)}"
+    table = Table(title=title, show_header=False, title_justify="left")
+    if endless:
+        table.add_row("version", f"{reported.version:,}")
+        table.add_row("records pushed", f"{reported.records_trained:,}")
+        return table
+    table.add_row("state", escape(reported.state))
+    table.add_row("mode", escape(reported.mode))
+    table.add_row("store", escape(reported.store))
+    table.add_row("version", f"{reported.version:,} of {reported.versions_total:,}")
+    table.add_row("epoch", f"{min(reported.epoch + 1, reported.epochs)} of {reported.epochs}")
+    total = f" of {reported.records_total:,}" if reported.records_total else ""
+    table.add_row("records trained", f"{reported.records_trained:,}{total}")
+    table.add_row("examples/s", f"{reported.records_per_s:,.0f}")
+    table.add_row("time left", _duration(reported.seconds_left))
+    for name, value in reported.metrics.items():
+        table.add_row(escape(name), f"{value:.4f}")
+    return table
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "unknown"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
+
+
+def _flush_table(flush: FlushStatus) -> Table:
+    """How far the tier of the store is behind."""
+    table = Table(title="rows written behind", show_header=False, title_justify="left")
+    table.add_row("written up to version", f"{flush.flushed_version:,} of {flush.version:,}")
+    table.add_row("changed rows", f"{flush.changed_rows:,}")
+    table.add_row("log", f"{flush.log_bytes:,} bytes")
+    table.add_row("commits that waited", f"{flush.waits:,}, for {flush.waited_s:.1f} s")
+    if flush.failure is not None:
+        table.add_row("failure", escape(flush.failure))
+    return table
+
+
+def _as_json(reported: JobStatus, pins: Sequence[PinStatistics]) -> dict[str, object]:
+    apart = ("workers", "refusals", "gone")
+    plain = {name: getattr(reported, name) for name in reported.__slots__ if name not in apart}
+    plain["metrics"], plain["seconds_left"] = dict(reported.metrics), reported.seconds_left
+    plain["flush"] = None if reported.flush is None else asdict(reported.flush)
+    plain["workers"] = [
+        {
+            "host": w.identity.host,
+            "pid": w.identity.pid,
+            "leases": w.leases,
+            "micro_batches": w.micro_batches,
+            "records_per_s": w.records_per_s,
+            "silent_s": w.silent_s,
+        }
+        for w in reported.workers
+    ]
+    plain["gone"] = [
+        {"host": g.identity.host, "pid": g.identity.pid, "leases": g.leases, "seconds_ago": g.seconds_ago}
+        for g in reported.gone
+    ]
+    plain["refusals"] = [
+        {"host": r.worker.host, "pid": r.worker.pid, "error": r.error, "message": r.message, "count": r.count}
+        for r in reported.refusals
+    ]
+    return {**plain, "pins": [asdict(pin) for pin in pins]}
