@@ -98,8 +98,8 @@ def _prepared() -> tuple[Columns, Labels]:
 
 
 def _keep(cached: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
-    """Writes the cache, if its folder is writable."""
-    with contextlib.suppress(PermissionError):
+    """Writes the cache, if its folder is writable: in a container it may be read-only."""
+    with contextlib.suppress(OSError):
         cached.parent.mkdir(parents=True, exist_ok=True)
         # Several processes may start at once: each writes a file of its own, and the rename is atomic.
         with tempfile.NamedTemporaryFile(dir=cached.parent, suffix=".npz", delete=False) as own:

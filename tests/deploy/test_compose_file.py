@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -69,19 +70,18 @@ def test_rows_and_runs_lie_on_named_volumes(compose: dict[str, Any]) -> None:
 
 
 def test_redis_writes_an_append_only_file_to_its_volume(compose: dict[str, Any]) -> None:
-    command = compose["services"]["redis"]["command"]
+    command = compose["services"]["redis"]["command"][-1]
     assert "--appendonly yes" in command
     assert "--dir /data" in command
 
 
 def test_the_append_only_file_is_rewritten_by_the_limits_that_were_measured(compose: dict[str, Any]) -> None:
-    assert " ".join(COMPOSE_LIMITS) in " ".join(compose["services"]["redis"]["command"].split())
+    assert " ".join(COMPOSE_LIMITS) in compose["services"]["redis"]["command"][-1]
 
 
 def test_the_image_brings_compiled_kernels_in_a_folder_of_its_user(dockerfile: list[str]) -> None:
     (folder,) = [word.partition("=")[2] for line in dockerfile for word in line.split() if "NUMBA_CACHE_DIR=" in word]
-    user = next(line.split()[1] for line in dockerfile if line.startswith("USER "))
-    assert f"COPY --from=kernels --chown={user}:{user} {folder} {folder}" in dockerfile
+    assert f"COPY --from=kernels --chown=elastable:elastable {folder} {folder}" in dockerfile
 
 
 def test_master_and_worker_are_one_image(compose: dict[str, Any]) -> None:
@@ -93,9 +93,33 @@ def test_master_and_worker_are_one_image(compose: dict[str, Any]) -> None:
 
 def test_nobody_runs_as_root(compose: dict[str, Any], dockerfile: list[str]) -> None:
     users = [line.split()[1] for line in dockerfile if line.startswith("USER ")]
-    assert users == ["elastable"]
+    assert users == ["10001:10001"]  # Kubernetes' runAsNonRoot takes no name
+    assert any("useradd --uid 10001 --user-group" in line for line in dockerfile)
     assert compose["services"]["redis"]["user"] == "redis"
     assert not any("user" in compose["services"][name] for name in ("master", "worker"))
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_is_confined(compose: dict[str, Any], service: str) -> None:
+    settings = compose["services"][service]
+    assert settings["read_only"] is True
+    assert settings["tmpfs"] == ["/tmp"]
+    assert settings["cap_drop"] == ["ALL"]
+    assert settings["security_opt"] == ["no-new-privileges:true"]
+    assert {"pids_limit", "mem_limit"} <= set(settings)
+    assert set(settings["logging"]["options"]) == {"max-size", "max-file"}
+
+
+def test_users_of_redis_are_those_of_the_page(compose: dict[str, Any]) -> None:
+    page = re.findall(r"ACL SETUSER (master|reader) on >secret (.+)", (ROOT / "docs/redis.md").read_text())
+    assert len(page) == 2
+    command = compose["services"]["redis"]["command"][-1]
+    for user, rules in page:
+        assert f"user {user} on >$$ELASTABLE_REDIS_PASSWORD {rules}\n" in command
+    assert "user default off\n" in command
+    assert "user health on nopass +ping\n" in command
+    assert compose["services"]["master"]["environment"]["ELASTABLE_REDIS_USER"] == "master"
+    assert "ELASTABLE_REDIS_PASSWORD" not in compose["services"]["worker"].get("environment", {})
 
 
 def test_the_image_builds_with_the_classic_builder(dockerfile: list[str]) -> None:
@@ -121,7 +145,17 @@ def test_variables_of_the_compose_test_are_those_of_the_compose_file() -> None:
     exported = {
         name for line in re.findall(r"^export (.+)$", script, re.MULTILINE) for name in re.findall(r"(\w+)=", line)
     }
-    assert exported <= known
+    assert exported <= known | {"COMPOSE_FILE"}
+
+
+def test_the_dockerfile_and_the_compose_files_are_well_written() -> None:
+    scripts = Path(sys.executable).parent
+    relaxed = "{extends: relaxed, rules: {line-length: disable}}"
+    files = ["docker-compose.yml", "deploy/tls.yml", "deploy/kubernetes"]
+    for command in (["hadolint", "deploy/Dockerfile"], ["yamllint", "--strict", "-d", relaxed, *files]):
+        words = [str(scripts / command[0]), *command[1:]]
+        ran = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def test_tls_adds_files_and_variables_to_master_and_workers() -> None:

@@ -11,6 +11,7 @@ A page marks a block by an HTML comment on the line above it, which readers do n
 | `<!-- test: serves -->` | the first command goes on in the background until the page ends |
 | `<!-- test: together -->` | every line is a command of its own, and all run at once |
 | `<!-- test: needs docker -->` | not run: a Docker engine is needed (`make compose-test` runs it) |
+| `<!-- test: needs a cluster -->` | not run: a Kubernetes cluster is needed |
 | `<!-- test: needs minutes -->` | not run: takes too long; what it calls must exist |
 | `<!-- test: needs network -->` | not run: fetches from a package index |
 
@@ -26,7 +27,7 @@ from pathlib import Path
 __all__ = ["LANGUAGES", "MARKS", "Block", "blocks_of", "complaints"]
 
 MARKS = frozenset({"output", "sample", "diagram", "file", "serves", "together"})
-MARKS |= {"needs docker", "needs minutes", "needs network"}
+MARKS |= {"needs a cluster", "needs docker", "needs minutes", "needs network"}
 LANGUAGES = frozenset({"python", "sh", "console", "toml", "proto"})
 _NOT_CODE = frozenset({"output", "sample", "diagram"})
 _MARK = re.compile(r"^<!-- test: (?P<mark>.*?)\s*(?:-->)?$")
@@ -94,6 +95,9 @@ def complaints(blocks: list[Block]) -> list[str]:
                 found.append(f"{block}: marked as output, and the block before it prints nothing")
         elif block.language not in LANGUAGES:
             found.append(f"{block}: language {block.language!r}: use one of {', '.join(sorted(LANGUAGES))}, or a mark")
-        elif block.kind in ("serves", "together", "needs docker", "needs minutes") and block.language != "sh":
+        elif (
+            block.kind in ("serves", "together", "needs a cluster", "needs docker", "needs minutes")
+            and block.language != "sh"
+        ):
             found.append(f"{block}: {block.mark!r} is a mark for sh blocks, not {block.language}")
     return found

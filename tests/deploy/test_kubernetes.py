@@ -1,0 +1,163 @@
+"""The files for Kubernetes: valid, confined, and in agreement with the command, the image and Compose."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from elastable.command import app
+from elastable.embedding_store.wire.access.credentials import ENVIRONMENT
+from elastable.process.exit_codes import ExitCode
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "deploy/kubernetes"
+OVERLAYS = sorted(path.name for path in (FOLDER / "overlays").iterdir())
+WRITTEN = [path for path in sorted(FOLDER.glob("*/*.yaml")) if path.name != "kustomization.yaml"]
+LASTING = {ExitCode(number) for number in (2, 3, 4, 9, 11)}
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    return [found for found in yaml.safe_load_all(path.read_text()) if found is not None]
+
+
+def pods(found: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if found["kind"] in ("Job", "StatefulSet", "Deployment"):
+        yield found["spec"]["template"]["spec"]
+
+
+def everything() -> list[dict[str, Any]]:
+    return [found for path in WRITTEN for found in documents(path)]
+
+
+def rendered(overlay: str) -> list[dict[str, Any]]:
+    command = ["kubectl", "kustomize", str(FOLDER / "overlays" / overlay)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert not ran.stderr  # a field that is deprecated
+    return list(yaml.safe_load_all(ran.stdout))
+
+
+def job(found: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    (pod,) = [pod for one in found if one["metadata"]["name"] == name for pod in pods(one)]
+    container: dict[str, Any] = pod["containers"][0]
+    return container
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_what_is_written_is_valid(path: Path) -> None:
+    found = documents(path)
+    assert found
+    for document in found:
+        kubernetes_validate.validate(document, "1.30", strict=True)
+
+
+def test_every_file_is_taken_by_a_kustomization() -> None:
+    for kustomization in FOLDER.rglob("kustomization.yaml"):
+        settings = yaml.safe_load(kustomization.read_text())
+        named = {name for name in settings.get("resources", ()) if name.endswith(".yaml")}
+        named |= {patch["path"] for patch in settings.get("patches", ())}
+        named |= {name for files in settings.get("configMapGenerator", ()) for name in files.get("files", ())}
+        assert named == {path.name for path in kustomization.parent.iterdir()} - {kustomization.name}
+        for other in settings.get("resources", ()):
+            assert (kustomization.parent / other).exists()
+
+
+def test_every_pod_is_confined() -> None:
+    found = [pod for one in everything() for pod in pods(one)]
+    assert len(found) == 3
+    for pod in found:
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert isinstance(pod["securityContext"]["runAsUser"], int)
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["terminationGracePeriodSeconds"] >= 30
+        for container in pod["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert {"requests", "limits"} <= set(container["resources"])
+            assert {"startupProbe", "livenessProbe", "readinessProbe"} <= set(container)
+            assert "/tmp" in {mount["mountPath"] for mount in container["volumeMounts"]}
+
+
+def test_the_image_runs_as_the_user_that_pods_name() -> None:
+    user = re.search(r"^USER (\d+):", (ROOT / "deploy/Dockerfile").read_text(), re.MULTILINE)
+    assert user is not None
+    for path in ("master.yaml", "workers.yaml"):
+        for found in documents(FOLDER / "base" / path):
+            for pod in pods(found):
+                assert pod["securityContext"]["runAsUser"] == int(user[1])
+
+
+@pytest.mark.parametrize("name", ["master", "workers"])
+def test_options_are_those_of_the_command(name: str) -> None:
+    container = job(everything(), f"elastable-{name}")
+    help_text = CliRunner().invoke(app, [container["command"][1], "--help"], env={"COLUMNS": "300"}).output
+    assert container["command"][0] == "elastable"
+    for word in container["args"]:
+        if word.startswith("--"):
+            assert re.search(rf"{re.escape(word.partition('=')[0])}\b", help_text), word
+    given = {literal.partition("=")[0] for literal in _settings(FOLDER / "base")}
+    assert {used for word in container["args"] for used in re.findall(r"\$\((\w+)\)", word)} <= given
+
+
+@pytest.mark.parametrize("name", ["master", "workers"])
+def test_errors_that_last_end_a_job_and_others_do_not(name: str) -> None:
+    (found,) = [one for one in everything() if one["metadata"]["name"] == f"elastable-{name}" and one["kind"] == "Job"]
+    *_, rule = found["spec"]["podFailurePolicy"]["rules"]
+    assert rule["action"] == "FailJob"
+    assert set(rule["onExitCodes"]["values"]) == LASTING
+    script = (ROOT / "deploy/worker.sh").read_text()
+    assert f"{' | '.join(str(int(code)) for code in sorted(LASTING))}) exit" in script
+
+
+def test_users_of_redis_are_those_of_the_page() -> None:
+    page = re.findall(r"ACL SETUSER (master|reader) on >secret (.+)", (ROOT / "docs/redis.md").read_text())
+    script = job(everything(), "elastable-redis")["command"][-1]
+    for user, rules in page:
+        assert re.search(rf"user {user} on >\$\w+ {re.escape(rules)}\n", script)
+
+
+def _settings(folder: Path) -> list[str]:
+    (generator,) = yaml.safe_load((folder / "kustomization.yaml").read_text())["configMapGenerator"]
+    return list(generator["literals"])
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not here")
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_an_overlay_is_rendered_and_valid(overlay: str) -> None:
+    found = rendered(overlay)
+    for document in found:
+        kubernetes_validate.validate(document, "1.30", strict=True)
+    master, workers = job(found, "elastable-master"), job(found, "elastable-workers")
+    redis = [one for one in found if one["metadata"]["name"] == "elastable-redis"]
+    (settings,) = [one["data"] for one in found if one["metadata"]["name"].startswith("elastable-job-")]
+    if overlay == "own-redis":
+        assert not redis
+        assert settings["STORE"].startswith("rediss://")
+    else:
+        assert {one["kind"] for one in redis} == {"Service", "StatefulSet", "NetworkPolicy", "PodDisruptionBudget"}
+        assert settings["STORE"] == "redis://elastable-redis:6379"
+    if overlay == "tls":
+        for container in (master, workers):
+            variables = {one["name"] for one in container["env"]} & set(ENVIRONMENT)
+            assert {"ELASTABLE_TLS_CA", "ELASTABLE_TLS_CERT", "ELASTABLE_TLS_KEY"} < variables
+            assert "--insecure" not in container["args"]
+        assert "ELASTABLE_TOKEN_FILE" not in {one["name"] for one in workers["env"]}
+        assert {one["name"] for one in master["env"]} >= {"ELASTABLE_REDIS_USER", "ELASTABLE_REDIS_PASSWORD"}
+    else:
+        assert "--insecure" in master["args"]
+    if overlay == "own-model":
+        assert settings["MODEL"] == "/model/model.py"
+        for container in (master, workers):
+            assert "/model" in {mount["mountPath"] for mount in container["volumeMounts"]}
