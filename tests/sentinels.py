@@ -12,6 +12,7 @@ import redis
 
 from tests.ports import free_port
 from tests.servers import START_S, Server, running_server
+from tests.waiting import until
 
 __all__ = ["SERVICE", "Watched", "running_watched"]
 
@@ -59,13 +60,31 @@ class Watched:
         master = self.master()
         return next(server for server in self.servers if server is not master)
 
-    def wait_for_replica(self) -> None:
+    def wait_for_replica(self, limit_s: float = START_S) -> None:
         """Returns once the replica is connected and has everything, and the Sentinels know it and each other."""
-        end = time.monotonic() + START_S
+        end = time.monotonic() + limit_s
         while not self._complete():
             if time.monotonic() > end:
-                raise RuntimeError(f"Sentinels are not ready after {START_S} s")
+                raise RuntimeError(f"Sentinels are not ready after {limit_s} s")
             time.sleep(0.05)
+
+    def fail_over(self, limit_s: float = 120.0) -> None:
+        """Makes the replica the master once it has everything that the old one confirmed, and ends the old one."""
+        old = self.master()
+        with old.client() as client:
+            client.client_pause(int(2000 * limit_s), all=False)  # writes wait, and are done nowhere
+        self.wait_for_replica(limit_s)
+        until(lambda: self.master() is not old or self._asks_to_fail_over(), limit_s)
+        until(lambda: self.master() is not old, limit_s)
+        old.kill()
+
+    def _asks_to_fail_over(self) -> bool:
+        try:
+            with self.sentinels[0].client() as client:
+                client.execute_command("SENTINEL FAILOVER", SERVICE)
+        except redis.ResponseError as error:  # what a Sentinel knows of a replica may be too old
+            return "INPROG" in str(error)
+        return True
 
     def _complete(self) -> bool:
         try:
@@ -88,9 +107,16 @@ class Watched:
 
 @contextmanager
 def running_watched(
-    binary: Path, directory: Path, password: str | None = None, sentinel_password: str | None = None
+    binary: Path,
+    directory: Path,
+    password: str | None = None,
+    sentinel_password: str | None = None,
+    down_ms: int = _DOWN_MS,
 ) -> Iterator[Watched]:
-    """A master and a replica, watched by three Sentinels of which two must agree; all stopped at the end."""
+    """A master and a replica, watched by three Sentinels of which two must agree; all stopped at the end.
+
+    A master that is silent for `down_ms` milliseconds is down.
+    """
     with ExitStack() as stack:
         login = ("--masterauth", password) if password else ()
         options = ("--repl-diskless-sync-delay", "0", *login)
@@ -102,7 +128,7 @@ def running_watched(
             client.replicaof("127.0.0.1", master.port)
         lines = [
             f"sentinel monitor {SERVICE} 127.0.0.1 {master.port} 2",
-            f"sentinel down-after-milliseconds {SERVICE} {_DOWN_MS}",
+            f"sentinel down-after-milliseconds {SERVICE} {down_ms}",
             f"sentinel failover-timeout {SERVICE} 5000",
         ]
         if password:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.wire.client import MasterClient
 from tests.preloaded.client import PreloadedProcess
+from tests.waiting import until
 
 MODEL = Path(__file__).parent / "model.py"
 Numbers = dict[str, np.ndarray]
@@ -32,14 +34,25 @@ def trained_numbers(checkpoint: Path) -> Numbers:
     return numbers
 
 
-def train(home: Path, workers: int, optimizer: str, store: str = "memory", kill_one: bool = False) -> Numbers:
-    """50 versions of 4 micro-batches of 16 records, in one master and `workers` worker processes."""
+def train(
+    home: Path,
+    workers: int,
+    optimizer: str,
+    store: str = "memory",
+    kill_one: bool = False,
+    midway: Callable[[], object] | None = None,
+) -> Numbers:
+    """50 versions of 4 micro-batches of 16 records, in one master and `workers` worker processes.
+
+    `midway`: is called after the second version; the job does not end before it returns.
+    """
     environment = {
         **os.environ,
         "EQUALITY_OPTIMIZER": optimizer,
         "EQUALITY_RANDOM": "1",
         "EQUALITY_VOCABULARY": "40",
         "EQUALITY_PAUSE": "0.02" if kill_one else "0",
+        "EQUALITY_GATE": "" if midway is None else str(home / "gate"),
     }
     command = ["-m", "elastable", "master", str(MODEL), "--listen", "127.0.0.1:0", "--store", store]
     command += ["--micro-batch-size", "16", "--grads-to-wait", "4", "--seed", "11", "--run-dir", str(home)]
@@ -51,6 +64,11 @@ def train(home: Path, workers: int, optimizer: str, store: str = "memory", kill_
         started += [_started(home / f"worker-{number}.log", working, environment) for number in range(workers)]
         if kill_one:
             _kill_in_the_middle(address, started[1].pid)
+        if midway is not None:
+            with MasterClient(address, deadline_s=30) as client:
+                until(lambda: client.status().version >= 2, 120)
+            midway()
+            (home / "gate").touch()
         code = started[0].wait(timeout=240)
         assert code == 0, (home / "master.log").read_text()
         codes = [worker.wait(timeout=60) for worker in started[1:]]
