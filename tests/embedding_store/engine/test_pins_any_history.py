@@ -122,7 +122,7 @@ class PinsInAnyHistory(RuleBasedStateMachine):
             for name in NAMES
             if name not in but
         }
-        self.store.commit(Commit(version + 1, updates, version, {}))
+        self.store.commit(Commit(version + 1, updates, version, {}, time=1000 + 0.7 * version))
 
     @rule(ids=IDS)
     def commit_and_pin(self, ids: list[int]) -> None:
@@ -153,7 +153,7 @@ class PinsInAnyHistory(RuleBasedStateMachine):
         version = self.store.version()
         ids = np.unique(np.random.default_rng(seed).integers(1000, 2**40, 600))
         update = TableUpdate(ids, np.ones((len(ids), 2), np.float32))
-        self.store.commit(Commit(version + 1, {"dynamic": update}, version, {}))
+        self.store.commit(Commit(version + 1, {"dynamic": update}, version, {}, time=1000 + 0.7 * version))
 
     @precondition(lambda self: len(self.readers) < 6)
     @rule(lease=st.sampled_from([1.0, 3.0, 10.0]))
