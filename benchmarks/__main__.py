@@ -20,6 +20,7 @@ _BENCHES = (
     "host_embeddings",
     "kg_balance",
     "kg",
+    "kg_beyond_memory",
     "sharded_training",
     "wire",
     "load",

@@ -1,9 +1,12 @@
-"""Knowledge graphs: triples per second compared with PyKEEN's; score-moving compared with embedding-moving.
+"""Knowledge graphs: triples per processor second compared with PyKEEN's; score-moving compared with embedding-moving.
 
-PyKEEN trains the same model with the same dimension, negatives per triple, batch
-and optimizer (Adam), on random graphs of the sizes of CoDEx-S and WN18RR; both
-run on two threads and take turns. PyKEEN runs in a separate environment in
-`.peers/` (`make bench-peers` creates it).
+PyKEEN trains the same model with the same dimension, scores of a step, batch and
+optimizer (Adam), on random graphs of the sizes of CoDEx-S, FB15k-237 and WN18RR;
+both run on two threads and take turns. Seconds are those of the processors, which
+other processes change less. PyKEEN runs in a separate environment in `.peers/`
+(`make bench-peers` creates it).
+
+Workers: one step of all, on 1 to 4 workers (threads) of two cores, with the bytes that a worker sends.
 
 Schemes: two workers (threads) with candidates for each triple, with growing
 numbers of candidates and dimensions; the plot shows where score-moving wins.
@@ -16,6 +19,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,19 +28,23 @@ from benchmarks.harness import RESULTS, Row, compare, interleaved, publish
 from benchmarks.peers import workloads
 from benchmarks.peers.environments import OURS, PYKEEN
 from benchmarks.peers.races import Pairing, Race, Runner, run
+from elastable.embedding_store.native.range_pool import RangePool, available_cores
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 
-__all__ = ["main", "peer_rows", "scheme_rows"]
+__all__ = ["main", "peer_rows", "scheme_rows", "worker_rows"]
 
-_FLOOR = 3.0
-_GRAPHS = {"CoDEx-S": (2_034, 42, 32_888), "WN18RR": (40_943, 11, 86_835)}
+_FLOORS = {"CoDEx-S": 5.0, "FB15k-237": 5.0, "WN18RR": 3.0}
+_GRAPHS = {"CoDEx-S": (2_034, 42, 32_888), "FB15k-237": (14_541, 237, 272_115), "WN18RR": (40_943, 11, 86_835)}
 """Sizes: entities, relations, triples."""
 
 _DIM, _NEGATIVES, _BATCH = 128, 64, 512
 _MODELS = ("TransE", "RotatE", "DistMult", "ComplEx")
+_WHOLE = ("FB15k-237", (("DistMult", 128), ("ComplEx", 128), ("ComplEx", 256)))
+"""The graph, the models and dimensions that are also trained with all entities."""
+_WORKERS, _WORKER_ROUNDS, _WORKER_STEPS = (1, 2, 3, 4), 3, 10
 _SIDES = "benchmarks.peers.sides"
 
 _SCHEMES = ("score-moving", "embedding-moving")
@@ -47,32 +55,70 @@ _SCHEME_BATCH, _SCHEME_STEPS, _SCHEME_ROUNDS = 256, 5, 5
 def main() -> None:
     """Measures, prints, and writes `results/kg.json` and the picture of the crossover."""
     schemes = list(scheme_rows())
-    publish("kg", "Knowledge graphs: Elastable vs. PyKEEN, score-moving vs. embedding-moving", peer_rows() + schemes)
+    title = "Knowledge graphs: Elastable vs. PyKEEN, 1 to 4 workers, score-moving vs. embedding-moving"
+    publish("kg", title, [*peer_rows(), *worker_rows(), *schemes])
     draw(schemes, RESULTS / "kg_schemes.png")
 
 
 def peer_rows(rounds: int = 5, seconds: float = 1.0) -> list[Row]:
-    """Triples per second, compared with PyKEEN's."""
-    rows = []
+    """Triples per processor second, compared with PyKEEN's."""
+    graph, models = _WHOLE
+    asked = [(each, model, _DIM, _NEGATIVES) for each in _GRAPHS for model in _MODELS]
+    asked += [(graph, model, dim, 0) for model, dim in models]
     with tempfile.TemporaryDirectory(prefix="kg-") as home:
-        for graph, (entities, relations, triples) in _GRAPHS.items():
-            settings = {
-                "entities": entities,
-                "relations": relations,
-                "triples": triples,
-                "dim": _DIM,
-                "negatives": _NEGATIVES,
-                "batch": _BATCH,
-            }
-            for model in _MODELS:
-                runners = (
-                    Runner("elastable", OURS, f"{_SIDES}.elastable_triples", model),
-                    Runner("pykeen", PYKEEN, f"{_SIDES}.pykeen_triples", model),
-                )
-                name = f"{model} {_DIM}, {_NEGATIVES} negatives each, {graph}'s size, against PyKEEN"
-                race = Race("triples/s", runners, (Pairing(name, "elastable", "pykeen", _FLOOR),), settings)
-                rows += run(race, Path(home), rounds, seconds)
-    return rows
+        return [row for each in asked for row in _against_pykeen(*each, Path(home), rounds, seconds)]
+
+
+def _against_pykeen(
+    graph: str, model: str, dim: int, negatives: int, home: Path, rounds: int, seconds: float
+) -> list[Row]:
+    entities, relations, triples = _GRAPHS[graph]
+    settings = {
+        "entities": entities,
+        "relations": relations,
+        "triples": triples,
+        "dim": dim,
+        "negatives": negatives,
+        "batch": _BATCH,
+    }
+    runners = (
+        Runner("elastable", OURS, f"{_SIDES}.elastable_triples", model),
+        Runner("pykeen", PYKEEN, f"{_SIDES}.pykeen_triples", model),
+    )
+    others = f"{negatives} negatives each" if negatives else "all entities"
+    name = f"{model} {dim}, {others}, {graph}'s size, against PyKEEN"
+    race = Race("triples/CPU s", runners, (Pairing(name, "elastable", "pykeen", _FLOORS[graph]),), settings)
+    return run(race, home, rounds, seconds)
+
+
+def worker_rows(rounds: int = _WORKER_ROUNDS) -> Iterator[Row]:
+    """Triples per second of 1 to 4 workers on this machine's cores, the reference one worker; and the bytes of each."""
+    entities, relations, count = _GRAPHS["FB15k-237"]
+    triples = workloads.triples(entities, relations, count).astype(np.int32)
+    for name, settings in {
+        "64 negatives each": TrainSettings(dim=_DIM, loss="log-sigmoid", negatives=_NEGATIVES, shared=False),
+        "all entities": TrainSettings(dim=_DIM),
+    }.items():
+        sent = dict[int, int]()
+
+        def pace(workers: int, settings: TrainSettings = settings, sent: dict[int, int] = sent) -> float:
+            def work(group: ReplicaGroup) -> float:
+                pool = RangePool(max(1, available_cores() // workers))
+                trainer = GraphTrainer(group, settings, entities, relations, triples, pool)
+                trainer.run_step()
+                before, began = group.bytes_sent, time.perf_counter()
+                for _ in range(_WORKER_STEPS):
+                    trainer.run_step()
+                seconds = time.perf_counter() - began
+                sent[workers] = (group.bytes_sent - before) // _WORKER_STEPS
+                return _WORKER_STEPS * settings.batch / seconds
+
+            return run_threads(workers, work)[0]
+
+        figures = interleaved({str(workers): partial(pace, workers) for workers in _WORKERS}, rounds)
+        for workers in _WORKERS:
+            of = f"ComplEx {_DIM}, {name}, {workers} workers, {sent[workers] / 2**20:.2f} MiB sent by each a step"
+            yield compare(of, "triples/s", figures[str(workers)], figures["1"])
 
 
 def scheme_rows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,21 +18,18 @@ __all__ = ["prepare"]
 
 
 def prepare(race: str, settings: Mapping[str, Any]) -> Turn:
-    """`race` is the model; a turn's call trains one batch, negatives of each triple drawn anew, with Adam."""
+    """`race` is the model; a turn's call trains one batch with Adam, negatives of each triple drawn anew.
+
+    With the setting `negatives` 0, each triple's tail competes with all entities.
+    """
     keep_freed_memory()
     triples = workloads.triples(settings["entities"], settings["relations"], settings["triples"])
+    whole = not settings["negatives"]
+    loss = {"loss": "whole-softmax"} if whole else {"loss": "log-sigmoid", "negatives": settings["negatives"]}
     chosen = TrainSettings(
-        model=race,
-        dim=settings["dim"],
-        loss="log-sigmoid",
-        negatives=settings["negatives"],
-        shared=False,
-        corruption="ht",
-        reciprocal=False,
-        batch=settings["batch"],
-        optimizer="adam",
-        learning_rate=1e-3,
-    )
+        model=race, dim=settings["dim"], shared=False, corruption="ht", reciprocal=whole, batch=settings["batch"],
+        optimizer="adam", learning_rate=1e-3, **loss,
+    )  # fmt: skip
     pool = RangePool(workloads.THREADS)
     trainer = GraphTrainer(alone(), chosen, settings["entities"], settings["relations"], triples.astype("int32"), pool)
-    return Turn("elastable", trainer.run_step, settings["batch"])
+    return Turn("elastable", trainer.run_step, settings["batch"], time.process_time)

@@ -1,18 +1,21 @@
-"""PyKEEN: one training step with sampled negatives, by the calls of its own training loop."""
+"""PyKEEN: one training step with sampled negatives or all entities, by the calls of its own training loops."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from itertools import cycle
 from typing import Any
 
 import numpy as np
 import pykeen
 import torch
-from pykeen.losses import SoftplusLoss
+from pykeen.losses import CrossEntropyLoss, SoftplusLoss
 from pykeen.models import ComplEx, DistMult, RotatE, TransE
 from pykeen.sampling import BasicNegativeSampler
 from pykeen.triples import CoreTriplesFactory
+from pykeen.triples.instances import LCWAInstances
+from torch.utils.data import default_collate
 
 from benchmarks.peers import workloads
 from benchmarks.peers.rounds import Turn
@@ -23,7 +26,10 @@ _MODELS = {"TransE": TransE, "RotatE": RotatE, "DistMult": DistMult, "ComplEx": 
 
 
 def prepare(race: str, settings: Mapping[str, Any]) -> Turn:
-    """`race` is the model; a turn's call trains one batch, its negatives drawn anew, with Adam."""
+    """`race` is the model; a turn's call trains one batch with Adam, its negatives drawn anew.
+
+    With the setting `negatives` 0, it is a batch of (head, relation) with all entities: LCWA, cross-entropy.
+    """
     torch.set_num_threads(workloads.THREADS)
     torch.manual_seed(0)
     triples = workloads.triples(settings["entities"], settings["relations"], settings["triples"])
@@ -38,17 +44,32 @@ def prepare(race: str, settings: Mapping[str, Any]) -> Turn:
         options["entity_constrainer"] = None
     if race in ("DistMult", "ComplEx"):
         options["regularizer"] = None
-    model = _MODELS[race](triples_factory=factory, embedding_dim=dim, loss=SoftplusLoss(), **options)
+    whole = not settings["negatives"]
+    loss = CrossEntropyLoss() if whole else SoftplusLoss()
+    if whole:
+        factory = CoreTriplesFactory(
+            torch.from_numpy(triples), num_entities=settings["entities"], num_relations=2 * settings["relations"]
+        )
+    model = _MODELS[race](triples_factory=factory, embedding_dim=dim, loss=loss, **options)
     optimizer = torch.optim.Adam(model.get_grad_params(), lr=1e-3)
-    sampler = BasicNegativeSampler(mapped_triples=factory.mapped_triples, num_negs_per_pos=settings["negatives"])
     model.train()
-    order = np.random.default_rng(0).permutation(len(triples))
-    batch = settings["batch"]
-    parts = [order[first : first + batch] for first in range(0, len(order) - batch + 1, batch)]
-    batches = cycle([factory.mapped_triples[torch.from_numpy(part)] for part in parts])
+    step = _with_all(model, optimizer, factory, settings) if whole else _sampled(model, optimizer, factory, settings)
+    library = f"pykeen {pykeen.get_version()}, torch {torch.__version__}"
+    return Turn(library, step, settings["batch"], time.process_time)
+
+
+def _parts(count: int, batch: int) -> Iterator[Any]:
+    order = np.random.default_rng(0).permutation(count)
+    return cycle([order[first : first + batch] for first in range(0, len(order) - batch + 1, batch)])
+
+
+def _sampled(model: Any, optimizer: Any, factory: Any, settings: Mapping[str, Any]) -> Callable[[], None]:
+    triples = factory.mapped_triples
+    sampler = BasicNegativeSampler(mapped_triples=triples, num_negs_per_pos=settings["negatives"])
+    parts = _parts(len(triples), settings["batch"])
 
     def step() -> None:
-        positive = next(batches)
+        positive = triples[torch.from_numpy(next(parts))]
         negative, mask = sampler.sample(positive)
         optimizer.zero_grad()
         true = model.score_hrt(positive)
@@ -57,4 +78,22 @@ def prepare(race: str, settings: Mapping[str, Any]) -> Turn:
         optimizer.step()
         model.post_parameter_update()
 
-    return Turn(f"pykeen {pykeen.get_version()}, torch {torch.__version__}", step, batch)
+    return step
+
+
+def _with_all(model: Any, optimizer: Any, factory: Any, settings: Mapping[str, Any]) -> Callable[[], None]:
+    instances = LCWAInstances.from_triples(
+        factory.mapped_triples, num_entities=settings["entities"], num_relations=factory.num_relations
+    )
+    parts = _parts(len(instances), settings["batch"])
+
+    def step() -> None:
+        batch = default_collate([instances[place] for place in next(parts)])
+        pairs, labels = batch if isinstance(batch, (list, tuple)) else batch.values()
+        optimizer.zero_grad()
+        scores = model.score_t(pairs)
+        model.loss.process_lcwa_scores(scores, labels, None, settings["entities"]).backward()
+        optimizer.step()
+        model.post_parameter_update()
+
+    return step
