@@ -252,7 +252,7 @@ def test_ranks_are_those_of_double_precision(model: str, norm: int) -> None:
     triples = draw.integers(0, [MANY, RELATIONS, MANY], (120, 3)).astype(np.int32)
     settings = TrainSettings(
         model=model,
-        dim=64,
+        dim=16 if model == "TuckER" else 64,  # its formula costs the cube of it
         norm=norm if model in WITH_NORMS else None,
         reciprocal=False,
         loss="log-sigmoid",
