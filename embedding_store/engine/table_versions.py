@@ -78,11 +78,6 @@ class TableVersions:
         """Gives memory back that is kept for the next version."""
         self._spare = None
 
-    @property
-    def spare_bytes(self) -> int:
-        """Bytes of memory that is kept for the next version."""
-        return 0 if self._spare is None else self._spare.bytes
-
     def size(self, version: int) -> tuple[int, int]:
         """Rows and bytes that are kept for a version."""
         images = self._images.get(version)

@@ -6,7 +6,6 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.engine.frames.frame_kernels import (
-    CHANGED,
     CLEAN,
     FREE,
     HELD,
@@ -130,11 +129,6 @@ class RowFrames:
     def changed(self) -> int:
         """Rows that have changed since they were written, or are being written."""
         return int(np.count_nonzero(self.state))
-
-    def changed_among(self, positions: Int64) -> Int64:
-        """Indices of the positions int64 `[n]` whose rows have changed since they were written."""
-        frames, _ = self.find(positions)
-        return np.flatnonzero((frames >= 0) & (self.state[frames] == CHANGED))
 
 
 assert TAKEN < FREE < 0

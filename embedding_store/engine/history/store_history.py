@@ -81,11 +81,6 @@ class StoreHistory:
         """Every change is kept."""
         return True
 
-    @property
-    def log_size(self) -> int:
-        """Bytes that the log takes, without its base."""
-        return self._log.bytes
-
     def refresh(self) -> None:
         """As `Log.refresh`."""
         self._log.refresh()

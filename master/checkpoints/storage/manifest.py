@@ -59,11 +59,6 @@ class TableEntry:
     live: tuple[str, ...] | None = None
     state: str | None = None
 
-    @property
-    def all_files(self) -> tuple[str, ...]:
-        """Every file of the table."""
-        return (*self.files, *(self.live or ()), *((self.state,) if self.state else ()))
-
 
 @dataclass(frozen=True, slots=True)
 class Manifest:

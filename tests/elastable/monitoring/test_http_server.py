@@ -187,7 +187,7 @@ def test_a_head_that_is_too_long_is_refused() -> None:
 
 @pytest.mark.parametrize("said", [b"", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Slow: "])
 def test_a_connection_that_asks_nothing_is_closed(monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
-    monkeypatch.setattr(http_server, "_REQUEST_S", 0.3)
+    monkeypatch.setattr(http_server, "_REQUEST_S", 3.0)
     with served() as server, connection(server) as client:
         client.sendall(said)
         read_to_the_end(client)
