@@ -3,7 +3,8 @@
 The click model (26 tables of together a million rows, Zipf(1.05) or uniform ids) and examples/flights with one worker
 and two. All stores of a job take turns; the others are stopped. Redis is a server with an append-only file, as
 docker-compose.yml starts it. A version's latency is the time from the version before until a client that waits for it
-is answered.
+is answered. Its processor time is that of master, workers and server together: it says what a store costs where other
+programs keep the cores busy.
 
     python -m benchmarks.stores [click] [flights] [more] [STORE ...]
 
@@ -13,6 +14,7 @@ the address of the server.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import tempfile
@@ -24,6 +26,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import redis
 
 from benchmarks.click_job.contenders import Job, click_job
 from benchmarks.flights_job import flights_job
@@ -70,11 +73,15 @@ class _Turns:
 
     Attributes:
         job: The job.
+        servers: Processes of Redis.
         gaps: Seconds between versions, of all turns.
+        processor_us: Microseconds of processor time a version, of each turn.
     """
 
     job: Job
+    servers: Sequence[int] = ()
     gaps: list[float] = field(default_factory=list)
+    processor_us: list[float] = field(default_factory=list)
 
     def turn(self, seconds: float) -> float:
         """Examples/s of a turn."""
@@ -82,13 +89,18 @@ class _Turns:
             time.sleep(0.3)  # caches that others have filled meanwhile
             stamps: list[float] = []
             version = source.version()
+            first, used = version, self._processor_s()
             end = time.perf_counter() + seconds
             while not stamps or stamps[-1] < end:
                 version += 1
                 self._wait(source, version)
                 stamps.append(time.perf_counter())
+            self.processor_us.append(1e6 * (self._processor_s() - used) / (version - first))
         self.gaps += np.diff(stamps).tolist()
         return self.job.examples * (len(stamps) - 1) / (stamps[-1] - stamps[0])
+
+    def _processor_s(self) -> float:
+        return sum(map(_processor_s, [*self.servers, *(process.pid for process in self.job.processes)]))
 
     def _wait(self, source: RemoteSource, version: int) -> None:
         late = time.perf_counter() + _WAIT_S
@@ -140,16 +152,18 @@ def _run(race: _Race) -> list[Row]:
     with ExitStack() as held:
         home = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="stores-")))
         stores: dict[str, list[str]] = {}
+        servers: dict[str, list[int]] = {}
         for number, url in enumerate([_MEMORY, *race.floors]):
             place = home / str(number)
             place.mkdir()
             store = url.replace("{home}", str(place / "store"))
             if "{redis}" in url:
-                store = store.replace("{redis}", held.enter_context(running_redis(place)))
+                address = held.enter_context(running_redis(place))
+                store, servers[url] = store.replace("{redis}", address), [_process_of(address)]
             stores[url] = ["--store", store]
         jobs: dict[str, _Turns] = {}
         for number, (url, options) in enumerate(stores.items()):
-            jobs[url] = _Turns(race.start(f"job-{number}", home / str(number), options))
+            jobs[url] = _Turns(race.start(f"job-{number}", home / str(number), options), servers.get(url, ()))
             held.enter_context(jobs[url].job)
         for turns in jobs.values():
             turns.job.start()
@@ -162,6 +176,8 @@ def _run(race: _Race) -> list[Row]:
     for url, floor in race.floors.items():
         name = f"{race.name}, {_NAMES.get(url, url)}"
         rows.append(compare(f"{name}, against memory", "examples/s", figures[url], figures[_MEMORY], floor))
+        what = f"{name}, processor time of a version, against memory's"
+        rows.append(compare(what, "us", jobs[url].processor_us, jobs[_MEMORY].processor_us))
         rows += _latency(name, jobs[url].gaps, jobs[_MEMORY].gaps, race.latency and url == _REDIS)
     return rows
 
@@ -175,6 +191,18 @@ def _latency(name: str, gaps: Sequence[float], memory: Sequence[float], floors: 
         Row(f"{name}, p50 of a version, against memory's", middle, "us", theirs, theirs / middle, least[0]),
         Row(f"{name}, p99 of a version, against its p50", late, "us", middle, middle / late, least[1]),
     ]
+
+
+def _processor_s(process: int) -> float:
+    """Seconds of processor time that a process has used."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _process_of(address: str) -> int:
+    host, _, port = address.rpartition(":")
+    with redis.Redis(host, int(port)) as client:
+        return int(client.info("server")["process_id"])
 
 
 @contextmanager
