@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
+
+import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 
@@ -98,6 +100,21 @@ class Tier(ABC):
             StoreBroken: part of a table is lost. An id that only has no record is no error.
             StoreFailed, Unavailable, DeadlineExceeded: nothing can be said; rows may be half read.
         """
+
+    def read_apart(self, wanted: Records, places: Int64) -> Int64:
+        """As `read`, of one table and into rows that lie apart; by the calling thread alone, so many may.
+
+        Args:
+            wanted: `rows` may have more rows than there are ids.
+            places: int64 `[n]`, each once: the record of `ids[i]` goes into row `places[i]`.
+
+        Returns:
+            Indices of ids that have no record. Their rows hold anything.
+        """
+        rows = np.empty((len(wanted.ids), wanted.rows.shape[1]), np.uint8)
+        (missing,) = self.read([replace(wanted, rows=rows)])
+        wanted.rows[places] = rows
+        return missing
 
     @abstractmethod
     def write(self, changed: Sequence[Records], deleted: Mapping[str, tuple[Int64, Int64]], sequence: int) -> None:

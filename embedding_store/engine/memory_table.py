@@ -82,20 +82,23 @@ class MemoryTable(ImagedTable):
 
     def _places(self, ids: Int64, positions: Int64, pool: RangePool) -> Int64:
         """`RowDirectory.claim`; ids that have a row, mostly all, are found by all threads."""
-
-        missing: list[int] = []
-
-        def find(start: int, stop: int) -> None:
-            missing.append(self._directory.find(ids[start:stop], positions[start:stop]))
-
-        pool.run(find, len(ids), _FOUND_A_THREAD)
-        strangers = np.flatnonzero(positions < 0) if any(missing) else positions[:0]
+        strangers = np.flatnonzero(positions < 0) if self._find(ids, positions, pool) else positions[:0]
         if not len(strangers):
             return strangers
         places = np.empty(len(strangers), np.int64)
         fresh = strangers[self._directory.claim(ids[strangers], places)]
         positions[strangers] = places
         return fresh
+
+    def _find(self, ids: Int64, positions: Int64, pool: RangePool) -> int:
+        """`RowDirectory.find`, by all threads."""
+        missing: list[int] = []
+
+        def find(start: int, stop: int) -> None:
+            missing.append(self._directory.find(ids[start:stop], positions[start:stop]))
+
+        pool.run(find, len(ids), _FOUND_A_THREAD)
+        return sum(missing)
 
     def follow(self, step: int, learning_rate: float, ends_chapter: bool) -> None:
         """Counts a step, for the rows that it did not update: one for every commit, whether it names the table or not.

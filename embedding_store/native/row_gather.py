@@ -16,8 +16,10 @@ __all__ = [
     "gather",
     "gather_apart",
     "gather_marked",
+    "gather_range",
     "gather_shared",
     "rows_ahead",
+    "rows_in_piece",
     "scale_rows",
     "scatter_rows",
 ]
@@ -49,7 +51,7 @@ def gather(rows: Float32, positions: Int64, out: Float32, stream: bool) -> int:
         out: float32 `[n, dim]`; rows may lie apart, columns may not.
         stream: Past the caches; only where `can_stream(out)`.
     """
-    return int(_gather(rows, positions, out, stream, rows_ahead(rows.shape[1])))
+    return int(gather_range(rows, positions, out, stream, rows_ahead(rows.shape[1])))
 
 
 def gather_shared(rows: Float32, positions: Int64, out: Float32, stream: bool, counter: WorkCounter) -> None:
@@ -58,10 +60,10 @@ def gather_shared(rows: Float32, positions: Int64, out: Float32, stream: bool, c
     Fails `counter` where there is no row at a position. `stream` where `out` cannot be streamed is looked over.
     """
     dim = rows.shape[1]
-    _gather_shared(rows, positions, out, stream, rows_ahead(dim), counter.state, _piece(dim))
+    _gather_shared(rows, positions, out, stream, rows_ahead(dim), counter.state, rows_in_piece(dim))
 
 
-def _piece(dim: int) -> int:
+def rows_in_piece(dim: int) -> int:
     """Rows of a piece, the least that a thread takes at a time; prefetching begins anew for each."""
     return max(256, _VALUES_A_PIECE // dim)
 
@@ -112,7 +114,8 @@ def _can_stream(out: Float32) -> bool:
 
 
 @kernel
-def _gather(rows: Float32, positions: Int64, out: Float32, stream: bool, ahead: int) -> int:
+def gather_range(rows: Float32, positions: Int64, out: Float32, stream: bool, ahead: int) -> int:
+    """`gather` within a kernel; `ahead`: what `rows_ahead` says."""
     last = len(positions) - 1
     size = np.uint64(len(rows))
     count = 0
@@ -140,7 +143,7 @@ def _gather_shared(
     first, last = next_pieces(counter, total)
     while first < last:
         start, stop = first * size, min(last * size, len(positions))
-        if _gather(rows, positions[start:stop], out[start:stop], stream, ahead) < stop - start:
+        if gather_range(rows, positions[start:stop], out[start:stop], stream, ahead) < stop - start:
             fail_work(counter)
         first, last = next_pieces(counter, total)
     leave_work(counter)

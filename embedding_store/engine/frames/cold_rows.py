@@ -33,8 +33,10 @@ class ColdRows:
     def read(self, positions: Int64, cold: Int64, out: Float32) -> None:
         """Rows `positions[cold]` into `out[cold]`, float32 `[n, dim]`, whose rows may lie apart."""
         if self._spec.dtype == "float32" and not self._behind.far:
-            records = self._behind.read(positions[cold], self._layout.slots_at)
-            out[cold] = records.view(np.float32)
+            if out.flags.c_contiguous:
+                self._behind.read_apart(positions[cold], cold, out.view(np.uint8))
+            else:
+                out[cold] = self._behind.read(positions[cold], self._layout.slots_at).view(np.float32)
             return
         for some, scratch in self.rows(positions, cold):
             rows = np.empty((len(some), self._spec.dim), np.float32)

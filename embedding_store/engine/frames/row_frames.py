@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Int64, UInt8
+from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
 from elastable.embedding_store.engine.frames.frame_kernels import (
     CLEAN,
     FREE,
@@ -15,7 +15,9 @@ from elastable.embedding_store.engine.frames.frame_kernels import (
     put_in,
     take_frames,
 )
+from elastable.embedding_store.engine.frames.framed_gather import gather_framed, gather_framed_shared
 from elastable.embedding_store.native.slab import Slab
+from elastable.embedding_store.native.work_stealing import WorkCounter
 
 __all__ = ["RowFrames"]
 
@@ -70,6 +72,20 @@ class RowFrames:
         frames, cold = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
         count = frames_at(self._frame_of.array[:, 0], self._heat, positions, frames, cold, warm)
         return frames, cold[:count]
+
+    def gather(self, rows: Float32, positions: Int64, out: Float32, stream: bool) -> Int64:
+        """Rows at positions int64 `[n]` into `out`, as `gather_framed`; the indices of those that have no frame."""
+        cold = np.empty(len(positions), np.int64)
+        count = gather_framed(rows, self._frame_of.array[:, 0], self._heat, positions, out, stream, cold)
+        return cold[:count]
+
+    def gather_shared(self, rows: Float32, positions: Int64, out: Float32, stream: bool, counter: WorkCounter) -> Int64:
+        """As `gather`, of the rows that this thread takes, as `gather_framed_shared`."""
+        cold = np.empty(len(positions), np.int64)
+        count = gather_framed_shared(
+            rows, self._frame_of.array[:, 0], self._heat, positions, out, stream, cold, counter
+        )
+        return cold[:count]
 
     def take(self, count: int, passes: int = _PASSES) -> Int64:
         """Up to `count` frames for other rows, int64; `put_in` or `give_back` them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.frames.cold_rows import ColdRows
 from elastable.embedding_store.engine.frames.frame_kernels import CLEAN
@@ -21,6 +21,7 @@ __all__ = ["RowsInMemory"]
 
 _LEAST_FRAMES = 64
 _PRESSED_SHARE = 4  # one frame in so many
+_FEWEST_MISSED, _MOST_MISSED = 1 << 12, 1 << 18  # reads of rows without frames, until rows that came again get some
 _SHRINK_BELOW = 0.75  # of the frames that there are
 
 
@@ -48,6 +49,11 @@ class RowsInMemory(TableRows):
     def whole(self) -> bool:
         """Whether every row is in memory, at its position."""
         return self._frames is None
+
+    @property
+    def framed(self) -> bool:
+        """Whether hot rows lie in frames as float32, as `TieredRows.read_together` needs them."""
+        return self._frames is not None and self._rows.plain is not None
 
     @property
     def near(self) -> NearRows:
@@ -99,28 +105,42 @@ class RowsInMemory(TableRows):
             frames.put_in(positions[cold], taken)
 
     @property
-    def unsettled(self) -> int:
-        """Reads of rows without frames since `settle`, where the tier is not far."""
-        return self._missed.count
+    def unsettled(self) -> bool:
+        """Whether lookups have read so many rows without frames that it shows which of them come again.
 
-    def settle(self) -> None:
+        The more frames, the more reads: a row that deserves a frame comes the less often.
+        """
+        frames = 0 if self._frames is None else self._frames.count
+        return self._missed.count > min(max(frames, _FEWEST_MISSED), _MOST_MISSED)
+
+    def read_again(self) -> Int64:
+        """Positions of rows that lookups have read more than once, for `settle`; counting begins anew."""
+        return self._missed.again()
+
+    def settle(self, again: Int64) -> None:
         """Gives frames to rows that lookups have read again and again; in one thread alone.
+
+        Args:
+            again: From `read_again`; some may have no row any more.
 
         Raises:
             StoreBroken, StoreFailed: as `Tier.read`; nothing has changed.
         """
-        frames, again = self._frames, self._missed.again()
+        frames = self._frames
         if frames is None or not len(again):
             return
         again = again[frames.find(again)[1]]
         taken = frames.take(len(again), passes=1)
+        again = again[: len(taken)]
         try:
-            records = self._stored.read(again[: len(taken)], self.layout.record_bytes)
+            records, there = self._stored.read_some(again, self.layout.record_bytes)
         except BaseException:
             frames.give_back(taken)
             raise
-        self.layout.unpack(records, np.arange(len(taken)), self._parts, taken)
-        frames.put_in(again[: len(taken)], taken)
+        used = taken[: len(there)]
+        frames.give_back(taken[len(there) :])
+        self.layout.unpack(records, there, self._parts, used)
+        frames.put_in(again[there], used)
 
     def _hold(self, rows: int, new_slab: SlabMaker) -> None:
         """Makes room in memory for so many rows."""

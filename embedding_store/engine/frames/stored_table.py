@@ -68,6 +68,26 @@ class StoredTable:
         self.require_all(wanted, missing)
         return wanted.rows
 
+    def read_some(self, positions: Int64, record_bytes: int) -> tuple[UInt8, Int64]:
+        """As `read`; some of the positions may have no record.
+
+        Returns:
+            Records, and the indices of those that there are, int64 ascending.
+        """
+        wanted = self.wanted(positions, record_bytes)
+        (missing,) = self._tier.read([wanted])
+        there = np.ones(len(positions), np.bool_)
+        there[missing] = False
+        return wanted.rows, np.flatnonzero(there)
+
+    def read_apart(self, positions: Int64, places: Int64, rows: UInt8) -> None:
+        """As `read`: the record at `positions[i]`, which may repeat, into row `places[i]` of `rows` uint8 `[m, bytes]`.
+
+        Only where the tier is not far.
+        """
+        wanted = Records(self.name, self.ids_at(positions), positions, rows)
+        self.require_all(wanted, self._tier.read_apart(wanted, places))
+
     def require_all(self, wanted: Records, missing: Int64) -> None:
         """Raises `StoreBroken` where the tier has no record of a row that was written to it."""
         if len(missing):

@@ -17,6 +17,7 @@ from elastable.embedding_store.engine.frames.near_rows import once
 from elastable.embedding_store.engine.frames.row_frames import RowFrames
 from elastable.embedding_store.engine.frames.rows_in_memory import RowsInMemory
 from elastable.embedding_store.native.range_pool import RangePool
+from elastable.embedding_store.native.work_stealing import WorkCounter, join_work, leave_work
 
 __all__ = ["TieredRows"]
 
@@ -93,8 +94,40 @@ class TieredRows(RowsInMemory):
         if self._frames is None:
             self._rows.read(positions, out, stream)
             return
-        frames, cold = self._frames.find(positions, warm=True)
-        self._rows.read(frames, out, stream)
+        plain = self._rows.plain
+        if plain is not None:
+            cold = self._frames.gather(plain, positions, out, stream)
+        else:
+            frames, cold = self._frames.find(positions, warm=True)
+            self._rows.read(frames, out, stream)
+        self._read_cold(positions, cold, out)
+
+    def read_together(self, positions: Int64, out: Float32, stream: bool, pool: RangePool) -> bool:
+        """As `read` where the rows are `framed`, by all threads of a pool.
+
+        Returns:
+            Whether the table has all these positions.
+        """
+        frames, plain = self._frames, self._rows.plain
+        assert frames is not None
+        assert plain is not None
+        counter, failures = WorkCounter(pool.threads), list[BaseException]()
+
+        def work() -> None:
+            join_work(counter.state)
+            try:
+                self._read_cold(positions, frames.gather_shared(plain, positions, out, stream, counter), out)
+            except BaseException as error:  # noqa: BLE001 - raised below, in the caller's thread
+                failures.append(error)
+            finally:
+                leave_work(counter.state)
+
+        pool.together(work, counter)
+        if failures:
+            raise failures[0]
+        return not counter.failed
+
+    def _read_cold(self, positions: Int64, cold: Int64, out: Float32) -> None:
         if len(cold):
             self._cold.read(positions, cold, out)
             if not self._stored.far:

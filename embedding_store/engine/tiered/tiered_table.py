@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.spec_json import spec_to_json
@@ -24,6 +24,7 @@ from elastable.embedding_store.engine.tiered.tier_names import TierNames
 from elastable.embedding_store.errors import StoreBroken
 from elastable.embedding_store.log.changes import TableImages
 from elastable.embedding_store.native.ids.id_index import IdIndex
+from elastable.embedding_store.native.range_pool import RangePool
 from elastable.embedding_store.native.slab import SlabMaker
 from elastable.embedding_store.optimizers.base import RowOptimizer
 from elastable.embedding_store.rows.checks import require_ids
@@ -118,6 +119,16 @@ class TieredTable(MemoryTable):
         """Is handed what `bring` asked for."""
         self.behind.require_all(wanted, missing)
         self.tiered.near.add(wanted.positions, wanted.rows)
+
+    def read_together(self, ids: Int64, out: Float32, stream: bool, pool: RangePool) -> bool:
+        framed = self._rows is self.tiered and self.tiered.framed
+        own = self._directory.marks is not None and self._directory.count == self.spec.vocabulary_size
+        positions = ids if own else np.empty(len(ids), np.int64)  # each id at its own, or where the directory says
+        if not framed or (not own and self._find(require_ids(self.spec, ids), positions, pool)):
+            return False
+        if not self.tiered.read_together(positions, out, stream, pool):
+            require_ids(self.spec, ids)
+        return True
 
     def put(self, block: RowBlock) -> None:
         super().put(block)

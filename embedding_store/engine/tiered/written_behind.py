@@ -20,7 +20,6 @@ from elastable.embedding_store.tables.lookup_request import LookupRequest
 
 __all__ = ["DEFAULT_EVERY_S", "WrittenBehind"]
 
-_UNSETTLED_ROWS = 1 << 16  # reads of rows without frames, until it is looked which of them came again
 _NEAR_ROWS = 1 << 14  # rows that lookups have read, until they are given frames
 
 DEFAULT_EVERY_S = 5.0
@@ -137,10 +136,12 @@ class WrittenBehind(LoggedStore, StoreReads):
         if all(table.tiered.whole for table in tables):
             return
         if not tier.tier.far:
-            if sum(table.tiered.unsettled for table in tables) > _UNSETTLED_ROWS:
+            again = [(table, rows, rows.read_again()) for table in tables if (rows := table.tiered).unsettled]
+            if again:
                 with self._lock.writing():
-                    for table in tables:
-                        table.tiered.settle()
+                    for table, rows, positions in again:
+                        if table.tiered is rows:  # the table was not cleared since
+                            rows.settle(positions)
             return
         if sum(table.tiered.near.rows for table in tables) > _NEAR_ROWS:
             with self._lock.writing():

@@ -47,6 +47,7 @@ def load_checked(
     ids: Int64,
     positions: Int64,
     rows: UInt8,
+    places: Int64,
     start: int,
     stop: int,
     failed: npt.NDArray[np.bool_],
@@ -62,8 +63,9 @@ def load_checked(
         items: How many records there may be.
         first, rest: Bytes of a record's parts.
         ids, positions: int64 `[n]`; a position out of range fails.
-        rows: uint8 `[n, width]`: the first bytes of each record go here. A row whose record fails is left as it was.
-        start, stop: The range of rows that are read.
+        rows: uint8 `[m, width]`: the first bytes of each record go here. A row whose record fails is left as it was.
+        places: int64 `[n]`: the row of each record; empty: record i goes into row i.
+        start, stop: The range of records that are read.
         failed: bool `[n]`: is set where a record is not there or fails its check.
 
     Returns:
@@ -72,15 +74,16 @@ def load_checked(
     width, stride = rows.shape[1], record_stride(first, rest)
     second = _part_stride(first)
     taken = second if width <= first else stride
-    staged, flat = np.empty(stride, np.uint8), rows.reshape(-1)
+    staged, flat, lines = np.empty(stride, np.uint8), rows.reshape(-1), file.reshape(-1, 1)
     count = 0
     for i in range(start, stop):
-        _prefetch(file, begin + stride * positions[min(i + _RECORDS_AHEAD, stop - 1)], taken)
+        _prefetch(lines, begin + stride * positions[min(i + _RECORDS_AHEAD, stop - 1)], taken)
         at = begin + stride * positions[i]
         whole = 0 <= positions[i] < items
         if not whole:
             pass
         elif at + taken <= len(file):
+            # Checked as it was copied, not on the way: the compiler reads twice then, and a writer may come between.
             copy_bytes(staged, 0, file, at, taken)
         else:
             whole = _pread(np.int32(fd), np.uintp(staged.ctypes.data), np.uintp(taken), np.int64(at)) == taken
@@ -92,9 +95,10 @@ def load_checked(
             failed[i] = True
             count += 1
             continue
-        copy_bytes(flat, i * width, staged, 8, min(width, first))
+        to = width * (places[i] if len(places) else i)
+        copy_bytes(flat, to, staged, 8, min(width, first))
         if taken > second:
-            copy_bytes(flat, i * width + first, staged, second + 8, width - first)
+            copy_bytes(flat, to + first, staged, second + 8, width - first)
     return count
 
 
@@ -131,7 +135,7 @@ def store_checked(
         -1, or the index in `order` of a record that could not be written.
     """
     width = rows.shape[1]
-    stride, flat = record_stride(first, width - first), rows.reshape(-1)
+    stride, flat, lines = record_stride(first, width - first), rows.reshape(-1), file.reshape(-1, 1)
     most, gap = max(1, _RUN_BYTES // stride), 1
     if len(file) and not through:
         gap += _GAP_BYTES // stride
@@ -144,7 +148,7 @@ def store_checked(
         end = at = begin + stride * positions[order[i]]
         for k in range(i, after):
             if len(file):
-                _prefetch(file, begin + stride * positions[order[min(k + _RECORDS_AHEAD, stop - 1)]], stride)
+                _prefetch(lines, begin + stride * positions[order[min(k + _RECORDS_AHEAD, stop - 1)]], stride)
             place = begin + stride * positions[order[k]]
             if in_place:
                 _put_record(file, place, flat, order[k], width, first, ids, positions)
@@ -221,8 +225,8 @@ def _run_end(positions: Int64, order: Int64, start: int, stop: int, most: int, g
 
 
 @inlined
-def _prefetch(file: UInt8, at: int, size: int) -> None:
-    lines = file.reshape(-1, 1)
+def _prefetch(lines: UInt8, at: int, size: int) -> None:
+    """Asks for bytes of a file, uint8 `[length, 1]`; made so by the caller, once, as that takes longer than this."""
     for line in range(0, size, _LINE):
         prefetch_line(lines, at + line, 0)
 

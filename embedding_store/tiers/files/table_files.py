@@ -34,6 +34,7 @@ _ROWS_A_THREAD = 1 << 8
 _FAR_BYTES = 1 << 15
 _OWNER_BYTES = 16
 _OWNERS_READ = 1 << 18  # at a time
+_IN_ORDER: Int64 = np.empty(0, np.int64)
 
 
 class TableFiles:
@@ -118,16 +119,16 @@ class TableFiles:
         self._rows.allocate(ascending)
         self._owners.allocate(ascending)
 
-    def read(self, wanted: Records, pool: RangePool) -> Int64:
-        """As `Tier.read`, of this table."""
+    def read(self, wanted: Records, pool: RangePool, places: Int64 = _IN_ORDER) -> Int64:
+        """As `Tier.read`, of this table. `places`: as of `Tier.read_apart`; empty: record i goes into row i."""
         failed = np.zeros(len(wanted.ids), np.bool_)
-        if not self._read(wanted, failed, pool):
+        if not self._read(wanted, failed, pool, places):
             return np.empty(0, np.int64)
         missing = np.flatnonzero(failed)
         if wanted.positions[missing].min() < 0:
             raise BadInput(f"positions of {self._name} must be at least 0, got {wanted.positions.min()}")
         if self._owned(wanted.ids[missing], wanted.positions[missing]).any():
-            missing = self._read_again(wanted, missing)
+            missing = self._read_again(wanted, missing, places)
         return missing
 
     def write(self, changed: Records, pool: RangePool) -> None:
@@ -199,14 +200,13 @@ class TableFiles:
     def _name(self) -> str:
         return f"table {self.table.name!r}"
 
-    def _read(self, wanted: Records, failed: npt.NDArray[np.bool_], pool: RangePool) -> int:
+    def _read(self, wanted: Records, failed: npt.NDArray[np.bool_], pool: RangePool, places: Int64 = _IN_ORDER) -> int:
         """Reads what is there; how many are not, or fail: those are set in `failed`."""
         file, counts = self._rows.mapped(), list[int]()
-        place = self._rows.fd, self._rows.begin, self._rows.items, self._first, self._rest
-        ids, positions, rows = wanted.ids, wanted.positions, wanted.rows
+        place = self._rows.fd, self._rows.begin, self._rows.items, self._first, self._rest, wanted.ids, wanted.positions
 
         def some(start: int, stop: int) -> None:
-            counts.append(load_checked(file, *place, ids, positions, rows, start, stop, failed))
+            counts.append(load_checked(file, *place, wanted.rows, places, start, stop, failed))
 
         pool.run(some, len(wanted.ids), _ROWS_A_THREAD)
         return sum(counts)
@@ -227,7 +227,7 @@ class TableFiles:
         if failed:
             raise self._rows.write_failed(int(positions[order[min(failed)]]))
 
-    def _read_again(self, wanted: Records, indices: Int64) -> Int64:
+    def _read_again(self, wanted: Records, indices: Int64, places: Int64) -> Int64:
         """Reads records that failed, now while nobody writes; indices of those that are not there.
 
         Raises:
@@ -241,7 +241,7 @@ class TableFiles:
             failed = np.zeros(len(there), np.bool_)
             if self._read(Records(wanted.table, ids, positions, rows), failed, SERIAL):
                 raise self._rows.read_failed(int(positions[failed][0]))
-        wanted.rows[there] = rows
+        wanted.rows[places[there] if len(places) else there] = rows
         return indices[~owned]
 
     def _owned(self, ids: Int64, positions: Int64) -> npt.NDArray[np.bool_]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.errors import IdOutOfRange
+from elastable.embedding_store.errors import IdOutOfRange, StoreBroken
+from elastable.embedding_store.log.no_log import NoLog
+from elastable.embedding_store.tiers.files.file_tier import FileTier
+from tests.embedding_store.engine.tiered_stores import tiered_store
 from tests.file_stores import file_store
 
 SPEC = TableSpec("t", 64, 20_000, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.1))
@@ -21,10 +26,17 @@ def filled(store: EmbeddingStore) -> EmbeddingStore:
     random = np.random.default_rng(1)
     store.create_table(SPEC)
     ids = np.arange(SPEC.vocabulary_size or 0)
-    store.put(
-        "t", [RowBlock(ids, random.standard_normal((len(ids), 64), np.float32), np.ones((len(ids), 64), np.float32))]
-    )
+    put(store, "t", ids, random.standard_normal((len(ids), 64), np.float32))
     return store
+
+
+def put(store: EmbeddingStore, table: str, ids: Int64, weights: Float32) -> None:
+    """Rows, a few at a time, so that most of them leave memory for the tier again."""
+    for start in range(0, len(ids), 500):
+        part = slice(start, start + 500)
+        store.put(table, [RowBlock(ids[part], weights[part], np.ones((len(ids[part]), 64), np.float32))])
+        if isinstance(store, MemoryStore):
+            store.flush()
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -37,5 +49,42 @@ def test_a_table_in_files_reads_as_one_in_memory(tmp_path: Path, threads: int) -
                 out = np.empty((size, 64), np.float32)
                 files.table("t").lookup(ids, out)
                 np.testing.assert_array_equal(out, memory.lookup({"t": ids})["t"])
-        with pytest.raises(IdOutOfRange, match="20000"):
-            files.lookup({"t": np.array([3, 20_000])})
+        for wrong in (20_000, -1, 2**63 - 1, -(2**63)):
+            for size in (2, 40_000):
+                ids = np.arange(size) % 20_000
+                ids[size // 2] = wrong
+                with pytest.raises(IdOutOfRange, match=f"{wrong}.*position {size // 2}"):
+                    files.lookup({"t": ids})
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_table_with_few_ids_reads_as_one_in_memory(tmp_path: Path, threads: int) -> None:
+    """Ids that have rows in memory, rows in files, and none: of a fixed and of a dynamic table."""
+    random = np.random.default_rng(3)
+    some = random.permutation(30_000)[:15_000]
+    ids = random.integers(0, 30_000, 20_000)
+    weights = random.standard_normal((15_000, 64), np.float32)
+    with MemoryStore() as memory, file_store(tmp_path / "s", 1 << 20, threads=threads) as files:
+        for name, size in (("fixed", 30_000), ("any", None)):
+            spec = replace(SPEC, name=name, vocabulary_size=size)
+            for store in (memory, files):
+                store.create_table(spec)
+                put(store, name, some, weights)
+            for of in (ids, some):
+                expected = memory.lookup({spec.name: of})[spec.name]
+                np.testing.assert_array_equal(files.lookup({spec.name: of})[spec.name], expected)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_row_that_is_torn_in_its_file_is_an_error_for_whichever_thread_reads_it(tmp_path: Path, threads: int) -> None:
+    tier = FileTier(tmp_path / "rows", fsync=False)
+    with tiered_store(tier, NoLog(), 1 << 20, direct_bytes=1 << 30, threads=threads) as files:
+        filled(files)
+        files.flush()
+        (path,) = (tmp_path / "rows").glob("*.rows")
+        content = path.read_bytes()
+        path.write_bytes(content[:4096] + bytes(byte ^ 1 for byte in content[4096:]))
+        with pytest.raises(StoreBroken, match="corrupt"):
+            files.lookup({"t": np.arange(20_000)})
+        path.write_bytes(content)
+        files.lookup({"t": np.arange(20_000)})

@@ -364,7 +364,8 @@ def test_any_commit_is_made_whole_or_not_at_all(module_served: Served, history: 
 def test_kernels_look_at_nothing_beyond_their_arrays() -> None:
     """A part of the tests, with kernels that are compiled to check every index, and kept for the next run."""
     engine = Path(__file__).parent
-    modules = [engine / f"test_{name}.py" for name in ("hostile_commits", "row_touches", "admission_sketch")]
+    names = "hostile_commits", "row_touches", "admission_sketch", "framed_reads"
+    modules = [engine / f"test_{name}.py" for name in names]
     modules.append(engine.parent / "native" / "test_id_index.py")
     compiled = engine.parents[2] / "build" / "checked-kernels"
     environment = {**os.environ, "NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(compiled), "PYTEST_ADDOPTS": ""}

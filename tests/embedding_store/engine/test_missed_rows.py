@@ -14,7 +14,6 @@ from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.tier import Records
 from elastable.embedding_store.engine.frames.missed_rows import MissedRows
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.engine.tiered import written_behind
 from elastable.embedding_store.engine.tiered.store_tier import StoreTier
 from elastable.embedding_store.log.no_log import NoLog
 from elastable.embedding_store.tiers.files.file_tier import FileTier
@@ -33,6 +32,10 @@ class CountingTier(FileTier):
     def read(self, wanted: Sequence[Records]) -> list[Int64]:
         self.asked += [(len(records.ids), records.rows.shape[1]) for records in wanted]
         return super().read(wanted)
+
+    def read_apart(self, wanted: Records, places: Int64) -> Int64:
+        self.asked.append((len(wanted.ids), wanted.rows.shape[1]))
+        return super().read_apart(wanted, places)
 
 
 @pytest.fixture(params=["float32", "float16"])
@@ -55,10 +58,7 @@ def lookup(store: MemoryStore, ids: Int64) -> None:
     np.testing.assert_array_equal(store.lookup({"t": ids})["t"], expected)
 
 
-def test_rows_that_come_again_are_read_from_memory(
-    store: tuple[MemoryStore, CountingTier], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(written_behind, "_UNSETTLED_ROWS", 1_000)
+def test_rows_that_come_again_are_read_from_memory(store: tuple[MemoryStore, CountingTier]) -> None:
     memory, tier = store
     hot, every = np.arange(0, ROWS, 8), np.arange(ROWS)
     for _ in range(300):  # which rows are hot at first depends on when rows were written behind
@@ -108,3 +108,23 @@ def test_positions_that_were_read_once_are_not_given() -> None:
     assert (missed.count, missed.again().tolist()) == (0, [])
     missed.add(np.array([1]))
     assert missed.again().tolist() == []
+
+
+def test_rows_that_were_deleted_since_get_no_frames(tmp_path: Path) -> None:
+    """Their positions were counted while they were there, and may be another row's by now, or nobody's."""
+    ids = np.arange(ROWS) * 7 - 1
+    with MemoryStore(1) as store:
+        store.keep_tier(StoreTier(FileTier(tmp_path / "rows", fsync=False), NoLog(), ROWS * 8 * DIM // 4), every_s=1e6)
+        store.create_table(TableSpec("t", DIM, None, optimizer=OptimizerSpec.of("adagrad")))
+        for part in np.split(np.arange(ROWS), 20):
+            store.put("t", [RowBlock(ids[part], WEIGHTS[part], np.ones((len(part), DIM), np.float32))])
+            store.flush()
+        for _ in range(2):
+            np.testing.assert_array_equal(store.lookup({"t": ids[:2_000]})["t"], WEIGHTS[:2_000])
+        store.delete("t", ids[:1_000])
+        store.flush()
+        new = np.arange(500) * 7
+        store.put("t", [RowBlock(new, -WEIGHTS[:500], np.ones((500, DIM), np.float32))])
+        for _ in range(8):
+            np.testing.assert_array_equal(store.lookup({"t": ids[1_000:]})["t"], WEIGHTS[1_000:])
+            np.testing.assert_array_equal(store.lookup({"t": new})["t"], -WEIGHTS[:500])
