@@ -307,8 +307,8 @@ def test_a_commit_that_could_not_be_logged_is_seen_by_nobody_and_made_again(lost
         before, pin = everything(store), store.pin()
         pinned = pin.lookup({"dynamic": np.arange(9)})["dynamic"]
         log.lost = lost
-        change = {"dynamic": TableUpdate(np.array([1, 7]), np.ones((2, 2), np.float32))}
-        refused = Commit(4, change, 3, {}, time=1004.0)
+        update = {"dynamic": TableUpdate(np.array([1, 7]), np.ones((2, 2), np.float32))}
+        refused = Commit(4, update, 3, {}, time=1004.0)
         for _ in range(2):
             with pytest.raises(Unavailable):
                 store.commit(refused)
