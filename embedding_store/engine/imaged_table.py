@@ -46,9 +46,8 @@ class ImagedTable(TableContents):
         else:
             pool.run(copy, len(ids), _COPIED_A_THREAD)
         touches = self._members.touches(positions)
-        return TableImages(
-            self.spec.name, ids, weights, slots, touches, _NO_IDS if counted is None else counted, removed
-        )
+        counted = _NO_IDS if counted is None else counted
+        return TableImages(self.spec.name, ids, weights, slots, touches, counted, removed, self.count)
 
     @property
     def evicted_now(self) -> bool:

@@ -50,6 +50,7 @@ class TableImages:
         touches: int64 `[n, 2]`, `RowBlock.touches` of a table with eviction.
         counted: int64 `[m]`: ids that the table's admission has counted once more.
         removed: int64 `[k]`: ids whose rows were evicted.
+        rows: How many the table has after the commit; None: an earlier release did not say.
     """
 
     table: str
@@ -59,6 +60,7 @@ class TableImages:
     touches: Int64 | None
     counted: Int64
     removed: Int64
+    rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +185,7 @@ def _encode_commit(commit: CommitImages) -> list[Buffer]:
     fields = {
         "kind": "commit",
         "step": commit.step,
-        "tables": [[images.table, images.touches is not None] for images in commit.tables],
+        "tables": [[images.table, images.touches is not None, images.rows] for images in commit.tables],
         "rates": dict(commit.rates),
         "frozen": list(commit.frozen),
         "ends_chapter": commit.ends_chapter,
@@ -239,11 +241,14 @@ def _decoded_commit(fields: Mapping[str, object], arrays: Iterator[object]) -> C
     ):
         raise TypeError("a field of the commit has another type")
     images = []
-    for table, has_touches in tables:
+    for table, has_touches, *count in tables:
         ids, weights, slots, counted, removed = islice(arrays, 5)
         touches = _touches(next(arrays)) if has_touches else None
         rows = _ids(ids), _matrix(weights), _matrix(slots), touches
-        images.append(TableImages(_text(table), *rows, _ids(counted), _ids(removed)))
+        (had,) = count or (None,)  # earlier releases did not say
+        if had is not None and (not isinstance(had, int) or had < 0):
+            raise TypeError(f"table {table!r} cannot have {had!r} rows")
+        images.append(TableImages(_text(table), *rows, _ids(counted), _ids(removed), had))
     record = _bytes(next(arrays)).tobytes() if has_record else None
     told = {_text(table): float(rate) for table, rate in rates.items()}
     return CommitImages(

@@ -63,6 +63,7 @@ class StoreState:
                 "decay": table.state.untouched_decay,
                 "settled": table.touched.settled,
                 "counted": table.touched.counted,
+                "rows": table.rows,
                 "counts": kept(table.state.admission_counts),
                 "steps": kept(table.steps),
                 **({} if table.state.touch_times is None else {"times": kept(table.state.touch_times.tobytes())}),
@@ -125,6 +126,7 @@ def _table(fields: object, arrays: Iterator[object]) -> KeptTable:
         StoredTouches(
             [_integer(version) for version in _of(list, described["settled"])], _integer(described["counted"])
         ),
+        None if described.get("rows") is None else _integer(described["rows"]),
     )
 
 

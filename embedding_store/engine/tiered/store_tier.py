@@ -9,6 +9,7 @@ from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.tier import Records, Tier
 from elastable.embedding_store.engine.history.replaying import ReplayedTables
+from elastable.embedding_store.engine.tiered.expected_rows import ExpectedRows
 from elastable.embedding_store.engine.tiered.store_state import StoreState
 from elastable.embedding_store.engine.tiered.tier_names import TierNames
 from elastable.embedding_store.engine.tiered.tier_writer import TierWriter
@@ -135,11 +136,15 @@ class StoreTier(TierWriter):
                 table.load(saved, known.get(saved.stored))
         for name in set(known) - stored:
             self.names.retire(name)  # made after the state: the log has all of its rows
+        expected = ExpectedRows(state)
         for entry in self.log.entries(after=begin):
             try:
-                tables.apply(decode_change(entry.payload), entry.version)
+                change = decode_change(entry.payload)
+                tables.apply(change, entry.version)
             except (BadInput, VersionError, StoreBroken) as error:
                 raise StoreBroken(f"{self.place}: entry {entry.sequence} cannot be applied: {error}") from error
+            expected.follow(change)
+        expected.require(tables.tables, self.place)
 
     def _require_log(self, begin: int) -> None:
         """Raises `StoreBroken` unless the log holds every entry after `begin` that rows in the tier may include."""

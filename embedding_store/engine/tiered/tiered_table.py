@@ -197,7 +197,8 @@ class TieredTable(MemoryTable):
     def saved(self) -> KeptTable:
         """What to keep besides the rows."""
         steps = None if self.replay is None else self.replay.steps.save()
-        return KeptTable(self.spec, self.behind.name, self.direct, self.state(), steps, self._touched.copy())
+        name, touched = self.behind.name, self._touched.copy()
+        return KeptTable(self.spec, name, self.direct, self.state(), steps, touched, self.count)
 
     def load(self, saved: KeptTable, known: TierTable | None) -> None:
         """Takes the rows of the tier, which are as of the saved state or newer; the table is empty.

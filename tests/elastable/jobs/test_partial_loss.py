@@ -26,7 +26,19 @@ from tests.elastable.conftest import JOB as OPTIONS
 from tests.elastable.conftest import Trained
 from tests.elastable.jobs.test_interrupted import assert_same_model
 from tests.elastable.processes import CLICK_JOB, Hold, elastable, run_elastable
-from tests.master.checkpoints.jobs import AGED, DYNAMIC, FIXED, JOB, Rows, created, dense_of, progress_of, rows, train
+from tests.master.checkpoints.jobs import (
+    AGED,
+    DYNAMIC,
+    FIXED,
+    JOB,
+    Rows,
+    commit,
+    created,
+    dense_of,
+    progress_of,
+    rows,
+    train,
+)
 from tests.servers import Server, running_cluster, running_server
 
 SPECS = (FIXED, DYNAMIC, AGED)
@@ -84,6 +96,11 @@ def a_partition(client: redis.Redis) -> None:
     client.delete(rows_of(client, b"fixed"))
 
 
+def some_rows(client: redis.Redis) -> None:
+    key = rows_of(client, b"dynamic")
+    client.hdel(key, *[field for field in sorted(client.hkeys(key)) if len(field) == 8][:2])
+
+
 def a_table_and_the_registry(client: redis.Redis) -> None:
     client.delete("{elastable}:tier:tables")
 
@@ -105,7 +122,7 @@ def rows_of(client: redis.Redis, table: bytes) -> bytes:
     return next(key for key in sorted(client.scan_iter("{elastable:*:rows")) if table in key and client.hlen(key) > 2)
 
 
-LOSSES = [a_partition, a_table_and_the_registry, registry_and_state, the_log, all_of_it]
+LOSSES = [a_partition, some_rows, a_table_and_the_registry, registry_and_state, the_log, all_of_it]
 
 
 @pytest.fixture(scope="module", name="server")
@@ -132,6 +149,27 @@ def test_a_job_goes_on_in_a_redis_that_lost_rows(
             assert "the store cannot go on" in caplog.text
             assert f"the job goes on from {open_checkpoint(tmp_path / 'kept').address}, version 3" in caplog.text
             assert client.hgetall("{elastable2:fixed:0}:rows") == {b"another": b"store"}
+
+
+def test_a_row_that_is_gone_is_missed_unless_the_log_has_it(server: Server) -> None:
+    """Of rows that were changed after the last flush the log has the newest values: nothing is lost with them."""
+    url = f"{server.url}?partitions=1&flush=100000"
+    with server.client() as client:
+        client.flushall()
+    with server.client() as client, open_store(url) as store:
+        created(store, (DYNAMIC,))
+        commit(store, {"dynamic": [1, 2, 3, 4]})
+        store.flush()  # type: ignore[attr-defined]
+        commit(store, {"dynamic": [2, 5]})
+        expected = rows(store)
+        for one, lost in ((2, False), (3, True)):
+            client.hdel("{elastable:dynamic:0}:rows", one.to_bytes(8, "little"))
+            if lost:
+                with pytest.raises(StoreBroken, match="table 'dynamic' has 4 rows and should have 5: rows are lost"):
+                    open_store(url)
+            else:
+                with open_store(url) as again:
+                    assert rows(again) == expected
 
 
 def test_a_job_goes_on_where_a_node_of_a_cluster_was_emptied(server_binary: Path, tmp_path: Path) -> None:

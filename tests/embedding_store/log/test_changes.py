@@ -46,6 +46,7 @@ def images(draw: st.DrawFn) -> TableImages:
         touches,
         draw(IDS),
         draw(IDS),
+        draw(st.none() | st.integers(0, 1 << 62)),
     )
 
 
@@ -93,6 +94,8 @@ OTHERS: list[Change] = [
     DeleteRows("rows", np.array([-1, 1 << 62])),
     PutTableState("rows", TableState(np.arange(13, dtype=np.uint8), -0.25)),
     PutTableState("rows", TableState()),
+    PutTableState("rows", TableState(None, -0.25, np.array([[3, 1000, 2000]]))),
+    PutTableState("rows", TableState(np.arange(13, dtype=np.uint8), None, np.zeros((0, 3), np.int64))),
     ResetVersion(),
     ResetVersion(b"progress"),
 ]  # fmt: skip
