@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Annotated
 
@@ -27,6 +29,7 @@ from elastable.embedding_store.support.extras import not_installed
 from elastable.embedding_store.wire.access.credentials import ENVIRONMENT
 from elastable.process.exit_codes import ExitCode, exit_code_of, exit_code_table
 from elastable.process.heap import keep_freed_memory
+from elastable.process.logs import FORMATS, LEVELS, set_up_logging
 from elastable.process.version import distribution_version
 
 __all__ = ["app", "main"]
@@ -57,20 +60,57 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit()
 
 
+def _known(values: tuple[str, ...]) -> Callable[[str | None], str | None]:
+    def check(value: str | None) -> str | None:
+        if value is not None and value not in values:
+            raise typer.BadParameter(f"{value!r} is none of {', '.join(values)}")
+        return value
+
+    return check
+
+
 @app.callback()
 def _options(
+    context: typer.Context,
+    log_level: Annotated[
+        str | None,
+        typer.Option(
+            "--log-level",
+            callback=_known(LEVELS),
+            metavar="|".join(LEVELS),
+            envvar="ELASTABLE_LOG_LEVEL",
+            help="Least level that is logged. Of workers info, else warning, unless it is set.",
+        ),
+    ] = None,
+    log_format: Annotated[
+        str,
+        typer.Option(
+            "--log-format",
+            callback=_known(FORMATS),
+            metavar="|".join(FORMATS),
+            envvar="ELASTABLE_LOG_FORMAT",
+            help="Format of the log on stderr.",
+        ),
+    ] = "text",
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    pass
+    if context.obj is None:  # in a program of its own, whose logging it is
+        return
+    # Workers that the command starts log likewise.
+    os.environ["ELASTABLE_LOG_FORMAT"] = log_format
+    if log_level is not None:
+        os.environ["ELASTABLE_LOG_LEVEL"] = log_level
+    default = "info" if context.invoked_subcommand == "worker" else "warning"
+    context.obj(log_level or default, log_format)
 
 
 def main() -> None:
     """Runs the command; an `ElastableError` becomes one line and an exit code."""
     keep_freed_memory()
     try:
-        app()
+        app(obj=set_up_logging)
     except (ElastableError, ModuleNotFoundError) as caught:
         command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
         error = caught if isinstance(caught, ElastableError) else not_installed(caught, f"elastable {command}")

@@ -14,7 +14,6 @@ __all__ = ["worker"]
 @takes(WorkerOptions)
 def worker(options: WorkerOptions) -> None:
     """Join a job and compute micro-batches until it ends."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     import_tensorflow()
     from elastable.jobs.worker_process import run_worker
 

@@ -12,6 +12,7 @@ from elastable.master.master_options import is_due
 from elastable.master.tasks.schedule import Schedule
 from elastable.models.untrained import UntrainedTables
 from elastable.output.run_directory import RunDirectory
+from elastable.process.logs import describe_process
 
 __all__ = ["JobHooks", "Stopwatch"]
 
@@ -107,6 +108,7 @@ class JobHooks(Hooks):
             before = self._schedule.records_before
             self.untimed_records = before(version) - before(version - 1)
         self._version, self._made_one = version, True
+        describe_process(version=version)
         self.stopwatch.version()
         if self._schedule.ends_step(version):
             last = self._schedule.ends_epoch(version)

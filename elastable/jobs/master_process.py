@@ -34,8 +34,8 @@ from elastable.monitoring.sources.store_source import StoreSource
 from elastable.monitoring.watched import Watched
 from elastable.monitoring.watching import watched_over_http
 from elastable.output.run_directory import RunDirectory, require_writable
-from elastable.process.audit_lines import show_audit_log
 from elastable.process.heap import keep_collections_short
+from elastable.process.logs import describe_process
 from elastable.process.stopping import stopping_on_signals
 from elastable.worker.keras.tensorflow_threads import set_intra_op_threads
 
@@ -57,12 +57,12 @@ def run_job(options: JobOptions, console: Console) -> int:
     require_writable(options.run_dir)
     if options.checkpoint_dir is not None:
         require_writable_checkpoints(options.checkpoint_dir)
-    show_audit_log()
     access = JobAccess.of(options)
     prepared = prepare_job(options)
     with ExitStack() as held:
         held.callback(prepared.store.close)
         master = _master(options, prepared)
+        describe_process(role="master", job=prepared.job.job)
         keep_collections_short()
         run = RunDirectory.create(options.run_dir)
         held.callback(run.close)

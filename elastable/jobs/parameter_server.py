@@ -27,9 +27,10 @@ from elastable.monitoring.sources.server_source import server_sources
 from elastable.monitoring.sources.store_source import StoreSource
 from elastable.monitoring.watched import Watched
 from elastable.monitoring.watching import watched_over_http
-from elastable.process.audit_lines import show_audit_log
 from elastable.process.exit_codes import ExitCode
 from elastable.process.heap import keep_collections_short
+from elastable.process.logs import describe_process
+from elastable.process.quiet import import_tensorflow
 from elastable.process.stopping import stopping_on_signals
 
 __all__ = ["run_parameter_server"]
@@ -42,8 +43,8 @@ def run_parameter_server(options: ServerOptions, console: Console) -> int:
         BadInput: clients are to read from shared memory, and the store has none.
         ElastableError: the store cannot be opened, or the address not be used.
     """
-    register_job_optimizers()
-    show_audit_log()
+    register_job_optimizers(import_tensorflow)
+    describe_process(role="server")
     job = JobSpec(job="bare", mode="async", not_finite=options.not_finite)
     deadline_s, shared = operation_deadline(options.deadline_s), options.transport != "grpc"
     with open_store(options.store, shared=shared, deadline_s=deadline_s) as store, warming(store):

@@ -37,6 +37,7 @@ from elastable.monitoring.sources.server_source import lookups_source
 from elastable.monitoring.sources.worker_source import WorkerSource
 from elastable.monitoring.watched import Watched
 from elastable.monitoring.watching import watched_over_http
+from elastable.process.logs import describe_process
 from elastable.worker.keras.tensorflow_threads import set_intra_op_threads
 from elastable.worker.models.build import make_model, sample_batch
 from elastable.worker.models.model_file import ModelFile, load_model_file
@@ -65,6 +66,7 @@ def run_worker(options: WorkerOptions) -> int:
     identity = WorkerIdentity(uuid.uuid4().hex, socket.gethostname(), os.getpid())
     session = client.join(identity)
     job = session.job
+    describe_process(role="worker", job=job.job, worker=identity.incarnation)
     everywhere = False
     try:
         set_intra_op_threads(job.intra_op_threads)

@@ -18,6 +18,7 @@ EXTRAS = {
     "mpi4py": ("mpi4py", "replicas"),
     "optuna": ("Optuna", "search"),
     "prometheus_client": ("prometheus-client", "monitoring"),
+    "pythonjsonlogger": ("python-json-logger", "monitoring"),
     "starlette": ("Starlette", "monitoring"),
     "uvicorn": ("Uvicorn", "monitoring"),
 }

@@ -49,6 +49,7 @@ class SharedSource(RowSource):
         self._attachment: Attachment | None = None
         self._attaching = threading.Lock()
         self._look_again = 0.0
+        self._told: str | None = None  # why rows are read over gRPC, as it was logged
         self._closed = False
         if required:
             try:
@@ -139,11 +140,14 @@ class SharedSource(RowSource):
                 self._look_again = time.monotonic() + _LOOK_AGAIN_S
                 try:
                     self._attachment = self._attach()
+                    self._told = None
                     _LOG.info("rows of the store at %s are read from its memory", self._remote.address)
                 except Unavailable:
                     raise
                 except (OSError, Unsupported) as error:
-                    _LOG.info("rows of the store at %s are read over gRPC: %s", self._remote.address, error)
+                    if str(error) != self._told:  # it is tried again every few seconds
+                        self._told = str(error)
+                        _LOG.info("rows of the store at %s are read over gRPC: %s", self._remote.address, error)
         return self._attachment
 
     def _attach(self) -> Attachment:
