@@ -22,7 +22,7 @@ from elastable.commands.model import evaluate, export, predict
 from elastable.commands.plan import plan
 from elastable.commands.replicas import REPLICAS_SETTINGS, replicas
 from elastable.commands.serve import serve
-from elastable.commands.stores.upgrading import store
+from elastable.commands.stores.store_server import store
 from elastable.commands.worker import worker
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.support.extras import not_installed

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
+from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.contract.tier import Tier
 from elastable.embedding_store.engine.history.store_history import DEFAULT_LOG_BYTES, StoreHistory
@@ -20,7 +21,14 @@ from elastable.embedding_store.log.no_log import NoLog
 from elastable.embedding_store.open_reader import redis_url
 from elastable.embedding_store.remains import OnBroken, remains_of
 from elastable.embedding_store.support.memory_limit import row_budget_here
-from elastable.embedding_store.support.store_url import MemoryUrl, TierOptions, file_folder, shard_urls
+from elastable.embedding_store.support.store_url import (
+    SERVERS,
+    MemoryUrl,
+    TierOptions,
+    file_folder,
+    server_addresses,
+    shard_urls,
+)
 from elastable.embedding_store.tiers.files.file_tier import FileTier
 from elastable.embedding_store.tiers.redis.redis_log import RedisLog
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
@@ -29,13 +37,15 @@ from elastable.embedding_store.tiers.redis.url import DEFAULT_DEADLINE_S, SCHEME
 from elastable.embedding_store.upgrade.file_upgrade import refuse_earlier_folder
 from elastable.embedding_store.upgrade.redis_upgrade import refuse_earlier_redis
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 
-__all__ = ["open_store", "operation_deadline"]
+__all__ = ["GRPC_DEADLINE_S", "open_store", "operation_deadline"]
 
 _LOG = logging.getLogger(__name__)
 
-_GRPC_DEADLINE_S = 30.0
+GRPC_DEADLINE_S = 30.0
+"""Seconds for each call to a server, where nobody says otherwise."""
 
 
 def operation_deadline(job_deadline_s: float) -> float | None:
@@ -61,7 +71,8 @@ def open_store(
             (`elastable serve`),
             `file:///folder` as `FileUrl` describes, or `redis://...` or
             `rediss://...` as `RedisUrl` does;
-            `token:URL,URL,...` or `encoding:URL,URL,...` for tables that are split over several of them.
+                `token:URL,URL,...` or `encoding:URL,URL,...` for tables that are split over several of them;
+            `servers:host:port,host:port,...` for store servers (`elastable store`).
         threads: Of a memory or file store; None: one a core.
         shared: Whether other processes of this host may read the rows of a memory
             store from its memory; where the system has no such memory, nobody does.
@@ -75,6 +86,8 @@ def open_store(
         StoreBroken: rows or changes are lost, or corrupt.
         Unavailable, DeadlineExceeded, StoreFailed: as the store itself.
     """
+    if url.startswith(SERVERS):
+        return _store_servers(url, deadline_s)
     strategy, shards = shard_urls(url)
     if strategy:
         with ExitStack() as opened:
@@ -111,7 +124,7 @@ def _one_store(url: str, threads: int | None, shared: bool, deadline_s: float | 
     if _scheme(url) == "file":
         return _file_store(url, threads, shared)
     if _scheme(url) == "grpc":
-        return RemoteStore(url.removeprefix("grpc://"), _or(deadline_s, _GRPC_DEADLINE_S))
+        return RemoteStore(url.removeprefix("grpc://"), _or(deadline_s, GRPC_DEADLINE_S))
     if _scheme(url) in SCHEMES:
         return _redis_store(url, threads, shared, deadline_s)
     raise _unknown(
@@ -121,9 +134,19 @@ def _one_store(url: str, threads: int | None, shared: bool, deadline_s: float | 
             "memory?log=/folder",
             "file:///folder",
             "grpc://host:port",
+            "servers:host:port,host:port",
             *(f"{scheme}://host:port" for scheme in SCHEMES),
         ),
     )
+
+
+def _store_servers(url: str, deadline_s: float | None) -> ShardedStore:
+    with ExitStack() as opened:
+        deadline = _or(deadline_s, GRPC_DEADLINE_S)
+        clients = [opened.enter_context(ShardClient(address, deadline)) for address in server_addresses(url)]
+        store = ShardedStore(clients)
+        opened.pop_all()  # which are the store's to close now
+    return store
 
 
 def _or(deadline_s: float | None, default_s: float) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.shards.row_pushes import Slices
 
 __all__ = [
     "AsyncPushId",
@@ -44,14 +44,6 @@ class AsyncPushId:
 
 
 PushId = SyncPushId | AsyncPushId
-
-
-@dataclass(frozen=True, slots=True)
-class Slices:
-    """Gradient of a table: int64 `indices[n]`, float32 `values[n, dim]`; duplicates are summed."""
-
-    indices: Int64
-    values: Float32
 
 
 class DivisorKind(StrEnum):
@@ -114,6 +106,8 @@ class Push:
             None: as the job's `average` says, by records or by nothing.
         losses: See `GradientPart`; of those terms.
         parts: The gradients of terms that were divided by something else.
+        not_finite: Where rows go to store servers: why one of them refused those of this push, which held NaN or Inf;
+            "": it was not refused.
     """
 
     id: PushId
@@ -128,3 +122,4 @@ class Push:
     divisor: Divisor | None = None
     losses: Mapping[int, float] = field(default_factory=dict)
     parts: tuple[GradientPart, ...] = ()
+    not_finite: str = ""

@@ -11,6 +11,7 @@ import numpy as np
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadGradient, NotFinite, TableNotFound
 from elastable.embedding_store.rows.checks import require_finite, require_gradients, require_ids
+from elastable.embedding_store.support.printable import printable
 from elastable.master.api import Divisor, EvaluationReport, GradientPart, Push, Slices, Tensor
 
 __all__ = ["Expected", "TensorSpec", "check_evaluation", "check_finite", "check_push"]
@@ -37,6 +38,7 @@ class Expected:
         metrics: Metric state; None: not known here, any is taken.
         tables: Table name -> spec.
         may_overflow: Whether gradients may hold NaN or Inf (`DensePart.may_overflow`).
+        rows_elsewhere: Whether gradients of rows go to store servers, and not here.
     """
 
     variables: tuple[TensorSpec, ...] = ()
@@ -44,6 +46,7 @@ class Expected:
     metrics: tuple[TensorSpec, ...] | None = None
     tables: Mapping[str, TableSpec] = field(default_factory=dict)
     may_overflow: bool = False
+    rows_elsewhere: bool = False
 
 
 def check_push(push: Push, expected: Expected) -> None:
@@ -72,6 +75,10 @@ def check_push(push: Push, expected: Expected) -> None:
 
 
 def _check_slices(every: Mapping[str, Slices], expected: Expected) -> None:
+    if expected.rows_elsewhere and every:
+        raise BadGradient(
+            f"gradient of table {next(iter(every))!r}: the job's rows are at store servers, and so are their gradients"
+        )
     for table, slices in every.items():
         spec = expected.tables.get(table)
         if spec is None:
@@ -106,8 +113,10 @@ def check_finite(push: Push, expected: Expected) -> None:
     """Refuses NaN and Inf in gradients, unless they may overflow, and in states; the push fits (`check_push`).
 
     Raises:
-        NotFinite: naming the variable, or the table and id.
+        NotFinite: naming the variable, or the table and id; also where a store server has refused rows of the push.
     """
+    if push.not_finite:
+        raise NotFinite(printable(push.not_finite))
     _refuse_not_finite("state", push.states, expected.states)
     if expected.may_overflow:
         return

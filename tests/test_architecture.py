@@ -160,7 +160,8 @@ def test_no_modules_need_each_other() -> None:
 ROOMS = {
     "embedding_store": (
         *("errors", "option", "measures", "contract", "support", "log", "native", "optimizers", "rows", "tables"),
-        *("engine", "tiers", "readers", "upgrade", "composite", "wire", "open_reader", "remains", "open_store", "warm"),
+        *("engine", "tiers", "readers", "upgrade", "shards", "composite", "wire", "open_reader", "remains"),
+        *("open_store", "warm"),
     ),
     "master": (
         *("gradient", "job_spec", "api", "master_options", "push_check"),

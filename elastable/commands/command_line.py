@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from elastable.embedding_store.option import Option, OptionField, option_fields
 
-__all__ = ["AS_JSON", "takes", "with_options"]
+__all__ = ["AS_JSON", "takes", "with_options", "without_subcommand"]
 
 AS_JSON = Option("Print JSON.", flags=("--json",))
 
@@ -34,6 +34,22 @@ def takes(config: type[Config]) -> Callable[[Callable[[Config], None]], Callable
         return with_options(option_fields(config).values())(command)
 
     return decorate
+
+
+def without_subcommand(command: Callable[..., None]) -> Callable[..., None]:
+    """The callback of a group of commands: where none of them is named it is `command`, which `takes` made."""
+
+    def callback(context: typer.Context, **values: object) -> None:
+        if context.invoked_subcommand is None:
+            command(**values)
+
+    signature = inspect.signature(command)
+    of_context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    parameters = [of_context, *signature.parameters.values()]
+    callback.__name__, callback.__doc__ = command.__name__, command.__doc__
+    callback.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    callback.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return callback
 
 
 def with_options(options: Iterable[OptionField]) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -14,7 +14,8 @@ from rich.table import Table
 from elastable.commands.command_line import AS_JSON, takes
 from elastable.embedding_store.composite.placement.locations import Placement, plan_tables
 from elastable.embedding_store.option import Option, required, setting
-from elastable.jobs.options import MODEL_FILE, OFFLOAD_ABOVE
+from elastable.jobs.options import MODEL_FILE
+from elastable.jobs.shared_options import OFFLOAD_ABOVE
 from elastable.models.table_places import locations_of
 from elastable.process.quiet import import_tensorflow
 

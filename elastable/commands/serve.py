@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from elastable.commands.command_line import takes
-from elastable.jobs.options import ServerOptions
+from elastable.jobs.servers.server_options import ServerOptions
 from elastable.output.progress_bars import JobConsole
 
 __all__ = ["serve"]

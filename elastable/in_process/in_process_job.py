@@ -20,6 +20,7 @@ from elastable.callbacks.freezing import Freezing
 from elastable.embedding_store.composite.placement.locations import LocationSettings
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, ElastableError, Unsupported
+from elastable.embedding_store.shards.row_pushes import ShardStore
 from elastable.in_process.backup import refuse_backup_of_slots
 from elastable.in_process.fit_data import FitData
 from elastable.in_process.fit_seeds import FitSeeds
@@ -215,7 +216,8 @@ def _run(
 def _worker_beside(master: Master, computer: MicroBatchComputer, store: EmbeddingStore) -> Iterator[None]:
     """A worker in a thread; callbacks stay in the caller's."""
     identity = WorkerIdentity(uuid.uuid4().hex, socket.gethostname(), os.getpid())
-    worker = Worker(master, computer, store, master.join(identity), identity)
+    servers = store if isinstance(store, ShardStore) else None
+    worker = Worker(master, computer, store, master.join(identity), identity, rows_to=servers)
 
     def work() -> None:
         try:

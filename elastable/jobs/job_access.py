@@ -50,7 +50,9 @@ class JobAccess:
         credentials.for_server(where, options.insecure)
         if options.local_workers:
             credentials.for_client(where.for_this_host())
-        if not options.local_workers or not _may_have_own(credentials, where, options.store):
+        if not options.local_workers or not _may_have_own(
+            credentials, where, bool(options.stores) or options.store.startswith("grpc://")
+        ):
             return cls(credentials, None, {})
         without = dict.fromkeys(_OTHER_TOKENS, "")
         if credentials.worker_token is not None:
@@ -60,10 +62,10 @@ class JobAccess:
         return cls(replace(credentials, worker_token=token), onlookers, {**without, GIVEN_TOKEN: token})
 
 
-def _may_have_own(credentials: Credentials, where: Address, store: str) -> bool:
+def _may_have_own(credentials: Credentials, where: Address, rows_elsewhere: bool) -> bool:
     """Whether local workers can do with the workers' token alone."""
     if credentials.tokens:
         # Rows at another server are looked up there, and that server knows nothing of a token made here.
-        return credentials.worker_token is not None or not store.startswith("grpc://")
+        return credentials.worker_token is not None or not rows_elsewhere
     # Certificates say who is a worker; and so does whoever opens a port in plain text to others than this host.
     return credentials.ca is None and credentials.certificate is None and where.is_loopback

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from elastable.callbacks.callback_list import JobCallbacks
 from elastable.embedding_store.contract.row_data import TableUpdate
@@ -99,9 +99,9 @@ class JobHooks(Hooks):
             # Not in the first one: the workers are still on their way.
             self.stopwatch.start()
 
-    def on_rows(self, updates: Mapping[str, TableUpdate]) -> None:
+    def on_rows(self, updates: Mapping[str, TableUpdate], changed: Collection[str]) -> None:
         self._rows_changed(updates)
-        self._untrained.saw(updates)
+        self._untrained.saw(changed)
 
     def on_version(self, version: int, logs: Mapping[str, float]) -> None:
         if not self._made_one:

@@ -16,8 +16,10 @@ from elastable.callbacks.best_versions import BestVersions
 from elastable.callbacks.callback_list import JobCallbacks
 from elastable.callbacks.freezing import Freezing
 from elastable.embedding_store.contract.snapshot import Snapshot
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import ElastableError, Unsupported
 from elastable.embedding_store.option import command_words
+from elastable.embedding_store.shards.row_pushes import ShardStore
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.jobs.checkpoint_writer import CheckpointWriter
 from elastable.jobs.job_hooks import JobHooks
@@ -81,7 +83,7 @@ class JobRun:
             self._checkpoints,
             prepared.store,
             keep=options.keep,
-            full_every=options.full_every if options.checkpoint_every else 1,
+            full_every=_full_every(options, prepared.store),
             resumed=prepared.resumed,
         )
         self._writer = CheckpointWriter(prepared.store, self._begin_checkpoint, options.deadline_s, self.noted)
@@ -224,6 +226,11 @@ class JobRun:
         except Unsupported as error:
             self._console.print(f"[yellow]not exported: {escape(str(error))}[/yellow]", highlight=False)
             return None
+
+
+def _full_every(options: JobOptions, store: EmbeddingStore) -> int:
+    """Every so many checkpoints one is full; which rows store servers have changed is not known here."""
+    return options.full_every if options.checkpoint_every and not isinstance(store, ShardStore) else 1
 
 
 def _held_out_auc(logs: Mapping[str, float]) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -20,6 +21,7 @@ from elastable.jobs.job_run import JobRun
 from elastable.jobs.local_workers import LocalWorkers
 from elastable.jobs.options import JobOptions, WorkerOptions
 from elastable.jobs.prepare import PreparedJob, prepare_job
+from elastable.jobs.servers.local_stores import LocalStores
 from elastable.jobs.store_watch import StoreHealth
 from elastable.master.checkpoints.storage.checkpoint_locations import require_writable_checkpoints
 from elastable.master.jobs.job_master import Master
@@ -58,14 +60,18 @@ def run_job(options: JobOptions, console: Console) -> int:
     if options.checkpoint_dir is not None:
         require_writable_checkpoints(options.checkpoint_dir)
     access = JobAccess.of(options)
-    prepared = prepare_job(options)
     with ExitStack() as held:
+        stores, run = None, None
+        if options.local_stores:
+            run = _run_directory(options, held)
+            stores = held.enter_context(LocalStores(options.local_stores, options.store, options.transport, run.path))
+        placed = _with_servers(options, stores)
+        prepared = prepare_job(placed)
         held.callback(prepared.store.close)
         master = _master(options, prepared)
         describe_process(role="master", job=prepared.job.job)
         keep_collections_short()
-        run = RunDirectory.create(options.run_dir)
-        held.callback(run.close)
+        run = run or _run_directory(options, held)
         health, lookups = StoreHealth(), LookupCounts()
         server = held.enter_context(
             GrpcServer(
@@ -79,7 +85,7 @@ def run_job(options: JobOptions, console: Console) -> int:
                 anonymous=access.anonymous,
             )
         )
-        _introduce(console, options, prepared, run, server.address)
+        _introduce(console, placed, prepared, run, server.address)
         job = JobRun(options, prepared, master, run, console, health)
         sources: dict[str, Source] = {
             "job": JobSource(master),
@@ -98,6 +104,19 @@ def run_job(options: JobOptions, console: Console) -> int:
             return job.train(started)
         finally:
             _let_workers_leave(master)
+
+
+def _run_directory(options: JobOptions, held: ExitStack) -> RunDirectory:
+    run = RunDirectory.create(options.run_dir)
+    held.callback(run.close)
+    return run
+
+
+def _with_servers(options: JobOptions, local: LocalStores | None) -> JobOptions:
+    """The options with the store servers as the store, once those of this machine are there."""
+    if not options.stores:
+        return options
+    return replace(options, store=options.servers_url if local is None else local.url, stores=())
 
 
 def _master(options: JobOptions, prepared: PreparedJob) -> Master:

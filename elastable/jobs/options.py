@@ -3,51 +3,42 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.option import Option, check_options, required, setting
-from elastable.embedding_store.support.store_url import outlives_process
+from elastable.embedding_store.support.store_url import SERVERS, outlives_process, server_addresses
+from elastable.embedding_store.tiers.redis.url import redacted
+from elastable.jobs.servers.server_options import require_own_store
+from elastable.jobs.shared_options import (
+    HTTP,
+    INSECURE,
+    LISTEN,
+    NOT_FINITE,
+    OFFLOAD_ABOVE,
+    STORE_URL,
+    TRANSPORT,
+    deadline,
+    of_job,
+    of_model,
+    of_network,
+    of_saving,
+    of_store,
+    of_workers,
+)
 from elastable.master.job_spec import KNOWN_VALUES
 
-__all__ = ["MODEL_FILE", "OFFLOAD_ABOVE", "JobOptions", "ServerOptions", "TrainOptions", "WorkerOptions"]
+__all__ = [
+    "MODEL_FILE",
+    "MOST_LOCAL_STORES",
+    "JobOptions",
+    "TrainOptions",
+    "WorkerOptions",
+]
+
+MOST_LOCAL_STORES = 64
 
 MODEL_FILE = Option("Model file: defines model() and data(split).", metavar="MODEL.py", positional=True)
-
-_job = partial(Option, group="The job")
-_model = partial(Option, group="Data and model")
-_store = partial(Option, group="Store and locations")
-_saving = partial(Option, group="Checkpoints and output")
-_workers = partial(Option, group="Slow workers")
-_network = partial(Option, group="Network")
-
-OFFLOAD_ABOVE = _model(
-    "Move each plain keras.layers.Embedding of more elements to the store; 0: none.",
-    flags=("--offload-embeddings-above",), at_least=0, metavar="ELEMENTS",
-)  # fmt: skip
-_STORE_URL = _store(
-    "memory, file:///folder, or redis://[user:pass@]host:port (rediss:// for TLS); docs/tiers.md says more.",
-    metavar="URL",
-)
-_LISTEN = _network("Address to listen on; port 0 takes a free one.", metavar="HOST:PORT")
-_INSECURE = _network(
-    "Listen beyond this host without TLS or a token: whoever reaches the port may use everything it serves."
-)
-_HTTP = _network(
-    "Serve metrics, health and a live page over HTTP at this address; port 0 takes a free one.",
-    metavar="HOST:PORT",
-    unset="off",
-)
-_TRANSPORT = _network(
-    "How processes on this host read rows: auto takes the server's shared memory where that is possible, else gRPC.",
-    choices=("auto", "grpc", "shared"),
-)
-_NOT_FINITE = _job("What to do with gradients that hold NaN or Inf.", choices=KNOWN_VALUES["not_finite"])
-
-
-def _deadline(meaning: str) -> Option:
-    return _network(meaning, flags=("--deadline",), above=0, metavar="SECONDS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,135 +52,173 @@ class JobOptions:
     model_file: Path = required(MODEL_FILE)
     mode: str = setting(
         "sync",
-        _job("sync gives the same numbers for any number of workers; async never waits.", choices=KNOWN_VALUES["mode"]),
+        of_job(
+            "sync gives the same numbers for any number of workers; async never waits.", choices=KNOWN_VALUES["mode"]
+        ),
     )
-    epochs: int = setting(1, _job("Passes over the training data.", at_least=1))
+    epochs: int = setting(1, of_job("Passes over the training data.", at_least=1))
     micro_batch_size: int = setting(
         256,
-        _job(
+        of_job(
             "Records in a micro-batch, the unit of work of a worker.",
             flags=("--micro-batch-size", "--minibatch-size"), at_least=1,
         ),
     )  # fmt: skip
     grads_to_wait: int | None = setting(
         None,
-        _job(
+        of_job(
             "Micro-batches of one update.",
             at_least=1, unset="the optimizer's gradient_accumulation_steps; else --workers in sync mode, or 1",
         ),
     )  # fmt: skip
     average: str = setting(
         "mean",
-        _job(
+        of_job(
             "How micro-batches are combined: mean divides as Keras divides the loss of one batch; records weighs each "
             "by its records; batches weighs all the same; sum adds them.",
             choices=KNOWN_VALUES["average"],
         ),
     )
-    not_finite: str = setting("refuse", _NOT_FINITE)
-    seed: int = setting(0, _job("Seed of record order, initial values and dropout."))
+    not_finite: str = setting("refuse", NOT_FINITE)
+    seed: int = setting(0, of_job("Seed of record order, initial values and dropout."))
     intra_op_threads: int = setting(
-        1, _job("TensorFlow threads of every worker; part of the job, since it changes roundings.", at_least=1)
+        1, of_job("TensorFlow threads of every worker; part of the job, since it changes roundings.", at_least=1)
     )
     evaluate_every: int = setting(
         0,
-        _job(
+        of_job(
             "Evaluate every N versions during training; 0: only at the end of epochs.", at_least=0, metavar="VERSIONS"
         ),
     )
-    shuffle: bool = setting(True, _model("Shuffle the training records."))
+    shuffle: bool = setting(True, of_model("Shuffle the training records."))
     lazy: bool = setting(
         True,
-        _model(
+        of_model(
             "A step moves only the rows that its batch touches; --no-lazy moves all rows, as plain Keras does "
             "(docs/lazy.md)."
         ),
     )
     offload_above: int = setting(0, OFFLOAD_ABOVE)
-    store: str = setting("memory", _STORE_URL)
+    store: str = setting("memory", STORE_URL)
+    stores: tuple[str, ...] = setting(
+        (),
+        of_store(
+            "Store servers that hold the rows, a shard each (elastable store); with elastable train, a number starts "
+            "so many here, each with a part of --store.",
+            metavar="HOST:PORT[,...]|N", unset="rows are with the master",
+        ),
+    )  # fmt: skip
     locations: Path | None = setting(
         None,
-        _store(
+        of_store(
             "Which table is kept where; elastable plan shows the result.", metavar="FILE.toml", unset="all in --store"
         ),
     )
     warm_start: str | Path | None = setting(
-        None, _store("Start with rows of another model's checkpoint, in the tables that both have.", metavar="CKPT")
+        None, of_store("Start with rows of another model's checkpoint, in the tables that both have.", metavar="CKPT")
     )
     warm_tables: tuple[str, ...] = setting(
-        (), _store("Take only these tables from --warm-start.", metavar="A,B", unset="all that both models have")
+        (), of_store("Take only these tables from --warm-start.", metavar="A,B", unset="all that both models have")
     )
-    overwrite: bool = setting(False, _store("Drop the tables of an earlier job from the store."))
-    take_over: bool = setting(False, _store("Take the store from a job that still runs on it; that job fails."))
-    run_dir: Path = setting(Path("runs"), _saving("Directory for run directories.", metavar="DIR"))
+    overwrite: bool = setting(False, of_store("Drop the tables of an earlier job from the store."))
+    take_over: bool = setting(False, of_store("Take the store from a job that still runs on it; that job fails."))
+    run_dir: Path = setting(Path("runs"), of_saving("Directory for run directories.", metavar="DIR"))
     checkpoint_dir: str | Path | None = setting(
         None,
-        _saving(
+        of_saving(
             "Directory for checkpoints, a path or a URL such as s3://bucket/folder.",
             metavar="DIR|URL", unset="in the run directory",
         ),
     )  # fmt: skip
     checkpoint_every: int = setting(
-        0, _saving("Write a checkpoint every N versions; 0: only at the end.", at_least=0, metavar="VERSIONS")
+        0, of_saving("Write a checkpoint every N versions; 0: only at the end.", at_least=0, metavar="VERSIONS")
     )
-    keep: int = setting(3, _saving("Checkpoints to keep; 0: all.", at_least=0))
+    keep: int = setting(3, of_saving("Checkpoints to keep; 0: all.", at_least=0))
     full_every: int = setting(
         5,
-        _saving(
+        of_saving(
             "Write a full checkpoint every N; those between hold only what changed.",
             at_least=1, metavar="CHECKPOINTS",
         ),
     )  # fmt: skip
     resume: bool = setting(
         False,
-        _saving("Continue an earlier job, in Redis or from the newest checkpoint; start anew if there is none."),
+        of_saving("Continue an earlier job, in Redis or from the newest checkpoint; start anew if there is none."),
     )
-    rerun: bool = setting(False, _saving("With --resume: train again if the earlier job has finished."))
-    export: bool = setting(True, _saving("Write the trained model as plain .keras."))
+    rerun: bool = setting(False, of_saving("With --resume: train again if the earlier job has finished."))
+    export: bool = setting(True, of_saving("Write the trained model as plain .keras."))
     lease_s: float = setting(
         60.0,
-        _workers(
+        of_workers(
             "Seconds before an unfinished micro-batch is reassigned.", flags=("--lease",), above=0, metavar="SECONDS"
         ),
     )
     backup_after_s: float | None = setting(
         None,
-        _workers(
+        of_workers(
             "Seconds before an idle worker also computes a slow worker's micro-batch; the first result counts.",
             flags=("--backup-after",), above=0, metavar="SECONDS", unset="never",
         ),
     )  # fmt: skip
     staleness_bound: int | None = setting(
         None,
-        _workers(
+        of_workers(
             "With --mode async: compute a gradient again if it is more versions behind than this.",
             at_least=0, metavar="VERSIONS", unset="no bound",
         ),
     )  # fmt: skip
     staleness_modulation: str = setting(
         "none",
-        _workers(
+        of_workers(
             "With --mode async: inverse divides the learning rate by 1 + the versions that a gradient is behind.",
             choices=KNOWN_VALUES["staleness_modulation"],
         ),
     )
-    deadline_s: float = setting(60.0, _deadline("How long a worker or the store may be unreachable."))
-    transport: str = setting("auto", _TRANSPORT)
-    insecure: bool = setting(False, _INSECURE)
-    listen: str = setting("127.0.0.1:50051", _LISTEN)
-    http: str | None = setting(None, _HTTP)
+    deadline_s: float = setting(60.0, deadline("How long a worker or the store may be unreachable."))
+    transport: str = setting("auto", TRANSPORT)
+    insecure: bool = setting(False, INSECURE)
+    listen: str = setting("127.0.0.1:50051", LISTEN)
+    http: str | None = setting(None, HTTP)
 
     def __post_init__(self) -> None:
         check_options(self)
         if self.warm_tables and self.warm_start is None:
             raise BadInput("--warm-tables needs --warm-start: the checkpoint to take the rows from")
+        self._check_stores()
         if self.rerun and not self.resume:
             raise BadInput("--rerun needs --resume: it says what --resume does if the earlier job has finished")
-        if self.resume and self.checkpoint_dir is None and not outlives_process(self.store):
+        servers_elsewhere = bool(self.stores) and not self.local_stores
+        if self.resume and self.checkpoint_dir is None and not servers_elsewhere and not outlives_process(self.store):
             raise BadInput(
                 "--resume needs --checkpoint-dir: the directory to resume from; or a store that outlives the job: "
                 "redis://, file:///folder, or memory?log=/folder"
             )
+
+    def _check_stores(self) -> None:
+        if not self.stores:
+            return
+        if self.locations is not None:
+            raise BadInput("--stores and --locations: store servers hold all tables; leave one of them out")
+        if self.mode == "async":
+            raise BadInput("--stores with --mode async: store servers sum the gradients of whole versions; use sync")
+        if self.local_stores:
+            require_own_store(self.store)
+            return
+        if self.store != "memory":
+            raise BadInput(
+                f"--store {redacted(self.store)} with --stores: each store server elsewhere has its own --store"
+            )
+        server_addresses(self.servers_url)
+
+    @property
+    def servers_url(self) -> str:
+        """The URL of the store servers that `stores` names."""
+        return SERVERS + ",".join(self.stores)
+
+    @property
+    def local_stores(self) -> int:
+        """Store servers that the command starts itself."""
+        return 0
 
     @property
     def local_workers(self) -> int:
@@ -206,12 +235,20 @@ class JobOptions:
 class TrainOptions(JobOptions):
     """Settings of `elastable train`."""
 
-    workers: int = setting(2, _job("Worker processes to start on this machine.", at_least=1))
-    listen: str = setting("127.0.0.1:0", _LISTEN)
+    workers: int = setting(2, of_job("Worker processes to start on this machine.", at_least=1))
+    listen: str = setting("127.0.0.1:0", LISTEN)
 
     @property
     def local_workers(self) -> int:
         return self.workers
+
+    @property
+    def local_stores(self) -> int:
+        if len(self.stores) != 1 or not self.stores[0].isdecimal():
+            return 0
+        if not 1 <= int(self.stores[0]) <= MOST_LOCAL_STORES:
+            raise BadInput(f"--stores {self.stores[0]}: from 1 to {MOST_LOCAL_STORES} store servers are started here")
+        return int(self.stores[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,10 +269,10 @@ class WorkerOptions:
         False,
         Option("Run whatever file of this machine the master names: it gives the master control of this account."),
     )
-    deadline_s: float = setting(60.0, _deadline("How long the master or the store may be unreachable."))
-    transport: str = setting("auto", _TRANSPORT)
-    insecure: bool = setting(False, _network("With --http: serve others than this host without TLS and tokens."))
-    http: str | None = setting(None, _HTTP)
+    deadline_s: float = setting(60.0, deadline("How long the master or the store may be unreachable."))
+    transport: str = setting("auto", TRANSPORT)
+    insecure: bool = setting(False, of_network("With --http: serve others than this host without TLS and tokens."))
+    http: str | None = setting(None, HTTP)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -245,23 +282,3 @@ class WorkerOptions:
                 "file. --trust-master runs whatever file of this machine the master names, and so gives the master, "
                 "and whoever answers at its address, this account"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class ServerOptions:
-    """Settings of `elastable serve`.
-
-    Raises:
-        BadInput: a value that is not allowed.
-    """
-
-    store: str = setting("memory", _STORE_URL)
-    not_finite: str = setting("refuse", _NOT_FINITE)
-    deadline_s: float = setting(60.0, _deadline("How long a commit is retried while the store fails."))
-    transport: str = setting("auto", _TRANSPORT)
-    insecure: bool = setting(False, _INSECURE)
-    listen: str = setting("127.0.0.1:50051", _LISTEN)
-    http: str | None = setting(None, _HTTP)
-
-    def __post_init__(self) -> None:
-        check_options(self)

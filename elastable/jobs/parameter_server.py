@@ -14,7 +14,7 @@ from elastable.embedding_store.warm import warming
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_store import channels_of
-from elastable.jobs.options import ServerOptions
+from elastable.jobs.servers.server_options import ServerOptions
 from elastable.jobs.store_watch import StoreHealth
 from elastable.master.api import JobSpec
 from elastable.master.jobs.bare_master import BareMaster

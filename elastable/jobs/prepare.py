@@ -19,6 +19,7 @@ from elastable.embedding_store.open_store import operation_deadline
 from elastable.embedding_store.remains import OnBroken
 from elastable.embedding_store.rows.fresh_rows import fresh_rows
 from elastable.embedding_store.support.retry import retry
+from elastable.embedding_store.support.store_url import SERVERS
 from elastable.jobs.options import JobOptions
 from elastable.jobs.resuming.broken_store import giving_way_to
 from elastable.jobs.resuming.resume import Beginning, fill_store
@@ -213,7 +214,7 @@ def _discovered(
 
 def _where_workers_look(options: JobOptions) -> str:
     """Where workers look rows up: at the server of the store if it is one that serves, else at the master."""
-    served = options.locations is None and options.store.startswith("grpc://")
+    served = options.locations is None and options.store.startswith(("grpc://", SERVERS))
     return options.store if served else "master"
 
 

@@ -13,6 +13,8 @@ from types import FrameType
 
 from rich.console import Console
 
+from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedSource
+from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.errors import (
     ElastableError,
@@ -25,8 +27,11 @@ from elastable.embedding_store.errors import (
     Unsupported,
 )
 from elastable.embedding_store.open_reader import open_reader
-from elastable.embedding_store.open_store import operation_deadline
+from elastable.embedding_store.open_store import GRPC_DEADLINE_S, operation_deadline
+from elastable.embedding_store.shards.row_pushes import ShardStore
 from elastable.embedding_store.support.retry import retry
+from elastable.embedding_store.support.store_url import SERVERS, server_addresses
+from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.shared.shared_source import SharedSource
 from elastable.jobs.options import WorkerOptions
 from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
@@ -70,13 +75,15 @@ def run_worker(options: WorkerOptions) -> int:
     everywhere = False
     try:
         set_intra_op_threads(job.intra_op_threads)
-        source = _source(job, client, options.transport, deadline_s)
+        source, servers = _source(job, client, options.transport, deadline_s)
         file = _model_file(job, options.model)
         readers = _readers(job, file)
         everywhere = True
         computer = _computer(job, file, readers, source, deadline_s)
         measures = WorkerMeasures()
-        worker = Worker(client, computer, source, session, identity, deadline_s=deadline_s, measures=measures)
+        worker = Worker(
+            client, computer, source, session, identity, deadline_s=deadline_s, measures=measures, rows_to=servers
+        )
     except Exception as error:
         local = Unavailable | ShardLost | Unauthenticated | PermissionDenied | MemoryError
         fatal = everywhere and not isinstance(error, local)
@@ -100,18 +107,34 @@ def run_worker(options: WorkerOptions) -> int:
         return worker.run()
 
 
-def _source(job: JobSpec, client: MasterClient, transport: str, deadline_s: float) -> RowSource:
+def _source(
+    job: JobSpec, client: MasterClient, transport: str, deadline_s: float
+) -> tuple[RowSource, ShardStore | None]:
+    """Where rows are looked up; and the job's store servers, if it has some, to which their gradients go."""
+    if job.store_url.startswith(SERVERS):
+        return _servers(job.store_url, transport, operation_deadline(deadline_s))
     if job.store_url != "master":
         if not job.store_url.startswith("grpc://"):
             raise Unsupported(
                 "the master says that rows are at a store that is not grpc://: it is of another release; start master "
                 "and workers from the same one"
             )
-        return open_reader(job.store_url, deadline_s=operation_deadline(deadline_s))
+        return open_reader(job.store_url, deadline_s=operation_deadline(deadline_s)), None
     if transport == "grpc":
-        return client.store()
+        return client.store(), None
     client.share_memory()
-    return SharedSource(client.store(), required=transport == "shared")
+    return SharedSource(client.store(), required=transport == "shared"), None
+
+
+def _servers(url: str, transport: str, deadline_s: float | None) -> tuple[RowSource, ShardStore]:
+    """The job's store servers: from memory where they are on this host, else over gRPC."""
+    clients = [ShardClient(address, deadline_s or GRPC_DEADLINE_S) for address in server_addresses(url)]
+    store = ShardedStore(clients)
+    if transport == "grpc":
+        return store, store
+    for each in clients:
+        each.share_memory()
+    return PartitionedSource([SharedSource(each, required=transport == "shared") for each in clients]), store
 
 
 def _model_file(job: JobSpec, model: Path | None) -> ModelFile:

@@ -10,8 +10,22 @@ from typing import Self
 from urllib.parse import parse_qsl, quote, unquote
 
 from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.support.address import Address
 
-__all__ = ["MemoryUrl", "TierOptions", "byte_count", "file_folder", "outlives_process", "shard_urls"]
+__all__ = [
+    "SERVERS",
+    "MemoryUrl",
+    "TierOptions",
+    "byte_count",
+    "file_folder",
+    "outlives_process",
+    "server_addresses",
+    "shard_urls",
+    "url_of_server",
+]
+
+SERVERS = "servers:"
+"""What the URL of store servers begins with."""
 
 _UNITS = {"": 1, "B": 1, **{f"{prefix}iB": 1 << (10 * power) for power, prefix in enumerate("KMGT", 1)}}
 _SIZE = re.compile(r"(\d{1,15})\s*([A-Za-z]*)")
@@ -159,8 +173,47 @@ def shard_urls(url: str) -> tuple[str, list[str]]:
     return strategy, shards
 
 
+def server_addresses(url: str) -> list[str]:
+    """The addresses in `servers:host:port,host:port,...`, in the order in which tables are split over them.
+
+    Raises:
+        BadInput: none, one that cannot be, or one that stands twice.
+    """
+    addresses = [address.strip() for address in url.removeprefix(SERVERS).split(",")]
+    for address in addresses:
+        Address.parse(address)
+    if len(set(addresses)) < len(addresses):
+        raise BadInput(f"store {url!r}: an address stands twice, and each store server holds another part of the rows")
+    return addresses
+
+
+def url_of_server(url: str, number: int) -> str:
+    """The part of a store that one of several store servers keeps: a folder or a namespace of its own.
+
+    Args:
+        url: memory, memory?log=/folder, file:///folder or redis://host:port.
+        number: Of the server, counted from 0.
+    """
+    place, _, query = url.partition("?")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    own = f"store-{number}"
+    if place.startswith("file:"):
+        place = f"{place.rstrip('/')}/{own}"
+    elif place != "memory":
+        options["namespace"] = f"{options['namespace']}/{own}" if options.get("namespace") else own
+    if options.get("log", "own") not in ("own", "none"):
+        options["log"] = f"{options['log'].rstrip('/')}/{own}"
+    rest = "&".join(f"{quote(name)}={quote(value)}" for name, value in options.items())
+    return f"{place}?{rest}" if rest else place
+
+
 def outlives_process(url: str) -> bool:
-    """Whether rows and the record of their version outlive the process that has the store at a URL open."""
+    """Whether rows and the record of their version outlive the process that has the store at a URL open.
+
+    Of store servers it is not known before they are asked, and may be.
+    """
+    if url.startswith(SERVERS):
+        return True
     shards = shard_urls(url)[1] or [url]
     return all(
         re.match(r"(file|rediss?(\+sentinel)?):", shard) or (shard.startswith("memory?") and "log=" in shard)

@@ -13,6 +13,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -1504,3 +1505,700 @@ class AttachReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AttachReply: _TypeAlias = AttachReply  # noqa: Y015
+
+@_typing.final
+class SlicesEntry(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    DIM_FIELD_NUMBER: _builtins.int
+    table: _builtins.str
+    count: _builtins.int
+    dim: _builtins.int
+    def __init__(
+        self,
+        *,
+        table: _builtins.str = ...,
+        count: _builtins.int = ...,
+        dim: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "dim", b"dim", "table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SlicesEntry: _TypeAlias = SlicesEntry  # noqa: Y015
+
+@_typing.final
+class RowPart(_message.Message):
+    """The terms of a loss that are divided alike; see GradientPart of the master."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLICES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlicesEntry]: ...
+    def __init__(
+        self,
+        *,
+        slices: _abc.Iterable[Global___SlicesEntry] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["slices", b"slices"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RowPart: _TypeAlias = RowPart  # noqa: Y015
+
+@_typing.final
+class SharedMessage(_message.Message):
+    """Where the body of a push lies instead of its frames: in a shared-memory
+    channel.  See docs/shared-memory.md.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANNEL_FIELD_NUMBER: _builtins.int
+    STAMP_FIELD_NUMBER: _builtins.int
+    channel: _builtins.int
+    stamp: _builtins.int
+    def __init__(
+        self,
+        *,
+        channel: _builtins.int = ...,
+        stamp: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "stamp", b"stamp"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SharedMessage: _TypeAlias = SharedMessage  # noqa: Y015
+
+@_typing.final
+class RowPushHeader(_message.Message):
+    """The rows' part of a micro-batch's gradient, of one store server.  Body: for
+    each entry, int64 ids[count] of the server's own and float32 values[count][dim].
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    MICRO_BATCH_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    SHARED_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    version: _builtins.int
+    """computed on"""
+    micro_batch: _builtins.int
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___RowPart]: ...
+    @_builtins.property
+    def shared(self) -> Global___SharedMessage:
+        """when set, the body is there, and not in the frames"""
+
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        version: _builtins.int = ...,
+        micro_batch: _builtins.int = ...,
+        parts: _abc.Iterable[Global___RowPart] | None = ...,
+        shared: Global___SharedMessage | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["shared", b"shared"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "micro_batch", b"micro_batch", "parts", b"parts", "shared", b"shared", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RowPushHeader: _TypeAlias = RowPushHeader  # noqa: Y015
+
+@_typing.final
+class RowPushFrame(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
+    body: _builtins.bytes
+    @_builtins.property
+    def header(self) -> Global___RowPushHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___RowPushHeader | None = ...,
+        body: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RowPushFrame: _TypeAlias = RowPushFrame  # noqa: Y015
+
+@_typing.final
+class RowPushReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Outcome:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[RowPushReply._Outcome.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        OUTCOME_UNSPECIFIED: RowPushReply._Outcome.ValueType  # 0
+        OUTCOME_ACCEPTED: RowPushReply._Outcome.ValueType  # 1
+        OUTCOME_DUPLICATE: RowPushReply._Outcome.ValueType  # 2
+        """a push of that name is here"""
+        OUTCOME_STALE: RowPushReply._Outcome.ValueType  # 3
+        """its version is committed"""
+
+    class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper): ...
+    OUTCOME_UNSPECIFIED: RowPushReply.Outcome.ValueType  # 0
+    OUTCOME_ACCEPTED: RowPushReply.Outcome.ValueType  # 1
+    OUTCOME_DUPLICATE: RowPushReply.Outcome.ValueType  # 2
+    """a push of that name is here"""
+    OUTCOME_STALE: RowPushReply.Outcome.ValueType  # 3
+    """its version is committed"""
+
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    outcome: Global___RowPushReply.Outcome.ValueType
+    def __init__(
+        self,
+        *,
+        outcome: Global___RowPushReply.Outcome.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RowPushReply: _TypeAlias = RowPushReply  # noqa: Y015
+
+@_typing.final
+class ClaimRequest(_message.Message):
+    """Whoever shows the secret of a claim in the metadata of its calls
+    (elastable-owner-bin) owns the server: it alone changes anything there.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWNER_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    MAY_OVERFLOW_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    owner: _builtins.str
+    """host:process"""
+    job: _builtins.str
+    """whose pushes are taken; empty: nobody's yet"""
+    may_overflow: _builtins.bool
+    """pushes may hold NaN or Inf"""
+    first: _builtins.bool
+    """whether another owner may be replaced; else the caller owned the server before"""
+    def __init__(
+        self,
+        *,
+        owner: _builtins.str = ...,
+        job: _builtins.str = ...,
+        may_overflow: _builtins.bool = ...,
+        first: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "job", b"job", "may_overflow", b"may_overflow", "owner", b"owner"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClaimRequest: _TypeAlias = ClaimRequest  # noqa: Y015
+
+@_typing.final
+class ClaimReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClaimReply: _TypeAlias = ClaimReply  # noqa: Y015
+
+@_typing.final
+class RenewRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenewRequest: _TypeAlias = RenewRequest  # noqa: Y015
+
+@_typing.final
+class RenewReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenewReply: _TypeAlias = RenewReply  # noqa: Y015
+
+@_typing.final
+class GetOwnerRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetOwnerRequest: _TypeAlias = GetOwnerRequest  # noqa: Y015
+
+@_typing.final
+class GetOwnerReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWNER_FIELD_NUMBER: _builtins.int
+    KEEPS_RECORDS_FIELD_NUMBER: _builtins.int
+    owner: _builtins.str
+    """host:process; empty: nobody but the caller has been heard of lately"""
+    keeps_records: _builtins.bool
+    """rows and records outlive the server's process"""
+    def __init__(
+        self,
+        *,
+        owner: _builtins.str = ...,
+        keeps_records: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keeps_records", b"keeps_records", "owner", b"owner"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetOwnerReply: _TypeAlias = GetOwnerReply  # noqa: Y015
+
+@_typing.final
+class RowSums(_message.Message):
+    """Which pushes make a version's row gradient, in the order in which they are
+    summed: term i is part parts[i] of the push of micro_batches[i], multiplied by
+    shares[i].
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    MICRO_BATCHES_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
+    ROWS_ONCE_FIELD_NUMBER: _builtins.int
+    FROZEN_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """that they were computed on"""
+    @_builtins.property
+    def micro_batches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def shares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def rows_once(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """parts of which each row counts once, in the first push that has it"""
+
+    @_builtins.property
+    def frozen(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """tables that take no step"""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        micro_batches: _abc.Iterable[_builtins.int] | None = ...,
+        parts: _abc.Iterable[_builtins.int] | None = ...,
+        shares: _abc.Iterable[_builtins.float] | None = ...,
+        rows_once: _abc.Iterable[_builtins.int] | None = ...,
+        frozen: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frozen", b"frozen", "micro_batches", b"micro_batches", "parts", b"parts", "rows_once", b"rows_once", "shares", b"shares", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RowSums: _TypeAlias = RowSums  # noqa: Y015
+
+@_typing.final
+class MeasureRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUMS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sums(self) -> Global___RowSums: ...
+    def __init__(
+        self,
+        *,
+        sums: Global___RowSums | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sums", b"sums"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sums", b"sums"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasureRequest: _TypeAlias = MeasureRequest  # noqa: Y015
+
+@_typing.final
+class TableSquares(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    SQUARES_FIELD_NUMBER: _builtins.int
+    table: _builtins.str
+    squares: _builtins.bytes
+    """the sum of all squares times 2**298: a little-endian integer, exact"""
+    def __init__(
+        self,
+        *,
+        table: _builtins.str = ...,
+        squares: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["squares", b"squares", "table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TableSquares: _TypeAlias = TableSquares  # noqa: Y015
+
+@_typing.final
+class MeasureReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLES_FIELD_NUMBER: _builtins.int
+    NOT_FINITE_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableSquares]: ...
+    @_builtins.property
+    def not_finite(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """tables whose gradient holds NaN or Inf"""
+
+    @_builtins.property
+    def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """micro-batches whose pushes are not here; then nothing else is set"""
+
+    def __init__(
+        self,
+        *,
+        tables: _abc.Iterable[Global___TableSquares] | None = ...,
+        not_finite: _abc.Iterable[_builtins.str] | None = ...,
+        missing: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing", b"missing", "not_finite", b"not_finite", "tables", b"tables"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasureReply: _TypeAlias = MeasureReply  # noqa: Y015
+
+@_typing.final
+class TableClip(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCALE_FIELD_NUMBER: _builtins.int
+    BOUND_FIELD_NUMBER: _builtins.int
+    scale: _builtins.float
+    """what the summed gradient is multiplied by"""
+    bound: _builtins.float
+    """what its values are then cut to"""
+    def __init__(
+        self,
+        *,
+        scale: _builtins.float = ...,
+        bound: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bound", b"_bound", "bound", b"bound"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bound", b"_bound", "bound", b"bound", "scale", b"scale"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__bound: _TypeAlias = _typing.Literal["bound"]  # noqa: Y015
+    _WhichOneofArgType__bound: _TypeAlias = _typing.Literal["_bound", b"_bound"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__bound) -> _WhichOneofReturnType__bound | None: ...
+
+Global___TableClip: _TypeAlias = TableClip  # noqa: Y015
+
+@_typing.final
+class CommitPushedHeader(_message.Message):
+    """The step from sums.version to the version after it.  Body: uint8 record[record_bytes]."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LearningRatesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class ClipsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___TableClip: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___TableClip | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    SUMS_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    LEARNING_RATES_FIELD_NUMBER: _builtins.int
+    ENDS_CHAPTER_FIELD_NUMBER: _builtins.int
+    CLIPS_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    RECORD_BYTES_FIELD_NUMBER: _builtins.int
+    HAS_RECORD_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    ends_chapter: _builtins.bool
+    dropped: _builtins.bool
+    """the gradient overflowed: rows stay as they are"""
+    record_bytes: _builtins.int
+    has_record: _builtins.bool
+    time: _builtins.float
+    """seconds since 1970, as of CommitHeader"""
+    @_builtins.property
+    def sums(self) -> Global___RowSums: ...
+    @_builtins.property
+    def learning_rates(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
+    @_builtins.property
+    def clips(self) -> _containers.MessageMap[_builtins.str, Global___TableClip]: ...
+    def __init__(
+        self,
+        *,
+        sums: Global___RowSums | None = ...,
+        step: _builtins.int = ...,
+        learning_rates: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        ends_chapter: _builtins.bool = ...,
+        clips: _abc.Mapping[_builtins.str, Global___TableClip] | None = ...,
+        dropped: _builtins.bool = ...,
+        record_bytes: _builtins.int = ...,
+        has_record: _builtins.bool = ...,
+        time: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_time", b"_time", "sums", b"sums", "time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time", b"_time", "clips", b"clips", "dropped", b"dropped", "ends_chapter", b"ends_chapter", "has_record", b"has_record", "learning_rates", b"learning_rates", "record_bytes", b"record_bytes", "step", b"step", "sums", b"sums", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__time: _TypeAlias = _typing.Literal["time"]  # noqa: Y015
+    _WhichOneofArgType__time: _TypeAlias = _typing.Literal["_time", b"_time"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__time) -> _WhichOneofReturnType__time | None: ...
+
+Global___CommitPushedHeader: _TypeAlias = CommitPushedHeader  # noqa: Y015
+
+@_typing.final
+class CommitPushedFrame(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
+    body: _builtins.bytes
+    @_builtins.property
+    def header(self) -> Global___CommitPushedHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___CommitPushedHeader | None = ...,
+        body: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommitPushedFrame: _TypeAlias = CommitPushedFrame  # noqa: Y015
+
+@_typing.final
+class CommitPushedReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPEATED_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
+    repeated: _builtins.bool
+    """the version was committed before"""
+    @_builtins.property
+    def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """as of MeasureReply; then nothing has changed"""
+
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that have a gradient in this version; empty where it is repeated"""
+
+    def __init__(
+        self,
+        *,
+        repeated: _builtins.bool = ...,
+        missing: _abc.Iterable[_builtins.int] | None = ...,
+        tables: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing", b"missing", "repeated", b"repeated", "tables", b"tables"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommitPushedReply: _TypeAlias = CommitPushedReply  # noqa: Y015
+
+@_typing.final
+class TakeBackRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """absent: what broke off is undone, and the version stays"""
+    def __init__(
+        self,
+        *,
+        version: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__version: _TypeAlias = _typing.Literal["version"]  # noqa: Y015
+    _WhichOneofArgType__version: _TypeAlias = _typing.Literal["_version", b"_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__version) -> _WhichOneofReturnType__version | None: ...
+
+Global___TakeBackRequest: _TypeAlias = TakeBackRequest  # noqa: Y015
+
+@_typing.final
+class TakeBackReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    rows: _builtins.int
+    def __init__(
+        self,
+        *,
+        rows: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeBackReply: _TypeAlias = TakeBackReply  # noqa: Y015
+
+@_typing.final
+class ReadRecordRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadRecordRequest: _TypeAlias = ReadRecordRequest  # noqa: Y015
+
+@_typing.final
+class RecordHeader(_message.Message):
+    """Body: uint8 record[record_bytes]."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HAS_RECORD_FIELD_NUMBER: _builtins.int
+    RECORD_BYTES_FIELD_NUMBER: _builtins.int
+    has_record: _builtins.bool
+    record_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        has_record: _builtins.bool = ...,
+        record_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_record", b"has_record", "record_bytes", b"record_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordHeader: _TypeAlias = RecordHeader  # noqa: Y015
+
+@_typing.final
+class RecordFrame(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
+    body: _builtins.bytes
+    @_builtins.property
+    def header(self) -> Global___RecordHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___RecordHeader | None = ...,
+        body: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordFrame: _TypeAlias = RecordFrame  # noqa: Y015

@@ -1056,3 +1056,691 @@ class EmbeddingStore:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class StoreServerStub:
+    """What a store server does besides EmbeddingStore, whose calls that change
+    something it refuses.  Roles as above; all but PushRows and GetOwner are the
+    owner's alone.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.GetOwner = channel.unary_unary(
+                '/elastable.embedding_store.v1.StoreServer/GetOwner',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetOwnerRequest.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetOwnerReply.FromString,
+                _registered_method=True)
+        self.PushRows = channel.stream_unary(
+                '/elastable.embedding_store.v1.StoreServer/PushRows',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowPushFrame.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowPushReply.FromString,
+                _registered_method=True)
+        self.Renew = channel.unary_unary(
+                '/elastable.embedding_store.v1.StoreServer/Renew',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewRequest.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewReply.FromString,
+                _registered_method=True)
+        self.Measure = channel.unary_unary(
+                '/elastable.embedding_store.v1.StoreServer/Measure',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureRequest.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureReply.FromString,
+                _registered_method=True)
+        self.CommitPushed = channel.stream_unary(
+                '/elastable.embedding_store.v1.StoreServer/CommitPushed',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitPushedFrame.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitPushedReply.FromString,
+                _registered_method=True)
+        self.TakeBack = channel.unary_unary(
+                '/elastable.embedding_store.v1.StoreServer/TakeBack',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeBackRequest.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeBackReply.FromString,
+                _registered_method=True)
+        self.ReadRecord = channel.unary_stream(
+                '/elastable.embedding_store.v1.StoreServer/ReadRecord',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReadRecordRequest.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RecordFrame.FromString,
+                _registered_method=True)
+        self.CreateTable = channel.unary_unary(
+                '/elastable.embedding_store.v1.StoreServer/CreateTable',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CreateTableRequest.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CreateTableReply.FromString,
+                _registered_method=True)
+        self.Put = channel.stream_unary(
+                '/elastable.embedding_store.v1.StoreServer/Put',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.FromString,
+                _registered_method=True)
+        self.PutSightings = channel.stream_unary(
+                '/elastable.embedding_store.v1.StoreServer/PutSightings',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.SightingsFrame.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.FromString,
+                _registered_method=True)
+        self.Delete = channel.stream_unary(
+                '/elastable.embedding_store.v1.StoreServer/Delete',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowIdsFrame.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.DeleteReply.FromString,
+                _registered_method=True)
+        self.ClearTable = channel.unary_unary(
+                '/elastable.embedding_store.v1.StoreServer/ClearTable',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClearTableRequest.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClearTableReply.FromString,
+                _registered_method=True)
+        self.DropTable = channel.unary_unary(
+                '/elastable.embedding_store.v1.StoreServer/DropTable',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.DropTableRequest.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.DropTableReply.FromString,
+                _registered_method=True)
+        self.ResetVersion = channel.unary_unary(
+                '/elastable.embedding_store.v1.StoreServer/ResetVersion',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ResetVersionRequest.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ResetVersionReply.FromString,
+                _registered_method=True)
+        self.Claim = channel.unary_unary(
+                '/elastable.embedding_store.v1.StoreServer/Claim',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClaimRequest.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClaimReply.FromString,
+                _registered_method=True)
+
+
+class StoreServerServicer:
+    """What a store server does besides EmbeddingStore, whose calls that change
+    something it refuses.  Roles as above; all but PushRows and GetOwner are the
+    owner's alone.
+    """
+
+    def GetOwner(self, request, context):
+        """For readers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PushRows(self, request_iterator, context):
+        """For workers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Renew(self, request, context):
+        """For the owner, who has claimed the server as an administrator.
+        says that the owner is there
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Measure(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CommitPushed(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TakeBack(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadRecord(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateTable(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Put(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutSightings(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Delete(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ClearTable(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropTable(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResetVersion(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Claim(self, request, context):
+        """For administrators; logged (elastable.audit).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_StoreServerServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'GetOwner': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetOwner,
+                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetOwnerRequest.FromString,
+                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetOwnerReply.SerializeToString,
+            ),
+            'PushRows': grpc.stream_unary_rpc_method_handler(
+                    servicer.PushRows,
+                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowPushFrame.FromString,
+                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowPushReply.SerializeToString,
+            ),
+            'Renew': grpc.unary_unary_rpc_method_handler(
+                    servicer.Renew,
+                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewRequest.FromString,
+                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewReply.SerializeToString,
+            ),
+            'Measure': grpc.unary_unary_rpc_method_handler(
+                    servicer.Measure,
+                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureRequest.FromString,
+                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureReply.SerializeToString,
+            ),
+            'CommitPushed': grpc.stream_unary_rpc_method_handler(
+                    servicer.CommitPushed,
+                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitPushedFrame.FromString,
+                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitPushedReply.SerializeToString,
+            ),
+            'TakeBack': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeBack,
+                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeBackRequest.FromString,
+                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeBackReply.SerializeToString,
+            ),
+            'ReadRecord': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadRecord,
+                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReadRecordRequest.FromString,
+                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RecordFrame.SerializeToString,
+            ),
+            'CreateTable': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateTable,
+                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CreateTableRequest.FromString,
+                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CreateTableReply.SerializeToString,
+            ),
+            'Put': grpc.stream_unary_rpc_method_handler(
+                    servicer.Put,
+                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.FromString,
+                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.SerializeToString,
+            ),
+            'PutSightings': grpc.stream_unary_rpc_method_handler(
+                    servicer.PutSightings,
+                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.SightingsFrame.FromString,
+                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.SerializeToString,
+            ),
+            'Delete': grpc.stream_unary_rpc_method_handler(
+                    servicer.Delete,
+                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowIdsFrame.FromString,
+                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.DeleteReply.SerializeToString,
+            ),
+            'ClearTable': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClearTable,
+                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClearTableRequest.FromString,
+                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClearTableReply.SerializeToString,
+            ),
+            'DropTable': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropTable,
+                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.DropTableRequest.FromString,
+                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.DropTableReply.SerializeToString,
+            ),
+            'ResetVersion': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetVersion,
+                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ResetVersionRequest.FromString,
+                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ResetVersionReply.SerializeToString,
+            ),
+            'Claim': grpc.unary_unary_rpc_method_handler(
+                    servicer.Claim,
+                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClaimRequest.FromString,
+                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClaimReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'elastable.embedding_store.v1.StoreServer', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('elastable.embedding_store.v1.StoreServer', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class StoreServer:
+    """What a store server does besides EmbeddingStore, whose calls that change
+    something it refuses.  Roles as above; all but PushRows and GetOwner are the
+    owner's alone.
+    """
+
+    @staticmethod
+    def GetOwner(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.StoreServer/GetOwner',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetOwnerRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetOwnerReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PushRows(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/elastable.embedding_store.v1.StoreServer/PushRows',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowPushFrame.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowPushReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Renew(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.StoreServer/Renew',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Measure(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.StoreServer/Measure',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CommitPushed(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/elastable.embedding_store.v1.StoreServer/CommitPushed',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitPushedFrame.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitPushedReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeBack(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.StoreServer/TakeBack',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeBackRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeBackReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadRecord(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/elastable.embedding_store.v1.StoreServer/ReadRecord',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReadRecordRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RecordFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateTable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.StoreServer/CreateTable',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.CreateTableRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.CreateTableReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Put(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/elastable.embedding_store.v1.StoreServer/Put',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutSightings(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/elastable.embedding_store.v1.StoreServer/PutSightings',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.SightingsFrame.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Delete(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/elastable.embedding_store.v1.StoreServer/Delete',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowIdsFrame.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.DeleteReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClearTable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.StoreServer/ClearTable',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClearTableRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClearTableReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropTable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.StoreServer/DropTable',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.DropTableRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.DropTableReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetVersion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.StoreServer/ResetVersion',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ResetVersionRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ResetVersionReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Claim(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.StoreServer/Claim',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClaimRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClaimReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -296,3 +296,184 @@ class EmbeddingStoreServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_store_pb2.ResetVersionReply, _abc.Awaitable[_store_pb2.ResetVersionReply]]: ...
 
 def add_EmbeddingStoreServicer_to_server(servicer: EmbeddingStoreServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class StoreServerStub:
+    """What a store server does besides EmbeddingStore, whose calls that change
+    something it refuses.  Roles as above; all but PushRows and GetOwner are the
+    owner's alone.
+    """
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> StoreServerAsyncStub: ...
+    GetOwner: _grpc.UnaryUnaryMultiCallable[_store_pb2.GetOwnerRequest, _store_pb2.GetOwnerReply]
+    """For readers."""
+    PushRows: _grpc.StreamUnaryMultiCallable[_store_pb2.RowPushFrame, _store_pb2.RowPushReply]
+    """For workers."""
+    Renew: _grpc.UnaryUnaryMultiCallable[_store_pb2.RenewRequest, _store_pb2.RenewReply]
+    """For the owner, who has claimed the server as an administrator.
+    says that the owner is there
+    """
+    Measure: _grpc.UnaryUnaryMultiCallable[_store_pb2.MeasureRequest, _store_pb2.MeasureReply]
+    CommitPushed: _grpc.StreamUnaryMultiCallable[_store_pb2.CommitPushedFrame, _store_pb2.CommitPushedReply]
+    TakeBack: _grpc.UnaryUnaryMultiCallable[_store_pb2.TakeBackRequest, _store_pb2.TakeBackReply]
+    ReadRecord: _grpc.UnaryStreamMultiCallable[_store_pb2.ReadRecordRequest, _store_pb2.RecordFrame]
+    CreateTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.CreateTableRequest, _store_pb2.CreateTableReply]
+    Put: _grpc.StreamUnaryMultiCallable[_store_pb2.RowBlockFrame, _store_pb2.PutReply]
+    PutSightings: _grpc.StreamUnaryMultiCallable[_store_pb2.SightingsFrame, _store_pb2.PutReply]
+    Delete: _grpc.StreamUnaryMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.DeleteReply]
+    ClearTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.ClearTableRequest, _store_pb2.ClearTableReply]
+    DropTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.DropTableRequest, _store_pb2.DropTableReply]
+    ResetVersion: _grpc.UnaryUnaryMultiCallable[_store_pb2.ResetVersionRequest, _store_pb2.ResetVersionReply]
+    Claim: _grpc.UnaryUnaryMultiCallable[_store_pb2.ClaimRequest, _store_pb2.ClaimReply]
+    """For administrators; logged (elastable.audit)."""
+
+@_typing.type_check_only
+class StoreServerAsyncStub(StoreServerStub):
+    """What a store server does besides EmbeddingStore, whose calls that change
+    something it refuses.  Roles as above; all but PushRows and GetOwner are the
+    owner's alone.
+    """
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    GetOwner: _aio.UnaryUnaryMultiCallable[_store_pb2.GetOwnerRequest, _store_pb2.GetOwnerReply]  # type: ignore[assignment]
+    """For readers."""
+    PushRows: _aio.StreamUnaryMultiCallable[_store_pb2.RowPushFrame, _store_pb2.RowPushReply]  # type: ignore[assignment]
+    """For workers."""
+    Renew: _aio.UnaryUnaryMultiCallable[_store_pb2.RenewRequest, _store_pb2.RenewReply]  # type: ignore[assignment]
+    """For the owner, who has claimed the server as an administrator.
+    says that the owner is there
+    """
+    Measure: _aio.UnaryUnaryMultiCallable[_store_pb2.MeasureRequest, _store_pb2.MeasureReply]  # type: ignore[assignment]
+    CommitPushed: _aio.StreamUnaryMultiCallable[_store_pb2.CommitPushedFrame, _store_pb2.CommitPushedReply]  # type: ignore[assignment]
+    TakeBack: _aio.UnaryUnaryMultiCallable[_store_pb2.TakeBackRequest, _store_pb2.TakeBackReply]  # type: ignore[assignment]
+    ReadRecord: _aio.UnaryStreamMultiCallable[_store_pb2.ReadRecordRequest, _store_pb2.RecordFrame]  # type: ignore[assignment]
+    CreateTable: _aio.UnaryUnaryMultiCallable[_store_pb2.CreateTableRequest, _store_pb2.CreateTableReply]  # type: ignore[assignment]
+    Put: _aio.StreamUnaryMultiCallable[_store_pb2.RowBlockFrame, _store_pb2.PutReply]  # type: ignore[assignment]
+    PutSightings: _aio.StreamUnaryMultiCallable[_store_pb2.SightingsFrame, _store_pb2.PutReply]  # type: ignore[assignment]
+    Delete: _aio.StreamUnaryMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.DeleteReply]  # type: ignore[assignment]
+    ClearTable: _aio.UnaryUnaryMultiCallable[_store_pb2.ClearTableRequest, _store_pb2.ClearTableReply]  # type: ignore[assignment]
+    DropTable: _aio.UnaryUnaryMultiCallable[_store_pb2.DropTableRequest, _store_pb2.DropTableReply]  # type: ignore[assignment]
+    ResetVersion: _aio.UnaryUnaryMultiCallable[_store_pb2.ResetVersionRequest, _store_pb2.ResetVersionReply]  # type: ignore[assignment]
+    Claim: _aio.UnaryUnaryMultiCallable[_store_pb2.ClaimRequest, _store_pb2.ClaimReply]  # type: ignore[assignment]
+    """For administrators; logged (elastable.audit)."""
+
+class StoreServerServicer(metaclass=_abc_1.ABCMeta):
+    """What a store server does besides EmbeddingStore, whose calls that change
+    something it refuses.  Roles as above; all but PushRows and GetOwner are the
+    owner's alone.
+    """
+
+    @_abc_1.abstractmethod
+    def GetOwner(
+        self,
+        request: _store_pb2.GetOwnerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.GetOwnerReply, _abc.Awaitable[_store_pb2.GetOwnerReply]]:
+        """For readers."""
+
+    @_abc_1.abstractmethod
+    def PushRows(
+        self,
+        request_iterator: _MaybeAsyncIterator[_store_pb2.RowPushFrame],
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.RowPushReply, _abc.Awaitable[_store_pb2.RowPushReply]]:
+        """For workers."""
+
+    @_abc_1.abstractmethod
+    def Renew(
+        self,
+        request: _store_pb2.RenewRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.RenewReply, _abc.Awaitable[_store_pb2.RenewReply]]:
+        """For the owner, who has claimed the server as an administrator.
+        says that the owner is there
+        """
+
+    @_abc_1.abstractmethod
+    def Measure(
+        self,
+        request: _store_pb2.MeasureRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.MeasureReply, _abc.Awaitable[_store_pb2.MeasureReply]]: ...
+
+    @_abc_1.abstractmethod
+    def CommitPushed(
+        self,
+        request_iterator: _MaybeAsyncIterator[_store_pb2.CommitPushedFrame],
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.CommitPushedReply, _abc.Awaitable[_store_pb2.CommitPushedReply]]: ...
+
+    @_abc_1.abstractmethod
+    def TakeBack(
+        self,
+        request: _store_pb2.TakeBackRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.TakeBackReply, _abc.Awaitable[_store_pb2.TakeBackReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ReadRecord(
+        self,
+        request: _store_pb2.ReadRecordRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_store_pb2.RecordFrame], _abc.AsyncIterator[_store_pb2.RecordFrame]]: ...
+
+    @_abc_1.abstractmethod
+    def CreateTable(
+        self,
+        request: _store_pb2.CreateTableRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.CreateTableReply, _abc.Awaitable[_store_pb2.CreateTableReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Put(
+        self,
+        request_iterator: _MaybeAsyncIterator[_store_pb2.RowBlockFrame],
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.PutReply, _abc.Awaitable[_store_pb2.PutReply]]: ...
+
+    @_abc_1.abstractmethod
+    def PutSightings(
+        self,
+        request_iterator: _MaybeAsyncIterator[_store_pb2.SightingsFrame],
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.PutReply, _abc.Awaitable[_store_pb2.PutReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Delete(
+        self,
+        request_iterator: _MaybeAsyncIterator[_store_pb2.RowIdsFrame],
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.DeleteReply, _abc.Awaitable[_store_pb2.DeleteReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ClearTable(
+        self,
+        request: _store_pb2.ClearTableRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.ClearTableReply, _abc.Awaitable[_store_pb2.ClearTableReply]]: ...
+
+    @_abc_1.abstractmethod
+    def DropTable(
+        self,
+        request: _store_pb2.DropTableRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.DropTableReply, _abc.Awaitable[_store_pb2.DropTableReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ResetVersion(
+        self,
+        request: _store_pb2.ResetVersionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.ResetVersionReply, _abc.Awaitable[_store_pb2.ResetVersionReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Claim(
+        self,
+        request: _store_pb2.ClaimRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.ClaimReply, _abc.Awaitable[_store_pb2.ClaimReply]]:
+        """For administrators; logged (elastable.audit)."""
+
+def add_StoreServerServicer_to_server(servicer: StoreServerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.tables.grouping import coalesce_many
+from elastable.embedding_store.shards.pushed_sums import each_row_once, table_updates
+from elastable.embedding_store.shards.row_pushes import RowSums, SumTerm
 from elastable.master.api import Divisor, DivisorKind, GradientPart, Push, Slices, Tensor
 
-__all__ = ["Accumulated", "accumulate", "add_metrics"]
+__all__ = ["Accumulated", "accumulate", "add_metrics", "row_sums"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class Accumulated:
         updates: Table name -> coalesced gradient.
         states: Every non-trainable variable, in model order.
         metrics: Summed metric state; floats as float64, integers as int64.
+        changed: Tables that have a gradient, once it is committed; at store servers, too.
         overflowed: Whether the gradient was not finite, and is left out for that.
     """
 
@@ -34,6 +35,7 @@ class Accumulated:
     updates: Mapping[str, TableUpdate] = field(default_factory=dict)
     states: tuple[Tensor, ...] = ()
     metrics: tuple[Tensor, ...] = ()
+    changed: tuple[str, ...] = ()
     overflowed: bool = False
 
 
@@ -68,10 +70,31 @@ def accumulate(pushes: Sequence[Push], average: str) -> Accumulated:
             _weighted_sum([(part.dense[place], part.share) for part in parts if place in part.dense])
             for place in range(len(pushes[0].dense))
         ),
-        updates=_table_updates(parts),
+        updates=table_updates([part.slices for part in parts], [part.share for part in parts]),
         states=tuple(_weighted_mean(state, shares) for state in states),
         metrics=_with_losses(metrics, parts),
     )
+
+
+def row_sums(version: int, pushes: Sequence[Push], average: str, frozen: Sequence[str]) -> RowSums:
+    """How store servers sum the rows' part of the same gradient, of which the pushes hold nothing here.
+
+    Args:
+        version: That the pushes were computed on.
+        pushes: In micro-batch order, as of `accumulate`.
+        average: As of `accumulate`.
+        frozen: Tables that take no step.
+    """
+    if not pushes:
+        return RowSums(version, frozen=tuple(frozen))
+    weighted = _weighted_parts(pushes, average)
+    parts = 1 + len(pushes[0].parts)
+    # As `_weighted_parts` lists them: of every push the first, then of every push the second.
+    names = [(push.id.micro_batch, part) for part in range(parts) for push in pushes]
+    terms = tuple(SumTerm(*name, each.share) for name, each in zip(names, weighted, strict=True))
+    kinds = [pushes[0].divisor, *(part.divisor for part in pushes[0].parts)]
+    once = tuple(part for part, kind in enumerate(kinds) if kind is not None and kind.kind is DivisorKind.ROWS)
+    return RowSums(version, terms, once, tuple(frozen))
 
 
 _MEANT = {"sum": Divisor(DivisorKind.NOTHING), "batches": Divisor(DivisorKind.AMOUNT, 1.0)}
@@ -102,7 +125,7 @@ def _weighted_parts(pushes: Sequence[Push], average: str) -> list[_WeightedPart]
         shares = _shares([part.divisor for part in alike], records)
         # A loss of rows is only known of all rows of a micro-batch together: shown is its mean.
         loss_shares = [count / sum(records) for count in records] if by_rows else shares
-        slices = _each_row_once([part.slices for part in alike]) if by_rows else [part.slices for part in alike]
+        slices = each_row_once([part.slices for part in alike]) if by_rows else [part.slices for part in alike]
         found += [
             _WeightedPart(share, loss_share, part.dense, of_part, part.losses)
             for share, loss_share, part, of_part in zip(shares, loss_shares, alike, slices, strict=True)
@@ -120,21 +143,6 @@ def _shares(divisors: Sequence[Divisor], records: Sequence[int]) -> list[float]:
     total = sum(amounts)
     # As Keras: what is divided by no weight at all is zero.
     return [amount / total if total else 0.0 for amount in amounts]
-
-
-def _each_row_once(parts: Sequence[Mapping[str, Slices]]) -> list[dict[str, Slices]]:
-    """The slices without rows that an earlier push has: they are equal there, as all are of one version."""
-    seen: dict[str, Int64] = {}
-    kept = []
-    for part in parts:
-        fresh = {}
-        for table, slices in part.items():
-            before = seen.get(table, np.zeros(0, np.int64))
-            new = ~np.isin(slices.indices, before)
-            seen[table] = np.concatenate([before, slices.indices[new]])
-            fresh[table] = Slices(slices.indices[new], slices.values[new])
-        kept.append(fresh)
-    return kept
 
 
 def _with_losses(metrics: tuple[Tensor, ...], parts: Sequence[_WeightedPart]) -> tuple[Tensor, ...]:
@@ -163,23 +171,6 @@ def add_metrics(total: tuple[Tensor, ...], parts: Sequence[tuple[Tensor, ...]]) 
         wide = [tensor.astype(np.float64 if tensor.dtype.kind == "f" else np.int64) for tensor in part]
         sums = wide if not sums else [one + other for one, other in zip(sums, wide, strict=True)]
     return tuple(sums)
-
-
-def _table_updates(parts: Sequence[_WeightedPart]) -> dict[str, TableUpdate]:
-    # By name: the order in which a push happens to list its tables must not show.
-    tables = sorted({table for part in parts for table in part.slices})
-    updates = {}
-    for table in tables:
-        update = coalesce_many(
-            [
-                (part.slices[table].indices, part.slices[table].values, part.share)
-                for part in parts
-                if table in part.slices
-            ]
-        )
-        if len(update.ids):
-            updates[table] = update
-    return updates
 
 
 def _weighted_sum(parts: Sequence[tuple[Tensor, float]]) -> Tensor:

@@ -2,22 +2,22 @@
 
 Norms are taken in float64, of gradients whose duplicate ids have been summed.
 Keras itself, on `IndexedSlices`, clips before it sums duplicates; here a table
-is clipped as the equivalent dense gradient.
+is clipped as the equivalent dense gradient. Of a table's gradient only its
+square is needed: whoever holds the rows may be elsewhere, and applies what comes of it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from elastable.embedding_store.contract.row_data import TableUpdate
+from elastable.embedding_store.shards.row_pushes import TableClip
 from elastable.master.api import Tensor
-from elastable.master.commits.accumulate import Accumulated
 
-__all__ = ["Clipping", "clip"]
+__all__ = ["Clipped", "Clipping", "clip"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,31 @@ class Clipping:
     global_clipnorm: float | None = None
     clipvalue: float | None = None
 
+    @property
+    def by_norm(self) -> bool:
+        """Whether norms have to be known."""
+        return self.clipnorm is not None or self.global_clipnorm is not None
 
-def clip(gradient: Accumulated, clipping: Clipping, own: Mapping[str, Clipping] | None = None) -> Accumulated:
+
+@dataclass(frozen=True, slots=True)
+class Clipped:
+    """What clipping makes of a gradient.
+
+    Attributes:
+        dense: Gradients of the dense variables, clipped.
+        tables: Table name -> how its gradient is clipped; those that are left alone are missing.
+    """
+
+    dense: tuple[Tensor, ...]
+    tables: Mapping[str, TableClip] = field(default_factory=dict)
+
+
+def clip(
+    dense: Sequence[Tensor],
+    squares: Mapping[str, float],
+    clipping: Clipping,
+    own: Mapping[str, Clipping] | None = None,
+) -> Clipped:
     """The gradient, clipped as `keras.optimizers.Optimizer` does.
 
     clipnorm: each variable and each table by itself is scaled down to that L2
@@ -37,46 +60,40 @@ def clip(gradient: Accumulated, clipping: Clipping, own: Mapping[str, Clipping] 
     cut to [-clipvalue, clipvalue].
 
     Args:
-        gradient: Of the dense variables and of every table.
+        dense: Gradients of the dense variables.
+        squares: Table name -> the sum of the squares of its gradient; where nothing is clipped by norm, any number.
         clipping: Of the model's optimizer: of all that it trains.
         own: Of tables with an optimizer of their own, which the model's neither clips nor counts.
     """
     own = own or {}
-    updates = dict(gradient.updates)
-    theirs = {table: updates.pop(table) for table in own if table in updates}
-    clipped = _clip_jointly(replace(gradient, updates=updates), clipping)
-    if not theirs:
-        return clipped
-    by_itself = [
-        _clip_jointly(Accumulated(updates={table: update}), own[table]).updates for table, update in theirs.items()
-    ]
-    everything = {table: update for part in (clipped.updates, *by_itself) for table, update in part.items()}
-    return replace(clipped, updates={table: everything[table] for table in gradient.updates})
+    clipped = _clip_jointly(dense, {table: square for table, square in squares.items() if table not in own}, clipping)
+    tables = dict(clipped.tables)
+    for table, of_table in own.items():
+        if table in squares:
+            tables.update(_clip_jointly((), {table: squares[table]}, of_table).tables)
+    return Clipped(clipped.dense, tables)
 
 
-def _clip_jointly(gradient: Accumulated, clipping: Clipping) -> Accumulated:
+def _clip_jointly(dense: Sequence[Tensor], squares: Mapping[str, float], clipping: Clipping) -> Clipped:
     if clipping.clipnorm is not None:
         limit = clipping.clipnorm
-        return _each(gradient, lambda values: _scaled(values, _factor(_square(values), limit)))
+        scales = {table: _factor(square, limit) for table, square in squares.items()}
+        return Clipped(tuple(_scaled(values, _factor(_square(values), limit)) for values in dense), _clips(scales))
     if clipping.global_clipnorm is not None:
-        tables = [gradient.updates[table].gradients for table in sorted(gradient.updates)]
-        square = math.fsum(_square(values) for values in [*gradient.dense, *tables])
+        square = math.fsum([*(_square(values) for values in dense), *squares.values()])
         factor = _factor(square, clipping.global_clipnorm)
-        return _each(gradient, lambda values: _scaled(values, factor))
+        return Clipped(tuple(_scaled(values, factor) for values in dense), _clips(dict.fromkeys(squares, factor)))
     if clipping.clipvalue is not None:
         bound = clipping.clipvalue
-        return _each(gradient, lambda values: np.clip(values, values.dtype.type(-bound), values.dtype.type(bound)))
-    return gradient
+        return Clipped(
+            tuple(np.clip(values, values.dtype.type(-bound), values.dtype.type(bound)) for values in dense),
+            dict.fromkeys(squares, TableClip(bound=bound)),
+        )
+    return Clipped(tuple(dense))
 
 
-def _each(gradient: Accumulated, change: Callable[[Tensor], Tensor]) -> Accumulated:
-    return replace(
-        gradient,
-        dense=tuple(change(values) for values in gradient.dense),
-        updates={
-            table: TableUpdate(update.ids, change(update.gradients)) for table, update in gradient.updates.items()
-        },
-    )
+def _clips(scales: Mapping[str, float]) -> dict[str, TableClip]:
+    return {table: TableClip(scale) for table, scale in scales.items() if scale != 1.0}
 
 
 def _square(values: Tensor) -> float:

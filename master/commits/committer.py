@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import count
 from typing import cast
 
 import numpy as np
 
-from elastable.embedding_store.contract.row_data import Commit
+from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import FutureVersion, StoreBroken
+from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.measures.counters import Durations
 from elastable.embedding_store.optimizers.registry import follows_steps
-from elastable.embedding_store.support.retry import retry
-from elastable.master.api import JobSpec, Push
-from elastable.master.commits.accumulate import Accumulated, accumulate
-from elastable.master.commits.clipping import clip
+from elastable.embedding_store.shards.row_pushes import ShardStore, TableClip
+from elastable.master.api import JobSpec, Push, Tensor
+from elastable.master.commits.accumulate import Accumulated, accumulate, row_sums
+from elastable.master.commits.clipping import Clipping, clip
 from elastable.master.commits.dense_part import DensePart, OptimizerStep
+from elastable.master.commits.row_gradients import HeldRows, PushedRows, RowGradients, RowStep
 from elastable.master.commits.version_record import VersionRecord, job_as_json
 from elastable.master.tasks.progress import Progress
 
-__all__ = ["Committer", "commit_rows"]
+__all__ = ["Committer"]
 
 
 class Committer:
@@ -38,6 +38,9 @@ class Committer:
         ends_chapter: Of a version: as of `Commit`.
         phases: Where the phases "sum", "dense" and "rows" are timed; None: nobody wants to know.
         clock: Seconds since 1970, asked once for every version: `Commit.time`.
+
+    Raises:
+        Unsupported: rows are at store servers, and the job is asynchronous.
     """
 
     def __init__(
@@ -50,6 +53,9 @@ class Committer:
         phases: Durations | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        if isinstance(store, ShardStore):
+            _refuse_async(job)
+            store.begin_job(job.job, dense.may_overflow)
         self._store = store
         self._dense = dense
         self._average = job.average
@@ -60,7 +66,7 @@ class Committer:
         self._phases = phases or Durations()
         self._clock = clock
         self._prepared: tuple[OptimizerStep, ...] | None = None
-        self._followers: list[str] | None = None
+        self._known_specs: dict[str, TableSpec] | None = None
 
     def prepare_step(self, version: int) -> None:
         """Computes the learning rates of the step from `version` now, while workers compute.
@@ -81,6 +87,7 @@ class Committer:
         Raises:
             StoreFailed, Unavailable: the store failed until the deadline; the
                 dense part is still that of `version - 1`.
+            PushesLost: likewise; some pushes have to come again.
         """
         if self._prepared is None:
             self.prepare_step(version - 1)
@@ -88,48 +95,68 @@ class Committer:
         # Late pushes of async mode may be of when a table was not frozen.
         frozen = self._dense.frozen_tables
         with self._phases.timing("sum"):
-            gradient = _clipped(self._accumulated(pushes, frozen), steps)
+            gradient, rows = self._accumulated(version, pushes, frozen)
+            if gradient.records and not gradient.overflowed:
+                gradient = replace(gradient, dense=_clipped(gradient.dense, rows, steps))
+            gradient = replace(gradient, updates=rows.updates)
         share = 1.0 / (1 + _behind(pushes, version)) if self._slows_stale else 1.0
-        rates = {table: _times(rate, share) for table, rate in _rates(self._tables(gradient), steps).items()}
+        rates = {table: _times(rate, share) for table, rate in _rates(self._tables(rows), steps).items()}
         number = next((step.number for step in steps if step.tables != ()), steps[0].number)
         number = version - 1 if number is None else number
-        ends = self._ends_chapter(version)
-        commit = Commit(version, gradient.updates, number, rates, ends_chapter=ends, frozen=frozen, time=self._clock())
+        step = RowStep(version, number, rates, self._ends_chapter(version), frozen, self._clock())
         if self._store.keeps_records:
-            self._commit_with_record(commit, gradient, share, progress(gradient))
+            self._commit_with_record(rows, step, gradient, share, progress(gradient))
         else:
             # Rows first: the dense part cannot fail, and needs no way back then.
             with self._phases.timing("rows"):
-                commit_rows(self._store, commit, self._deadline_s)
+                rows.commit(step, self._deadline_s)
             self._apply(gradient, share)
-        return gradient
+        return replace(gradient, changed=tuple(rows.changed))
 
-    def _accumulated(self, pushes: Sequence[Push], frozen: Collection[str]) -> Accumulated:
+    def _accumulated(
+        self, version: int, pushes: Sequence[Push], frozen: tuple[str, ...]
+    ) -> tuple[Accumulated, RowGradients]:
         """The gradient of a version; none, if it overflowed and the optimizer's loss scale answers that."""
         if not self._dense.may_overflow:
-            return _without(accumulate(pushes, self._average), frozen)
+            gradient = accumulate(pushes, self._average)
+            return gradient, self._rows_of(version, gradient, pushes, frozen)
         with np.errstate(invalid="ignore", over="ignore"):
-            gradient = _without(accumulate(pushes, self._average), frozen)
-        parts = [*gradient.dense, *(update.gradients for update in gradient.updates.values())]
-        if all(np.isfinite(part).all() for part in parts):
-            return gradient
-        return replace(gradient, dense=(), updates={}, overflowed=True)
+            gradient = accumulate(pushes, self._average)
+        rows = self._rows_of(version, gradient, pushes, frozen)
+        if all(np.isfinite(part).all() for part in gradient.dense) and (not gradient.records or rows.finite()):
+            return gradient, rows
+        rows.drop()
+        return replace(gradient, dense=(), overflowed=True), rows
 
-    def _tables(self, gradient: Accumulated) -> Iterable[str]:
+    def _rows_of(
+        self, version: int, gradient: Accumulated, pushes: Sequence[Push], frozen: tuple[str, ...]
+    ) -> RowGradients:
+        if isinstance(self._store, ShardStore):
+            sums = row_sums(version - 1, pushes, self._average, frozen)
+            return PushedRows(self._store, sums, tuple(self._specs()), self._deadline_s)
+        return HeldRows(self._store, {name: of for name, of in gradient.updates.items() if name not in frozen})
+
+    def _tables(self, rows: RowGradients) -> Iterable[str]:
         """Those that a step has a learning rate for: those it updates, and those whose rows follow every step."""
-        if self._followers is None:
-            specs = self._store.specs().values()
-            self._followers = [spec.name for spec in specs if follows_steps(spec.optimizer)]
-        return [*gradient.updates, *self._followers]
+        followers = [name for name, spec in self._specs().items() if follows_steps(spec.optimizer)]
+        return [*rows.tables(), *followers]
 
-    def _commit_with_record(self, commit: Commit, gradient: Accumulated, share: float, progress: Progress) -> None:
+    def _specs(self) -> dict[str, TableSpec]:
+        """Of the job's tables, which stay what they are: a store elsewhere is asked once."""
+        if self._known_specs is None:
+            self._known_specs = self._store.specs()
+        return self._known_specs
+
+    def _commit_with_record(
+        self, rows: RowGradients, step: RowStep, gradient: Accumulated, share: float, progress: Progress
+    ) -> None:
         """Commits rows, dense part and progress together, in the store."""
         before = self._dense.tensors()
         self._apply(gradient, share)
         try:
             record = VersionRecord(self._job, progress, self._dense.tensors()).to_bytes()
             with self._phases.timing("rows"):
-                commit_rows(self._store, replace(commit, record=record), self._deadline_s)
+                rows.commit(replace(step, record=record), self._deadline_s)
         except BaseException:
             self._dense.restore(before)
             raise
@@ -144,29 +171,25 @@ class Committer:
                 self._dense.skip()
 
 
-def _without(gradient: Accumulated, tables: Collection[str]) -> Accumulated:
-    if not tables:
-        return gradient
-    return replace(gradient, updates={name: each for name, each in gradient.updates.items() if name not in tables})
-
-
-def _clipped(gradient: Accumulated, steps: Sequence[OptimizerStep]) -> Accumulated:
-    """The gradient, clipped by every optimizer as it clips what it trains."""
+def _clipped(dense: tuple[Tensor, ...], rows: RowGradients, steps: Sequence[OptimizerStep]) -> tuple[Tensor, ...]:
+    """Dense gradients, clipped by every optimizer as it clips what it trains; rows likewise, where they are."""
+    clippings = [clipping for step in steps for clipping in (step.clipping, *_own(step).values())]
+    by_norm = any(clipping.by_norm for clipping in clippings)
+    squares = rows.squares() if by_norm else dict.fromkeys(rows.tables(), 0.0)
+    clips: dict[str, TableClip] = {}
     for step in steps:
-        own = {table: its.clipping for table, its in step.own.items()}
-        if step.places is None or step.tables is None:
-            gradient = clip(gradient, step.clipping, own)
-        elif gradient.dense or gradient.updates:
-            tables = {table: gradient.updates[table] for table in step.tables if table in gradient.updates}
-            dense = tuple(gradient.dense[place] for place in step.places)
-            clipped = clip(Accumulated(dense=dense, updates=tables), step.clipping, own)
-            of_place = dict(zip(step.places, clipped.dense, strict=True))
-            gradient = replace(
-                gradient,
-                dense=tuple(of_place.get(place, values) for place, values in enumerate(gradient.dense)),
-                updates={**gradient.updates, **clipped.updates},
-            )
-    return gradient
+        places = range(len(dense)) if step.places is None else step.places
+        of_step = {table: square for table, square in squares.items() if step.tables is None or table in step.tables}
+        clipped = clip([dense[place] for place in places], of_step, step.clipping, _own(step))
+        of_place = dict(zip(places, clipped.dense, strict=True))
+        dense = tuple(of_place.get(place, values) for place, values in enumerate(dense))
+        clips.update(clipped.tables)
+    rows.clip(clips)
+    return dense
+
+
+def _own(step: OptimizerStep) -> dict[str, Clipping]:
+    return {table: its.clipping for table, its in step.own.items()}
 
 
 def _rates(tables: Iterable[str], steps: Sequence[OptimizerStep]) -> dict[str, float]:
@@ -189,40 +212,9 @@ def _behind(pushes: Sequence[Push], version: int) -> int:
     return max((version - 1 - push.computed_on for push in pushes if push.computed_on is not None), default=0)
 
 
-def commit_rows(
-    store: EmbeddingStore,
-    commit: Commit,
-    deadline_s: float,
-    now: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
-    """Commits, and tries the same commit again while the store fails.
-
-    Args:
-        store: Where the rows are.
-        commit: Made once, so that a repetition cannot differ.
-        deadline_s: No new attempt is made after that many seconds.
-        now: Monotonic clock, in seconds.
-        sleep: Waits that many seconds.
-
-    Raises:
-        StoreFailed, Unavailable: the last failure before the deadline.
-        StoreBroken: the store is at an earlier version than was committed to it.
-    """
-    attempts = count()
-
-    def attempt() -> None:
-        # Only the reply of one before may have been lost.
-        if next(attempts) and _is_committed(store, commit):
-            return
-        try:
-            store.commit(commit)
-        except FutureVersion as error:
-            raise StoreBroken(f"the store has lost versions that were committed to it: {error}") from error
-
-    retry(attempt, f"commit of version {commit.version}", deadline_s, now=now, sleep=sleep)
-
-
-def _is_committed(store: EmbeddingStore, commit: Commit) -> bool:
-    """Whether the commit was made; where another master took the store over, its version of that number is not ours."""
-    return store.version() == commit.version and (not store.keeps_records or store.record() == commit.record)
+def _refuse_async(job: JobSpec) -> None:
+    if job.mode == "async":
+        raise Unsupported(
+            "store servers make versions of synchronous pushes, and the job's mode is async: use --mode sync, or "
+            "another --store"
+        )

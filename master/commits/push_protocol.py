@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.errors import BadInput, JobFailed
 from elastable.master.api import AsyncPushId, Push, PushId, PushOutcome
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
@@ -138,6 +138,14 @@ class PushProtocol(ABC):
     @abstractmethod
     def ready(self) -> list[Ticket] | None:
         """The pushes of the next version, in the order in which they are summed; None: it is not due."""
+
+    def forget(self, micro_batches: Collection[int]) -> None:
+        """The rows' part of these pushes is lost: they are to be computed again.
+
+        Raises:
+            JobFailed: the mode cannot compute them again.
+        """
+        raise JobFailed(f"gradients of the rows of micro-batches {sorted(micro_batches)} are lost")
 
     @abstractmethod
     def commit(self) -> bool:

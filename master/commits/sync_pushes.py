@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from elastable.embedding_store.errors import BadGradient, BadInput, FutureVersion
 from elastable.master.api import DivisorKind, Push, PushOutcome, SyncPushId, TaskKind
@@ -85,6 +85,11 @@ class SyncPushes(PushProtocol):
         if not (self.board.is_open and self.board.training_done):
             return None
         return [self._tickets[number] for number in sorted(self._tickets)]
+
+    def forget(self, micro_batches: Collection[int]) -> None:
+        for number in micro_batches:
+            self._tickets.pop(number, None)
+        self.board.reopen(micro_batches)
 
     def commit(self) -> bool:
         self._tickets = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ from elastable.master.commits.accumulate import Accumulated
 from elastable.master.commits.committer import Committer
 from elastable.master.commits.dense_part import DensePart
 from elastable.master.commits.push_protocol import Ticket
+from elastable.master.commits.row_gradients import PushesLost
 from elastable.master.jobs.concurrent_evaluation import LEASE_S, ConcurrentEvaluation
 from elastable.master.jobs.hooks import Hooks
 from elastable.master.jobs.job_measures import JobMeasures
@@ -25,6 +27,8 @@ from elastable.master.master_options import MasterOptions, is_due
 from elastable.master.tasks.progress import Progress
 
 __all__ = ["Driver"]
+
+_log = logging.getLogger(__name__)
 
 _LONGEST_WAIT_S = 0.25
 
@@ -130,9 +134,13 @@ class Driver:
         epoch, phases = self._state.epoch, self._measures.phases
         phases.add("wait", time.monotonic() - self._opened)
         pushes = [ticket.push for ticket in tickets if ticket.push is not None]
-        made = self._committer.commit(self._state.version + 1, pushes, self._place_after)
+        try:
+            made = self._committer.commit(self._state.version + 1, pushes, self._place_after)
+        except PushesLost as lost:
+            self._compute_again(lost)
+            return
         with phases.timing("callbacks"):
-            self._hooks.on_rows(made.updates)
+            self._hooks.on_rows(made.updates, made.changed)
             with self._waits.changing():
                 ended = self._state.committed(tickets, made)
                 sums = self._state.epoch_metrics
@@ -144,6 +152,14 @@ class Driver:
         else:
             self._evaluate_if_due()
             self._open()
+
+    def _compute_again(self, lost: PushesLost) -> None:
+        """Opens micro-batches whose pushes a store server has lost."""
+        _log.warning("a store server was started again: %s and are computed again", lost)
+        with self._waits.changing():
+            self._state.pushes.forget(lost.micro_batches)
+            self._opened = time.monotonic()
+            self._waits.tasks_free()
 
     def _place_after(self, made: Accumulated) -> Progress:
         self.note_hooks()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from elastable.embedding_store.contract.row_data import TableUpdate
 
@@ -25,11 +25,12 @@ class Hooks:
     def on_epoch_begin(self, epoch: int) -> None:
         """Training of an epoch (counted from 0) begins, or continues after a resume."""
 
-    def on_rows(self, updates: Mapping[str, TableUpdate]) -> None:
+    def on_rows(self, updates: Mapping[str, TableUpdate], changed: Collection[str]) -> None:
         """Rows of a version have been committed; `on_version` follows.
 
         Args:
-            updates: Table name -> the ids that had a gradient, with it.
+            updates: Table name -> the ids that had a gradient, with it; nothing where store servers hold them.
+            changed: Names of the tables that had a gradient.
         """
 
     def on_version(self, version: int, logs: Mapping[str, float]) -> None:

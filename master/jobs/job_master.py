@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, ElastableError, JobFailed, NotFinite
+from elastable.embedding_store.shards.row_pushes import ShardStore
 from elastable.embedding_store.support.waits.futures import at_once, settle
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.api import (
@@ -52,8 +53,7 @@ _SETTLED_S = 60.0  # beyond its own time, in which every wait is answered
 class Master(ServedMaster):
     """The one authority over a job's version.
 
-    Any thread may call it. One thread calls `run`: it commits, and calls the
-    hooks, so that what they see is one version.
+    Any thread may call it. One thread calls `run`: it commits, and calls the hooks, so that they see one version.
 
     Args:
         job: What is computed.
@@ -89,7 +89,9 @@ class Master(ServedMaster):
         self.job = job
         self._metrics = metrics or ModelMetrics()
         known = None if metrics is None else metrics.specs
-        self._expected = Expected(dense.variables, dense.states, known, store.specs(), may_overflow=dense.may_overflow)
+        self._expected = Expected(
+            dense.variables, dense.states, known, store.specs(), dense.may_overflow, isinstance(store, ShardStore)
+        )
         self._changed = threading.Condition()
         self._state = JobState(job, self._options, start, time.monotonic)
         self._flush_status, self.measures, self._begun = store.flush_status, JobMeasures(), False
@@ -104,8 +106,7 @@ class Master(ServedMaster):
         """Drives the job in this thread until it ends; returns its last status.
 
         Raises:
-            ElastableError: the error that made the job fail (`JobFailed` for a worker's
-                error of another kind, or when no worker came).
+            ElastableError: why the job failed (`JobFailed` for a worker's error of another kind, or when none came).
         """
         self._begun = True
         try:

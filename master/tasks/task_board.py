@@ -228,6 +228,11 @@ class TaskBoard:
         group.done.add(micro_batch)
         return True, self._leases.finish(group.unit(micro_batch), by)
 
+    def reopen(self, micro_batches: Iterable[int]) -> None:
+        """Takes micro-batches of the current group for not done."""
+        for number in micro_batches:
+            self._groups[0].reopen(number)
+
     def was_trained(self, micro_batch: int) -> bool:
         """Whether a training micro-batch is done."""
         head = next(iter(self._groups), None)

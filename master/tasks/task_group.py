@@ -101,6 +101,12 @@ class TaskGroup:
             self._fresh += 1
         return None
 
+    def reopen(self, number: int) -> None:
+        """What was done of the micro-batch is lost: it is to be done again."""
+        self.done.discard(number)
+        self._lowest = min(self._lowest, number)
+        self.return_(number)
+
     def return_(self, number: int) -> None:
         """Notes that a holder of the micro-batch gave it up, or that its lease has ended."""
         if number < self._fresh:

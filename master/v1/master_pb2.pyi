@@ -721,6 +721,7 @@ class GradientHeader(_message.Message):
     DIVISOR_FIELD_NUMBER: _builtins.int
     LOSSES_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
+    NOT_FINITE_FIELD_NUMBER: _builtins.int
     records: _builtins.int
     """records in the micro-batch: its weight"""
     job: _builtins.str
@@ -729,6 +730,8 @@ class GradientHeader(_message.Message):
     """async: the version whose dense variables it was computed on"""
     incarnation: _builtins.str
     """sync: the worker that computed it; empty: one that joined with this session"""
+    not_finite: _builtins.str
+    """where rows go to store servers: why one of them refused those of this push"""
     @_builtins.property
     def push(self) -> Global___PushId: ...
     @_builtins.property
@@ -771,10 +774,11 @@ class GradientHeader(_message.Message):
         divisor: Global___Divisor | None = ...,
         losses: Global___Losses | None = ...,
         parts: _abc.Iterable[Global___GradientPart] | None = ...,
+        not_finite: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_computed_on", b"_computed_on", "computed_on", b"computed_on", "divisor", b"divisor", "losses", b"losses", "push", b"push", "shared", b"shared"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_computed_on", b"_computed_on", "computed_on", b"computed_on", "dense", b"dense", "divisor", b"divisor", "incarnation", b"incarnation", "job", b"job", "losses", b"losses", "metrics", b"metrics", "parts", b"parts", "push", b"push", "records", b"records", "shared", b"shared", "slices", b"slices", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_computed_on", b"_computed_on", "computed_on", b"computed_on", "dense", b"dense", "divisor", b"divisor", "incarnation", b"incarnation", "job", b"job", "losses", b"losses", "metrics", b"metrics", "not_finite", b"not_finite", "parts", b"parts", "push", b"push", "records", b"records", "shared", b"shared", "slices", b"slices", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__computed_on: _TypeAlias = _typing.Literal["computed_on"]  # noqa: Y015
     _WhichOneofArgType__computed_on: _TypeAlias = _typing.Literal["_computed_on", b"_computed_on"]  # noqa: Y015

@@ -37,9 +37,8 @@ __all__ = [
     "push_from_frames",
 ]
 
-_DTYPE_NAMES = ["float16", "float32", "float64", "int8", "int16", "int32", "int64"]
-_DTYPE_NAMES += ["uint8", "uint16", "uint32", "uint64", "bool"]
-_DTYPES = {name: np.dtype(name) for name in _DTYPE_NAMES}
+_INTEGERS = [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
+_DTYPES = {name: np.dtype(name) for name in ("float16", "float32", "float64", *_INTEGERS, "bool")}
 _WORTH_SHARING = 128 << 10  # bytes; fewer are sent as quickly
 _DIVISORS = {
     DivisorKind.RECORDS: master_pb2.Divisor.KIND_RECORDS,
@@ -69,9 +68,9 @@ def push_frames(push: Push, channel: SharedChannel | None = None) -> Iterator[by
         job=push.job,
         computed_on=push.computed_on,
         incarnation=push.incarnation,
+        divisor=None if push.divisor is None else _divisor_to_message(push.divisor),
+        not_finite=push.not_finite,
     )
-    if push.divisor is not None:
-        header.divisor.CopyFrom(_divisor_to_message(push.divisor))
     _declare_losses(header.losses, push.losses)
     arrays = _declare(header.dense, push.dense) + _declare_slices(header.slices, push.slices)
     arrays += _declare(header.states, push.states) + _declare(header.metrics, push.metrics)
@@ -127,6 +126,7 @@ def push_from_frames(frames: Iterable[bytes], channels: SharedChannels | None = 
         divisor=_divisor_from_message(header.divisor) if header.HasField("divisor") else None,
         losses=_losses(header.losses),
         parts=_parts(header.parts, arrays),
+        not_finite=header.not_finite,
     )
 
 

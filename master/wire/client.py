@@ -16,6 +16,7 @@ from elastable.embedding_store.wire.channels.server_connection import ServerConn
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
 from elastable.embedding_store.wire.messages.frames import MAX_FRAME_BYTES
 from elastable.embedding_store.wire.messages.upload import Upload
+from elastable.embedding_store.wire.pushes.shared_upload import SharedUpload
 from elastable.master.api import (
     DenseSnapshot,
     EvaluationReport,
@@ -29,8 +30,7 @@ from elastable.master.api import (
     WorkerIdentity,
 )
 from elastable.master.v1 import master_pb2, master_pb2_grpc
-from elastable.master.wire.bulk_messages import dense_from_frames, evaluation_frames
-from elastable.master.wire.gradient_sender import GradientSender
+from elastable.master.wire.bulk_messages import dense_from_frames, evaluation_frames, push_frames
 from elastable.master.wire.messages import (
     LONGEST_WAIT_S,
     MASTER_SERVICE,
@@ -90,7 +90,7 @@ class MasterClient(MasterApi):
         self._report = Upload(channel, f"{service}/ReportEvaluation", master_pb2.ReportEvaluationReply.FromString)
         self._store = RemoteStore(self._connection)
         push = Upload(channel, f"{service}/ReportGradient", master_pb2.ReportGradientReply.FromString)
-        self._gradients = GradientSender(self._connection, push, self._store)
+        self._gradients = SharedUpload(self._connection, push, push_frames, self._store)
 
     @property
     def address(self) -> str:
@@ -131,7 +131,7 @@ class MasterClient(MasterApi):
         return self._connection.call(attempt, wait_s)
 
     def share_memory(self) -> None:
-        """Lets a master on this host take gradients from memory; see `GradientSender.share_memory`."""
+        """Lets a master on this host take gradients from memory; see `SharedUpload.share_memory`."""
         self._gradients.share_memory()
 
     def report_gradient(self, push: Push) -> PushReply:

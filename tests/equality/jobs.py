@@ -6,7 +6,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -41,43 +42,93 @@ def train(
     store: str = "memory",
     kill_one: bool = False,
     midway: Callable[[], object] | None = None,
+    stores: Sequence[str] = (),
+    during: Callable[[Running], None] | None = None,
 ) -> Numbers:
     """50 versions of 4 micro-batches of 16 records, in one master and `workers` worker processes.
 
-    `midway`: is called after the second version; the job does not end before it returns.
+    Args:
+        home: Directory for everything.
+        workers: How many.
+        optimizer: Of the model.
+        store: Of the master, where there are no `stores`.
+        kill_one: Whether the first worker is killed in the middle.
+        midway: Called after the second version; the job does not end before it returns.
+        stores: Addresses of store servers.
+        during: Called while the job runs: it may kill and start processes.
     """
     environment = {
         **os.environ,
         "EQUALITY_OPTIMIZER": optimizer,
         "EQUALITY_RANDOM": "1",
         "EQUALITY_VOCABULARY": "40",
-        "EQUALITY_PAUSE": "0.02" if kill_one else "0",
+        "EQUALITY_PAUSE": "0.02" if kill_one or during else "0",
         "EQUALITY_GATE": "" if midway is None else str(home / "gate"),
     }
-    command = ["-m", "elastable", "master", str(MODEL), "--listen", "127.0.0.1:0", "--store", store]
+    command = ["-m", "elastable", "master", str(MODEL), "--listen", "127.0.0.1:0"]
+    command += [] if stores else ["--store", store]
     command += ["--micro-batch-size", "16", "--grads-to-wait", "4", "--seed", "11", "--run-dir", str(home)]
     command += ["--checkpoint-dir", str(home / "checkpoints"), "--no-export"]
-    started = [_started(home / "master.log", command, environment)]
+    command += ["--stores", ",".join(stores)] if stores else []
+    running = Running(home, command, environment)
     try:
-        address = _address(home, started[0])
-        working = ["-m", "elastable", "worker", str(MODEL), "--master", address, "--deadline", "60"]
-        started += [_started(home / f"worker-{number}.log", working, environment) for number in range(workers)]
+        running.start_master()
+        working = ["-m", "elastable", "worker", str(MODEL), "--master", running.address, "--deadline", "60"]
+        for number in range(workers):
+            running.processes.append(_started(home / f"worker-{number}.log", working, environment))
         if kill_one:
-            _kill_in_the_middle(address, started[1].pid)
+            _kill_in_the_middle(running.address, running.processes[1].pid)
         if midway is not None:
-            with MasterClient(address, deadline_s=30) as client:
+            with MasterClient(running.address, deadline_s=30) as client:
                 until(lambda: client.status().version >= 2, 120)
             midway()
             (home / "gate").touch()
-        code = started[0].wait(timeout=240)
+        if during is not None:
+            during(running)
+        code = running.processes[0].wait(timeout=240)
         assert code == 0, (home / "master.log").read_text()
-        codes = [worker.wait(timeout=60) for worker in started[1:]]
+        codes = [worker.wait(timeout=60) for worker in running.processes[1:]]
         assert codes == [-signal.SIGKILL if kill_one and number == 0 else 0 for number in range(workers)]
     finally:
-        for process in started:
+        for process in running.processes:
             process.kill()
             process.wait(timeout=60)
     return trained_numbers(home / "checkpoints")
+
+
+@dataclass
+class Running:
+    """A job under way.
+
+    Attributes:
+        home: Directory for everything.
+        command: Of the master.
+        environment: Of all processes.
+        processes: The master, then the workers.
+        address: Of the master.
+    """
+
+    home: Path
+    command: list[str]
+    environment: dict[str, str]
+    processes: list[PreloadedProcess] = field(default_factory=list)
+    address: str = ""
+
+    def start_master(self, *more: str) -> None:
+        """Starts the master, in the place of one that has ended; `more`: further words of its command."""
+        log = self.home / "master.log"
+        self.processes[:1] = [_started(log, [*self.command, *more], self.environment)]
+        if not self.address:
+            self.address = _address(self.home, self.processes[0])
+
+    def until_version(self, version: int) -> None:
+        """Waits until the job has reached a version, and asserts that it is not near its end."""
+        with MasterClient(self.address, deadline_s=60) as client:
+            give_up = time.monotonic() + 120
+            while (reached := client.status().version) < version:
+                assert time.monotonic() < give_up, f"version {reached} is the last after two minutes"
+                time.sleep(0.02)
+            assert reached < 45, "too late for what is to happen"
 
 
 def _started(log: Path, words: list[str], environment: dict[str, str]) -> PreloadedProcess:

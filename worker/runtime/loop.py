@@ -20,6 +20,7 @@ from elastable.embedding_store.errors import (
     Unavailable,
     VersionError,
 )
+from elastable.embedding_store.shards.row_pushes import ShardStore
 from elastable.embedding_store.support.retry import retry
 from elastable.master.api import (
     DenseSnapshot,
@@ -35,6 +36,7 @@ from elastable.master.api import (
 )
 from elastable.worker.runtime.compute import MicroBatchComputer, Prepared
 from elastable.worker.runtime.push_naming import push_naming
+from elastable.worker.runtime.row_pushes import RowPushes
 from elastable.worker.runtime.rows_ahead import RowsAhead
 from elastable.worker.runtime.task_feed import TaskFeed
 from elastable.worker.runtime.worker_measures import WorkerMeasures
@@ -60,6 +62,7 @@ class Worker:
         deadline_s: Seconds that the master or store may be unreachable.
         ahead: Number of tasks to read and plan ahead.
         measures: Counts what it does; None: nobody wants to know.
+        rows_to: Where gradients of rows go: the job's store servers; None: to the master, with all others.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Worker:
         deadline_s: float = 30.0,
         ahead: int = 4,
         measures: WorkerMeasures | None = None,
+        rows_to: ShardStore | None = None,
     ) -> None:
         self._measures = measures or WorkerMeasures()
         self._measures.sessions.add(1)
@@ -87,6 +91,7 @@ class Worker:
         self._stopped = False
         self._feed = TaskFeed(master, identity.incarnation, computer.prepare, ahead)
         self._rows_ahead = RowsAhead(source, deadline_s)
+        self._row_pushes = None if rows_to is None else RowPushes(rows_to, session.job, deadline_s)
 
     def run(self) -> int:
         """Works until the job ends; the number of micro-batches that counted.
@@ -182,6 +187,8 @@ class Worker:
             parts=result.parts,
         )
         with self._measures.phases.timing("push"):
+            if self._row_pushes is not None:
+                push = self._row_pushes.send(push, self._feed.refuse_failed)
             reply = self._master.report_gradient(push)
         self._look_ahead(prepared)  # again, where the next one was not prepared yet
         if reply.outcome is not PushOutcome.ACCEPTED:

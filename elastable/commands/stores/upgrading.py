@@ -1,4 +1,4 @@
-"""`elastable store upgrade`: what is done to a store while no job has it."""
+"""`elastable store upgrade`: a store of an earlier release, rewritten while no job has it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,7 @@ from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.embedding_store.upgrade.store_upgrade import upgrade_store
 from elastable.master.keras.row_optimizers.registration import register_job_optimizers
 
-__all__ = ["store"]
-
-store = typer.Typer(
-    name="store", help="Look after a store while no job has it.", no_args_is_help=True, add_completion=False
-)
-
-
-@store.callback()
-def _group() -> None:
-    """One command in a group is a group all the same."""
+__all__ = ["upgrade"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +28,6 @@ class _UpgradeOptions:
     )  # fmt: skip
 
 
-@store.command()
 @takes(_UpgradeOptions)
 def upgrade(options: _UpgradeOptions) -> None:
     """Rewrite a store of an earlier release as this release keeps it. If it is interrupted, run it again.

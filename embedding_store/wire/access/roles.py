@@ -9,6 +9,7 @@ from types import MappingProxyType
 __all__ = ["LEAST_ROLE", "Role", "least_role"]
 
 _STORE = "/elastable.embedding_store.v1.EmbeddingStore/"
+_SERVER = "/elastable.embedding_store.v1.StoreServer/"
 _MASTER = "/elastable.master.v1.Master/"
 _REFLECTION = "/grpc.reflection."
 
@@ -41,6 +42,14 @@ LEAST_ROLE: Mapping[str, Role] = MappingProxyType(
             ),
             (_STORE, Role.WORKER, "CreateTable Commit CommitStaged Put PutSightings"),
             (_STORE, Role.ADMINISTRATOR, "Delete ClearTable DropTable ResetVersion"),
+            (_SERVER, Role.READER, "GetOwner"),
+            (
+                _SERVER,
+                Role.WORKER,  # all but PushRows for the owner alone, whose claim was an administrator's
+                "PushRows Renew Measure CommitPushed TakeBack ReadRecord CreateTable Put PutSightings Delete "
+                "ClearTable DropTable ResetVersion",
+            ),
+            (_SERVER, Role.ADMINISTRATOR, "Claim"),
             (_MASTER, Role.READER, "GetStatus"),
             (_MASTER, Role.WORKER, "Join LeaseTasks PullDense ReportGradient ReportEvaluation ReportFailure"),
             (_MASTER, Role.ADMINISTRATOR, "StopJob"),

@@ -5,6 +5,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from typing import TypeVar
+
+import grpc
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.pins import PinStatistics
@@ -13,7 +16,7 @@ from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import TableNotFound
 from elastable.embedding_store.tables.base_store import BaseStore
-from elastable.embedding_store.v1 import store_pb2
+from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
 from elastable.embedding_store.wire.client.remote_pin import RemotePin, remote_pins
@@ -28,7 +31,12 @@ from elastable.embedding_store.wire.messages.store_messages import (
 )
 from elastable.embedding_store.wire.messages.upload import Upload
 
-__all__ = ["RemoteStore"]
+__all__ = ["RemoteStore", "WriteStub"]
+
+Answer = TypeVar("Answer")
+
+WriteStub = store_pb2_grpc.EmbeddingStoreStub | store_pb2_grpc.StoreServerStub
+"""Both have the same small calls that change a store."""
 
 
 class RemoteStore(RemoteSource, BaseStore):
@@ -53,8 +61,8 @@ class RemoteStore(RemoteSource, BaseStore):
         self, target: str | ServerConnection, deadline_s: float = 30.0, credentials: Credentials | None = None
     ) -> None:
         super().__init__(target, deadline_s, credentials)
-        channel, path = self._connection.channel, f"/{STORE_SERVICE}"
-        self._commit = Upload(channel, f"{path}/Commit", store_pb2.CommitReply.FromString)
+        self._writes, path, channel = self._write_calls()
+        self._commit = Upload(self._connection.channel, f"/{STORE_SERVICE}/Commit", store_pb2.CommitReply.FromString)
         self._put = Upload(channel, f"{path}/Put", store_pb2.PutReply.FromString)
         self._delete = Upload(channel, f"{path}/Delete", store_pb2.DeleteReply.FromString)
         self._put_state = Upload(channel, f"{path}/PutSightings", store_pb2.PutReply.FromString)
@@ -67,7 +75,7 @@ class RemoteStore(RemoteSource, BaseStore):
             Unsupported: this server, or any, cannot keep such a table, or is not to be written to.
         """
         request = store_pb2.CreateTableRequest(spec=spec_to_message(spec))
-        return bool(self._connection.call(lambda timeout: self._stub.CreateTable(request, timeout=timeout)).created)
+        return bool(self._change(lambda timeout: self._writes.CreateTable(request, timeout=timeout)).created)
 
     def drop_table(self, table: str, force: bool = False) -> None:
         """Drops the table; `force` gives up pins that clients of the server hold."""
@@ -77,11 +85,11 @@ class RemoteStore(RemoteSource, BaseStore):
         def attempt(timeout: float) -> None:
             nonlocal attempts
             attempts += 1
-            self._stub.DropTable(request, timeout=timeout)
+            self._writes.DropTable(request, timeout=timeout)
 
         self._row_bytes.pop(table, None)
         try:
-            self._connection.call(attempt)
+            self._change(attempt)
         except TableNotFound:
             if attempts == 1:
                 raise
@@ -104,7 +112,7 @@ class RemoteStore(RemoteSource, BaseStore):
     def reset_version(self, version: int, force: bool = False) -> None:
         """Sets the version; `force` as in `drop_table`."""
         request = store_pb2.ResetVersionRequest(version=version, force=force)
-        self._connection.call(lambda timeout: self._stub.ResetVersion(request, timeout=timeout))
+        self._change(lambda timeout: self._writes.ResetVersion(request, timeout=timeout))
 
     def pin(self, version: int | None = None, lease_s: float = 60.0) -> Snapshot:
         """Pins a version at the server; the lease is at most 3,600 seconds."""
@@ -131,7 +139,7 @@ class RemoteStore(RemoteSource, BaseStore):
         """Writes each block in a call."""
         block = None
         for block in blocks:
-            self._connection.call(partial(self._send_block, table, block))
+            self._change(partial(self._send_block, table, block))
         if block is None:
             self.row_count(table)  # the table has to exist even if there are no blocks
 
@@ -140,7 +148,7 @@ class RemoteStore(RemoteSource, BaseStore):
 
     def delete(self, table: str, ids: Int64) -> int:
         """Deletes rows; those deleted by an attempt whose answer was lost are not counted."""
-        return int(self._connection.call(lambda timeout: self._delete(ids_frames(table, ids), timeout)).rows)
+        return int(self._change(lambda timeout: self._delete(ids_frames(table, ids), timeout)).rows)
 
     def table_statistics(self, table: str) -> TableStatistics:
         request = store_pb2.TableStatisticsRequest(table=table)
@@ -152,12 +160,20 @@ class RemoteStore(RemoteSource, BaseStore):
         return self._reads.table_state(table)
 
     def put_table_state(self, table: str, state: TableState) -> None:
-        self._connection.call(lambda timeout: self._put_state(state_frames(table, state), timeout))
+        self._change(lambda timeout: self._put_state(state_frames(table, state), timeout))
 
     def clear(self, table: str, force: bool = False) -> None:
         """Deletes all rows of a table; `force` as in `drop_table`."""
         request = store_pb2.ClearTableRequest(table=table, force=force)
-        self._connection.call(lambda timeout: self._stub.ClearTable(request, timeout=timeout))
+        self._change(lambda timeout: self._writes.ClearTable(request, timeout=timeout))
+
+    def _write_calls(self) -> tuple[WriteStub, str, grpc.Channel]:
+        """The small calls that change the store, `/package.Service` of all of them, and the channel that they go by."""
+        return self._stub, f"/{STORE_SERVICE}", self._connection.channel
+
+    def _change(self, attempt: Callable[[float], Answer]) -> Answer:
+        """Makes a call that changes the store, as `ServerConnection.call` does."""
+        return self._connection.call(attempt)
 
     def _send_commit(self, commit: Commit, token: bytes, stage: bool) -> None:
         self._connection.call(lambda timeout: self._commit(commit_frames(commit, token, stage), timeout))

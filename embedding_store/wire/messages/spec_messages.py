@@ -15,10 +15,15 @@ from elastable.embedding_store.contract.spec import (
 from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.v1 import store_pb2
 
-__all__ = ["STORE_SERVICE", "spec_from_message", "spec_to_message"]
+__all__ = ["OWNER_KEY", "SERVER_SERVICE", "STORE_SERVICE", "spec_from_message", "spec_to_message"]
 
 STORE_SERVICE: str = store_pb2.DESCRIPTOR.services_by_name["EmbeddingStore"].full_name
-"""Full name of the service on the wire."""
+"""Full name of the service on the wire; of a store server's own calls `SERVER_SERVICE`."""
+
+SERVER_SERVICE: str = store_pb2.DESCRIPTOR.services_by_name["StoreServer"].full_name
+
+OWNER_KEY = "elastable-owner-bin"
+"""Metadata in which the owner of a store server shows the secret of its claim."""
 
 
 def spec_to_message(spec: TableSpec) -> store_pb2.TableSpec:

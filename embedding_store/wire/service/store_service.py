@@ -40,7 +40,7 @@ from elastable.embedding_store.wire.service.version_waits import VersionWaits
 from elastable.embedding_store.wire.service.write_service import write_handlers
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 
-__all__ = ["store_service"]
+__all__ = ["store_service", "store_service_with"]
 
 _INT64 = np.dtype(np.int64)
 _BLOCK_ROWS = 65_536
@@ -64,6 +64,16 @@ def store_service(
         lookups: Counts what clients look up; None: nobody wants to know.
         not_ready: As of `Service`.
     """
+    return store_service_with(store, writable, lookups, not_ready)[0]
+
+
+def store_service_with(
+    store: EmbeddingStore,
+    writable: bool = False,
+    lookups: LookupCounts | None = None,
+    not_ready: NotReady = lambda: None,
+) -> tuple[Service, ServedPins, Callable[[], None]]:
+    """As `store_service`; also the pins of its clients, and what to call after another service dropped a table."""
     servicer = _StoreServicer(store, lookups or LookupCounts())
     handlers = {
         "ListTables": control(servicer.list_tables, store_pb2.ListTablesRequest),
@@ -80,7 +90,8 @@ def store_service(
         **write_handlers(store, writable, servicer.pins, servicer.forget_specs),
     }
     waiting = frozenset({"GetVersion", "Lookup", "LookupSmall"})
-    return Service(STORE_SERVICE, handlers, servicer.close, waiting=waiting, not_ready=not_ready)
+    service = Service(STORE_SERVICE, handlers, servicer.close, waiting=waiting, not_ready=not_ready)
+    return service, servicer.pins, servicer.forget_specs
 
 
 class _StoreServicer:

@@ -23,7 +23,8 @@ from elastable.embedding_store.option import (
     required,
     setting,
 )
-from elastable.jobs.options import JobOptions, ServerOptions, TrainOptions, WorkerOptions
+from elastable.jobs.options import JobOptions, TrainOptions, WorkerOptions
+from elastable.jobs.servers.server_options import ServerOptions
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 
 ROOT = Path(__file__).parents[3]
@@ -130,6 +131,7 @@ def test_words_of_a_config_give_the_config_again(config: type[Any]) -> None:
     child = typer.Typer()
     child.command()(takes(config)(seen.append))
     options = {name: _other_value(field) for name, field in option_fields(config).items()}
+    options.pop("stores", None)  # store servers contradict some of the others
     whole = config(**options)
     least = config(
         **{
@@ -143,6 +145,34 @@ def test_words_of_a_config_give_the_config_again(config: type[Any]) -> None:
         assert ran.exit_code == 0, ran.output
         assert seen.pop() == expected
     assert set(option_fields(config)) == {field.name for field in fields(config)}
+
+
+def test_words_of_store_servers_give_them_again() -> None:
+    seen: list[TrainOptions] = []
+    child = typer.Typer()
+    child.command()(takes(TrainOptions)(seen.append))
+    for stores, here, url in ((("3",), 3, "servers:3"), (("a:1", "b:2"), 0, "servers:a:1,b:2")):
+        options = TrainOptions(Path("m.py"), stores=stores)
+        assert (options.local_stores, options.servers_url) == (here, url)
+        assert CliRunner().invoke(child, command_words(options)).exit_code == 0
+        assert seen.pop() == options
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"stores": ("0",)}, "from 1 to 64"),
+        ({"stores": ("a:1", "a:1")}, "stands twice"),
+        ({"stores": ("a",)}, "a"),
+        ({"stores": ("2",), "mode": "async"}, "--mode async"),
+        ({"stores": ("2",), "locations": Path("l.toml")}, "--locations"),
+        ({"stores": ("a:1",), "store": "file:///x"}, "each store server elsewhere has its own --store"),
+        ({"stores": ("2",), "store": "token:memory,memory"}, "keeps its own rows"),
+    ],
+)
+def test_store_servers_that_cannot_be_are_refused_by_name(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadInput, match=told):
+        TrainOptions(Path("m.py"), **options)
 
 
 def test_words_leave_out_defaults_and_what_is_named() -> None:

@@ -16,11 +16,13 @@ from google.protobuf.message_factory import GetMessageClass
 
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, PermissionDenied, StaleVersion, Unauthenticated
+from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.access.roles import LEAST_ROLE, Role, least_role
 from elastable.embedding_store.wire.channels.server_connection import channel
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.pushes.shard_service import shard_services
 from elastable.embedding_store.wire.server import audit
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
@@ -52,11 +54,12 @@ def held() -> Iterator[ExitStack]:
 
 
 def serve(held: ExitStack, credentials: Credentials, anonymous: Role | None = None) -> tuple[MemoryStore, str]:
-    """A parameter server, as `elastable serve` has it, with one table that was trained once."""
+    """A parameter server, as `elastable serve` has it, with one table that was trained once; and its owner's calls."""
     store = held.enter_context(MemoryStore(1))
     store.create_table(dynamic())
     commit(store, {TABLE: update(int64(1, 2), 5)})
-    services = [store_service(store, writable=True), master_service(BareMaster(store))]
+    _, owned = shard_services(Shard(store, 1 << 20))
+    services = [store_service(store, writable=True), owned, master_service(BareMaster(store))]
     server = GrpcServer("127.0.0.1:0", services, credentials=credentials, anonymous=anonymous)
     return store, held.enter_context(server).address
 

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.contract.row_data import TableUpdate
-from elastable.master.commits.accumulate import Accumulated
+from elastable.embedding_store.shards.exact_squares import exact_squares, square_of
+from elastable.embedding_store.shards.pushed_sums import clipped_update
+from elastable.embedding_store.shards.row_pushes import TableClip
 from elastable.master.commits.clipping import Clipping, clip
 from elastable.master.keras.keras_optimizer import clipping_of
 
@@ -21,8 +23,13 @@ def gradients(scale: float) -> list[Any]:
     return [(random.normal(size=shape) * scale).astype(np.float32) for shape in ((4, 3), (3,), (10, 2))]
 
 
-def as_accumulated(parts: list[Any]) -> Accumulated:
-    return Accumulated(5, tuple(parts[:2]), {"t": TableUpdate(IDS, parts[2][IDS])})
+def clipped(parts: list[Any], clipping: Clipping) -> tuple[tuple[Any, ...], TableUpdate]:
+    """Two variables and a table, of which clipping is told the square alone."""
+    update = TableUpdate(IDS, parts[2][IDS])
+    square = exact_squares(update.gradients)
+    assert square is not None
+    got = clip(parts[:2], {"t": square_of(square)}, clipping)
+    return got.dense, clipped_update(update, got.tables.get("t", TableClip()))
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 50.0])
@@ -35,17 +42,18 @@ def test_clipping_is_keras_own(how: dict[str, float], scale: float) -> None:
     optimizer.apply([keras.ops.convert_to_tensor(part) for part in parts], variables)
     expected = [-variable.value.numpy() for variable in variables]
 
-    got = clip(as_accumulated(parts), clipping_of(optimizer))
-    for ours, keras_own in zip(got.dense, expected[:2], strict=True):
+    dense, update = clipped(parts, clipping_of(optimizer))
+    for ours, keras_own in zip(dense, expected[:2], strict=True):
         np.testing.assert_allclose(ours, keras_own, rtol=1e-6, atol=1e-9)
         assert ours.dtype == np.float32
-    np.testing.assert_allclose(got.updates["t"].gradients, expected[2][IDS], rtol=1e-6, atol=1e-9)
-    assert got.updates["t"].gradients.dtype == np.float32
-    assert got.updates["t"].ids is IDS
+    np.testing.assert_allclose(update.gradients, expected[2][IDS], rtol=1e-6, atol=1e-9)
+    assert update.gradients.dtype == np.float32
+    assert update.ids is IDS
 
 
 def test_what_is_within_the_norm_is_left_alone_to_the_bit() -> None:
     parts = gradients(1e-3)
     for clipping in (Clipping(clipnorm=1.0), Clipping(global_clipnorm=1.0), Clipping()):
-        got = clip(as_accumulated(parts), clipping)
-        assert all(np.array_equal(one, other) for one, other in zip(got.dense, parts[:2], strict=True))
+        dense, update = clipped(parts, clipping)
+        assert np.array_equal(update.gradients, parts[2][IDS])
+        assert all(np.array_equal(one, other) for one, other in zip(dense, parts[:2], strict=True))

@@ -254,7 +254,7 @@ def test_a_master_that_is_gone_is_waited_for_once(monkeypatch: pytest.MonkeyPatc
             client.share_memory()
             client.report_gradient(push(20_000, 1))
         client._connection.deadline_s = 1.0
-        monkeypatch.setattr("elastable.master.wire.gradient_sender.push_frames", counted)
+        monkeypatch.setattr(client._gradients, "_frames", counted)
         with pytest.raises(Unavailable, match=server.address):
             client.report_gradient(push(20_000, 2))
         assert ways

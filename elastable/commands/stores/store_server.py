@@ -1,0 +1,29 @@
+"""`elastable store`: a store server, and below it what is done to a store while no job has it."""
+
+from __future__ import annotations
+
+import typer
+
+from elastable.commands.command_line import takes, without_subcommand
+from elastable.commands.stores.upgrading import upgrade
+from elastable.jobs.servers.server_options import StoreServerOptions
+from elastable.output.progress_bars import JobConsole
+
+__all__ = ["store"]
+
+store = typer.Typer(name="store", add_completion=False, invoke_without_command=True)
+store.command()(upgrade)
+
+
+@store.callback()
+@without_subcommand
+@takes(StoreServerOptions)
+def serve(options: StoreServerOptions) -> None:
+    """Serve one shard of a job's tables, or look after a store while no job has it.
+
+    Workers look rows up here and push their gradients; their job's master only says when these are committed
+    (elastable master --stores). The server serves one job at a time, until a signal ends it.
+    """
+    from elastable.jobs.servers.store_server import run_store_server
+
+    raise typer.Exit(run_store_server(options, JobConsole()))

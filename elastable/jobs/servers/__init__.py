@@ -1,0 +1,1 @@
+"""Processes that serve rows for a job: store servers, and the settings of all commands that serve."""

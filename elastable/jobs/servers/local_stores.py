@@ -1,0 +1,101 @@
+"""Store servers on this machine, started and ended with a job."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.option import command_words
+from elastable.embedding_store.support.store_url import SERVERS, url_of_server
+from elastable.jobs.servers.server_options import StoreServerOptions
+from elastable.process.exit_codes import error_of
+
+__all__ = ["LocalStores"]
+
+_START_S = 300.0
+_STOP_S = 30.0
+_ADDRESS = re.compile(rb"store server at (\S+), store")
+
+
+class LocalStores:
+    """Processes of `elastable store`, each with its own log file and a part of the job's `--store`.
+
+    They run in their own sessions, so that Ctrl-C reaches the master alone.
+
+    Args:
+        count: How many.
+        store: URL of the job's store.
+        transport: As of `elastable store`.
+        logs: Directory for the log files.
+
+    Raises:
+        ElastableError: a server did not start; with the end of its log.
+    """
+
+    def __init__(self, count: int, store: str, transport: str, logs: Path) -> None:
+        self._logs = [logs / f"store-{number}.log" for number in range(count)]
+        self._processes: list[subprocess.Popen[bytes]] = []
+        for number, log in enumerate(self._logs):
+            server = StoreServerOptions(store=url_of_server(store, number), transport=transport, listen="127.0.0.1:0")
+            with log.open("wb") as output:
+                self._processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "elastable", "store", *command_words(server)],
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        stdin=subprocess.DEVNULL,
+                        start_new_session=True,
+                        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                    )
+                )
+        try:
+            self.url = SERVERS + ",".join(self._address(number) for number in range(len(self._logs)))
+        except BaseException:
+            self.stop()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids, in order."""
+        return [process.pid for process in self._processes]
+
+    def stop(self) -> None:
+        """Ends the servers, once they have written what their stores keep."""
+        for process in self._processes:
+            process.terminate()
+        give_up = time.monotonic() + _STOP_S
+        for process in self._processes:
+            try:
+                process.wait(timeout=max(0.05, give_up - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _address(self, number: int) -> str:
+        """Where the server listens, once it says so."""
+        process, log = self._processes[number], self._logs[number]
+        give_up = time.monotonic() + _START_S
+        while time.monotonic() < give_up:
+            ended = process.poll()  # before its log is read: it may say why
+            if found := _ADDRESS.search(log.read_bytes()):
+                return found[1].decode()
+            if ended is not None:
+                tail = "\n".join(log.read_text(errors="replace").splitlines()[-8:])
+                raise error_of(ended)(f"store server {number} did not start; the last lines of {log}:\n{tail}")
+            time.sleep(0.05)
+        raise StoreFailed(f"store server {number} did not start within {_START_S:g} s; see {log}")

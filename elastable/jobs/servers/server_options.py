@@ -1,0 +1,66 @@
+"""The settings of the commands that serve: parameter servers and store servers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.option import check_options, setting
+from elastable.embedding_store.support.store_url import byte_count
+from elastable.embedding_store.tiers.redis.url import redacted
+from elastable.jobs.shared_options import HTTP, INSECURE, LISTEN, NOT_FINITE, STORE_URL, TRANSPORT, deadline, of_store
+
+__all__ = ["ServerOptions", "StoreServerOptions", "require_own_store"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Settings of `elastable serve`.
+
+    Raises:
+        BadInput: a value that is not allowed.
+    """
+
+    store: str = setting("memory", STORE_URL)
+    not_finite: str = setting("refuse", NOT_FINITE)
+    deadline_s: float = setting(60.0, deadline("How long a commit is retried while the store fails."))
+    transport: str = setting("auto", TRANSPORT)
+    insecure: bool = setting(False, INSECURE)
+    listen: str = setting("127.0.0.1:50051", LISTEN)
+    http: str | None = setting(None, HTTP)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreServerOptions:
+    """Settings of `elastable store`.
+
+    Raises:
+        BadInput: a value that is not allowed, or a store that is split over several places.
+    """
+
+    store: str = setting("memory", STORE_URL)
+    gradient_bytes: str = setting(
+        "1GiB",
+        of_store("Memory for gradients of the version in work; workers wait where there is no room.", metavar="SIZE"),
+    )
+    transport: str = setting("auto", TRANSPORT)
+    insecure: bool = setting(False, INSECURE)
+    listen: str = setting("127.0.0.1:50061", LISTEN)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        byte_count(self.gradient_bytes)
+        require_own_store(self.store)
+
+
+def require_own_store(url: str) -> None:
+    """Raises `BadInput` unless a store server can keep its rows in the store at this URL."""
+    if not re.match(r"memory($|\?)|file:|rediss?(\+sentinel)?:", url):
+        raise BadInput(
+            f"--store {redacted(url)}: a store server keeps its own rows: write memory, memory?log=/folder, "
+            "file:///folder or redis://host:port"
+        )

@@ -1,0 +1,67 @@
+"""A store server: one shard of every table of a job, until a signal ends it."""
+
+from __future__ import annotations
+
+import threading
+
+from rich.console import Console
+
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.open_store import open_store
+from elastable.embedding_store.shards.shard import Shard
+from elastable.embedding_store.support.store_url import byte_count
+from elastable.embedding_store.tiers.redis.url import redacted
+from elastable.embedding_store.warm import warming
+from elastable.embedding_store.wire.access.credentials import Credentials
+from elastable.embedding_store.wire.access.roles import Role
+from elastable.embedding_store.wire.pushes.shard_service import shard_services
+from elastable.embedding_store.wire.server.grpc_server import GrpcServer
+from elastable.embedding_store.wire.shared.shared_store import channels_of
+from elastable.jobs.servers.server_options import StoreServerOptions
+from elastable.master.keras.row_optimizers.registration import register_job_optimizers
+from elastable.process.audit_lines import show_audit_log
+from elastable.process.exit_codes import ExitCode
+from elastable.process.heap import keep_collections_short
+from elastable.process.stopping import stopping_on_signals
+
+__all__ = ["run_store_server"]
+
+
+def run_store_server(options: StoreServerOptions, console: Console) -> int:
+    """Serves one shard until a signal ends it; the exit code.
+
+    Raises:
+        BadInput: workers are to read from shared memory, and the store has none.
+        ElastableError: the store cannot be opened, or the address not be used.
+    """
+    register_job_optimizers()
+    show_audit_log()
+    with open_store(options.store, shared=options.transport != "grpc") as store, warming(store):
+        channels = channels_of(store)
+        if channels is None and options.transport == "shared":
+            raise BadInput(f"--transport shared: rows of the store {redacted(options.store)} are not in shared memory")
+        shard = Shard(store, byte_count(options.gradient_bytes))
+        keep_collections_short()
+        stopped = threading.Event()
+        credentials = Credentials.from_environment()
+        server = GrpcServer(
+            options.listen,
+            shard_services(shard, channels),
+            credentials=credentials,
+            insecure=options.insecure,
+            anonymous=_anonymous(credentials),
+        )
+        with server:
+            console.print(
+                f"store server at {server.address}, store {redacted(options.store)}, version {store.version()}",
+                highlight=False,
+                markup=False,
+            )
+            with stopping_on_signals(lambda reason: stopped.set(), console):
+                stopped.wait()
+    return ExitCode.DONE
+
+
+def _anonymous(credentials: Credentials) -> Role | None:
+    """Where nobody set a token or a role, whoever reaches the port may claim the server: as a Redis without one."""
+    return None if credentials.tokens or credentials.roles_of_names else Role.ADMINISTRATOR

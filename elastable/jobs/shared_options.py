@@ -1,0 +1,59 @@
+"""Options that several commands take, and the headings under which `--help` lists options."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from elastable.embedding_store.option import Option
+from elastable.master.job_spec import KNOWN_VALUES
+
+__all__ = [
+    "HTTP",
+    "INSECURE",
+    "LISTEN",
+    "NOT_FINITE",
+    "OFFLOAD_ABOVE",
+    "STORE_URL",
+    "TRANSPORT",
+    "deadline",
+    "of_job",
+    "of_model",
+    "of_network",
+    "of_saving",
+    "of_store",
+    "of_workers",
+]
+
+of_job = partial(Option, group="The job")
+of_model = partial(Option, group="Data and model")
+of_store = partial(Option, group="Store and locations")
+of_saving = partial(Option, group="Checkpoints and output")
+of_workers = partial(Option, group="Slow workers")
+of_network = partial(Option, group="Network")
+
+OFFLOAD_ABOVE = of_model(
+    "Move each plain keras.layers.Embedding of more elements to the store; 0: none.",
+    flags=("--offload-embeddings-above",), at_least=0, metavar="ELEMENTS",
+)  # fmt: skip
+STORE_URL = of_store(
+    "memory, file:///folder, or redis://[user:pass@]host:port (rediss:// for TLS); docs/tiers.md says more.",
+    metavar="URL",
+)
+LISTEN = of_network("Address to listen on; port 0 takes a free one.", metavar="HOST:PORT")
+INSECURE = of_network(
+    "Listen beyond this host without TLS or a token: whoever reaches the port may use everything it serves."
+)
+HTTP = of_network(
+    "Serve metrics, health and a live page over HTTP at this address; port 0 takes a free one.",
+    metavar="HOST:PORT",
+    unset="off",
+)
+TRANSPORT = of_network(
+    "How processes on this host read rows: auto takes the server's shared memory where that is possible, else gRPC.",
+    choices=("auto", "grpc", "shared"),
+)
+NOT_FINITE = of_job("What to do with gradients that hold NaN or Inf.", choices=KNOWN_VALUES["not_finite"])
+
+
+def deadline(meaning: str) -> Option:
+    return of_network(meaning, flags=("--deadline",), above=0, metavar="SECONDS")

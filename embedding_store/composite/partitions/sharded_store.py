@@ -1,0 +1,131 @@
+"""The store servers of a job as one store: pushes split over them, and versions that all of them make together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from elastable.embedding_store.composite.coordinator.commit_coordinator import RECORD_STORE
+from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
+from elastable.embedding_store.composite.splits.partition import Partition
+from elastable.embedding_store.composite.splits.token_split import gather_rows
+from elastable.embedding_store.errors import BadInput, ShardLost, VersionError
+from elastable.embedding_store.rows.checks import require_gradients, require_ids
+from elastable.embedding_store.shards.row_pushes import (
+    Committed,
+    Measured,
+    PushedCommit,
+    RowPush,
+    RowPushOutcome,
+    RowSums,
+    ShardStore,
+    Slices,
+)
+
+__all__ = ["ShardedStore"]
+
+
+class ShardedStore(PartitionedStore, ShardStore):
+    """Store servers as one store, each of which holds every n-th id of every table.
+
+    A version counts once all of them have logged it, and so no process decides alone: whoever looks after a crash sees
+    that all have it, or takes it back where it is (`recover`). Its record lies with the first one.
+
+    Args:
+        servers: In the order in which existing tables were split; closed with this store.
+        timeout_s: As of `CompositeStore`.
+
+    Raises:
+        BadInput: there are none, or one is given twice.
+        Unavailable, StoreFailed: as the servers.
+    """
+
+    def __init__(self, servers: Sequence[ShardStore], timeout_s: float = 60.0) -> None:
+        super().__init__(servers, "token", timeout_s=timeout_s)
+        self._servers = tuple(servers)
+
+    def begin_job(self, job: str, may_overflow: bool) -> None:
+        self._calls.run({n: partial(server.begin_job, job, may_overflow) for n, server in enumerate(self._servers)})
+
+    def push_rows(self, push: RowPush) -> RowPushOutcome:
+        """Pushes to every server its share, to all at once.
+
+        Returns:
+            STALE where one of them says so, else DUPLICATE where all of them do.
+        """
+        shares = self._shares(push)
+        outcomes = set(
+            self._calls.run({n: partial(self._servers[n].push_rows, share) for n, share in enumerate(shares)}).values()
+        )
+        if RowPushOutcome.STALE in outcomes:
+            return RowPushOutcome.STALE
+        return RowPushOutcome.ACCEPTED if RowPushOutcome.ACCEPTED in outcomes else RowPushOutcome.DUPLICATE
+
+    def measure(self, sums: RowSums) -> Measured:
+        found = self._calls.run({n: partial(server.measure, sums) for n, server in enumerate(self._servers)})
+        if missing := _union(measured.missing for measured in found.values()):
+            return Measured(missing=missing)
+        broken = {table for measured in found.values() for table in measured.not_finite}
+        squares: dict[str, int] = {}
+        for measured in found.values():
+            for table, square in measured.squares.items():
+                if table not in broken:
+                    squares[table] = squares.get(table, 0) + square
+        return Measured(squares, tuple(sorted(broken)))
+
+    def commit_pushed(self, commit: PushedCommit) -> Committed:
+        """Makes a version on all servers at once.
+
+        Where one of them lacks pushes, as it was started again meanwhile, those that have the version take it back.
+        """
+        with self._alone(), self._lock.writing():
+            self._apart = f"the commit of version {commit.version} broke off; repeat it"
+            others = replace(commit, record=None)
+            made = self._calls.run(
+                {
+                    n: partial(server.commit_pushed, commit if n == RECORD_STORE else others)
+                    for n, server in enumerate(self._servers)
+                }
+            )
+            missing = _union(of_server.missing for of_server in made.values())
+            if missing:
+                self._take_back(commit.version - 1, [n for n, of_server in made.items() if not of_server.missing])
+            self._one_version(commit.version - 1 if missing else commit.version)
+        tables = sorted({table for of_server in made.values() for table in of_server.tables})
+        return Committed(missing, tuple(tables), all(of_server.repeated for of_server in made.values()))
+
+    def _take_back(self, version: int, ahead: Sequence[int]) -> None:
+        try:
+            self._each(lambda server: server.recover(version), ahead)
+        except VersionError as error:
+            raise ShardLost(
+                f"a store server has lost pushes of version {version}, and another one cannot go back to it, as it "
+                f"keeps no log: {error}"
+            ) from error
+
+    def _shares(self, push: RowPush) -> list[RowPush]:
+        """What each server gets; all of them get something, as a sum names every push."""
+        parts: list[list[dict[str, Slices]]] = [[{} for _ in push.parts] for _ in self._servers]
+        for number, part in enumerate(push.parts):
+            for table, slices in part.items():
+                found = self._partition(table)
+                for shard, share in _split(found, slices).items():
+                    parts[shard][number][table] = share
+        return [replace(push, parts=tuple(of_server)) for of_server in parts]
+
+
+def _split(table: Partition, slices: Slices) -> Mapping[int, Slices]:
+    """The gradient of each shard."""
+    if len(table.shards) > 1 and not table.whole_rows:
+        raise BadInput(f"table {table.spec.name!r} is split by columns; store servers split tables by ids")
+    ids = require_ids(table.spec, slices.indices)
+    values = require_gradients(table.spec, len(ids), slices.values)
+    return {
+        part.shard: Slices(part.ids, values if part.places is None else gather_rows(values, part.places))
+        for part in table.parts(ids)
+    }
+
+
+def _union(every: Iterable[Iterable[int]]) -> tuple[int, ...]:
+    return tuple(sorted({number for numbers in every for number in numbers}))

@@ -1,0 +1,1 @@
+"""The shard of a store server: pushes of workers, kept until the master of their job says how they make a version."""

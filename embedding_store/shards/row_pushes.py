@@ -1,0 +1,192 @@
+"""Row gradients that workers push to store servers, and how a master has them summed, clipped and committed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.store import EmbeddingStore
+
+__all__ = [
+    "Committed",
+    "Measured",
+    "PushedCommit",
+    "RowPush",
+    "RowPushOutcome",
+    "RowSums",
+    "ShardStore",
+    "Slices",
+    "SumTerm",
+    "TableClip",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """Gradient of a table: int64 `indices[n]`, float32 `values[n, dim]`; duplicates are summed."""
+
+    indices: Int64
+    values: Float32
+
+
+@dataclass(frozen=True, slots=True)
+class RowPush:
+    """The rows' part of the gradient of one micro-batch, or as much of it as one store server holds.
+
+    Attributes:
+        job: The job it was computed for.
+        version: Computed on.
+        micro_batch: Number within the job. The same name stands for the same bits, whoever computed them.
+        parts: Of each part of the loss that is divided alike: table name -> gradient, by the ids of the
+            store that it goes to.
+    """
+
+    job: str
+    version: int
+    micro_batch: int
+    parts: tuple[Mapping[str, Slices], ...]
+
+
+class RowPushOutcome(StrEnum):
+    """What a store server did with a push."""
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
+    STALE = "stale"
+
+
+@dataclass(frozen=True, slots=True)
+class SumTerm:
+    """One part of one push in the sum of a version, and the share that its gradient is multiplied by."""
+
+    micro_batch: int
+    part: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class RowSums:
+    """Which pushes make the row gradient of a version.
+
+    Attributes:
+        version: That they were computed on.
+        terms: In the order in which they are summed.
+        rows_once: Parts of which each row counts once, in the first push that has it.
+        frozen: Tables that take no step.
+    """
+
+    version: int
+    terms: tuple[SumTerm, ...] = ()
+    rows_once: tuple[int, ...] = ()
+    frozen: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a master needs of row gradients that it does not see, to clip them.
+
+    Attributes:
+        squares: Table name -> the exact sum of all squares of its gradient, as a multiple of
+            `elastable.embedding_store.shards.exact_squares.UNIT`.
+        not_finite: Tables whose gradient holds NaN or Inf.
+        missing: Micro-batches whose pushes are not there; then nothing else is set.
+    """
+
+    squares: Mapping[str, int] = field(default_factory=dict)
+    not_finite: tuple[str, ...] = ()
+    missing: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TableClip:
+    """How the summed gradient of a table is clipped: multiplied by `scale`, then cut to [-bound, bound]."""
+
+    scale: float = 1.0
+    bound: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PushedCommit:
+    """The step from version `sums.version` to the one after it. Fields that are not told here are those of `Commit`.
+
+    Attributes:
+        sums: What the gradient is made of.
+        clips: Table name -> how its gradient is clipped; absent: not at all.
+        dropped: Whether the gradient overflowed, and is left out for that.
+    """
+
+    sums: RowSums
+    step: int
+    learning_rates: Mapping[str, float]
+    clips: Mapping[str, TableClip] = field(default_factory=dict)
+    record: bytes | None = None
+    ends_chapter: bool = False
+    dropped: bool = False
+    time: float | None = None
+
+    @property
+    def version(self) -> int:
+        """The version that stands once this is committed."""
+        return self.sums.version + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What came of a commit of pushes.
+
+    Attributes:
+        missing: Micro-batches whose pushes are not there; none: the version is committed, else nothing has changed.
+        tables: That had a gradient; none where the version was made before.
+        repeated: Whether it was.
+    """
+
+    missing: tuple[int, ...] = ()
+    tables: tuple[str, ...] = ()
+    repeated: bool = False
+
+
+class ShardStore(EmbeddingStore, ABC):
+    """A store that workers push row gradients to, and whose owner, a job's master, says when they are committed.
+
+    A version counts once every shard of a job has it. Until the next one begins a shard can go back from it
+    (`recover`), and keeps the pushes that it was made of.
+    """
+
+    @abstractmethod
+    def begin_job(self, job: str, may_overflow: bool) -> None:
+        """Takes pushes of this job from now on; `may_overflow`: they may hold NaN or Inf.
+
+        Raises:
+            TakenOver: another process has become the owner.
+        """
+
+    @abstractmethod
+    def push_rows(self, push: RowPush) -> RowPushOutcome:
+        """Keeps a push until its version is committed. Repeating it is harmless.
+
+        Raises:
+            NotReady: there is no room for it now, or no job has claimed the server since it started.
+            FutureVersion: the version that it was computed on has not been committed here.
+            JobFailed: another job owns the server.
+            BadGradient, BadIds, IdOutOfRange, TableNotFound, NotFinite: it cannot be used; nothing is kept of it.
+        """
+
+    @abstractmethod
+    def measure(self, sums: RowSums) -> Measured:
+        """Sums the gradient of a version, and measures it. Changes nothing.
+
+        Raises:
+            StaleVersion, FutureVersion: the store is at another version than `sums.version`.
+        """
+
+    @abstractmethod
+    def commit_pushed(self, commit: PushedCommit) -> Committed:
+        """Makes a version of pushes; one that was made before is not made again.
+
+        Raises:
+            StaleVersion, FutureVersion: the store is neither at `sums.version` nor at the version after it.
+            StoreFailed, Unavailable: it is not committed; the same commit may be made again.
+        """

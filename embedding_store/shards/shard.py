@@ -1,0 +1,206 @@
+"""What a store server does with pushes: checks them, keeps them, and makes versions of them as its owner says."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.row_source import refuse_other_version
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.errors import (
+    BadGradient,
+    BadInput,
+    DeadlineExceeded,
+    FutureVersion,
+    JobFailed,
+    NotFinite,
+    NotReady,
+    TableNotFound,
+)
+from elastable.embedding_store.rows.checks import require_finite_of, require_gradients, require_ids
+from elastable.embedding_store.rows.commit_checks import MAX_VERSION
+from elastable.embedding_store.shards.exact_squares import exact_squares
+from elastable.embedding_store.shards.ownership import Claim, ShardOwnership
+from elastable.embedding_store.shards.push_buffer import PushBuffer
+from elastable.embedding_store.shards.pushed_sums import clipped_update, sum_pushes
+from elastable.embedding_store.shards.row_pushes import (
+    Committed,
+    Measured,
+    PushedCommit,
+    RowPush,
+    RowPushOutcome,
+    RowSums,
+    Slices,
+    TableClip,
+)
+
+__all__ = ["MOST_PARTS", "Shard"]
+
+MOST_PARTS = 65
+"""Parts of a loss that are divided each in its own way."""
+
+_WAIT_S = 600.0  # of a commit for the one before it; the store gives up sooner
+
+
+class Shard:
+    """The store of a server, and the pushes that its next version is made of. Safe to use from many threads.
+
+    Args:
+        store: The rows. Only the owner changes it.
+        most_bytes: Of pushes at once.
+    """
+
+    def __init__(self, store: EmbeddingStore, most_bytes: int) -> None:
+        self.store = store
+        self.ownership = ShardOwnership()
+        self._buffer = PushBuffer(most_bytes)
+        self._pushing = threading.Lock()  # the buffer
+        self._committing = threading.Lock()  # the version, and the sums of the next one
+        self._summed: tuple[RowSums, dict[str, TableUpdate]] | None = None
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Of pushes that are kept."""
+        return self._buffer.bytes
+
+    def claim(self, secret: bytes, claim: Claim, first: bool) -> None:
+        """As `ShardOwnership.take`, once a commit under way has ended; pushes of another owner or job are forgotten."""
+        with self._alone():
+            before = self.ownership.claim
+            stays = not self.ownership.take(secret, claim, first) and before is not None and before.job == claim.job
+            if not stays:
+                with self._pushing:
+                    self._buffer.clear()
+                self._summed = None
+
+    def push_rows(self, push: RowPush) -> RowPushOutcome:
+        """As `ShardStore.push_rows`."""
+        if (judged := self._judge(push)) is not None:
+            return judged
+        self._check(push)
+        with self._pushing:
+            # Again: another worker may have been faster while the arrays were checked.
+            if (judged := self._judge(push)) is not None:
+                return judged
+            self._buffer.add(push)
+        return RowPushOutcome.ACCEPTED
+
+    def _judge(self, push: RowPush) -> RowPushOutcome | None:
+        claim = self.ownership.claim
+        if claim is None or not claim.job:
+            raise NotReady("no job has claimed the store server since it was started")
+        if push.job != claim.job:
+            raise JobFailed(f"the store server is job {claim.job}'s; the push is of job {push.job}")
+        version = self.store.version()
+        if push.version < version:
+            return RowPushOutcome.STALE
+        if push.version > version:
+            raise FutureVersion(f"push for version {push.version}; the store server is at version {version}")
+        return RowPushOutcome.DUPLICATE if self._buffer.holds(push) else None
+
+    def _check(self, push: RowPush) -> None:
+        if not 0 <= push.micro_batch <= MAX_VERSION or not 0 < len(push.parts) <= MOST_PARTS:
+            raise BadGradient(f"a push of micro-batch {push.micro_batch} with {len(push.parts)} parts: at most 65")
+        specs, claim = self.store.specs(), self.ownership.claim
+        finite = claim is None or not claim.may_overflow
+        for part in push.parts:
+            for table, slices in part.items():
+                if table not in specs:
+                    known = ", ".join(sorted(specs)) or "none"
+                    raise TableNotFound(f"gradient for table {table!r}, which is not there (tables: {known})")
+                _check_slices(specs[table], slices, finite)
+
+    def measure(self, sums: RowSums) -> Measured:
+        """As `ShardStore.measure`."""
+        with self._alone():
+            refuse_other_version(self.store.version(), sums.version)
+            if missing := self._missing(sums):
+                return Measured(missing=missing)
+            squares = {table: exact_squares(update.gradients) for table, update in self._sums(sums).items()}
+        finite = {table: square for table, square in squares.items() if square is not None}
+        return Measured(finite, tuple(table for table in squares if table not in finite))
+
+    def commit(self, commit: PushedCommit, secret: bytes) -> Committed:
+        """As `ShardStore.commit_pushed`, for the owner with that secret."""
+        with self._alone():
+            self.ownership.require(secret)  # here: another one may have claimed the server while this call waited
+            if self.store.version() == commit.version:
+                return Committed(repeated=True)
+            refuse_other_version(self.store.version(), commit.sums.version)
+            if not commit.dropped and (missing := self._missing(commit.sums)):
+                return Committed(missing)
+            updates = {} if commit.dropped else self._clipped(commit.sums, commit.clips)
+            # In two halves: a version that has been staged and finished can be taken back.
+            self.store.stage(
+                Commit(
+                    commit.version,
+                    updates,
+                    commit.step,
+                    commit.learning_rates,
+                    commit.record,
+                    commit.ends_chapter,
+                    commit.sums.frozen,
+                    commit.time,
+                )
+            )()
+            self._summed = None
+        return Committed(tables=tuple(updates))
+
+    def take_back(self, version: int | None, secret: bytes) -> int:
+        """As `EmbeddingStore.recover`, for the owner with that secret. Pushes of that version are kept."""
+        with self._alone():
+            self.ownership.require(secret)
+            self._summed = None
+            return self.store.recover(version)
+
+    def _missing(self, sums: RowSums) -> tuple[int, ...]:
+        with self._pushing:
+            missing = self._buffer.missing(sums.version, (term.micro_batch for term in sums.terms))
+            if missing:
+                return missing
+            parts = self._buffer.parts()
+        for term in sums.terms:
+            if not 0 <= term.part < len(parts[term.micro_batch]):
+                raise BadInput(
+                    f"part {term.part} of micro-batch {term.micro_batch}, whose push has {len(parts[term.micro_batch])}"
+                )
+        return ()
+
+    def _sums(self, sums: RowSums) -> dict[str, TableUpdate]:
+        if self._summed is None or self._summed[0] != sums:
+            with self._pushing:
+                parts = self._buffer.parts()
+            self._summed = sums, sum_pushes(sums, parts)
+        return self._summed[1]
+
+    def _clipped(self, sums: RowSums, clips: Mapping[str, TableClip]) -> dict[str, TableUpdate]:
+        return {
+            table: clipped_update(update, clips[table]) if table in clips else update
+            for table, update in self._sums(sums).items()
+        }
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """A commit whose sender lost the answer may come again while it is still being made."""
+        if not self._committing.acquire(timeout=_WAIT_S):
+            raise DeadlineExceeded(f"waited {_WAIT_S:g} s for the commit before this one")
+        try:
+            yield
+        finally:
+            self._committing.release()
+
+
+def _check_slices(spec: TableSpec, slices: Slices, finite: bool) -> None:
+    require_gradients(spec, len(require_ids(spec, slices.indices)), slices.values)
+    if not finite:
+        return
+    try:
+        require_finite_of(spec.name, slices.indices, slices.values)
+    except NotFinite:
+        # Named as the job's workers number its rows, and not as this shard of the table does.
+        whole = slices.indices * spec.origin.id_stride + spec.origin.id_offset
+        require_finite_of(spec.name, whole, slices.values)
+        raise

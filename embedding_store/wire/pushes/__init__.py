@@ -1,0 +1,1 @@
+"""Store servers on the wire: their calls, whoever makes them, and whoever answers."""

@@ -1,0 +1,172 @@
+"""A store server, as its owner and as workers call it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
+
+import grpc
+
+from elastable.embedding_store.contract.row_data import Commit
+from elastable.embedding_store.errors import BadInput, NotReady, StoreFailed, Unsupported
+from elastable.embedding_store.shards.row_pushes import (
+    Committed,
+    Measured,
+    PushedCommit,
+    RowPush,
+    RowPushOutcome,
+    RowSums,
+    ShardStore,
+)
+from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
+from elastable.embedding_store.wire.access.credentials import Credentials
+from elastable.embedding_store.wire.channels.call_channels import MetadataChannel
+from elastable.embedding_store.wire.channels.server_connection import ServerConnection
+from elastable.embedding_store.wire.client.remote_store import RemoteStore, WriteStub
+from elastable.embedding_store.wire.messages.spec_messages import OWNER_KEY, SERVER_SERVICE
+from elastable.embedding_store.wire.messages.upload import Upload
+from elastable.embedding_store.wire.pushes.push_messages import (
+    measured_from_message,
+    pushed_commit_frames,
+    record_from_frames,
+    row_outcome_from_message,
+    row_push_frames,
+    sums_to_message,
+)
+from elastable.embedding_store.wire.pushes.shared_upload import SharedUpload
+
+__all__ = ["ShardClient"]
+
+Answer = TypeVar("Answer")
+Reply = TypeVar("Reply")
+
+
+class ShardClient(RemoteStore, ShardStore):
+    """A store server in another process. What changes it, this client does as its owner.
+
+    It claims the server with the first change, from whoever owned it before: `other_writer` says whether that is a
+    live process. Another one that claims it later makes every change here fail with `TakenOver`. A server that was
+    started again is claimed again.
+
+    Args:
+        target: `host:port`, or a `ServerConnection`, which stays its owner's to close.
+        deadline_s: Seconds for each call, where `target` is an address.
+        credentials: Of this client, where `target` is an address; None: those of the environment.
+
+    Raises:
+        BadInput: no such address or deadline can be, or it cannot be called with such credentials.
+    """
+
+    def __init__(
+        self, target: str | ServerConnection, deadline_s: float = 30.0, credentials: Credentials | None = None
+    ) -> None:
+        self._secret = secrets.token_bytes(16)
+        super().__init__(target, deadline_s, credentials)
+        self._claiming = threading.Lock()
+        self._claimed = False
+        self._claim = store_pb2.ClaimRequest(owner=f"{socket.gethostname()}:{os.getpid()}")
+        self._keeps_records: bool | None = None
+        push = Upload(self._connection.channel, f"/{SERVER_SERVICE}/PushRows", store_pb2.RowPushReply.FromString)
+        self._pushes = SharedUpload(self._connection, push, row_push_frames, self)
+
+    def _write_calls(self) -> tuple[WriteStub, str, grpc.Channel]:
+        channel, path = MetadataChannel(self._connection.channel, OWNER_KEY, self._secret), f"/{SERVER_SERVICE}"
+        self._server = store_pb2_grpc.StoreServerStub(channel)
+        self._commit_pushed = Upload(channel, f"{path}/CommitPushed", store_pb2.CommitPushedReply.FromString)
+        self._record_frames = channel.unary_stream(
+            f"{path}/ReadRecord", store_pb2.ReadRecordRequest.SerializeToString, None
+        )
+        return self._server, path, channel
+
+    def _change(self, attempt: Callable[[float], Answer]) -> Answer:
+        if not self._claimed:
+            self._send_claim(first=True)
+        try:
+            return self._connection.call(attempt)
+        except NotReady:
+            self._send_claim(first=False)  # the server was started again
+            return self._connection.call(attempt)
+
+    def _send_claim(self, first: bool) -> None:
+        with self._claiming:
+            if first and self._claimed:
+                return
+            self._claim.first = first
+            self._connection.call(lambda timeout: self._server.Claim(self._claim, timeout=timeout))
+            self._claimed = True
+
+    def begin_job(self, job: str, may_overflow: bool) -> None:
+        self._claim.job, self._claim.may_overflow = job, may_overflow
+        self._send_claim(first=not self._claimed)
+
+    def require_owner(self) -> None:
+        if self._claimed:
+            request = store_pb2.RenewRequest()
+            self._change(lambda timeout: self._server.Renew(request, timeout=timeout))
+
+    def other_writer(self) -> str | None:
+        return self._owner().owner or None
+
+    @property
+    def keeps_records(self) -> bool:
+        if self._keeps_records is None:
+            self._keeps_records = bool(self._owner().keeps_records)
+        return self._keeps_records
+
+    def _owner(self) -> store_pb2.GetOwnerReply:
+        request = store_pb2.GetOwnerRequest()
+        return self._connection.call(lambda timeout: self._server.GetOwner(request, timeout=timeout))
+
+    def push_rows(self, push: RowPush) -> RowPushOutcome:
+        return self._decoded(row_outcome_from_message, self._pushes.send(push))
+
+    def share_memory(self) -> None:
+        """Lets a server on this host take gradients from memory; see `SharedUpload.share_memory`."""
+        self._pushes.share_memory()
+
+    def measure(self, sums: RowSums) -> Measured:
+        request = store_pb2.MeasureRequest(sums=sums_to_message(sums))
+        reply = self._change(lambda timeout: self._server.Measure(request, timeout=timeout))
+        return self._decoded(measured_from_message, reply)
+
+    def commit_pushed(self, commit: PushedCommit) -> Committed:
+        reply = self._change(lambda timeout: self._commit_pushed(pushed_commit_frames(commit), timeout))
+        return Committed(tuple(reply.missing), tuple(reply.tables), reply.repeated)
+
+    def recover(self, version: int | None = None) -> int:
+        request = store_pb2.TakeBackRequest(version=version)
+        return int(self._change(lambda timeout: self._server.TakeBack(request, timeout=timeout)).rows)
+
+    def record(self) -> bytes | None:
+        request = store_pb2.ReadRecordRequest()
+
+        def attempt(timeout: float) -> bytes | None:
+            return self._decoded(record_from_frames, self._record_frames(request, timeout=timeout))
+
+        return self._change(attempt)
+
+    def _decoded(self, decode: Callable[[Reply], Answer], reply: Reply) -> Answer:
+        try:
+            return decode(reply)
+        except BadInput as error:
+            raise StoreFailed(f"{self.address} sent a malformed answer: {error}") from error
+
+    def commit(self, commit: Commit) -> None:
+        self._refuse_commit()
+
+    def stage(self, commit: Commit) -> Callable[[], None]:
+        self._refuse_commit()
+
+    def _refuse_commit(self) -> NoReturn:
+        raise Unsupported(
+            f"{self.address} is a store server, whose versions are made of what workers push there (commit_pushed); "
+            "commits of whole gradients are for a parameter server (elastable serve, grpc://)"
+        )
+
+    def close(self) -> None:
+        self._pushes.close()
+        super().close()

@@ -1,0 +1,151 @@
+"""The StoreServer service: pushes of workers, versions of them, and what only the owner of a store server changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.shards.ownership import Claim
+from elastable.embedding_store.shards.shard import Shard
+from elastable.embedding_store.v1 import store_pb2
+from elastable.embedding_store.wire.channels.status_codes import answering
+from elastable.embedding_store.wire.messages.spec_messages import OWNER_KEY, SERVER_SERVICE
+from elastable.embedding_store.wire.pushes.push_messages import (
+    measured_to_message,
+    pushed_commit_from_frames,
+    record_frames,
+    row_outcome_to_message,
+    row_push_from_frames,
+    sums_from_message,
+)
+from elastable.embedding_store.wire.server.grpc_server import Service
+from elastable.embedding_store.wire.server.handlers import Handler, control, stream, upload
+from elastable.embedding_store.wire.service.pin_service import ServedPins
+from elastable.embedding_store.wire.service.store_service import store_service_with
+from elastable.embedding_store.wire.service.write_service import write_handlers
+from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
+
+__all__ = ["shard_services"]
+
+_NOT_SERVED = ("Commit", "CommitStaged")  # versions are made of pushes
+
+
+def shard_services(shard: Shard, channels: SharedChannels | None = None) -> list[Service]:
+    """What a store server serves: its rows to be read by all, and its owner's calls.
+
+    Args:
+        shard: The rows, and the pushes.
+        channels: Where the arrays of pushes may lie.
+    """
+    reads, pins, forget_specs = store_service_with(shard.store)
+    return [reads, _server_service(shard, channels, pins, forget_specs)]
+
+
+def _server_service(
+    shard: Shard, channels: SharedChannels | None, pins: ServedPins, forget_specs: Callable[[], None]
+) -> Service:
+    servicer = _ShardServicer(shard, channels)
+    writes = write_handlers(shard.store, True, pins, forget_specs)
+    owned = {
+        "Renew": control(servicer.renew, store_pb2.RenewRequest),
+        "Measure": control(servicer.measure, store_pb2.MeasureRequest),
+        "CommitPushed": _upload_with_secret(servicer.commit_pushed),
+        "TakeBack": _control_with_secret(servicer.take_back, store_pb2.TakeBackRequest),
+        "ReadRecord": stream(servicer.read_record, store_pb2.ReadRecordRequest),
+        **{call: handler for call, handler in writes.items() if call not in _NOT_SERVED},
+    }
+    handlers = {
+        "GetOwner": _control_with_secret(servicer.get_owner, store_pb2.GetOwnerRequest),
+        "PushRows": upload(servicer.push_rows),
+        "Claim": _control_with_secret(servicer.claim, store_pb2.ClaimRequest),
+        **{call: _owned(handler, shard) for call, handler in owned.items()},
+    }
+    return Service(SERVER_SERVICE, handlers)
+
+
+class _ShardServicer:
+    def __init__(self, shard: Shard, channels: SharedChannels | None) -> None:
+        self._shard = shard
+        self._channels = channels
+
+    def get_owner(self, request: store_pb2.GetOwnerRequest, secret: bytes) -> store_pb2.GetOwnerReply:
+        owner = self._shard.ownership.live_owner(but=secret)
+        return store_pb2.GetOwnerReply(owner=owner, keeps_records=self._shard.store.keeps_records)
+
+    def claim(self, request: store_pb2.ClaimRequest, secret: bytes) -> store_pb2.ClaimReply:
+        self._shard.claim(secret, Claim(request.owner, request.job, request.may_overflow), request.first)
+        return store_pb2.ClaimReply()
+
+    def renew(self, request: store_pb2.RenewRequest) -> store_pb2.RenewReply:
+        return store_pb2.RenewReply()
+
+    def push_rows(self, frames: Iterator[bytes]) -> store_pb2.RowPushReply:
+        return row_outcome_to_message(self._shard.push_rows(row_push_from_frames(frames, self._channels)))
+
+    def measure(self, request: store_pb2.MeasureRequest) -> store_pb2.MeasureReply:
+        return measured_to_message(self._shard.measure(sums_from_message(request.sums)))
+
+    def commit_pushed(self, frames: Iterator[bytes], secret: bytes) -> store_pb2.CommitPushedReply:
+        made = self._shard.commit(pushed_commit_from_frames(frames), secret)
+        return store_pb2.CommitPushedReply(repeated=made.repeated, missing=made.missing, tables=made.tables)
+
+    def take_back(self, request: store_pb2.TakeBackRequest, secret: bytes) -> store_pb2.TakeBackReply:
+        version = request.version if request.HasField("version") else None
+        return store_pb2.TakeBackReply(rows=self._shard.take_back(version, secret))
+
+    def read_record(self, request: store_pb2.ReadRecordRequest) -> Iterator[bytes]:
+        return record_frames(self._shard.store.record())
+
+
+def _control_with_secret(method: Callable[[Any, bytes], Message], request: type[Message]) -> Handler:
+    """A call of one small message each way, whose method also takes the secret that the caller shows; b"": none."""
+
+    def answer(message: Message, context: grpc.ServicerContext) -> Message:
+        with answering(context):
+            return method(message, _secret(context))
+
+    return grpc.unary_unary_rpc_method_handler(answer, request.FromString, lambda reply: reply.SerializeToString())
+
+
+def _upload_with_secret(method: Callable[[Iterator[bytes], bytes], Message]) -> Handler:
+    """A call of frames that are answered by one small message; as `_control_with_secret`."""
+
+    def answer(frames: Iterator[bytes], context: grpc.ServicerContext) -> Message:
+        with answering(context):
+            return method(frames, _secret(context))
+
+    return grpc.stream_unary_rpc_method_handler(answer, None, lambda reply: reply.SerializeToString())
+
+
+def _owned(handler: Handler, shard: Shard) -> Handler:
+    """The handler of a call that only the owner may make."""
+
+    def only_for_owner(behaviour: Callable[..., Any]) -> Callable[..., Any]:
+        def answer(request: Any, context: grpc.ServicerContext) -> Any:
+            with answering(context):
+                secret = _secret(context)
+                if not secret:
+                    raise BadInput(
+                        f"this call is for the owner of the store server: show the secret of a claim ({OWNER_KEY})"
+                    )
+                shard.ownership.require(secret)
+            return behaviour(request, context)
+
+        return answer
+
+    coders = handler.request_deserializer, handler.response_serializer
+    if handler.unary_unary is not None:
+        return grpc.unary_unary_rpc_method_handler(only_for_owner(handler.unary_unary), *coders)
+    if handler.unary_stream is not None:
+        return grpc.unary_stream_rpc_method_handler(only_for_owner(handler.unary_stream), *coders)
+    assert handler.stream_unary is not None, "no call of the owner streams both ways"
+    return grpc.stream_unary_rpc_method_handler(only_for_owner(handler.stream_unary), *coders)
+
+
+def _secret(context: grpc.ServicerContext) -> bytes:
+    shown = [value for key, value in context.invocation_metadata() if key == OWNER_KEY and isinstance(value, bytes)]
+    return shown[0] if len(shown) == 1 else b""

@@ -1,0 +1,64 @@
+"""Store servers in this process, over real gRPC, each of which can be killed and started again where it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.open_store import open_store
+from elastable.embedding_store.shards.shard import Shard
+from elastable.embedding_store.wire.access.roles import Role
+from elastable.embedding_store.wire.pushes.shard_client import ShardClient
+from elastable.embedding_store.wire.pushes.shard_service import shard_services
+from elastable.embedding_store.wire.server.grpc_server import GrpcServer
+from elastable.embedding_store.wire.shared.shared_store import channels_of
+
+__all__ = ["ServedShard", "served", "stopped_with"]
+
+
+class ServedShard:
+    """One store server.
+
+    Args:
+        url: Of its rows.
+        most_bytes: Of pushes.
+    """
+
+    def __init__(self, url: str, most_bytes: int = 1 << 26) -> None:
+        self._url, self._most_bytes = url, most_bytes
+        self._listen = "127.0.0.1:0"
+        self.start()
+
+    def start(self) -> None:
+        """Serves at the address of before, from what its log holds."""
+        self.store: EmbeddingStore = open_store(self._url, threads=1, shared=True)
+        self.shard = Shard(self.store, self._most_bytes)
+        services = shard_services(self.shard, channels_of(self.store))
+        self._server = GrpcServer(self._listen, services, anonymous=Role.ADMINISTRATOR)
+        self.address = self._listen = self._server.address
+
+    def stop(self) -> None:
+        """Ends the server; pushes that it held are lost."""
+        self._server.stop(0.0)
+        self.store.close()
+
+
+@contextmanager
+def served(count: int, folder: Path | None = None) -> Iterator[tuple[list[ServedShard], ShardedStore]]:
+    """Some store servers, with a log each if there is a folder; and all of them as one store."""
+    servers = [ServedShard("memory" if folder is None else f"memory?log={folder}/{n}") for n in range(count)]
+    try:
+        with ShardedStore([ShardClient(server.address, 60.0) for server in servers]) as store:
+            yield servers, store
+    finally:
+        for server in servers:
+            server.stop()
+
+
+def stopped_with(servers: list[ServedShard], number: int) -> None:
+    """Kills one of the servers and starts it again."""
+    servers[number].stop()
+    servers[number].start()

@@ -1,0 +1,301 @@
+"""Store servers keep pushes by name, and make versions of them together, as their owner alone says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
+from elastable.embedding_store.contract.row_data import Commit
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.errors import (
+    BadGradient,
+    BadInput,
+    FutureVersion,
+    IdOutOfRange,
+    JobFailed,
+    NotFinite,
+    NotReady,
+    ShardLost,
+    TableNotFound,
+    TakenOver,
+    Unsupported,
+)
+from elastable.embedding_store.shards.exact_squares import exact_squares
+from elastable.embedding_store.shards.pushed_sums import clipped_update, sum_pushes
+from elastable.embedding_store.shards.row_pushes import (
+    PushedCommit,
+    RowPush,
+    RowPushOutcome,
+    RowSums,
+    Slices,
+    SumTerm,
+    TableClip,
+)
+from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
+from elastable.embedding_store.wire.channels.server_connection import channel
+from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.pushes.shard_client import ShardClient
+from tests.embedding_store.shards.served_shards import ServedShard, served, stopped_with
+
+FIXED = TableSpec("fixed", 3, 50, optimizer=OptimizerSpec.of("adagrad"))
+ANY = TableSpec("any", 2, optimizer=OptimizerSpec.of("adam"))
+JOB = "job"
+
+
+def push(version: int, micro_batch: int, rows: int = 40) -> RowPush:
+    """Two parts, ids that come twice among them; the same bits whenever it is made."""
+    random = np.random.default_rng([version, micro_batch])
+
+    def slices(table: TableSpec) -> Slices:
+        ids = random.integers(0, 50, rows) * (1 if table is FIXED else -7)
+        return Slices(ids, random.standard_normal((rows, table.dim)).astype(np.float32))
+
+    return RowPush(JOB, version, micro_batch, ({"fixed": slices(FIXED), "any": slices(ANY)}, {"any": slices(ANY)}))
+
+
+def sums(version: int, micro_batches: int = 2) -> RowSums:
+    terms = [SumTerm(number, part, 0.25 + part + number) for part in range(2) for number in range(micro_batches)]
+    return RowSums(version, tuple(terms), rows_once=(1,))
+
+
+def commit(version: int, record: bytes | None = None) -> PushedCommit:
+    return PushedCommit(sums(version), version, {"fixed": 0.1, "any": 0.01}, {"any": TableClip(0.5, 2.0)}, record)
+
+
+def alone(versions: int) -> MemoryStore:
+    """What one process makes of the same pushes."""
+    store = MemoryStore(1)
+    for spec in (FIXED, ANY):
+        store.create_table(spec)
+    for version in range(versions):
+        updates = sum_pushes(sums(version), {number: push(version, number).parts for number in range(2)})
+        updates["any"] = clipped_update(updates["any"], TableClip(0.5, 2.0))
+        store.commit(Commit(version + 1, updates, version, {"fixed": 0.1, "any": 0.01}))
+    return store
+
+
+def begin(store: ShardedStore) -> None:
+    for spec in (FIXED, ANY):
+        store.create_table(spec)
+    store.begin_job(JOB, may_overflow=False)
+
+
+def push_all(store: ShardedStore, version: int) -> None:
+    for number in (1, 0):  # in which order they come does not matter
+        store.push_rows(push(version, number))
+
+
+def assert_same_rows(store: ShardedStore, versions: int) -> None:
+    assert store.version() == versions
+    with alone(versions) as expected:
+        for table in ("fixed", "any"):
+            (theirs,) = expected.scan(table)
+            ours = store.read_rows(table, theirs.ids)
+            np.testing.assert_array_equal(ours.ids, theirs.ids)
+            np.testing.assert_array_equal(ours.weights.view(np.uint32), theirs.weights.view(np.uint32))
+            np.testing.assert_array_equal(ours.slots.view(np.uint32), theirs.slots.view(np.uint32))
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_any_number_of_servers_makes_the_rows_of_one_process(servers: int) -> None:
+    with served(servers) as (_, store):
+        begin(store)
+        for version in range(3):
+            push_all(store, version)
+            made = store.commit_pushed(commit(version))
+            assert (made.missing, made.tables, made.repeated) == ((), ("any", "fixed"), False)
+        assert_same_rows(store, 3)
+        assert store.commit_pushed(commit(2)).repeated
+        assert_same_rows(store, 3)
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_squares_are_exact_however_rows_are_split(servers: int) -> None:
+    with served(servers) as (_, store):
+        begin(store)
+        push_all(store, 0)
+        expected = sum_pushes(sums(0), {number: push(0, number).parts for number in range(2)})
+        measured = store.measure(sums(0))
+        assert measured.squares == {name: exact_squares(update.gradients) for name, update in expected.items()}
+        assert measured.not_finite == measured.missing == ()
+        assert store.measure(replace(sums(0), frozen=("any",))).squares.keys() == {"fixed"}
+
+
+def test_a_push_is_named_by_what_it_computed() -> None:
+    with served(2) as (servers, store):
+        begin(store)
+        assert store.push_rows(push(0, 0)) is RowPushOutcome.ACCEPTED
+        held = [server.shard.buffered_bytes for server in servers]
+        assert store.push_rows(push(0, 0)) is RowPushOutcome.DUPLICATE
+        assert [server.shard.buffered_bytes for server in servers] == held
+        with pytest.raises(FutureVersion, match="push for version 1; the store server is at version 0"):
+            store.push_rows(push(1, 0))
+        with pytest.raises(JobFailed, match="is job job's; the push is of job other"):
+            store.push_rows(replace(push(0, 1), job="other"))
+        push_all(store, 0)
+        store.commit_pushed(commit(0))
+        assert store.push_rows(push(0, 0)) is RowPushOutcome.STALE
+
+
+def test_what_is_missing_is_named_and_nothing_changes() -> None:
+    with served(2) as (_, store):
+        begin(store)
+        store.push_rows(push(0, 1))
+        assert store.measure(sums(0)).missing == (0,)
+        assert store.commit_pushed(commit(0)).missing == (0,)
+        assert store.version() == 0
+        store.push_rows(push(0, 0))
+        assert store.commit_pushed(commit(0)).missing == ()
+        assert_same_rows(store, 1)
+
+
+def test_a_server_that_lost_its_pushes_has_the_others_take_the_version_back(tmp_path: Path) -> None:
+    with served(3, tmp_path) as (servers, store):
+        begin(store)
+        for version in range(2):
+            push_all(store, version)
+            assert store.commit_pushed(commit(version)).missing == ()
+        push_all(store, 2)
+        stopped_with(servers, 1)
+        assert store.commit_pushed(commit(2)).missing == (0, 1)
+        assert [server.store.version() for server in servers] == [2, 2, 2]
+        assert_same_rows(store, 2)
+        # Those that were not started again have the pushes still.
+        assert store.push_rows(push(2, 0)) is RowPushOutcome.ACCEPTED
+        assert store.push_rows(push(2, 1)) is RowPushOutcome.ACCEPTED
+        assert store.push_rows(push(2, 1)) is RowPushOutcome.DUPLICATE
+        assert store.commit_pushed(commit(2)).missing == ()
+        assert_same_rows(store, 3)
+
+
+def test_a_server_without_a_log_cannot_go_back_and_says_so(tmp_path: Path) -> None:
+    servers = [ServedShard("memory"), ServedShard(f"memory?log={tmp_path}/log")]
+    try:
+        with ShardedStore([ShardClient(server.address, 60.0) for server in servers]) as store:
+            begin(store)
+            push_all(store, 0)
+            stopped_with(servers, 1)
+            with pytest.raises(ShardLost, match=r"lost pushes of version 0, .* keeps no log"):
+                store.commit_pushed(commit(0))
+    finally:
+        for server in servers:
+            server.stop()
+
+
+def test_a_server_that_lost_its_rows_is_lost() -> None:
+    with served(2) as (servers, store):
+        begin(store)
+        push_all(store, 0)
+        store.commit_pushed(commit(0))
+        stopped_with(servers, 1)
+        with pytest.raises(ShardLost, match="shard 1 of 2 is lost"):
+            store.commit_pushed(commit(1))
+
+
+def test_whoever_comes_after_a_master_that_died_in_mid_commit_finds_one_version(tmp_path: Path) -> None:
+    with served(2, tmp_path) as (servers, store):
+        begin(store)
+        push_all(store, 0)
+        store.commit_pushed(commit(0, b"first"))
+        push_all(store, 1)
+        # Only one of them heard of the commit.
+        ShardedStore.commit_pushed(store, commit(0, b"first"))
+        first = store._servers[0]
+        assert first.commit_pushed(commit(1, b"second")).missing == ()
+        assert [server.store.version() for server in servers] == [2, 1]
+        with ShardedStore([ShardClient(server.address, 60.0) for server in servers]) as later:
+            assert later.keeps_records
+            assert later.recover() > 0
+            assert later.record() == b"first"
+            assert_same_rows(later, 1)
+            later.begin_job(JOB, may_overflow=False)
+            push_all(later, 1)
+            assert later.commit_pushed(commit(1, b"second")).missing == ()
+            assert later.record() == b"second"
+            assert_same_rows(later, 2)
+
+
+def test_bad_pushes_are_refused_by_name_and_nothing_of_them_is_kept() -> None:
+    with served(2) as (servers, store):
+        begin(store)
+        good = push(0, 0).parts[0]["fixed"]
+        cases: list[tuple[dict[str, Slices], type[Exception], str]] = [
+            ({"none": good}, TableNotFound, "none"),
+            ({"fixed": Slices(np.array([50]), np.ones((1, 3), np.float32))}, IdOutOfRange, "50"),
+            ({"fixed": Slices(np.array([5]), np.ones((1, 2), np.float32))}, BadGradient, "fixed"),
+            ({"fixed": Slices(np.array([4, 5]), np.array([[1, 1, 1], [1, np.nan, 1]], np.float32))}, NotFinite, "id 5"),
+        ]
+        for part, kind, named in cases:
+            with pytest.raises(kind, match=named):
+                store.push_rows(RowPush(JOB, 0, 0, (part,)))
+        # A server does not trust whoever splits pushes.
+        server = ShardClient(servers[0].address, 60.0)
+        held = servers[0].shard.buffered_bytes  # of the push that the other server refused
+        for part, kind, named in cases[:1] + cases[2:]:
+            with pytest.raises(kind, match=named.replace("id 5", "id 10")):
+                server.push_rows(RowPush(JOB, 0, 1, (part,)))
+        with pytest.raises(IdOutOfRange, match="25"):
+            server.push_rows(RowPush(JOB, 0, 1, ({"fixed": Slices(np.array([25]), np.ones((1, 3), np.float32))},)))
+        server.close()
+        assert [server.shard.buffered_bytes for server in servers] == [held, 0]
+
+
+def test_gradients_in_flight_are_bounded() -> None:
+    server = ServedShard("memory", most_bytes=10_000)
+    try:
+        with ShardedStore([ShardClient(server.address, 60.0)]) as store:
+            begin(store)
+            store.push_rows(push(0, 0))
+            held = server.shard.buffered_bytes
+            with pytest.raises(NotReady, match=r"above its limit of 10,000.*--gradient-bytes"):
+                store.push_rows(push(0, 1, rows=1_000))
+            assert server.shard.buffered_bytes == held
+            store.push_rows(push(0, 1))
+            assert store.commit_pushed(commit(0)).missing == ()
+    finally:
+        server.stop()
+
+
+def test_only_the_owner_changes_a_server() -> None:
+    with served(1) as (servers, store):
+        begin(store)
+        address = servers[0].address
+        with ShardClient(address, 60.0) as later:
+            assert later.other_writer() is not None
+            later.create_table(TableSpec("more", 2, 10))  # and so it is the owner now
+            with pytest.raises(TakenOver, match="belongs to"):
+                store.commit_pushed(commit(0))
+            with pytest.raises(TakenOver):
+                store.require_owner()
+            with pytest.raises(NotReady, match="no job has claimed"):
+                later.push_rows(push(0, 0))
+        with RemoteStore(address, 60.0) as stranger, pytest.raises(Unsupported, match="only read from"):
+            stranger.create_table(TableSpec("theirs", 2, 10))
+        with ShardClient(address, 60.0) as liar:
+            liar._claimed = True
+            with pytest.raises(TakenOver):
+                liar.reset_version(7)
+        with channel(address) as opened, pytest.raises(grpc.RpcError, match="show the secret of a claim"):
+            store_pb2_grpc.StoreServerStub(opened).ResetVersion(store_pb2.ResetVersionRequest(version=7), timeout=60)
+        assert servers[0].store.version() == 0
+
+
+def test_commits_of_whole_gradients_are_refused_by_name() -> None:
+    with served(1) as (_, store):
+        begin(store)
+        with pytest.raises(Unsupported, match="versions are made of what workers push"):
+            store.commit(Commit(1, {}, 0, {}))
+
+
+def test_a_sum_that_names_a_part_that_is_not_there_is_refused() -> None:
+    with served(1) as (_, store):
+        begin(store)
+        push_all(store, 0)
+        with pytest.raises(BadInput, match="part 2 of micro-batch 0, whose push has 2"):
+            store.measure(RowSums(0, (SumTerm(0, 2, 1.0),)))

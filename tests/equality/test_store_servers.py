@@ -1,0 +1,141 @@
+"""Jobs over store servers train the numbers of a job whose rows are with its master, whoever dies."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.shards.row_pushes import Committed, PushedCommit
+from elastable.embedding_store.wire.client.remote_source import RemoteSource
+from tests.embedding_store.shards.served_shards import served
+from tests.equality.jobs import Numbers, Running, differing, train
+from tests.ports import free_port
+
+START_S = 120.0
+
+
+class StoreProcess:
+    """`elastable store` as a process, which is started again where it was.
+
+    Args:
+        log: Of what it says.
+        store: URL of its rows.
+    """
+
+    def __init__(self, log: Path, store: str) -> None:
+        self._log, self._store = log, store
+        self.address = f"127.0.0.1:{free_port()}"
+        self.start()
+
+    def start(self) -> None:
+        """Returns once it answers."""
+        words = ["-m", "elastable", "store", "--listen", self.address, "--store", self._store]
+        with self._log.open("ab") as output:
+            self.process = subprocess.Popen([sys.executable, *words], stdout=output, stderr=output)
+        with RemoteSource(self.address, START_S) as rows:
+            rows.version()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(timeout=60)
+
+
+Servers = Callable[..., list[StoreProcess]]
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[Servers]:
+    """Starts a store server for every URL."""
+    with ExitStack() as held:
+
+        def start(*urls: str) -> list[StoreProcess]:
+            started = []
+            for number, url in enumerate(urls):
+                started.append(StoreProcess(tmp_path / f"store-{number}.log", url))
+                held.callback(started[-1].kill)
+            return started
+
+        yield start
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Numbers:
+    """What one worker process trains, rows with the master."""
+    return train(tmp_path_factory.mktemp("alone"), 1, "adagrad")
+
+
+@pytest.mark.parametrize(("count", "workers", "place"), [(1, 1, "memory"), (3, 2, "redis"), (2, 2, "files")])
+def test_numbers_do_not_depend_on_store_servers(
+    alone: Numbers, tmp_path: Path, servers: Servers, redis_url: str, count: int, workers: int, place: str
+) -> None:
+    urls = {
+        "memory": ["memory"] * count,
+        "redis": [f"{redis_url}?namespace=store/{number}" for number in range(count)],
+        "files": [f"file://{tmp_path}/rows-{number}?budget=1MiB&flush=0.01" for number in range(count)],
+    }
+    started = servers(*urls[place])
+    stores = [server.address for server in started]
+    assert differing(alone, train(tmp_path, workers, "adagrad", stores=stores)) == []
+
+
+def test_a_norm_over_servers_clips_to_the_same_bits(tmp_path: Path, servers: Servers) -> None:
+    homes = [tmp_path / "one", tmp_path / "three"]
+    for home in homes:
+        home.mkdir()
+    stores = [server.address for server in servers("memory", "memory", "memory")]
+    assert differing(train(homes[0], 1, "clipped"), train(homes[1], 2, "clipped", stores=stores)) == []
+
+
+def test_a_store_server_is_killed_twice_in_mid_job(alone: Numbers, tmp_path: Path, servers: Servers) -> None:
+    started = servers(*(f"memory?log={tmp_path}/log-{number}" for number in range(2)))
+
+    def kill(job: Running) -> None:
+        for number, version in enumerate((8, 20)):
+            job.until_version(version)
+            started[number].kill()
+            started[number].start()
+
+    stores = [server.address for server in started]
+    assert differing(alone, train(tmp_path, 2, "adagrad", stores=stores, during=kill)) == []
+
+
+@pytest.mark.parametrize(("held", "applies"), [(0, False), (1, False), (1, True)])
+def test_the_master_is_killed_in_mid_commit(alone: Numbers, tmp_path: Path, held: int, applies: bool) -> None:
+    """One store server has the version, and the master dies before it hears whether the other one has it too."""
+    with served(2, tmp_path / "logs") as (servers, store):
+        stores = [server.address for server in servers]
+        assert store.version() == 0
+        began, died = threading.Event(), threading.Event()
+        commit = servers[held].shard.commit
+
+        def in_mid_commit(pushed: PushedCommit, secret: bytes) -> Committed:
+            if pushed.version != 12 or died.is_set():
+                return commit(pushed, secret)
+            made = commit(pushed, secret) if applies else None
+            began.set()
+            assert died.wait(180)
+            if made is None:
+                raise StoreFailed("the connection broke before the store server read the commit")
+            return made
+
+        servers[held].shard.commit = in_mid_commit  # type: ignore[method-assign]
+
+        def kill(job: Running) -> None:
+            assert began.wait(180), "version 12 was never begun"
+            with RemoteSource(stores[1 - held], 60.0) as other:
+                assert other.wait_for_version(12, 60.0)
+            job.processes[0].kill()
+            job.processes[0].wait(timeout=60)
+            assert servers[1 - held].store.version() == 12
+            assert servers[held].store.version() == (12 if applies else 11)
+            died.set()
+            job.start_master("--resume", "--listen", job.address)
+
+        assert differing(alone, train(tmp_path, 2, "adagrad", stores=stores, during=kill)) == []

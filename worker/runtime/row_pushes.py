@@ -1,0 +1,59 @@
+"""Gradients of rows on their way to store servers, before what is left of a push goes to the master."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from elastable.embedding_store.errors import NotFinite, StaleVersion, Unavailable
+from elastable.embedding_store.shards.row_pushes import RowPush, RowPushOutcome, ShardStore
+from elastable.embedding_store.support.retry import retry
+from elastable.master.api import JobSpec, Push, SyncPushId
+
+__all__ = ["RowPushes"]
+
+
+class RowPushes:
+    """Hands the rows' part of pushes to store servers.
+
+    Args:
+        servers: All of the job's.
+        job: The job.
+        deadline_s: Seconds that a server may be away, or be full.
+    """
+
+    def __init__(self, servers: ShardStore, job: JobSpec, deadline_s: float) -> None:
+        self._servers = servers
+        self._job = job
+        self._deadline_s = deadline_s
+
+    def send(self, push: Push, refuse_failed: Callable[[], None]) -> Push:
+        """Hands in the gradients of rows; what is left is the master's, and says what came of them.
+
+        Args:
+            push: Of a synchronous job.
+            refuse_failed: Called before every attempt; raises where the job is over.
+
+        Raises:
+            StaleVersion: the version that it was computed on is past.
+            NotFinite: gradients hold NaN or Inf, and the job refuses these.
+            ElastableError: as `ShardStore.push_rows`.
+        """
+        assert isinstance(push.id, SyncPushId), "store servers take pushes of synchronous jobs alone"
+        parts = (push.slices, *(part.slices for part in push.parts))
+        rows = RowPush(self._job.job, push.id.version, push.id.micro_batch, parts)
+        left = replace(push, slices={}, parts=tuple(replace(part, slices={}) for part in push.parts))
+
+        def attempt() -> RowPushOutcome:
+            refuse_failed()
+            return self._servers.push_rows(rows)
+
+        try:
+            outcome = retry(attempt, "a push of rows", self._deadline_s, on=(Unavailable,))
+        except NotFinite as error:
+            if self._job.not_finite != "skip":
+                raise
+            return replace(left, not_finite=str(error))
+        if outcome is RowPushOutcome.STALE:
+            raise StaleVersion(f"version {push.id.version} is committed at a store server")
+        return left
