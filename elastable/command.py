@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from elastable.commands.checkpoint import checkpoint
+from elastable.commands.config import config
 from elastable.commands.inspecting.lookup import lookup
 from elastable.commands.inspecting.status import status
 from elastable.commands.job import master, train
@@ -50,6 +51,7 @@ for command in (train, master, worker, serve, evaluate, predict, export, plan, s
 app.command(context_settings=REPLICAS_SETTINGS)(replicas)
 app.add_typer(checkpoint)
 app.add_typer(log)
+app.add_typer(config)
 app.add_typer(kg)
 app.add_typer(store)
 

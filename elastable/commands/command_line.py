@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import MISSING
 from functools import partial
+from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
 from rich.markup import escape
 
+from elastable.commands.settings import CONFIG_VARIABLE, load_settings, take_variables, variable_of, words_of
 from elastable.embedding_store.option import Option, OptionField, option_fields
 
 __all__ = ["AS_JSON", "takes", "with_options", "without_subcommand"]
+
+_CONFIG = "config_file"
 
 AS_JSON = Option("Print JSON.", flags=("--json",))
 
@@ -52,19 +56,30 @@ def without_subcommand(command: Callable[..., None]) -> Callable[..., None]:
     return callback
 
 
-def with_options(options: Iterable[OptionField]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_options(
+    options: Iterable[OptionField], settings: bool = True
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Makes a command of a function that takes each of these fields as a keyword argument.
 
-    The command's attribute `options` holds the fields by name.
+    Each of them may also be set in the file that `--config` names, or in the environment, unless `settings` is False:
+    the command line comes before the environment, and that before the file. A function that has a parameter `context`
+    is given typer's. The command's attribute `options` holds the fields by name.
     """
     by_name = {each.name: each for each in options}
 
     def decorate(run: Callable[..., None]) -> Callable[..., None]:
         def command(**values: object) -> None:
-            run(**{name: _value(by_name[name], value) for name, value in values.items()})
+            if settings:
+                values.pop(_CONFIG)
+                take_variables(by_name.values())
+            run(**{name: _value(by_name[name], value) if name in by_name else value for name, value in values.items()})
 
         command.__name__, command.__doc__ = run.__name__, run.__doc__
-        parameters = [_parameter(field) for field in by_name.values()]
+        parameters = [_parameter(field, settings) for field in by_name.values()]
+        if settings:
+            parameters.append(_config_parameter(by_name.values()))
+        if "context" in inspect.signature(run).parameters:
+            parameters.append(inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
         command.options = by_name  # type: ignore[attr-defined]
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -73,13 +88,15 @@ def with_options(options: Iterable[OptionField]) -> Callable[[Callable[..., None
     return decorate
 
 
-def _parameter(field: OptionField) -> inspect.Parameter:
+def _parameter(field: OptionField, settings: bool) -> inspect.Parameter:
     """The parameter of a command's function in which typer finds everything about a field."""
     option = field.option
     make: Callable[..., object] = typer.Argument if option.positional else partial(typer.Option, *field.flags)
     info = make(
         help=escape(option.help),
         metavar=_metavar(field),
+        envvar=variable_of(field) if settings else None,
+        show_envvar=False,
         rich_help_panel=option.group,
         show_default=option.unset or field.default not in (None, ()),
         callback=lambda value: _checked(field, value),
@@ -90,6 +107,32 @@ def _parameter(field: OptionField) -> inspect.Parameter:
         inspect.Parameter.KEYWORD_ONLY,
         default=inspect.Parameter.empty if default is MISSING else default,
         annotation=Annotated[_typer_type(field), info],
+    )
+
+
+def _config_parameter(fields: Collection[OptionField]) -> inspect.Parameter:
+    """`--config`, which is read before all other options."""
+
+    def load(context: typer.Context, file: Path | None) -> Path | None:
+        if file is not None and not context.resilient_parsing:
+            root = context.find_root()
+            words = context.command_path.split()[len(root.command_path.split()) :]
+            found = load_settings(file, words, fields, getattr(root.command, "commands", words))
+            by_name = {field.name: field for field in fields}
+            context.default_map = {name: words_of(by_name[name], value) for name, value in found.items()}
+        return file
+
+    info = typer.Option(
+        "--config",
+        metavar="FILE",
+        help="TOML file of settings, named as the options are.",
+        envvar=CONFIG_VARIABLE,
+        show_envvar=False,
+        is_eager=True,
+        callback=load,
+    )
+    return inspect.Parameter(
+        _CONFIG, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[Path | None, info]
     )
 
 

@@ -44,7 +44,7 @@ OPTIONS: list[tuple[tuple[str, ...], Any, OptionField]] = [
     (path, parameter, command.callback.options[parameter.name])
     for path, command in COMMANDS.items()
     for parameter in command.params
-    if parameter.name != "help"
+    if parameter.name not in ("help", "config_file")
 ]
 NAMES = [f"{' '.join(path)} {field.name}" for path, _, field in OPTIONS]
 
