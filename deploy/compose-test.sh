@@ -47,7 +47,8 @@ fi
 compose() { "${COMPOSE[@]}" --project-name "$PROJECT" "$@"; }
 
 work=$(mktemp -d)
-up= # process id of an `up` in the background
+up=           # process id of an `up` in the background
+redis_killed= # whether Redis was killed and came back
 clean_up() {
   local status=$?
   if [ "$status" -ne 0 ]; then compose logs --no-color --tail 60 || true; fi
@@ -76,6 +77,12 @@ require_master() {
   local state
   state=$(docker inspect --format '{{.RestartCount}} {{.State.Status}} {{.State.ExitCode}}' "$(container master)" \
     2>/dev/null) || return 0
+  # With `appendfsync everysec` a Redis whose disk is slow may lose seconds when it is killed: the master then ends with
+  # the error that says so, and goes on from what is left.
+  if [ "$redis_killed" ] && [[ $state == [1-9]*" running "* ]] && logged master 'the server has lost what was written last'
+  then
+    return 0
+  fi
   case $state in
     "0 exited"* | "0 dead"* | [1-9]*)
       cat "$work/status.log" >&2
@@ -184,6 +191,7 @@ say "2. up once more, Redis and then the master killed in the middle"
 compose up --detach > "$work/up.log" 2>&1 || { cat "$work/up.log" >&2; fail "up --detach, once more"; }
 wait_for_middle
 docker kill "$(container redis)" >/dev/null
+redis_killed=yes
 say "killed Redis at version $reached"
 mapfile -t workers < <(container worker)
 docker pause "${workers[@]}" >/dev/null # or the job may be over before the next step sees where it is
@@ -199,6 +207,7 @@ for worker in "${workers[@]}"; do
   code=$(timeout 120 docker wait "$worker") || fail "worker ${worker:0:12} did not end"
   [ "$code" -eq 0 ] || fail "worker ${worker:0:12} ended with exit code $code"
 done
+redis_killed=
 logged master 'resuming at version' || fail "the master did not resume"
 keep_result "$work/restarted.json"
 
