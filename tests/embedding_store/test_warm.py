@@ -23,7 +23,7 @@ from elastable.embedding_store.tables.table_update import IndexedSlices
 from elastable.embedding_store.warm import warm_lookups, warm_updates, warming
 
 KERNELS: tuple[Any, ...] = (
-    row_gather._gather,
+    row_gather.gather_range,
     row_gather._gather_shared,
     row_gather._gather_marked,
     row_fold._fold,

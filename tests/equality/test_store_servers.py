@@ -125,7 +125,7 @@ def test_the_master_is_killed_in_mid_commit(alone: Numbers, tmp_path: Path, held
                 raise StoreFailed("the connection broke before the store server read the commit")
             return made
 
-        servers[held].shard.commit = in_mid_commit  # type: ignore[method-assign]
+        servers[held].shard.commit = in_mid_commit  # type: ignore[method-assign, assignment]
 
         def kill(job: Running) -> None:
             assert began.wait(180), "version 12 was never begun"

@@ -19,9 +19,10 @@ from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.shared.shared_store import channels_of
 from elastable.jobs.servers.server_options import StoreServerOptions
 from elastable.master.keras.row_optimizers.registration import register_job_optimizers
-from elastable.process.audit_lines import show_audit_log
 from elastable.process.exit_codes import ExitCode
 from elastable.process.heap import keep_collections_short
+from elastable.process.logs import describe_process
+from elastable.process.quiet import import_tensorflow
 from elastable.process.stopping import stopping_on_signals
 
 __all__ = ["run_store_server"]
@@ -34,8 +35,8 @@ def run_store_server(options: StoreServerOptions, console: Console) -> int:
         BadInput: workers are to read from shared memory, and the store has none.
         ElastableError: the store cannot be opened, or the address not be used.
     """
-    register_job_optimizers()
-    show_audit_log()
+    register_job_optimizers(import_tensorflow)
+    describe_process(role="store")
     with open_store(options.store, shared=options.transport != "grpc") as store, warming(store):
         channels = channels_of(store)
         if channels is None and options.transport == "shared":
