@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from elastable.commands.checkpoint import checkpoint
-from elastable.commands.config import config
+from elastable.commands.inspecting.config import config
 from elastable.commands.inspecting.lookup import lookup
 from elastable.commands.inspecting.status import status
 from elastable.commands.job import master, train

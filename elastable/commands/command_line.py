@@ -12,8 +12,8 @@ from typing import Annotated, TypeVar
 import typer
 from rich.markup import escape
 
-from elastable.commands.settings import CONFIG_VARIABLE, load_settings, take_variables, variable_of, words_of
 from elastable.embedding_store.option import Option, OptionField, option_fields
+from elastable.process.settings import CONFIG_VARIABLE, load_settings, take_variables, variable_of, words_of
 
 __all__ = ["AS_JSON", "takes", "with_options", "without_subcommand"]
 

@@ -15,10 +15,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from elastable.commands.command_line import AS_JSON, with_options
-from elastable.commands.settings import CONFIG_VARIABLE, key_of, load_settings, variable_of
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.option import Option, OptionField
 from elastable.embedding_store.tiers.redis.url import redacted
+from elastable.process.settings import CONFIG_VARIABLE, key_of, load_settings, variable_of
 
 __all__ = ["config"]
 

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from elastable.command import app
 from elastable.commands.command_line import takes
-from elastable.commands.settings import CONFIG_VARIABLE, variable_of
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.option import Option, OptionField, required, setting
+from elastable.process.settings import CONFIG_VARIABLE, variable_of
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("embedding_store", "master", "worker", "replicas", "elastable")
