@@ -10,15 +10,22 @@ from elastable.monitoring.sources import (
     job_source,
     process_source,
     server_source,
+    shard_source,
     store_source,
     worker_source,
 )
 
 __all__ = ["METRICS"]
 
-METRICS: Mapping[str, Metric] = {
-    metric.name: metric
-    for source in (job_source, checkpoint_source, store_source, server_source, worker_source, process_source)
-    for metric in source.METRICS
-}
+_SOURCES = (
+    job_source,
+    checkpoint_source,
+    store_source,
+    shard_source,
+    server_source,
+    worker_source,
+    process_source,
+)
+
+METRICS: Mapping[str, Metric] = {metric.name: metric for source in _SOURCES for metric in source.METRICS}
 """By name, in the order of docs/metrics.md."""

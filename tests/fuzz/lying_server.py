@@ -12,13 +12,18 @@ from google.protobuf.descriptor import ServiceDescriptor
 
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
 from elastable.embedding_store.errors import ElastableError
+from elastable.embedding_store.shards.row_pushes import PushedCommit, RowPush, RowSums, Slices, SumTerm
+from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.access.roles import Role
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
-from elastable.embedding_store.wire.server.grpc_server import GrpcServer
+from elastable.embedding_store.wire.messages.spec_messages import OWNER_KEY
+from elastable.embedding_store.wire.pushes.shard_client import ShardClient
+from elastable.embedding_store.wire.pushes.shard_service import shard_services
+from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, channels_of
-from elastable.master.api import AsyncPushId, EvaluationReport, JobSpec, Push, Slices, WorkerIdentity
+from elastable.master.api import AsyncPushId, EvaluationReport, JobSpec, Push, WorkerIdentity
 from elastable.master.jobs.bare_master import BareMaster
 from elastable.master.v1 import master_pb2
 from elastable.master.wire.client import MasterClient
@@ -29,7 +34,7 @@ from tests.fuzz.mutator import Mutator
 from tests.fuzz.store_calls import SPECS
 from tests.fuzz.target import Target, is_named
 
-__all__ = ["MASTER_QUESTIONS", "STORE_QUESTIONS", "MasterReplies", "StoreReplies"]
+__all__ = ["MASTER_QUESTIONS", "SHARD_QUESTIONS", "STORE_QUESTIONS", "MasterReplies", "ShardReplies", "StoreReplies"]
 
 _DEADLINE_S = 0.5  # a lie may be that there is no answer yet, which is asked again until then
 _IDS = np.array([1, 2, 3], np.int64)
@@ -48,7 +53,7 @@ class _Liar(grpc.GenericRpcHandler):
 
         def answer(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             m = self.mutator
-            secret = [(key, value) for key, value in context.invocation_metadata() if key == SESSION_KEY]
+            secret = [one for one in context.invocation_metadata() if one[0] in (SESSION_KEY, OWNER_KEY)]
             replies = self._truth.stream_stream(method, None, None)(messages, WAIT_S, secret)  # type: ignore[arg-type]
             if not context.add_callback(replies.cancel):
                 replies.cancel()
@@ -89,8 +94,7 @@ class _Replies(Target):
         store = self.held.enter_context(SharedMemoryStore(1))
         for spec in SPECS.values():
             store.create_table(spec)
-        master = BareMaster(store, JobSpec(job="told", mode="async"))
-        services = [store_service(store, writable=True), master_service(master, channels_of(store))]
+        services = self.services(store)
         truthful = self.held.enter_context(GrpcServer("127.0.0.1:0", services, anonymous=Role.ADMINISTRATOR))
         self.liar = _Liar(self.held.enter_context(grpc.insecure_channel(truthful.address)))
         pool = self.held.enter_context(ThreadPoolExecutor(16))
@@ -99,6 +103,11 @@ class _Replies(Target):
         server.start()
         self.held.callback(lambda: server.stop(None).wait(WAIT_S))
         self.client = self.connect()
+
+    def services(self, store: SharedMemoryStore) -> list[Service]:
+        """What the truthful server serves."""
+        master = BareMaster(store, JobSpec(job="told", mode="async"))
+        return [store_service(store, writable=True), master_service(master, channels_of(store))]
 
     @abstractmethod
     def connect(self) -> Any:
@@ -226,3 +235,44 @@ class MasterReplies(_Replies):
     def connect(self) -> MasterClient:
         """A client of the liar."""
         return self.held.enter_context(MasterClient(self.address, _DEADLINE_S))
+
+
+_SUMS = RowSums(0, (SumTerm(0, 0, 1.0),))
+
+
+def _pushed_rows(server: ShardClient) -> None:
+    slices = Slices(_IDS, np.ones((3, SPECS["any"].dim), np.float32))
+    server.push_rows(RowPush("told", 0, 0, ({"any": slices},)))
+
+
+SHARD_QUESTIONS: dict[str, Callable[[Any], Any]] = {
+    "GetOwner": lambda server: server.other_writer(),
+    "PushRows": _pushed_rows,
+    "Renew": lambda server: server.require_owner(),
+    "Measure": lambda server: server.measure(_SUMS),
+    "CommitPushed": lambda server: server.commit_pushed(PushedCommit(_SUMS, 0, {}, {}, b"record")),
+    "TakeBack": lambda server: server.recover(),
+    "ReadRecord": lambda server: server.record(),
+    "Claim": lambda server: server.begin_job("told", False),
+    **{
+        name: STORE_QUESTIONS[name]
+        for name in ("CreateTable", "Put", "PutSightings", "Delete", "ClearTable", "DropTable", "ResetVersion")
+    },
+}
+"""Name of a call -> what makes it."""
+
+
+class ShardReplies(_Replies):
+    """`ShardClient`, answered by a liar."""
+
+    name = "shard-replies"
+    service = store_pb2.DESCRIPTOR.services_by_name["StoreServer"]
+    questions = SHARD_QUESTIONS
+
+    def services(self, store: SharedMemoryStore) -> list[Service]:
+        """A store server's."""
+        return shard_services(Shard(store, 1 << 20), channels_of(store))
+
+    def connect(self) -> ShardClient:
+        """A client of the liar."""
+        return self.held.enter_context(ShardClient(self.address, _DEADLINE_S))

@@ -79,8 +79,12 @@ def _is_map(field: FieldDescriptor) -> bool:
 def _set(m: Mutator, message: Message, field: FieldDescriptor, words: Words, depth: int) -> None:
     if _is_map(field):
         key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))  # type: ignore[union-attr]
+        entries = getattr(message, field.name)
         for _ in range(m.small(2)):
-            getattr(message, field.name)[_value(m, key, words)] = _value(m, value, words)
+            if value.type == FieldDescriptor.TYPE_MESSAGE:
+                filled(m, entries[_value(m, key, words)], words, depth + 1)
+            else:
+                entries[_value(m, key, words)] = _value(m, value, words)
     elif field.type == FieldDescriptor.TYPE_MESSAGE:
         if depth >= _DEPTH:
             return

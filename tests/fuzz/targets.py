@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from tests.fuzz.data_files import CsvFiles, ParquetFiles, TripleFiles
 from tests.fuzz.frame_parsers import Frames
-from tests.fuzz.lying_server import MasterReplies, StoreReplies
+from tests.fuzz.lying_server import MasterReplies, ShardReplies, StoreReplies
 from tests.fuzz.master_calls import BareMasterCalls, JobCalls
 from tests.fuzz.resp_server import LyingRedis, RedisReplies
+from tests.fuzz.shard_calls import ShardCalls
 from tests.fuzz.shared_memory import Attachments, Owners
 from tests.fuzz.store_calls import StoreCalls
 from tests.fuzz.stored_files import Checkpoints, FileStores, GraphFiles, HostEmbeddingFiles, VersionRecords
@@ -21,9 +22,11 @@ TARGETS: tuple[type[Target], ...] = (
     RedisReplies,
     VersionRecords,
     StoreCalls,
+    ShardCalls,
     BareMasterCalls,
     JobCalls,
     StoreReplies,
+    ShardReplies,
     MasterReplies,
     LyingRedis,
     Attachments,

@@ -12,9 +12,10 @@ from elastable.embedding_store.v1 import store_pb2
 from elastable.master.v1 import master_pb2
 from tests.fuzz.campaign import Campaign
 from tests.fuzz.frame_parsers import PARSERS
-from tests.fuzz.lying_server import MASTER_QUESTIONS, STORE_QUESTIONS
+from tests.fuzz.lying_server import MASTER_QUESTIONS, SHARD_QUESTIONS, STORE_QUESTIONS
 from tests.fuzz.master_calls import MASTER_CALLS
 from tests.fuzz.mutator import Mutator
+from tests.fuzz.shard_calls import SHARD_CALLS
 from tests.fuzz.store_calls import STORE_CALLS
 from tests.fuzz.target import Target
 from tests.fuzz.targets import TARGETS
@@ -22,6 +23,7 @@ from tests.fuzz.targets import TARGETS
 FILES: tuple[FileDescriptor, ...] = (store_pb2.DESCRIPTOR, master_pb2.DESCRIPTOR)
 SERVICES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "EmbeddingStore": (STORE_CALLS, STORE_QUESTIONS),
+    "StoreServer": (SHARD_CALLS, SHARD_QUESTIONS),
     "Master": (MASTER_CALLS, MASTER_QUESTIONS),
 }
 SECONDS = 1.0  # the nightly workflow runs `make fuzz` with the seed of the day

@@ -12,10 +12,12 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+
+import typer
 
 from tests.pages.blocks import Block, blocks_of
 from tests.preloaded.client import preloaded_python
@@ -168,7 +170,7 @@ def assert_printed(printed: str, expected: str, where: str) -> None:
 
 
 def missing_commands(text: str) -> list[str]:
-    """Make targets, modules and scripts that the lines call and that do not exist."""
+    """Make targets, commands, modules and scripts that the lines call and that do not exist."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     missing = []
     for line in _joined(text):
@@ -177,6 +179,10 @@ def missing_commands(text: str) -> list[str]:
             continue
         if words[0] == "make":
             known = words[1] in targets
+        elif words[0] == "elastable":
+            known = _is_command(words[1:])
+        elif words[0] == "curl":
+            known = True
         elif words[:2] == [".venv/bin/python", "-m"]:
             path = ROOT / words[2].replace(".", "/")
             known = path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
@@ -185,6 +191,20 @@ def missing_commands(text: str) -> list[str]:
         if not known:
             missing.append(" ".join(words))
     return missing
+
+
+def _is_command(words: Sequence[str]) -> bool:
+    """Whether `elastable` has such a command, with these options."""
+    from elastable.command import app
+
+    command: Any = typer.main.get_command(app)
+    known = set[str]()
+    for word in words:
+        known |= {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        if word.startswith("--") and word.partition("=")[0] not in known:
+            return False
+        command = getattr(command, "commands", {}).get(word, command)
+    return command.name not in (None, "elastable")
 
 
 def _joined(text: str) -> list[str]:

@@ -50,6 +50,7 @@ class StoreServerOptions:
     transport: str = setting("auto", TRANSPORT)
     insecure: bool = setting(False, INSECURE)
     listen: str = setting("127.0.0.1:50061", LISTEN)
+    http: str | None = setting(None, HTTP)
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 from rich.console import Console
 
 from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.measures.counters import LookupCounts
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.support.store_url import byte_count
@@ -18,7 +20,14 @@ from elastable.embedding_store.wire.pushes.shard_service import shard_services
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.shared.shared_store import channels_of
 from elastable.jobs.servers.server_options import StoreServerOptions
+from elastable.jobs.store_watch import StoreHealth
 from elastable.master.keras.row_optimizers.registration import register_job_optimizers
+from elastable.monitoring.metric import Source
+from elastable.monitoring.sources.server_source import server_sources
+from elastable.monitoring.sources.shard_source import shard_source
+from elastable.monitoring.sources.store_source import StoreSource
+from elastable.monitoring.watched import Watched
+from elastable.monitoring.watching import watched_over_http
 from elastable.process.exit_codes import ExitCode
 from elastable.process.heap import keep_collections_short
 from elastable.process.logs import describe_process
@@ -45,20 +54,28 @@ def run_store_server(options: StoreServerOptions, console: Console) -> int:
         keep_collections_short()
         stopped = threading.Event()
         credentials = Credentials.from_environment()
+        health, lookups = StoreHealth(), LookupCounts()
         server = GrpcServer(
             options.listen,
-            shard_services(shard, channels),
+            shard_services(shard, channels, lookups, health.not_ready),
             credentials=credentials,
             insecure=options.insecure,
             anonymous=_anonymous(credentials),
         )
-        with server:
+        with server, health.watching(store):
             console.print(
                 f"store server at {server.address}, store {redacted(options.store)}, version {store.version()}",
                 highlight=False,
                 markup=False,
             )
-            with stopping_on_signals(lambda reason: stopped.set(), console):
+            sources: dict[str, Source] = {
+                "store": StoreSource(store, health.not_ready),
+                "pushes": partial(shard_source, shard),
+                **server_sources("store", server, lookups),
+            }
+            watched = Watched(sources, server.health.not_ready)
+            shown = watched_over_http(options.http, options.insecure, watched, console)
+            with shown, stopping_on_signals(lambda reason: stopped.set(), console):
                 stopped.wait()
     return ExitCode.DONE
 

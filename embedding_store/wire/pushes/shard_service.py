@@ -9,6 +9,7 @@ import grpc
 from google.protobuf.message import Message
 
 from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.measures.counters import LookupCounts
 from elastable.embedding_store.shards.ownership import Claim
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.v1 import store_pb2
@@ -24,6 +25,7 @@ from elastable.embedding_store.wire.pushes.push_messages import (
 )
 from elastable.embedding_store.wire.server.grpc_server import Service
 from elastable.embedding_store.wire.server.handlers import Handler, control, stream, upload
+from elastable.embedding_store.wire.server.health import NotReady
 from elastable.embedding_store.wire.service.pin_service import ServedPins
 from elastable.embedding_store.wire.service.store_service import store_service_with
 from elastable.embedding_store.wire.service.write_service import write_handlers
@@ -34,14 +36,20 @@ __all__ = ["shard_services"]
 _NOT_SERVED = ("Commit", "CommitStaged")  # versions are made of pushes
 
 
-def shard_services(shard: Shard, channels: SharedChannels | None = None) -> list[Service]:
+def shard_services(
+    shard: Shard,
+    channels: SharedChannels | None = None,
+    lookups: LookupCounts | None = None,
+    not_ready: NotReady = lambda: None,
+) -> list[Service]:
     """What a store server serves: its rows to be read by all, and its owner's calls.
 
     Args:
         shard: The rows, and the pushes.
         channels: Where the arrays of pushes may lie.
+        lookups, not_ready: As of `store_service`.
     """
-    reads, pins, forget_specs = store_service_with(shard.store)
+    reads, pins, forget_specs = store_service_with(shard.store, lookups=lookups, not_ready=not_ready)
     return [reads, _server_service(shard, channels, pins, forget_specs)]
 
 

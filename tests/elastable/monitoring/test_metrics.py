@@ -159,8 +159,8 @@ def test_the_job_goes_on_to_its_end(watched: Watched) -> None:
     assert watched.ready == 200
 
 
-def test_every_metric_of_the_page_is_there(watched: Watched, server: Scrape) -> None:
-    found = watched.master.ours | watched.worker.ours | server.ours
+def test_every_metric_of_the_page_is_there(watched: Watched, server: Scrape, store_server: Scrape) -> None:
+    found = watched.master.ours | watched.worker.ours | server.ours | store_server.ours
     assert set(METRICS) == found
 
 
@@ -243,6 +243,22 @@ def test_a_server_counts_lookups_by_table(server: Scrape) -> None:
     assert server.value("elastable_lookup_rows_total", table="cities") >= 3
     assert server.value("elastable_table_rows", table="cities") == 0
     assert server.value("elastable_build_info", role="server") == 1
+
+
+@pytest.fixture(scope="module")
+def store_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scrape]:
+    """A store server that nobody has claimed."""
+    home = tmp_path_factory.mktemp("store-server")
+    with elastable(home, "store", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0") as process:
+        assert get(f"{url_of(process)}readyz").status == 200
+        yield scrape(process)
+
+
+def test_a_store_server_shows_what_it_keeps(store_server: Scrape) -> None:
+    assert store_server.value("elastable_pushed_gradient_bytes") == 0
+    assert store_server.value("elastable_store_server_claimed") == 0
+    assert store_server.value("elastable_store_version") == 0
+    assert store_server.value("elastable_build_info", role="store") == 1
 
 
 def test_http_is_off_by_default(tmp_path: Path) -> None:

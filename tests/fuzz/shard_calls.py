@@ -1,0 +1,179 @@
+"""The calls of the StoreServer service."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import grpc
+import numpy as np
+from google.protobuf.descriptor import FieldDescriptor
+
+from elastable.embedding_store.contract.row_data import Commit
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.shards.pushed_sums import sum_pushes
+from elastable.embedding_store.shards.row_pushes import PushedCommit, RowPush, RowSums, Slices, SumTerm
+from elastable.embedding_store.shards.shard import Shard
+from elastable.embedding_store.v1 import store_pb2
+from elastable.embedding_store.wire.access.roles import Role
+from elastable.embedding_store.wire.messages.spec_messages import OWNER_KEY
+from elastable.embedding_store.wire.pushes.push_messages import pushed_commit_frames, record_frames
+from elastable.embedding_store.wire.pushes.shard_client import ShardClient
+from elastable.embedding_store.wire.pushes.shard_service import shard_services
+from elastable.embedding_store.wire.server.grpc_server import GrpcServer
+from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, channels_of
+from tests.fuzz.calls import WAIT_S, Call, CallTarget, Seed
+from tests.fuzz.mutator import Mutator
+from tests.fuzz.store_calls import SPECS, STORE_CALLS, store_words
+from tests.fuzz.target import Finding
+
+__all__ = ["SHARD_CALLS", "ShardCalls", "record_seed"]
+
+JOB = "fuzzed"
+TRAINED = ("fixed", "any", "half", "few")
+SECRET = b"a hostile client"
+PUSH_BYTES = 1 << 20
+
+
+def _push(m: Mutator) -> Seed:
+    header, body = store_pb2.RowPushHeader(job=JOB, version=m.small(2), micro_batch=m.small(2)), b""
+    for _ in range(1 + m.small(1)):
+        part = header.parts.add()
+        for name in m.random.sample(TRAINED, m.small(2)):
+            dim, count = SPECS[name].dim, m.small(5)
+            ids = np.array([m.random.randrange(20) for _ in range(count)], np.int64)
+            values = np.array([m.random.uniform(-1, 1) for _ in range(count * dim)], np.float32)
+            part.slices.add(table=name, count=count, dim=dim)
+            body += ids.tobytes() + values.tobytes()
+    return header, body
+
+
+def _sums(m: Mutator) -> store_pb2.RowSums:
+    terms = m.small(3)
+    return store_pb2.RowSums(
+        version=m.small(2),
+        micro_batches=[m.small(2) for _ in range(terms)],
+        parts=[m.small(1) for _ in range(terms)],
+        shares=[m.random.uniform(0, 1) for _ in range(terms)],
+        rows_once=[1] if m.chance(0.2) else [],
+        frozen=["any"] if m.chance(0.2) else [],
+    )
+
+
+def _commit(m: Mutator) -> Seed:
+    commit = PushedCommit(RowSums(0, ()), 0, {"any": 0.1}, {}, m.bytes(m.small(20)) if m.chance(0.5) else None)
+    frame = store_pb2.CommitPushedFrame.FromString(next(pushed_commit_frames(commit)))
+    frame.header.sums.CopyFrom(_sums(m))
+    return frame.header, frame.body
+
+
+def record_seed(m: Mutator) -> Seed:
+    """A record as the server sends it."""
+    frame = store_pb2.RecordFrame.FromString(next(record_frames(m.bytes(m.small(20)))))
+    return frame.header, frame.body
+
+
+def _claim(m: Mutator) -> Seed:
+    return store_pb2.ClaimRequest(owner="host:1", job=JOB, may_overflow=m.chance(0.2), first=m.chance(0.5)), b""
+
+
+def _plain(kind: type[Any]) -> Call:
+    return Call(lambda m: (kind(), b""))
+
+
+SHARD_CALLS: dict[str, Call] = {
+    "GetOwner": _plain(store_pb2.GetOwnerRequest),
+    "PushRows": Call(_push, store_pb2.RowPushFrame),
+    "Renew": _plain(store_pb2.RenewRequest),
+    "Measure": Call(lambda m: (store_pb2.MeasureRequest(sums=_sums(m)), b"")),
+    "CommitPushed": Call(_commit, store_pb2.CommitPushedFrame),
+    "TakeBack": Call(lambda m: (store_pb2.TakeBackRequest(version=m.small(2) if m.chance(0.5) else None), b"")),
+    "ReadRecord": _plain(store_pb2.ReadRecordRequest),
+    "Claim": Call(_claim),
+    **{
+        name: STORE_CALLS[name]
+        for name in ("CreateTable", "Put", "PutSightings", "Delete", "ClearTable", "DropTable", "ResetVersion")
+    },
+}
+"""Name of a call -> how it is made."""
+
+
+class ShardCalls(CallTarget):
+    """A store server, as `elastable store` runs it."""
+
+    name = "shard-calls"
+    share = 200
+    service = store_pb2.DESCRIPTOR.services_by_name["StoreServer"]
+    metadata = ((OWNER_KEY, SECRET),)
+    rare = frozenset({"Claim", "DropTable"})
+
+    def open(self) -> None:
+        """Serves tables of some kinds."""
+        self.calls = SHARD_CALLS
+        self.store = self.held.enter_context(SharedMemoryStore(2))
+        self.shard = Shard(self.store, PUSH_BYTES)
+        services = shard_services(self.shard, channels_of(self.store))
+        self.server = self.held.enter_context(GrpcServer("127.0.0.1:0", services, anonymous=Role.ADMINISTRATOR))
+        self.channel = self.held.enter_context(grpc.insecure_channel(self.server.address))
+        self._begin_anew()
+
+    def words(self, m: Mutator, field: FieldDescriptor) -> Any:
+        """As `store_words`; the job and the version that would be right are often among them."""
+        if field.name == "job":
+            return m.text([JOB, JOB, "", "another"])
+        if field.name == "version" and m.chance(0.7):
+            return self.store.version() + m.choice((-1, 0, 0, 0, 1))
+        if field.name in ("micro_batch", "micro_batches", "parts") and m.chance(0.8):
+            return m.small(2)
+        return store_words(m, field)
+
+    def check(self) -> None:
+        """Pushes that are kept stay below their limit; a job trains here as in a store of its own, to the bit."""
+        if self.shard.buffered_bytes > PUSH_BYTES:
+            raise Finding(f"{self.shard.buffered_bytes} bytes of pushes are kept where {PUSH_BYTES} may be")
+        with ShardClient(self.server.address, WAIT_S) as client, MemoryStore(1) as own:
+            for name in client.specs():
+                client.drop_table(name)
+            client.reset_version(0)
+            client.begin_job("good", may_overflow=False)
+            for store in (client, own):
+                for name in TRAINED:
+                    store.create_table(SPECS[name])
+            for version in range(2):
+                pushes = {number: _good_push(version, number) for number in range(2)}
+                for push in pushes.values():
+                    client.push_rows(push)
+                terms = tuple(SumTerm(number, 0, 0.5) for number in pushes)
+                sums, time_s = RowSums(version, terms), time.time()
+                client.commit_pushed(PushedCommit(sums, version, {"any": 0.25}, {}, None, time=time_s))
+                updates = sum_pushes(sums, {number: push.parts for number, push in pushes.items()})
+                own.commit(Commit(version + 1, updates, version, {"any": 0.25}, time=time_s))
+            for name in TRAINED:
+                ids = np.arange(20, dtype=np.int64)
+                ours, theirs = own.lookup({name: ids})[name], client.lookup({name: ids})[name]
+                if not np.array_equal(ours, theirs, equal_nan=True):
+                    raise Finding(f"table {name!r}: rows of a good job differ after the fuzzing")
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """The hostile client owns the server, and the tables are empty."""
+        claim = store_pb2.ClaimRequest(owner="host:1", job=JOB, first=True)
+        self._call("Claim", claim)
+        for name in self.store.specs():
+            self._call("DropTable", store_pb2.DropTableRequest(table=name))
+        self._call("ResetVersion", store_pb2.ResetVersionRequest(version=0))
+        for name in TRAINED:
+            self.store.create_table(SPECS[name])
+
+    def _call(self, name: str, request: Any) -> None:
+        path = f"/{self.service.full_name}/{name}"
+        self.channel.unary_unary(path, None, None)(request.SerializeToString(), WAIT_S, self.metadata)
+
+
+def _good_push(version: int, micro_batch: int) -> RowPush:
+    random = np.random.default_rng([version, micro_batch])
+    part = {
+        name: Slices(random.integers(0, 20, 9), random.standard_normal((9, SPECS[name].dim)).astype(np.float32))
+        for name in TRAINED
+    }
+    return RowPush("good", version, micro_batch, (part,))
