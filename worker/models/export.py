@@ -25,6 +25,9 @@ __all__ = ["export_keras", "plain_model"]
 
 _BLOCK_ROWS = 1 << 16
 
+_Lookup = Callable[[keras.KerasTensor], keras.KerasTensor]
+"""Ids -> positions of rows."""
+
 
 def export_keras(model: keras.Model, store: EmbeddingStore, path: str | Path) -> Path:
     """Writes `model` with its tables as a `.keras` file that loads without Elastable.
@@ -137,21 +140,23 @@ def _plain_layer(layer: keras.Layer, store: EmbeddingStore, shared: dict[str, ke
     return _composed(layer, table, _lookup_of(layer, store, spec))
 
 
-def _lookup_of(layer: keras.Layer, store: EmbeddingStore, spec: TableSpec) -> keras.layers.IntegerLookup | None:
+def _lookup_of(layer: keras.Layer, store: EmbeddingStore, spec: TableSpec) -> _Lookup | None:
     if spec.vocabulary_size is not None:
         return None
     ids = _trained_ids(store, spec.name)
+    if not len(ids):  # Keras has no empty vocabulary; every id is unknown
+        unknown: _Lookup = keras.ops.zeros_like
+        return unknown
     # Keras needs an "unknown" token that is not an id; it never reaches the model.
     known = set(ids.tolist())
     unused = next(token for token in range(-1, -2 - len(ids), -1) if token not in known)
-    return keras.layers.IntegerLookup(
+    lookup: _Lookup = keras.layers.IntegerLookup(
         vocabulary=ids.tolist(), num_oov_indices=1, mask_token=None, oov_token=unused, name=f"{layer.name}_ids"
     )
+    return lookup
 
 
-def _composed(
-    layer: Embedding, table: keras.layers.Embedding, lookup: keras.layers.IntegerLookup | None
-) -> keras.Model:
+def _composed(layer: Embedding, table: keras.layers.Embedding, lookup: _Lookup | None) -> keras.Model:
     """A small functional model that replaces a layer without a plain Keras equivalent."""
     ids = _symbolic_ids(layer)
     rows = table(ids if lookup is None else lookup(ids))

@@ -87,6 +87,21 @@ def test_ids_a_dynamic_table_has_never_seen_read_the_mean_of_its_distribution() 
     np.testing.assert_array_equal(plain.predict(np.array([[3]]), verbose=0), model.predict(np.array([[3]]), verbose=0))
 
 
+def test_a_model_of_which_no_row_was_trained_is_exported(tmp_path: Path) -> None:
+    inputs = keras.Input((3,), dtype="int64")
+    initial = keras.initializers.RandomUniform(1.0, 3.0)
+    rows = Embedding(None, 2, embeddings_initializer=initial, combiner="mean", name="any")(inputs)
+    model = keras.Model(inputs, rows)
+    model.compile("sgd", "mse")
+    with MemoryStore() as store:
+        for layer in store_layers(model):
+            store.create_table(layer.table_spec(0, OptimizerSpec.of("sgd")))
+            layer.attach(store)
+        path = export_keras(model, store, tmp_path / "model.keras")
+    plain = keras.models.load_model(path)
+    np.testing.assert_array_equal(plain.predict(np.array([[10**12, 0, -1]]), verbose=0), np.full((1, 2), 2.0))
+
+
 def test_models_that_keras_cannot_clone_are_refused() -> None:
     class Own(keras.Model):
         def __init__(self) -> None:
