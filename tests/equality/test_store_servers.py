@@ -71,7 +71,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Numbers:
     return train(tmp_path_factory.mktemp("alone"), 1, "adagrad")
 
 
-@pytest.mark.parametrize(("count", "workers", "place"), [(1, 1, "memory"), (3, 2, "redis"), (2, 2, "files")])
+@pytest.mark.parametrize(
+    ("count", "workers", "place"),
+    [pytest.param(1, 1, "memory", marks=pytest.mark.slow), (3, 2, "redis"), (2, 2, "files")],
+)
 def test_numbers_do_not_depend_on_store_servers(
     alone: Numbers, tmp_path: Path, servers: Servers, redis_url: str, count: int, workers: int, place: str
 ) -> None:
@@ -85,6 +88,7 @@ def test_numbers_do_not_depend_on_store_servers(
     assert differing(alone, train(tmp_path, workers, "adagrad", stores=stores)) == []
 
 
+@pytest.mark.slow  # tests/embedding_store/shards compares norms over servers, and their commits
 def test_a_norm_over_servers_clips_to_the_same_bits(tmp_path: Path, servers: Servers) -> None:
     homes = [tmp_path / "one", tmp_path / "three"]
     for home in homes:
@@ -106,7 +110,7 @@ def test_a_store_server_is_killed_twice_in_mid_job(alone: Numbers, tmp_path: Pat
     assert differing(alone, train(tmp_path, 2, "adagrad", stores=stores, during=kill)) == []
 
 
-@pytest.mark.parametrize(("held", "applies"), [(0, False), (1, False), (1, True)])
+@pytest.mark.parametrize(("held", "applies"), [pytest.param(0, False, marks=pytest.mark.slow), (1, False), (1, True)])
 def test_the_master_is_killed_in_mid_commit(alone: Numbers, tmp_path: Path, held: int, applies: bool) -> None:
     """One store server has the version, and the master dies before it hears whether the other one has it too."""
     with served(2, tmp_path / "logs") as (servers, store):
