@@ -30,16 +30,12 @@ _SCHEDULES = ["--schedules", "8", "--first-seed", "499", "--jobs", "6"]
 _SCHEDULES += [word for kind in _KINDS for word in ("--kind", kind)]
 
 
-@pytest.fixture(scope="module")
-def told(server_binary: Path) -> list[str]:
-    """What `make chaos` prints of some schedules, and what of errors on purpose.
-
-    It forks, so it needs a process of its own: one for both, as that imports everything.
-    """
+def chaos(server_binary: Path, words: list[str]) -> str:
+    """What `make chaos` prints. It forks, so it needs a process of its own."""
     assert server_binary in (redis_binary(), valkey_binary())
     environment = {name: value for name, value in os.environ.items() if not name.startswith("EQUALITY_")}
     ran = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, json.dumps([_SCHEDULES, ["--noticed"]])],
+        [sys.executable, "-c", _PROGRAM, json.dumps([words])],
         cwd=Path(__file__).parents[2],
         env={**environment, "OPENBLAS_NUM_THREADS": "1"},
         capture_output=True,
@@ -48,7 +44,7 @@ def told(server_binary: Path) -> list[str]:
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    return re.split(r"(?<=ended with \d)\n", ran.stdout)
+    return ran.stdout.strip()
 
 
 _OLDER = {"memory": "f6082e8537b87aeb", "redis": "ca5ef36fa88abbdc", "served": "8d1ba2dc33017d3d"}
@@ -65,17 +61,18 @@ def test_a_schedule_is_a_pure_function_of_its_seed() -> None:
 
 
 @pytest.mark.timeout(960)
-def test_disturbed_jobs_end_as_undisturbed_ones(told: list[str]) -> None:
-    tally = told[0]
+def test_disturbed_jobs_end_as_undisturbed_ones(server_binary: Path) -> None:
+    tally = chaos(server_binary, _SCHEDULES)
     assert tally.endswith("ended with 0"), tally
     assert re.search(r"DIVERGENCES +0 of 8 schedules", tally), tally
     assert re.search(r"keras +[1-9]", tally), tally
     assert re.search(r"kill master +[1-9]", tally), tally
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(960)
-def test_errors_on_purpose_are_noticed(told: list[str]) -> None:
+def test_errors_on_purpose_are_noticed(server_binary: Path) -> None:
     """A suite that does not notice a record trained twice, or slots that are lost, notices nothing."""
-    noticed = told[1]
+    noticed = chaos(server_binary, ["--noticed"])
     assert noticed.endswith("ended with 0"), noticed
     assert "not told right 0" in noticed
