@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Self
 from elastable.embedding_store.errors import JobFailed
 from elastable.embedding_store.option import command_words
 from elastable.jobs.options import WorkerOptions
+from elastable.process.child import start_elastable
 from elastable.process.exit_codes import error_of
 
 __all__ = ["LocalWorkers"]
@@ -40,17 +39,7 @@ class LocalWorkers:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._reported: set[int] = set()
         for log in self._logs:
-            with log.open("wb") as output:
-                self._processes.append(
-                    subprocess.Popen(
-                        [sys.executable, "-m", "elastable", "worker", *command_words(options)],
-                        stdout=output,
-                        stderr=subprocess.STDOUT,
-                        stdin=subprocess.DEVNULL,
-                        start_new_session=True,
-                        env={**os.environ, **(environment or {})},
-                    )
-                )
+            self._processes.append(start_elastable(["worker", *command_words(options)], log, environment))
 
     def __enter__(self) -> Self:
         return self

@@ -39,7 +39,9 @@ def spec_from_json(text: str | bytes) -> TableSpec:
         BadSpec: the text is no table spec.
     """
     try:
-        return _spec(json.loads(text))
+        spec = _spec(json.loads(text))
+        hash(spec)  # a TypeError where a list or an object stands in place of a value
+        return spec
     except MALFORMED as error:
         raise BadSpec(f"{text[:200]!r} is no table spec: {error}") from error
 

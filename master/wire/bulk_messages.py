@@ -8,11 +8,12 @@ from typing import TypeVar
 import numpy as np
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
-from elastable.embedding_store.errors import BadGradient, BadInput
+from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.wire.messages.body_plan import BodyPlan
 from elastable.embedding_store.wire.messages.frame_reader import FrameReader
 from elastable.embedding_store.wire.messages.frames import encode
-from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels, SharedMessage
+from elastable.embedding_store.wire.pushes.pushed_arrays import body_of, declare_slices, plan_slices, read_body
+from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels
 from elastable.master.api import (
     AsyncPushId,
     DenseSnapshot,
@@ -39,7 +40,6 @@ __all__ = [
 
 _INTEGERS = [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
 _DTYPES = {name: np.dtype(name) for name in ("float16", "float32", "float64", *_INTEGERS, "bool")}
-_WORTH_SHARING = 128 << 10  # bytes; fewer are sent as quickly
 _DIVISORS = {
     DivisorKind.RECORDS: master_pb2.Divisor.KIND_RECORDS,
     DivisorKind.NOTHING: master_pb2.Divisor.KIND_NOTHING,
@@ -72,17 +72,14 @@ def push_frames(push: Push, channel: SharedChannel | None = None) -> Iterator[by
         not_finite=push.not_finite,
     )
     _declare_losses(header.losses, push.losses)
-    arrays = _declare(header.dense, push.dense) + _declare_slices(header.slices, push.slices)
+    arrays = _declare(header.dense, push.dense) + declare_slices(header.slices, push.slices)
     arrays += _declare(header.states, push.states) + _declare(header.metrics, push.metrics)
     for part in push.parts:
         entry = header.parts.add(divisor=_divisor_to_message(part.divisor), places=part.dense)
         _declare_losses(entry.losses, part.losses)
-        arrays += _declare(entry.dense, tuple(part.dense.values())) + _declare_slices(entry.slices, part.slices)
-    if channel is not None and sum(array.nbytes for array in arrays) >= _WORTH_SHARING:
-        message = channel.put(arrays)
-        header.shared.channel, header.shared.stamp = message.channel, message.stamp
-        arrays = []
-    return encode(header.SerializeToString(), arrays)
+        arrays += _declare(entry.dense, tuple(part.dense.values())) + declare_slices(entry.slices, part.slices)
+    body = body_of(header, arrays, channel)  # first: the header says where it lies
+    return encode(header.SerializeToString(), body)
 
 
 def push_from_frames(frames: Iterable[bytes], channels: SharedChannels | None = None) -> Push:
@@ -100,19 +97,14 @@ def push_from_frames(frames: Iterable[bytes], channels: SharedChannels | None = 
     header = reader.header(master_pb2.GradientHeader)
     plan = BodyPlan("GradientFrame")
     _plan_tensors(plan, "dense gradient", header.dense)
-    _plan_slices(plan, header.slices)
+    plan_slices(plan, "GradientFrame", header.slices)
     _plan_tensors(plan, "state", header.states)
     _plan_tensors(plan, "metric", header.metrics)
     for part in header.parts:
         _plan_tensors(plan, "dense gradient", part.dense)
-        _plan_slices(plan, part.slices)
+        plan_slices(plan, "GradientFrame", part.slices)
     push_id = _id_from_message(header.push)
-    if header.HasField("shared"):
-        reader.read(BodyPlan("GradientFrame"))
-        message = SharedMessage(header.shared.channel, header.shared.stamp)
-        arrays = iter((SharedChannels() if channels is None else channels).read(message, plan))
-    else:
-        arrays = iter(reader.read(plan))
+    arrays = read_body(reader, header, "GradientFrame", plan, channels)
     return Push(
         id=push_id,
         records=header.records,
@@ -212,28 +204,6 @@ def _id_from_message(message: master_pb2.PushId) -> PushId:
     raise BadInput("GradientFrame: its header has no PushId; set sync_id or async_id, so that it counts once")
 
 
-def _declare_slices(
-    entries: RepeatedCompositeFieldContainer[master_pb2.SlicesEntry], every: Mapping[str, Slices]
-) -> list[Tensor]:
-    """Adds an entry for each table; its arrays."""
-    arrays: list[Tensor] = []
-    for table, slices in every.items():
-        indices, values = slices.indices, slices.values
-        if indices.dtype != np.int64 or indices.ndim != 1:
-            raise BadGradient(
-                f"gradient of table {table!r}: indices must be int64 of one dimension, "
-                f"got {indices.dtype} {list(indices.shape)}"
-            )
-        if values.dtype != np.float32 or values.ndim != 2 or len(values) != len(indices):
-            raise BadGradient(
-                f"gradient of table {table!r}: values must be float32 [{len(indices)}, dim], "
-                f"got {values.dtype} {list(values.shape)}"
-            )
-        entries.add(table=table, count=len(indices), dim=values.shape[1])
-        arrays += [indices, values]
-    return arrays
-
-
 def _declare_losses(message: master_pb2.Losses, losses: Mapping[int, float]) -> None:
     message.places.extend(losses)
     message.means.extend(losses.values())
@@ -257,15 +227,6 @@ def _divisor_from_message(message: master_pb2.Divisor) -> Divisor:
     if message.kind not in _DIVISORS_BACK:
         raise BadInput(f"GradientFrame: divisor of kind {message.kind}: known kinds are {', '.join(DivisorKind)}")
     return Divisor(_DIVISORS_BACK[message.kind], message.amount)
-
-
-def _plan_slices(plan: BodyPlan, every: Iterable[master_pb2.SlicesEntry]) -> None:
-    tables = [entry.table for entry in every]
-    if len(set(tables)) < len(tables):
-        raise BadInput("GradientFrame: a table stands in it twice; join its slices")
-    for entry in every:
-        plan.add(f"indices of table {entry.table!r}", (entry.count,), _INT64)
-        plan.add(f"values of table {entry.table!r}", (entry.count, entry.dim), _FLOAT32)
 
 
 def _parts(parts: Iterable[master_pb2.GradientPart], arrays: Iterator[Tensor]) -> tuple[GradientPart, ...]:

@@ -70,6 +70,12 @@ def test_every_file_is_taken_by_a_kustomization() -> None:
             assert (kustomization.parent / other).exists()
 
 
+def test_the_model_of_the_overlay_is_the_smallest_example() -> None:
+    """Kustomize takes no file from outside of its folder, so this one is a copy."""
+    copied = FOLDER / "overlays" / "own-model" / "model.py"
+    assert copied.read_text() == (ROOT / "examples" / "minimal.py").read_text()
+
+
 def test_every_pod_is_confined() -> None:
     found = [pod for one in everything() for pod in pods(one)]
     assert len(found) == 3

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 import time
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +13,7 @@ from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.option import command_words
 from elastable.embedding_store.support.store_url import SERVERS, url_of_server
 from elastable.jobs.servers.server_options import StoreServerOptions
+from elastable.process.child import start_elastable
 from elastable.process.exit_codes import error_of
 
 __all__ = ["LocalStores"]
@@ -42,20 +41,12 @@ class LocalStores:
     def __init__(self, count: int, store: str, transport: str, logs: Path) -> None:
         self._logs = [logs / f"store-{number}.log" for number in range(count)]
         self._processes: list[subprocess.Popen[bytes]] = []
-        for number, log in enumerate(self._logs):
-            server = StoreServerOptions(store=url_of_server(store, number), transport=transport, listen="127.0.0.1:0")
-            with log.open("wb") as output:
-                self._processes.append(
-                    subprocess.Popen(
-                        [sys.executable, "-m", "elastable", "store", *command_words(server)],
-                        stdout=output,
-                        stderr=subprocess.STDOUT,
-                        stdin=subprocess.DEVNULL,
-                        start_new_session=True,
-                        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-                    )
-                )
         try:
+            for number, log in enumerate(self._logs):
+                part = url_of_server(store, number)
+                server = StoreServerOptions(store=part, transport=transport, listen="127.0.0.1:0")
+                words = ["store", *command_words(server)]
+                self._processes.append(start_elastable(words, log, {"PYTHONUNBUFFERED": "1"}))
             self.url = SERVERS + ",".join(self._address(number) for number in range(len(self._logs)))
         except BaseException:
             self.stop()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from elastable.embedding_store.errors import BadGradient, BadInput
+from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.shards.row_pushes import (
     Measured,
     PushedCommit,
@@ -21,7 +21,8 @@ from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.body_plan import Array, BodyPlan
 from elastable.embedding_store.wire.messages.frame_reader import FrameReader
 from elastable.embedding_store.wire.messages.frames import encode
-from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels, SharedMessage
+from elastable.embedding_store.wire.pushes.pushed_arrays import body_of, declare_slices, plan_slices, read_body
+from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels
 
 __all__ = [
     "measured_from_message",
@@ -38,9 +39,8 @@ __all__ = [
     "sums_to_message",
 ]
 
-_INT64, _FLOAT32, _UINT8 = np.dtype(np.int64), np.dtype(np.float32), np.dtype(np.uint8)
+_UINT8 = np.dtype(np.uint8)
 _MOST_SQUARES_BYTES = 128
-_WORTH_SHARING = 128 << 10  # bytes; fewer are sent as quickly
 _OUTCOMES = {
     RowPushOutcome.ACCEPTED: store_pb2.RowPushReply.OUTCOME_ACCEPTED,
     RowPushOutcome.DUPLICATE: store_pb2.RowPushReply.OUTCOME_DUPLICATE,
@@ -62,21 +62,9 @@ def row_push_frames(push: RowPush, channel: SharedChannel | None = None) -> Iter
     header = store_pb2.RowPushHeader(job=push.job, version=push.version, micro_batch=push.micro_batch)
     arrays: list[Array] = []
     for part in push.parts:
-        entries = header.parts.add().slices
-        for table, slices in part.items():
-            indices, values = slices.indices, slices.values
-            if indices.dtype != _INT64 or indices.ndim != 1 or values.dtype != _FLOAT32 or values.ndim != 2:
-                raise BadGradient(
-                    f"gradient of table {table!r}: want int64 [n] and float32 [n, dim], got {indices.dtype} "
-                    f"{list(indices.shape)} and {values.dtype} {list(values.shape)}"
-                )
-            entries.add(table=table, count=len(indices), dim=values.shape[1])
-            arrays += [indices, np.ascontiguousarray(values)]
-    if channel is not None and sum(array.nbytes for array in arrays) >= _WORTH_SHARING:
-        message = channel.put(arrays)
-        header.shared.channel, header.shared.stamp = message.channel, message.stamp
-        arrays = []
-    return encode(header.SerializeToString(), arrays)
+        arrays += declare_slices(header.parts.add().slices, part)
+    body = body_of(header, arrays, channel)  # first: the header says where it lies
+    return encode(header.SerializeToString(), body)
 
 
 def row_push_from_frames(frames: Iterable[bytes], channels: SharedChannels | None = None) -> RowPush:
@@ -94,17 +82,8 @@ def row_push_from_frames(frames: Iterable[bytes], channels: SharedChannels | Non
     header = reader.header(store_pb2.RowPushHeader)
     plan = BodyPlan("RowPush")
     for part in header.parts:
-        if len({entry.table for entry in part.slices}) < len(part.slices):
-            raise BadInput("RowPush: a table stands in a part twice; join its slices")
-        for entry in part.slices:
-            plan.add(f"ids of table {entry.table!r}", (entry.count,), _INT64)
-            plan.add(f"values of table {entry.table!r}", (entry.count, entry.dim), _FLOAT32)
-    if header.HasField("shared"):
-        reader.read(BodyPlan("RowPush"))
-        message = SharedMessage(header.shared.channel, header.shared.stamp)
-        arrays = iter((SharedChannels() if channels is None else channels).read(message, plan))
-    else:
-        arrays = iter(reader.read(plan))
+        plan_slices(plan, "RowPush", part.slices)
+    arrays = read_body(reader, header, "RowPush", plan, channels)
     parts = tuple({entry.table: Slices(next(arrays), next(arrays)) for entry in part.slices} for part in header.parts)
     return RowPush(header.job, header.version, header.micro_batch, parts)
 

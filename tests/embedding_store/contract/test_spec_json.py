@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,3 +68,11 @@ def test_a_time_to_live_that_cannot_be_is_refused(ttl: float) -> None:
 def test_what_is_no_spec(text: str) -> None:
     with pytest.raises(BadSpec, match="no table spec"):
         spec_from_json(text)
+
+
+@pytest.mark.parametrize("field", ["name", "keras_config"])
+def test_a_list_in_place_of_a_value_is_no_spec(field: str) -> None:
+    fields = json.loads(spec_to_json(TableSpec("t", 8)))
+    fields["optimizer"][field] = [fields["optimizer"][field]]
+    with pytest.raises(BadSpec, match="no table spec"):
+        spec_from_json(json.dumps(fields))
