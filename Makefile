@@ -25,7 +25,7 @@ generate = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I
 # The wheel of pykeen holds small knowledge graphs. Its files are read and nothing of it is imported, so
 # what it depends on (torch among it) stays out.
 install-graphs = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps pykeen -c constraints.txt
-SOURCES     := embedding_store master worker replicas elastable benchmarks examples tests
+SOURCES     := embedding_store master worker replicas elastable benchmarks docs examples tests
 
 RUN_STAMP  := $(VENV)/.installed-run
 TEST_STAMP := $(VENV)/.installed-test
@@ -33,7 +33,7 @@ DEV_STAMP  := $(VENV)/.installed-dev
 PINS       := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-fast test-slow lint format types proto proto-check hooks wheel coverage chaos soak fuzz keras-table bench bench-peers bench-kg compose-test clean distclean
+.PHONY: help install run test test-fast test-slow lint format types proto proto-check hooks wheel coverage chaos soak fuzz keras-table site bench bench-peers bench-kg compose-test clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -100,6 +100,10 @@ fuzz: $(TEST_STAMP) ## a million hostile calls, frames, files and replies (ARGS=
 
 keras-table: $(TEST_STAMP) ## run what Keras programs may say against plain Keras, and write docs/keras.md
 	$(BIN)/python -m tests.keras_table
+
+site: $(TEST_STAMP) ## build the documentation as a site, in build/site
+	@mkdir -p build
+	$(BIN)/python docs/site/build.py
 
 bench: $(TEST_STAMP) ## measure every figure the README quotes
 	$(BIN)/python -m benchmarks

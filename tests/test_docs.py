@@ -55,7 +55,10 @@ def test_links_of_a_page(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
 
 
-def test_the_picture_is_what_its_source_draws() -> None:
-    source = ROOT / "docs" / "diagrams" / "data_flow.py"
-    drawn = runpy.run_path(str(source))["svg"]()
-    assert source.with_name("data-flow.svg").read_text() == drawn, f"run python {source.relative_to(ROOT)}"
+def test_the_pictures_are_what_their_source_draws() -> None:
+    source = ROOT / "docs" / "diagrams" / "draw.py"
+    drawings = runpy.run_path(str(source))["DRAWINGS"]
+    assert {picture.stem for picture in source.parent.glob("*.svg")} == set(drawings)
+    for name, drawing in drawings.items():
+        drawn = source.with_name(f"{name}.svg").read_text()
+        assert drawn == drawing.svg(), f"{name}: run python {source.relative_to(ROOT)}"

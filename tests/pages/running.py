@@ -85,7 +85,7 @@ class PageRun:
         """In this process: an error's traceback names the page and its line."""
         code = compile("\n" * block.line + text, str(block.page), "exec")
         printed = io.StringIO()
-        with contextlib.chdir(self._working), contextlib.redirect_stdout(printed):
+        with contextlib.chdir(self._working), contextlib.redirect_stdout(printed), _importing_from(self._working):
             exec(code, self._names)
         self._printed = printed.getvalue()
 
@@ -228,6 +228,19 @@ def _end(process: subprocess.Popen[str]) -> None:
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()
+
+
+@contextmanager
+def _importing_from(folder: Path) -> Iterator[None]:
+    """Modules of the folder can be imported, as in an interpreter that was started there; they are forgotten."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for name, module in list(sys.modules.items()):
+            if (getattr(module, "__file__", None) or "").startswith(f"{folder}/"):
+                del sys.modules[name]
 
 
 def _free_port() -> int:

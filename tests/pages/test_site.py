@@ -1,0 +1,57 @@
+"""The site is built from the pages without a warning: no link leads nowhere, and every page is in the navigation."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import elastable as et
+from elastable.command import app
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("built") / "site"
+    built = subprocess.run(
+        [sys.executable, str(ROOT / "docs" / "site" / "build.py"), str(folder)],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+def test_every_page_is_there_and_in_the_navigation(site: Path) -> None:
+    index = (site / "index.html").read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        if page.stem != "README":
+            assert (site / page.stem / "index.html").is_file(), page.name
+            assert f'href="{page.stem}/"' in index, f"{page.name} is in no section of docs/README.md"
+
+
+def test_the_reference_has_every_command_and_every_public_name(site: Path) -> None:
+    commands = re.sub("<[^>]*>", "", (site / "commands" / "index.html").read_text())
+    for command in app.registered_commands:
+        name = command.name or getattr(command.callback, "__name__", "")
+        assert f"elastable {name}" in commands
+    names = (site / "api" / "index.html").read_text()
+    for name in et.__all__:
+        assert f"<h2>et.{name}" in names
+
+
+def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        for line in page.read_text().splitlines():
+            for tag in ("<script", '<link rel="stylesheet"', "<img"):
+                assert not (tag in line and ('src="http' in line or 'href="http' in line)), (
+                    f"{page.name}: {line.strip()}"
+                )
