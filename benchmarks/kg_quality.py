@@ -90,7 +90,7 @@ def main(names: Sequence[str]) -> None:
 def _row(name: str, case: Case, home: Path, console: Console) -> Row:
     unit = "test MRR" if case.budget_minutes is None else "validation MRR"
     if not (home / case.graph).is_dir():
-        absent = f"absent: elastable kg download {case.graph} {home / case.graph}"
+        absent = f"absent: elastable kg download {case.graph} FOLDER/{case.graph}"
         return Row(f"{case.model} on {case.graph}", None, unit, case.floor, None, 1.0, absent)
     settings, notes = _settings(case, home / case.graph)
     console.print(f"{name}: {json.dumps(settings.as_json())}", highlight=False, soft_wrap=True)
@@ -102,7 +102,8 @@ def _row(name: str, case: Case, home: Path, console: Console) -> Row:
     told = f"{result['seconds']:.0f} s, test MRR {metrics['mrr']:.4f}, Hits@10 {metrics['hits@10']:.3f}"
     told += f", LibKGE {case.published}"
     workers = "1 worker" if case.workers == 1 else f"{case.workers} workers"
-    label = f"{case.model} on {case.graph}, {workers}, {settings.dim} values, {result['epochs']} epochs; {told}"
+    budget = f", budget {_minutes(case):g} min" if case.budget_minutes is not None else ""
+    label = f"{case.model} on {case.graph}, {workers}, {settings.dim} values, {result['epochs']} epochs{budget}; {told}"
     return Row(label, mrr, unit, case.floor, mrr / case.floor, 1.0)
 
 
@@ -110,9 +111,12 @@ def _settings(case: Case, folder: Path) -> tuple[TrainSettings, tuple[str, ...]]
     if case.budget_minutes is None:
         return settings_of(case.model, case.changes), ()
     graph = load_graph(folder)
+    return planned_settings(case.model, case.changes, GraphSize(len(graph.entities), len(graph.train)), _minutes(case))
+
+
+def _minutes(case: Case) -> float:
     shorter = os.environ.get("ELASTABLE_BUDGET", "")
-    minutes = float(shorter.removesuffix("m")) if shorter else case.budget_minutes
-    return planned_settings(case.model, case.changes, GraphSize(len(graph.entities), len(graph.train)), minutes)
+    return float(shorter.removesuffix("m")) if shorter else case.budget_minutes or 0.0
 
 
 if __name__ == "__main__":
