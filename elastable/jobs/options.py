@@ -199,8 +199,6 @@ class JobOptions:
             return
         if self.locations is not None:
             raise BadInput("--stores and --locations: store servers hold all tables; leave one of them out")
-        if self.mode == "async":
-            raise BadInput("--stores with --mode async: store servers sum the gradients of whole versions; use sync")
         if self.local_stores:
             require_own_store(self.store)
             return

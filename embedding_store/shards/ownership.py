@@ -10,12 +10,14 @@ from dataclasses import dataclass
 
 from elastable.embedding_store.errors import BadInput, NotReady, TakenOver
 
-__all__ = ["LEASE_S", "Claim", "ShardOwnership"]
+__all__ = ["LEASE_S", "LONGEST_NAME", "Claim", "ShardOwnership"]
 
 LEASE_S = 4.0
 """Seconds after which an owner that has not been heard of counts as gone; a job's master is heard of every second."""
 
-_LONGEST_NAME = 256
+LONGEST_NAME = 256
+"""Characters of the name of a job, an owner or a sender."""
+
 _SECRET_BYTES = range(16, 65)
 
 
@@ -68,10 +70,10 @@ class ShardOwnership:
             TakenOver: it is not the first claim, and another process has become the owner.
             BadInput: a secret or a name that cannot be.
         """
-        if len(secret) not in _SECRET_BYTES or not 0 < len(claim.owner) <= _LONGEST_NAME:
+        if len(secret) not in _SECRET_BYTES or not 0 < len(claim.owner) <= LONGEST_NAME:
             raise BadInput("a claim shows a secret of 16 to 64 bytes and names its owner, as host:process")
-        if len(claim.job) > _LONGEST_NAME:
-            raise BadInput(f"a job's name has at most {_LONGEST_NAME} characters")
+        if len(claim.job) > LONGEST_NAME:
+            raise BadInput(f"a job's name has at most {LONGEST_NAME} characters")
         with self._lock:
             changes = self._secret is None or not hmac.compare_digest(self._secret, secret)
             if self._secret is not None and changes and not first:

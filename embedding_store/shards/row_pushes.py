@@ -39,15 +39,19 @@ class RowPush:
     Attributes:
         job: The job it was computed for.
         version: Computed on.
-        micro_batch: Number within the job. The same name stands for the same bits, whoever computed them.
+        micro_batch: Number within the job. The same name stands for the same bits, whoever computed them. Of an
+            asynchronous job: the sequence of its sender.
         parts: Of each part of the loss that is divided alike: table name -> gradient, by the ids of the
             store that it goes to.
+        sender: Incarnation of the worker that made it, in an asynchronous job: it sends one push after the other, and
+            each in place of the one before. "": the job is synchronous.
     """
 
     job: str
     version: int
     micro_batch: int
     parts: tuple[Mapping[str, Slices], ...]
+    sender: str = ""
 
 
 class RowPushOutcome(StrEnum):
@@ -72,16 +76,18 @@ class RowSums:
     """Which pushes make the row gradient of a version.
 
     Attributes:
-        version: That they were computed on.
+        version: That is updated; synchronous pushes were computed on it.
         terms: In the order in which they are summed.
         rows_once: Parts of which each row counts once, in the first push that has it.
         frozen: Tables that take no step.
+        sender: As of `RowPush`, of all of them.
     """
 
     version: int
     terms: tuple[SumTerm, ...] = ()
     rows_once: tuple[int, ...] = ()
     frozen: tuple[str, ...] = ()
+    sender: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +171,7 @@ class ShardStore(EmbeddingStore, ABC):
 
     @abstractmethod
     def push_rows(self, push: RowPush) -> RowPushOutcome:
-        """Keeps a push until its version is committed. Repeating it is harmless.
+        """Keeps a push until its version is committed, or its sender sends another. Repeating it is harmless.
 
         Raises:
             NotReady: there is no room for it now, or no job has claimed the server since it started.

@@ -23,7 +23,7 @@ from elastable.embedding_store.errors import (
 from elastable.embedding_store.rows.checks import require_finite_of, require_gradients, require_ids
 from elastable.embedding_store.rows.commit_checks import MAX_VERSION
 from elastable.embedding_store.shards.exact_squares import exact_squares
-from elastable.embedding_store.shards.ownership import Claim, ShardOwnership
+from elastable.embedding_store.shards.ownership import LONGEST_NAME, Claim, ShardOwnership
 from elastable.embedding_store.shards.push_buffer import PushBuffer
 from elastable.embedding_store.shards.pushed_sums import clipped_update, sum_pushes
 from elastable.embedding_store.shards.row_pushes import (
@@ -85,7 +85,7 @@ class Shard:
             # Again: another worker may have been faster while the arrays were checked.
             if (judged := self._judge(push)) is not None:
                 return judged
-            self._buffer.add(push)
+            self._buffer.add(push, self.store.version())
         return RowPushOutcome.ACCEPTED
 
     def _judge(self, push: RowPush) -> RowPushOutcome | None:
@@ -95,7 +95,8 @@ class Shard:
         if push.job != claim.job:
             raise JobFailed(f"the store server is job {claim.job}'s; the push is of job {push.job}")
         version = self.store.version()
-        if push.version < version:
+        # Whether an asynchronous push is too late, its master says, who knows what else is on its way.
+        if (push.version < version and not push.sender) or self._buffer.has_later(push):
             return RowPushOutcome.STALE
         if push.version > version:
             raise FutureVersion(f"push for version {push.version}; the store server is at version {version}")
@@ -104,6 +105,8 @@ class Shard:
     def _check(self, push: RowPush) -> None:
         if not 0 <= push.micro_batch <= MAX_VERSION or not 0 < len(push.parts) <= MOST_PARTS:
             raise BadGradient(f"a push of micro-batch {push.micro_batch} with {len(push.parts)} parts: at most 65")
+        if len(push.sender) > LONGEST_NAME:
+            raise BadGradient(f"a push of a sender named by {len(push.sender)} characters: at most {LONGEST_NAME}")
         specs, claim = self.store.specs(), self.ownership.claim
         finite = claim is None or not claim.may_overflow
         for part in push.parts:
@@ -158,10 +161,10 @@ class Shard:
 
     def _missing(self, sums: RowSums) -> tuple[int, ...]:
         with self._pushing:
-            missing = self._buffer.missing(sums.version, (term.micro_batch for term in sums.terms))
+            missing = self._buffer.missing(sums)
             if missing:
                 return missing
-            parts = self._buffer.parts()
+            parts = self._buffer.parts(sums.sender)
         for term in sums.terms:
             if not 0 <= term.part < len(parts[term.micro_batch]):
                 raise BadInput(
@@ -172,7 +175,7 @@ class Shard:
     def _sums(self, sums: RowSums) -> dict[str, TableUpdate]:
         if self._summed is None or self._summed[0] != sums:
             with self._pushing:
-                parts = self._buffer.parts()
+                parts = self._buffer.parts(sums.sender)
             self._summed = sums, sum_pushes(sums, parts)
         return self._summed[1]
 

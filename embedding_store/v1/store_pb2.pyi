@@ -1592,10 +1592,14 @@ class RowPushHeader(_message.Message):
     MICRO_BATCH_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
     SHARED_FIELD_NUMBER: _builtins.int
+    SENDER_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     version: _builtins.int
     """computed on"""
     micro_batch: _builtins.int
+    """with a sender: its sequence"""
+    sender: _builtins.str
+    """incarnation of the worker; empty: a synchronous push"""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___RowPart]: ...
     @_builtins.property
@@ -1610,10 +1614,11 @@ class RowPushHeader(_message.Message):
         micro_batch: _builtins.int = ...,
         parts: _abc.Iterable[Global___RowPart] | None = ...,
         shared: Global___SharedMessage | None = ...,
+        sender: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["shared", b"shared"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "micro_batch", b"micro_batch", "parts", b"parts", "shared", b"shared", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "micro_batch", b"micro_batch", "parts", b"parts", "sender", b"sender", "shared", b"shared", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1657,7 +1662,7 @@ class RowPushReply(_message.Message):
         OUTCOME_DUPLICATE: RowPushReply._Outcome.ValueType  # 2
         """a push of that name is here"""
         OUTCOME_STALE: RowPushReply._Outcome.ValueType  # 3
-        """its version is committed"""
+        """its version is committed; with a sender: a later one of that sender is here"""
 
     class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper): ...
     OUTCOME_UNSPECIFIED: RowPushReply.Outcome.ValueType  # 0
@@ -1665,7 +1670,7 @@ class RowPushReply(_message.Message):
     OUTCOME_DUPLICATE: RowPushReply.Outcome.ValueType  # 2
     """a push of that name is here"""
     OUTCOME_STALE: RowPushReply.Outcome.ValueType  # 3
-    """its version is committed"""
+    """its version is committed; with a sender: a later one of that sender is here"""
 
     OUTCOME_FIELD_NUMBER: _builtins.int
     outcome: Global___RowPushReply.Outcome.ValueType
@@ -1817,8 +1822,11 @@ class RowSums(_message.Message):
     SHARES_FIELD_NUMBER: _builtins.int
     ROWS_ONCE_FIELD_NUMBER: _builtins.int
     FROZEN_FIELD_NUMBER: _builtins.int
+    SENDER_FIELD_NUMBER: _builtins.int
     version: _builtins.int
-    """that they were computed on"""
+    """that is updated; synchronous pushes were computed on it"""
+    sender: _builtins.str
+    """of asynchronous pushes: micro_batches are its sequences"""
     @_builtins.property
     def micro_batches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -1842,10 +1850,11 @@ class RowSums(_message.Message):
         shares: _abc.Iterable[_builtins.float] | None = ...,
         rows_once: _abc.Iterable[_builtins.int] | None = ...,
         frozen: _abc.Iterable[_builtins.str] | None = ...,
+        sender: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frozen", b"frozen", "micro_batches", b"micro_batches", "parts", b"parts", "rows_once", b"rows_once", "shares", b"shares", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frozen", b"frozen", "micro_batches", b"micro_batches", "parts", b"parts", "rows_once", b"rows_once", "sender", b"sender", "shares", b"shares", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,7 +11,7 @@ from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.shards.pushed_sums import each_row_once, table_updates
 from elastable.embedding_store.shards.row_pushes import RowSums, SumTerm
-from elastable.master.api import Divisor, DivisorKind, GradientPart, Push, Slices, Tensor
+from elastable.master.api import AsyncPushId, Divisor, DivisorKind, GradientPart, Push, Slices, Tensor
 
 __all__ = ["Accumulated", "accumulate", "add_metrics", "row_sums"]
 
@@ -80,21 +80,27 @@ def row_sums(version: int, pushes: Sequence[Push], average: str, frozen: Sequenc
     """How store servers sum the rows' part of the same gradient, of which the pushes hold nothing here.
 
     Args:
-        version: That the pushes were computed on.
-        pushes: In micro-batch order, as of `accumulate`.
+        version: That is updated.
+        pushes: In micro-batch order, as of `accumulate`; asynchronous ones are of one sender.
         average: As of `accumulate`.
         frozen: Tables that take no step.
     """
     if not pushes:
         return RowSums(version, frozen=tuple(frozen))
+    (sender,) = {push.id.incarnation if isinstance(push.id, AsyncPushId) else "" for push in pushes}
     weighted = _weighted_parts(pushes, average)
     parts = 1 + len(pushes[0].parts)
     # As `_weighted_parts` lists them: of every push the first, then of every push the second.
-    names = [(push.id.micro_batch, part) for part in range(parts) for push in pushes]
+    names = [(_number(push), part) for part in range(parts) for push in pushes]
     terms = tuple(SumTerm(*name, each.share) for name, each in zip(names, weighted, strict=True))
     kinds = [pushes[0].divisor, *(part.divisor for part in pushes[0].parts)]
     once = tuple(part for part, kind in enumerate(kinds) if kind is not None and kind.kind is DivisorKind.ROWS)
-    return RowSums(version, terms, once, tuple(frozen))
+    return RowSums(version, terms, once, tuple(frozen), sender)
+
+
+def _number(push: Push) -> int:
+    """What names its rows' part at store servers, besides its sender."""
+    return push.id.sequence if isinstance(push.id, AsyncPushId) else push.id.micro_batch
 
 
 _MEANT = {"sum": Divisor(DivisorKind.NOTHING), "batches": Divisor(DivisorKind.AMOUNT, 1.0)}

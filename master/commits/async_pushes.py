@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from elastable.embedding_store.errors import BadInput, FutureVersion
 from elastable.master.api import AsyncPushId, Push, PushOutcome, TaskKind
@@ -103,6 +103,12 @@ class AsyncPushes(PushProtocol):
 
     def ready(self) -> list[Ticket] | None:
         return [self._queue[0]] if self._queue else None
+
+    def forget(self, numbers: Collection[int]) -> list[Ticket]:
+        ticket = self._queue.popleft()  # what is ready is always one push
+        if ticket.id.micro_batch >= 0:
+            self.board.reopen([ticket.id.micro_batch])
+        return [ticket]
 
     def commit(self) -> bool:
         ticket = self._queue.popleft()

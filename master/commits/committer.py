@@ -11,7 +11,6 @@ import numpy as np
 
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.measures.counters import Durations
 from elastable.embedding_store.optimizers.registry import follows_steps
 from elastable.embedding_store.shards.row_pushes import ShardStore, TableClip
@@ -39,8 +38,6 @@ class Committer:
         phases: Where the phases "sum", "dense" and "rows" are timed; None: nobody wants to know.
         clock: Seconds since 1970, asked once for every version: `Commit.time`.
 
-    Raises:
-        Unsupported: rows are at store servers, and the job is asynchronous.
     """
 
     def __init__(
@@ -54,7 +51,6 @@ class Committer:
         clock: Callable[[], float] = time.time,
     ) -> None:
         if isinstance(store, ShardStore):
-            _refuse_async(job)
             store.begin_job(job.job, dense.may_overflow)
         self._store = store
         self._dense = dense
@@ -210,11 +206,3 @@ def _times(rate: float, share: float) -> float:
 def _behind(pushes: Sequence[Push], version: int) -> int:
     """By how many versions the oldest of the pushes is behind where they make `version`; unknown ages are 0."""
     return max((version - 1 - push.computed_on for push in pushes if push.computed_on is not None), default=0)
-
-
-def _refuse_async(job: JobSpec) -> None:
-    if job.mode == "async":
-        raise Unsupported(
-            "store servers make versions of synchronous pushes, and the job's mode is async: use --mode sync, or "
-            "another --store"
-        )

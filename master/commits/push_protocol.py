@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from elastable.embedding_store.errors import BadInput, JobFailed
+from elastable.embedding_store.errors import BadInput
 from elastable.master.api import AsyncPushId, Push, PushId, PushOutcome
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
@@ -31,12 +31,14 @@ class Ticket:
         id: Its name.
         worker: The worker that the micro-batch was leased to, if any.
         committed: Whether the version that contains it is committed.
+        why_not: Why it is not, where its sender is told so.
     """
 
     push: Push | None
     id: PushId
     worker: str | None = None
     committed: bool = False
+    why_not: str = "the job ended before the push was committed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +141,16 @@ class PushProtocol(ABC):
     def ready(self) -> list[Ticket] | None:
         """The pushes of the next version, in the order in which they are summed; None: it is not due."""
 
-    def forget(self, micro_batches: Collection[int]) -> None:
-        """The rows' part of these pushes is lost: they are to be computed again.
+    @abstractmethod
+    def forget(self, numbers: Collection[int]) -> Sequence[Ticket]:
+        """The rows' part of pushes that are `ready` is lost: their micro-batches are to be computed again.
 
-        Raises:
-            JobFailed: the mode cannot compute them again.
+        Args:
+            numbers: What names them at store servers, as in `SumTerm`.
+
+        Returns:
+            Their tickets, which count no more.
         """
-        raise JobFailed(f"gradients of the rows of micro-batches {sorted(micro_batches)} are lost")
 
     @abstractmethod
     def commit(self) -> bool:

@@ -33,12 +33,12 @@ class PushesLost(Exception):
     """A store server was started again, and lacks pushes of the version in work; nothing is committed.
 
     Attributes:
-        micro_batches: That have to be pushed again.
+        numbers: What names them among those of the version, as in `SumTerm`.
     """
 
-    def __init__(self, micro_batches: Sequence[int]) -> None:
-        super().__init__(f"pushes of micro-batches {list(micro_batches)} are lost")
-        self.micro_batches = tuple(micro_batches)
+    def __init__(self, numbers: Sequence[int]) -> None:
+        super().__init__(f"pushes {list(numbers)} are lost")
+        self.numbers = tuple(numbers)
 
 
 @dataclass(frozen=True, slots=True)

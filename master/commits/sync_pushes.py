@@ -86,10 +86,10 @@ class SyncPushes(PushProtocol):
             return None
         return [self._tickets[number] for number in sorted(self._tickets)]
 
-    def forget(self, micro_batches: Collection[int]) -> None:
-        for number in micro_batches:
-            self._tickets.pop(number, None)
-        self.board.reopen(micro_batches)
+    def forget(self, numbers: Collection[int]) -> list[Ticket]:
+        lost = [self._tickets.pop(number) for number in numbers if number in self._tickets]
+        self.board.reopen(ticket.id.micro_batch for ticket in lost)
+        return lost
 
     def commit(self) -> bool:
         self._tickets = {}

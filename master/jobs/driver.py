@@ -154,10 +154,10 @@ class Driver:
             self._open()
 
     def _compute_again(self, lost: PushesLost) -> None:
-        """Opens micro-batches whose pushes a store server has lost."""
+        """Opens micro-batches whose pushes a store server has lost, and tells those who wait for their commit."""
         _log.warning("a store server was started again: %s and are computed again", lost)
         with self._waits.changing():
-            self._state.pushes.forget(lost.micro_batches)
+            self._waits.lost(self._state.pushes.forget(lost.numbers))
             self._opened = time.monotonic()
             self._waits.tasks_free()
 

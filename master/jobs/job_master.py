@@ -225,7 +225,7 @@ class Master(ServedMaster):
         def reply(committed: bool) -> PushReply:
             if committed:
                 return PushReply(outcome, reason, self._state.version)
-            return PushReply(PushOutcome.STALE, "the job ended before the push was committed", self._state.version)
+            return PushReply(PushOutcome.STALE, ticket.why_not, self._state.version)
 
         if ticket.committed or self._state.over:
             return at_once(reply(ticket.committed))

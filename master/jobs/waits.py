@@ -165,6 +165,13 @@ class Waits:
         for worker in [worker for worker, asker in self._askers.items() if asker.want <= 0]:
             self._settle(self._askers.pop(worker).result, Lease())
 
+    def lost(self, tickets: Iterable[Ticket]) -> None:
+        """These tickets will not be committed, as store servers lost rows of theirs."""
+        for ticket in tickets:
+            ticket.why_not = "a store server lost its rows: it is computed again"
+            for pusher in self._pushers.pop(id(ticket), ()):
+                self._attempt(pusher.result, lambda: pusher.reply(False))  # noqa: B023 - called at once
+
     def ended(self) -> None:
         """The job is stopping, over, or has failed."""
         askers, self._askers = self._askers, {}

@@ -44,8 +44,11 @@ def train(
     midway: Callable[[], object] | None = None,
     stores: Sequence[str] = (),
     during: Callable[[Running], None] | None = None,
+    mode: str = "sync",
 ) -> Numbers:
     """50 versions of 4 micro-batches of 16 records, in one master and `workers` worker processes.
+
+    In an asynchronous job, 200 versions of one micro-batch.
 
     Args:
         home: Directory for everything.
@@ -56,6 +59,7 @@ def train(
         midway: Called after the second version; the job does not end before it returns.
         stores: Addresses of store servers.
         during: Called while the job runs: it may kill and start processes.
+        mode: Of the job.
     """
     environment = {
         **os.environ,
@@ -67,9 +71,10 @@ def train(
     }
     command = ["-m", "elastable", "master", str(MODEL), "--listen", "127.0.0.1:0"]
     command += [] if stores else ["--store", store]
-    command += ["--micro-batch-size", "16", "--grads-to-wait", "4", "--seed", "11", "--run-dir", str(home)]
+    command += ["--micro-batch-size", "16", "--seed", "11", "--run-dir", str(home)]
     command += ["--checkpoint-dir", str(home / "checkpoints"), "--no-export"]
     command += ["--stores", ",".join(stores)] if stores else []
+    command += ["--grads-to-wait", "4"] if mode == "sync" else ["--mode", mode]
     running = Running(home, command, environment)
     try:
         running.start_master()

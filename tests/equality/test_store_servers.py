@@ -88,6 +88,16 @@ def test_numbers_do_not_depend_on_store_servers(
     assert differing(alone, train(tmp_path, workers, "adagrad", stores=stores)) == []
 
 
+@pytest.mark.slow  # tests/master/commits compares asynchronous versions in one process
+def test_one_worker_trains_the_same_numbers_asynchronously(tmp_path: Path, servers: Servers) -> None:
+    homes = [tmp_path / "one", tmp_path / "two"]
+    for home in homes:
+        home.mkdir()
+    stores = [server.address for server in servers("memory", "memory")]
+    ours = train(homes[1], 1, "adagrad", stores=stores, mode="async")
+    assert differing(train(homes[0], 1, "adagrad", mode="async"), ours) == []
+
+
 @pytest.mark.slow  # tests/embedding_store/shards compares norms over servers, and their commits
 def test_a_norm_over_servers_clips_to_the_same_bits(tmp_path: Path, servers: Servers) -> None:
     homes = [tmp_path / "one", tmp_path / "three"]

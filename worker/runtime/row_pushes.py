@@ -31,17 +31,16 @@ class RowPushes:
         """Hands in the gradients of rows; what is left is the master's, and says what came of them.
 
         Args:
-            push: Of a synchronous job.
+            push: Of a micro-batch.
             refuse_failed: Called before every attempt; raises where the job is over.
 
         Raises:
-            StaleVersion: the version that it was computed on is past.
+            StaleVersion: the version that it was computed on is past; of an asynchronous job: a later push of this
+                worker has come before it.
             NotFinite: gradients hold NaN or Inf, and the job refuses these.
             ElastableError: as `ShardStore.push_rows`.
         """
-        assert isinstance(push.id, SyncPushId), "store servers take pushes of synchronous jobs alone"
-        parts = (push.slices, *(part.slices for part in push.parts))
-        rows = RowPush(self._job.job, push.id.version, push.id.micro_batch, parts)
+        rows = self._rows_of(push)
         left = replace(push, slices={}, parts=tuple(replace(part, slices={}) for part in push.parts))
 
         def attempt() -> RowPushOutcome:
@@ -55,5 +54,12 @@ class RowPushes:
                 raise
             return replace(left, not_finite=str(error))
         if outcome is RowPushOutcome.STALE:
-            raise StaleVersion(f"version {push.id.version} is committed at a store server")
+            raise StaleVersion(f"a store server has no use for push {push.id}: it has a later version, or a later push")
         return left
+
+    def _rows_of(self, push: Push) -> RowPush:
+        parts = (push.slices, *(part.slices for part in push.parts))
+        if isinstance(push.id, SyncPushId):
+            return RowPush(self._job.job, push.id.version, push.id.micro_batch, parts)
+        assert push.computed_on is not None, "a worker says what it computed an asynchronous push on"
+        return RowPush(self._job.job, push.computed_on, push.id.sequence, parts, sender=push.id.incarnation)

@@ -59,7 +59,9 @@ def row_push_frames(push: RowPush, channel: SharedChannel | None = None) -> Iter
     Raises:
         BadGradient: an array that the wire has no place for; names its table.
     """
-    header = store_pb2.RowPushHeader(job=push.job, version=push.version, micro_batch=push.micro_batch)
+    header = store_pb2.RowPushHeader(
+        job=push.job, version=push.version, micro_batch=push.micro_batch, sender=push.sender
+    )
     arrays: list[Array] = []
     for part in push.parts:
         arrays += declare_slices(header.parts.add().slices, part)
@@ -85,7 +87,7 @@ def row_push_from_frames(frames: Iterable[bytes], channels: SharedChannels | Non
         plan_slices(plan, "RowPush", part.slices)
     arrays = read_body(reader, header, "RowPush", plan, channels)
     parts = tuple({entry.table: Slices(next(arrays), next(arrays)) for entry in part.slices} for part in header.parts)
-    return RowPush(header.job, header.version, header.micro_batch, parts)
+    return RowPush(header.job, header.version, header.micro_batch, parts, header.sender)
 
 
 def row_outcome_to_message(outcome: RowPushOutcome) -> store_pb2.RowPushReply:
@@ -109,6 +111,7 @@ def sums_to_message(sums: RowSums) -> store_pb2.RowSums:
         shares=[term.share for term in sums.terms],
         rows_once=sums.rows_once,
         frozen=sums.frozen,
+        sender=sums.sender,
     )
 
 
@@ -118,7 +121,11 @@ def sums_from_message(message: store_pb2.RowSums) -> RowSums:
         raise BadInput("RowSums: micro_batches, parts and shares are of different lengths")
     terms = zip(message.micro_batches, message.parts, message.shares, strict=True)
     return RowSums(
-        message.version, tuple(SumTerm(*term) for term in terms), tuple(message.rows_once), tuple(message.frozen)
+        message.version,
+        tuple(SumTerm(*term) for term in terms),
+        tuple(message.rows_once),
+        tuple(message.frozen),
+        message.sender,
     )
 
 

@@ -164,7 +164,6 @@ def test_words_of_store_servers_give_them_again() -> None:
         ({"stores": ("0",)}, "from 1 to 64"),
         ({"stores": ("a:1", "a:1")}, "stands twice"),
         ({"stores": ("a",)}, "a"),
-        ({"stores": ("2",), "mode": "async"}, "--mode async"),
         ({"stores": ("2",), "locations": Path("l.toml")}, "--locations"),
         ({"stores": ("a:1",), "store": "file:///x"}, "each store server elsewhere has its own --store"),
         ({"stores": ("2",), "store": "token:memory,memory"}, "keeps its own rows"),

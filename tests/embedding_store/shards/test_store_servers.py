@@ -246,6 +246,73 @@ def test_bad_pushes_are_refused_by_name_and_nothing_of_them_is_kept() -> None:
         assert [server.shard.buffered_bytes for server in servers] == [held, 0]
 
 
+def of_sender(sender: str, sequence: int, version: int = 0, rows: int = 40) -> RowPush:
+    return replace(push(version, sequence, rows), sender=sender)
+
+
+def sum_of(sender: str, sequence: int, version: int) -> RowSums:
+    return RowSums(version, tuple(SumTerm(sequence, part, 1.0) for part in range(2)), sender=sender)
+
+
+def test_asynchronous_pushes_count_on_any_version_and_each_replaces_the_one_before() -> None:
+    with served(2) as (servers, store):
+        begin(store)
+        assert store.push_rows(of_sender("a", 1)) is RowPushOutcome.ACCEPTED
+        assert store.push_rows(of_sender("b", 1)) is RowPushOutcome.ACCEPTED
+        assert store.push_rows(of_sender("a", 1)) is RowPushOutcome.DUPLICATE
+        held = sum(server.shard.buffered_bytes for server in servers)
+        for version, sender in enumerate("ab"):  # b's was computed on version 0, and makes version 2
+            made = replace(commit(version), sums=sum_of(sender, 1, version))
+            assert store.commit_pushed(made).missing == ()
+            assert store.commit_pushed(made).repeated
+        assert sum(server.shard.buffered_bytes for server in servers) == held
+        assert store.push_rows(of_sender("a", 2, 1)) is RowPushOutcome.ACCEPTED
+        assert store.push_rows(of_sender("a", 1)) is RowPushOutcome.STALE
+        assert sum(server.shard.buffered_bytes for server in servers) == held
+        lost = replace(commit(2), sums=sum_of("a", 1, 2))
+        assert store.commit_pushed(lost).missing == (1,)
+        assert store.version() == 2
+        with pytest.raises(FutureVersion, match="push for version 3; the store server is at version 2"):
+            store.push_rows(of_sender("c", 1, 3))
+        with pytest.raises(BadGradient, match="a sender named by 300 characters"):
+            store.push_rows(of_sender("c" * 300, 1))
+        expected = MemoryStore(1)
+        for spec in (FIXED, ANY):
+            expected.create_table(spec)
+        for version, sender in enumerate("ab"):
+            updates = sum_pushes(sum_of(sender, 1, version), {1: of_sender(sender, 1).parts})
+            updates["any"] = clipped_update(updates["any"], TableClip(0.5, 2.0))
+            expected.commit(Commit(version + 1, updates, version, {"fixed": 0.1, "any": 0.01}))
+        for table in ("fixed", "any"):
+            (theirs,) = expected.scan(table)
+            assert store.read_rows(table, theirs.ids).weights.tobytes() == theirs.weights.tobytes()
+
+
+def test_pushes_of_senders_that_died_make_room_once_nobody_can_wait_for_them() -> None:
+    server = ServedShard("memory", most_bytes=20_000)
+    try:
+        with ShardedStore([ShardClient(server.address, 60.0)]) as store:
+            begin(store)
+            senders = 0
+            while True:  # until it is full
+                try:
+                    store.push_rows(of_sender(f"dead-{senders}", 1))
+                except NotReady:
+                    break
+                senders += 1
+            assert senders > 3
+            for version in range(16 + senders + 1):
+                with pytest.raises(NotReady, match="--gradient-bytes"):
+                    store.push_rows(of_sender("live", 1))
+                assert store.commit_pushed(replace(commit(version), sums=RowSums(version))).missing == ()
+            assert store.push_rows(of_sender("live", 1)) is RowPushOutcome.ACCEPTED
+            assert store.measure(sum_of("dead-0", 1, store.version())).missing == (1,)
+            assert store.measure(sum_of("dead-1", 1, store.version())).missing == ()
+            assert server.shard.buffered_bytes <= 20_000
+    finally:
+        server.stop()
+
+
 def test_gradients_in_flight_are_bounded() -> None:
     server = ServedShard("memory", most_bytes=10_000)
     try:

@@ -1,0 +1,160 @@
+"""A committer makes the same numbers, to the bit, of pushes at store servers and of pushes held in one process."""
+
+from __future__ import annotations
+
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
+from elastable.embedding_store.contract.snapshot import Snapshot
+from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.optimizers.registry import known_row_optimizers
+from elastable.master.api import AsyncPushId, Divisor, DivisorKind, GradientPart, JobSpec, Push, Slices, SyncPushId
+from elastable.master.commits.clipping import Clipping
+from elastable.master.commits.committer import Committer
+from elastable.master.commits.dense_part import NoDense, OptimizerStep
+from elastable.master.keras.row_optimizers.registration import register_job_optimizers
+from elastable.master.tasks.progress import Progress
+from elastable.worker.runtime.row_pushes import RowPushes
+from tests.embedding_store.shards.served_shards import served
+
+register_job_optimizers()
+VERSIONS, IDS = 8, 60
+ADAM = OptimizerSpec.of("adam")
+FUSED = [name for name in known_row_optimizers() if name not in ("averaged", "constrained", "keras")]
+BLOCK = OptimizerSpec("keras", (), json.dumps(keras.optimizers.serialize(keras.optimizers.Adagrad(0.01))))
+SPECS = [
+    *(TableSpec(f"of-{name}", 3, IDS, optimizer=OptimizerSpec.of(name)) for name in FUSED),
+    TableSpec("keras", 3, IDS, optimizer=BLOCK),
+    TableSpec("follows", 2, IDS, optimizer=OptimizerSpec.of("adam", lazy=False)),
+    TableSpec("half", 4, None, "float16", optimizer=OptimizerSpec.of("sgd", momentum=0.9)),
+    TableSpec("strings", 2, optimizer=ADAM, ids="farmhash64"),
+    TableSpec("admits", 2, optimizer=ADAM, admission=AdmissionSpec(2, 1 << 16)),
+    TableSpec("aged", 2, optimizer=ADAM, eviction=EvictionSpec(max_age=1)),
+    TableSpec("rare", 2, optimizer=ADAM, eviction=EvictionSpec(min_frequency=2, every=3)),
+    TableSpec("timed", 2, optimizer=ADAM, eviction=EvictionSpec(ttl=20.0)),
+]
+
+
+class Dense(NoDense):
+    """The dense part of a model whose optimizer clips, and may leave tables alone."""
+
+    def __init__(self, clipping: Clipping, may_overflow: bool = False) -> None:
+        self.clipping, self.may_overflow = clipping, may_overflow
+        self.frozen_tables: tuple[str, ...] = ()
+
+    def steps(self, version: int) -> tuple[OptimizerStep, ...]:
+        return (OptimizerStep(version, 0.05 / (1 + version), self.clipping),)
+
+
+def push_of(version: int, micro_batch: int, mode: str, overflows: bool = False) -> Push:
+    """Ids of all tables, some of which come twice; two parts, one of which is divided by rows."""
+    random = np.random.default_rng([version, micro_batch])
+
+    def slices() -> dict[str, Slices]:
+        found = {}
+        for spec in SPECS if version % 3 else SPECS[::2]:
+            ids = random.integers(0, IDS, 12)
+            values = (random.standard_normal((12, spec.dim)) * 10.0 ** random.integers(-3, 3)).astype(np.float32)
+            found[spec.name] = Slices(ids if spec.vocabulary_size else ids * 1_000_003 - 2**40, values)
+        if overflows:
+            found["keras"].values[3, 1] = np.inf
+        return found
+
+    once = {
+        name: Slices(np.unique(each.indices), np.full((len(np.unique(each.indices)), each.values.shape[1]), 0.25, "f4"))
+        for name, each in slices().items()
+    }
+    name = SyncPushId(version, micro_batch) if mode == "sync" else AsyncPushId("w", version + 1, version)
+    parts = (GradientPart(Divisor(DivisorKind.ROWS), {}, once, {}),)
+    divisor = Divisor(DivisorKind.RECORDS)
+    return Push(name, 3 + micro_batch, slices=slices(), job="j", computed_on=version, divisor=divisor, parts=parts)
+
+
+def trained(
+    store: EmbeddingStore, clipping: Clipping, mode: str, may_overflow: bool
+) -> tuple[Snapshot, list[set[str]]]:
+    """Eight versions: one of them overflows, one leaves two tables alone. A pin of version 4, and what changed."""
+    for spec in SPECS:
+        store.create_table(spec)
+    dense = Dense(clipping, may_overflow)
+    times = iter(range(1_000, 1_000 + 11 * VERSIONS, 11))
+    committer = Committer(store, dense, JobSpec(job="j", mode=mode), 60.0, clock=lambda: float(next(times)))
+    servers = RowPushes(store, JobSpec(job="j", mode=mode), 60.0) if isinstance(store, ShardedStore) else None
+    changed: list[set[str]] = []
+    for version in range(VERSIONS):
+        dense.frozen_tables = ("follows", "aged") if version == 3 else ()
+        pushes = [
+            push_of(version, number, mode, may_overflow and version == 2)
+            for number in range(2 if mode == "sync" else 1)
+        ]
+        if servers is not None:
+            # In which order they come does not matter.
+            pushes = [servers.send(push, lambda: None) for push in reversed(pushes)][::-1]
+        made = committer.commit(version + 1, pushes, lambda made: Progress(version + 1))  # noqa: B023 - called at once
+        changed.append(set(made.changed))
+        if version == 3:
+            pinned = store.pin(None, 600.0)
+    return pinned, changed
+
+
+def rows_of(source: EmbeddingStore | Snapshot, table: str) -> dict[str, np.ndarray]:
+    """Rows with their slots and touches, by id."""
+    blocks = list(source.scan(table))
+    order = np.argsort(np.concatenate([np.zeros(0, np.int64), *(block.ids for block in blocks)]))
+    found = {}
+    for part in ("ids", "weights", "slots", "touches"):
+        arrays = [array for block in blocks if (array := getattr(block, part)) is not None]
+        if arrays:
+            found[part] = np.concatenate(arrays)[order]
+    return found
+
+
+def assert_same(theirs: EmbeddingStore | Snapshot, ours: EmbeddingStore | Snapshot) -> None:
+    assert theirs.version() == ours.version()
+    for spec in SPECS:
+        expected, found = rows_of(theirs, spec.name), rows_of(ours, spec.name)
+        assert expected.keys() == found.keys()
+        for part, array in expected.items():
+            assert array.tobytes() == found[part].tobytes(), (spec.name, part)
+        asked = np.arange(-5, IDS) if spec.vocabulary_size is None else np.arange(IDS)
+        one, other = (source.lookup({spec.name: asked})[spec.name] for source in (theirs, ours))
+        assert one.tobytes() == other.tobytes(), spec.name
+
+
+@pytest.mark.parametrize(
+    ("servers", "clipping", "mode", "may_overflow"),
+    [
+        (1, Clipping(), "async", False),
+        (2, Clipping(clipnorm=0.5), "sync", False),
+        (3, Clipping(global_clipnorm=0.5), "async", True),
+        (5, Clipping(global_clipnorm=0.5), "sync", True),
+        pytest.param(3, Clipping(clipvalue=0.01), "sync", False, marks=pytest.mark.slow),
+        pytest.param(2, Clipping(clipnorm=0.5), "async", True, marks=pytest.mark.slow),
+    ],
+)
+def test_any_number_of_servers_makes_the_same_numbers(
+    servers: int, clipping: Clipping, mode: str, may_overflow: bool
+) -> None:
+    with MemoryStore(1) as alone, served(servers) as (_, store):
+        theirs, of_one = trained(alone, clipping, mode, may_overflow)
+        ours, of_servers = trained(store, clipping, mode, may_overflow)
+        assert of_one == of_servers
+        assert [table for table in SPECS if not alone.table_statistics(table.name).rows] == []
+        assert alone.table_statistics("aged").evicted > 0
+        assert alone.table_statistics("rare").evicted > 0
+        assert alone.table_statistics("timed").evicted > 0
+        assert alone.table_statistics("admits").refused > 0
+        assert_same(alone, store)
+        assert_same(theirs, ours)
+        for spec in SPECS:
+            for count in ("rows", "evicted", "refused"):
+                one, other = (getattr(source.table_statistics(spec.name), count) for source in (alone, store))
+                assert one == other, (spec.name, count)
+        theirs.close()
+        ours.close()
