@@ -36,6 +36,7 @@ from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.url import DEFAULT_DEADLINE_S, SCHEMES
 from elastable.embedding_store.upgrade.file_upgrade import refuse_earlier_folder
 from elastable.embedding_store.upgrade.redis_upgrade import refuse_earlier_redis
+from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
@@ -63,6 +64,7 @@ def open_store(
     shared: bool = False,
     deadline_s: float | None = None,
     on_broken: OnBroken | None = None,
+    credentials: Credentials | None = None,
 ) -> EmbeddingStore:
     """The store at a URL, to read and to write.
 
@@ -78,6 +80,7 @@ def open_store(
             its URL does not say (`deadline=`); None: 10 for Redis, 30 for gRPC.
         on_broken: Is asked where rows or changes are lost or corrupt, for each shard by itself: what is left of the
             store is deleted, and an empty one takes its place; or it raises. None: the error is raised.
+        credentials: Of the client of store servers; None, and of other stores: those of the environment.
 
     Raises:
         BadInput: no such URL can be.
@@ -85,7 +88,7 @@ def open_store(
         Unavailable, DeadlineExceeded, StoreFailed: as the store itself.
     """
     if url.startswith(SERVERS):
-        return _store_servers(url, deadline_s)
+        return _store_servers(url, deadline_s, credentials)
     strategy, shards = shard_urls(url)
     if strategy:
         with ExitStack() as opened:
@@ -138,10 +141,12 @@ def _one_store(url: str, threads: int | None, shared: bool, deadline_s: float | 
     )
 
 
-def _store_servers(url: str, deadline_s: float | None) -> ShardedStore:
+def _store_servers(url: str, deadline_s: float | None, credentials: Credentials | None) -> ShardedStore:
     with ExitStack() as opened:
         deadline = _or(deadline_s, GRPC_DEADLINE_S)
-        clients = [opened.enter_context(ShardClient(address, deadline)) for address in server_addresses(url)]
+        clients = [
+            opened.enter_context(ShardClient(address, deadline, credentials)) for address in server_addresses(url)
+        ]
         store = ShardedStore(clients)
         opened.pop_all()  # which are the store's to close now
     return store

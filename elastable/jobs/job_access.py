@@ -50,9 +50,7 @@ class JobAccess:
         credentials.for_server(where, options.insecure)
         if options.local_workers:
             credentials.for_client(where.for_this_host())
-        if not options.local_workers or not _may_have_own(
-            credentials, where, bool(options.stores) or options.store.startswith("grpc://")
-        ):
+        if not options.local_workers or not _may_have_own(credentials, where, _rows_elsewhere(options)):
             return cls(credentials, None, {})
         without = dict.fromkeys(_OTHER_TOKENS, "")
         if credentials.worker_token is not None:
@@ -60,6 +58,11 @@ class JobAccess:
         token = secrets.token_hex(32)
         onlookers = None if credentials.tokens else Role.READER
         return cls(replace(credentials, worker_token=token), onlookers, {**without, GIVEN_TOKEN: token})
+
+
+def _rows_elsewhere(options: JobOptions) -> bool:
+    """Whether workers look rows up at servers that others started; those of this run have tokens of their own."""
+    return (bool(options.stores) and not options.local_stores) or options.store.startswith("grpc://")
 
 
 def _may_have_own(credentials: Credentials, where: Address, rows_elsewhere: bool) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -22,6 +23,7 @@ from elastable.jobs.local_workers import LocalWorkers
 from elastable.jobs.options import JobOptions, WorkerOptions
 from elastable.jobs.prepare import PreparedJob, prepare_job
 from elastable.jobs.servers.local_stores import LocalStores
+from elastable.jobs.servers.store_access import StoreAccess
 from elastable.jobs.store_watch import StoreHealth
 from elastable.master.checkpoints.storage.checkpoint_locations import require_writable_checkpoints
 from elastable.master.jobs.job_master import Master
@@ -61,12 +63,14 @@ def run_job(options: JobOptions, console: Console) -> int:
         require_writable_checkpoints(options.checkpoint_dir)
     access = JobAccess.of(options)
     with ExitStack() as held:
-        stores, run = None, None
+        stores, run, stores_access = None, None, None
         if options.local_stores:
-            run = _run_directory(options, held)
-            stores = held.enter_context(LocalStores(options.local_stores, options.store, options.transport, run.path))
+            run, stores_access = _run_directory(options, held), StoreAccess.for_run()
+            stores = held.enter_context(
+                LocalStores(options.local_stores, options.store, options.transport, run.path, stores_access)
+            )
         placed = _with_servers(options, stores)
-        prepared = prepare_job(placed)
+        prepared = prepare_job(placed, None if stores_access is None else stores_access.credentials)
         held.callback(prepared.store.close)
         master = _master(options, prepared)
         describe_process(role="master", job=prepared.job.job)
@@ -98,7 +102,8 @@ def run_job(options: JobOptions, console: Console) -> int:
         held.enter_context(watched_over_http(options.http, options.insecure, watched, console))
         held.enter_context(stopping_on_signals(master.stop, console))
         if options.local_workers:
-            job.workers = held.enter_context(_local_workers(options, access, server.address, run))
+            environment = {**access.environment, **({} if stores_access is None else stores_access.workers)}
+            job.workers = held.enter_context(_local_workers(options, environment, server.address, run))
         held.enter_context(warming(prepared.store))  # while the workers start, and not when they first ask
         try:
             return job.train(started)
@@ -132,14 +137,16 @@ def _master(options: JobOptions, prepared: PreparedJob) -> Master:
     )
 
 
-def _local_workers(options: JobOptions, access: JobAccess, address: str, run: RunDirectory) -> LocalWorkers:
+def _local_workers(
+    options: JobOptions, environment: Mapping[str, str], address: str, run: RunDirectory
+) -> LocalWorkers:
     worker = WorkerOptions(
         master=str(Address.parse(address).for_this_host()),  # a certificate names hosts, and 0.0.0.0 is none
         model=options.model_file,
         deadline_s=options.deadline_s,
         transport=options.transport,
     )
-    return LocalWorkers(options.local_workers, worker, run.path, access.environment)
+    return LocalWorkers(options.local_workers, worker, run.path, environment)
 
 
 def _let_workers_leave(master: Master) -> None:

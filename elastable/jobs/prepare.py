@@ -20,6 +20,7 @@ from elastable.embedding_store.remains import OnBroken
 from elastable.embedding_store.rows.fresh_rows import fresh_rows
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.support.store_url import SERVERS
+from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.jobs.options import JobOptions
 from elastable.jobs.resuming.broken_store import giving_way_to
 from elastable.jobs.resuming.resume import Beginning, fill_store
@@ -71,8 +72,12 @@ class PreparedJob:
     resumed: Checkpoint | None = None
 
 
-def prepare_job(options: JobOptions) -> PreparedJob:
+def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> PreparedJob:
     """Loads the model file, builds the model, discovers its tables and creates them.
+
+    Args:
+        options: The job.
+        credentials: Of the client of its store servers; None: those of the environment.
 
     Raises:
         ElastableError: whatever of the options, the model file, its data, the store or the checkpoint cannot be used,
@@ -93,7 +98,15 @@ def prepare_job(options: JobOptions) -> PreparedJob:
     shared, deadline_s = options.transport != "grpc", operation_deadline(options.deadline_s)
     checkpoint = _checkpoint_to_resume(options)
     on_broken = None if checkpoint is None else _giving_way(options, checkpoint, tables, job)
-    store = open_places(locations, places, options.store, shared=shared, deadline_s=deadline_s, on_broken=on_broken)
+    store = open_places(
+        locations,
+        places,
+        options.store,
+        shared=shared,
+        deadline_s=deadline_s,
+        on_broken=on_broken,
+        credentials=credentials,
+    )
     try:
         beginning = _filled(options, store, tables, model, dense, job, checkpoint)
     except BaseException:

@@ -31,6 +31,7 @@ from elastable.embedding_store.open_store import GRPC_DEADLINE_S, operation_dead
 from elastable.embedding_store.shards.row_pushes import ShardStore
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.support.store_url import SERVERS, server_addresses
+from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.shared.shared_source import SharedSource
 from elastable.jobs.options import WorkerOptions
@@ -128,7 +129,8 @@ def _source(
 
 def _servers(url: str, transport: str, deadline_s: float | None) -> tuple[RowSource, ShardStore]:
     """The job's store servers: from memory where they are on this host, else over gRPC."""
-    clients = [ShardClient(address, deadline_s or GRPC_DEADLINE_S) for address in server_addresses(url)]
+    deadline_s, credentials = deadline_s or GRPC_DEADLINE_S, Credentials.for_store_servers()
+    clients = [ShardClient(address, deadline_s, credentials) for address in server_addresses(url)]
     store = ShardedStore(clients)
     if transport == "grpc":
         return store, store

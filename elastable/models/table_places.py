@@ -17,6 +17,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.remains import OnBroken
+from elastable.embedding_store.wire.access.credentials import Credentials
 
 __all__ = ["Places", "join_stores", "locations_of", "on_worker", "open_places"]
 
@@ -43,6 +44,7 @@ def open_places(
     shared: bool = False,
     deadline_s: float | None = None,
     on_broken: OnBroken | None = None,
+    credentials: Credentials | None = None,
 ) -> EmbeddingStore:
     """Opens the stores that the places need, as one store.
 
@@ -50,7 +52,7 @@ def open_places(
         locations: With the URLs.
         places: Of every table.
         default: URL of the store for what is nowhere else.
-        shared, deadline_s, on_broken: As of `open_store`.
+        shared, deadline_s, on_broken, credentials: As of `open_store`.
 
     Raises:
         BadInput: a table is placed where the locations name no store.
@@ -65,7 +67,13 @@ def open_places(
                     f"tables are placed in {storage} ({placed}): name its URL in [stores] of the location file"
                 )
             stores[storage] = opened.enter_context(
-                open_store(locations.stores[storage], shared=shared, deadline_s=deadline_s, on_broken=on_broken)
+                open_store(
+                    locations.stores[storage],
+                    shared=shared,
+                    deadline_s=deadline_s,
+                    on_broken=on_broken,
+                    credentials=credentials,
+                )
             )
         opened.pop_all()
     return join_stores(stores, places)

@@ -13,6 +13,7 @@ from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.option import command_words
 from elastable.embedding_store.support.store_url import SERVERS, url_of_server
 from elastable.jobs.servers.server_options import StoreServerOptions
+from elastable.jobs.servers.store_access import StoreAccess
 from elastable.process.child import start_elastable
 from elastable.process.exit_codes import error_of
 
@@ -33,12 +34,13 @@ class LocalStores:
         store: URL of the job's store.
         transport: As of `elastable store`.
         logs: Directory for the log files.
+        access: Who may call them.
 
     Raises:
         ElastableError: a server did not start; with the end of its log.
     """
 
-    def __init__(self, count: int, store: str, transport: str, logs: Path) -> None:
+    def __init__(self, count: int, store: str, transport: str, logs: Path, access: StoreAccess) -> None:
         self._logs = [logs / f"store-{number}.log" for number in range(count)]
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
@@ -46,7 +48,7 @@ class LocalStores:
                 part = url_of_server(store, number)
                 server = StoreServerOptions(store=part, transport=transport, listen="127.0.0.1:0")
                 words = ["store", *command_words(server)]
-                self._processes.append(start_elastable(words, log, {"PYTHONUNBUFFERED": "1"}))
+                self._processes.append(start_elastable(words, log, {"PYTHONUNBUFFERED": "1", **access.servers}))
             self.url = SERVERS + ",".join(self._address(number) for number in range(len(self._logs)))
         except BaseException:
             self.stop()

@@ -6,7 +6,7 @@ import os
 import re
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -17,7 +17,7 @@ from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.secret_file import read_secret
 from elastable.embedding_store.wire.access.roles import Role
 
-__all__ = ["ENVIRONMENT", "GIVEN_TOKEN", "Credentials"]
+__all__ = ["ENVIRONMENT", "GIVEN_ADMINISTRATOR_TOKEN", "GIVEN_TOKEN", "STORES_TOKEN", "Credentials"]
 
 ENVIRONMENT = {
     "ELASTABLE_TLS_CA": "certificates (PEM) of the authority that the other end's certificate is verified by",
@@ -31,7 +31,13 @@ ENVIRONMENT = {
 """Variables that every process reads -> one line of help."""
 
 GIVEN_TOKEN = "ELASTABLE_WORKER_TOKEN"
-"""The workers' token itself, in the environment of workers that a command of Elastable starts."""
+"""The workers' token itself, in the environment of workers and store servers that a command of Elastable starts."""
+
+GIVEN_ADMINISTRATOR_TOKEN = "ELASTABLE_ADMINISTRATOR_TOKEN"
+"""The administrator's token itself, in the environment of store servers that a command of Elastable starts."""
+
+STORES_TOKEN = "ELASTABLE_STORES_TOKEN"
+"""What workers that a command starts show to the store servers that it starts, in the workers' environment."""
 
 _NAMES = dict(
     zip(
@@ -131,9 +137,20 @@ class Credentials:
         """
         said = {name: environment.get(variable) or None for name, variable in _NAMES.items()}
         tokens = {name: None if said[name] is None else _token_of(Path(str(said[name])), name) for name in _TOKENS}
+        tokens["token"] = environment.get(GIVEN_ADMINISTRATOR_TOKEN) or tokens["token"]
         tokens["worker_token"] = environment.get(GIVEN_TOKEN) or tokens["worker_token"]
         roles = _roles_of(said["certificate_roles"] or "")
         return cls(said["ca"], said["certificate"], said["key"], **tokens, certificate_roles=roles)
+
+    @classmethod
+    def for_store_servers(cls, environment: Mapping[str, str] = os.environ) -> Self:
+        """What a worker shows to the store servers of its job: a token of their own (`STORES_TOKEN`) where it has one.
+
+        Raises:
+            BadInput: as `from_environment`.
+        """
+        said, token = cls.from_environment(environment), environment.get(STORES_TOKEN)
+        return replace(said, token=None, worker_token=token, reader_token=None) if token else said
 
     def for_client(self, address: Address) -> grpc.ChannelCredentials | None:
         """What a channel to `address` is secured by; None: plain text.
