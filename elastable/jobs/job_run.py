@@ -16,10 +16,8 @@ from elastable.callbacks.best_versions import BestVersions
 from elastable.callbacks.callback_list import JobCallbacks
 from elastable.callbacks.freezing import Freezing
 from elastable.embedding_store.contract.snapshot import Snapshot
-from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import ElastableError, Unsupported
 from elastable.embedding_store.option import command_words
-from elastable.embedding_store.shards.row_pushes import ShardStore
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.jobs.checkpoint_writer import CheckpointWriter
 from elastable.jobs.job_hooks import JobHooks
@@ -83,7 +81,7 @@ class JobRun:
             self._checkpoints,
             prepared.store,
             keep=options.keep,
-            full_every=_full_every(options, prepared.store),
+            full_every=options.full_every if options.checkpoint_every else 1,
             resumed=prepared.resumed,
         )
         self._writer = CheckpointWriter(prepared.store, self._begin_checkpoint, options.deadline_s, self.noted)
@@ -95,6 +93,7 @@ class JobRun:
             started: `time.monotonic()` when the command started.
         """
         prepared, progress = self._prepared, self._progress()
+        self._series.require_reached(prepared.progress.version)
         callbacks, hooks = self._callbacks(progress)
         show = repeating(lambda: self._look(progress), _LOOK_EVERY_S, "elastable-watch")
         watched = watching_store(self._master, prepared.store, self._options.deadline_s, self._health)
@@ -226,11 +225,6 @@ class JobRun:
         except Unsupported as error:
             self._console.print(f"[yellow]not exported: {escape(str(error))}[/yellow]", highlight=False)
             return None
-
-
-def _full_every(options: JobOptions, store: EmbeddingStore) -> int:
-    """Every so many checkpoints one is full; which rows store servers have changed is not known here."""
-    return options.full_every if options.checkpoint_every and not isinstance(store, ShardStore) else 1
 
 
 def _held_out_auc(logs: Mapping[str, float]) -> float | None:

@@ -149,8 +149,8 @@ class EmbeddingStore(Snapshot):
         return StoreMeasures()
 
     @abstractmethod
-    def reset_version(self, version: int) -> None:
-        """Declares the rows as they are now to be `version` (after `put`).
+    def reset_version(self, version: int, record: bytes | None = None) -> None:
+        """Declares the rows as they are now to be `version` (after `put`), with this `Commit.record`.
 
         Raises:
             BadInput: `version` is negative.

@@ -136,14 +136,14 @@ class MemoryStore(WrittenBehind, BaseStore):
         with self._lock.reading():
             return self._pins.statistics()
 
-    def reset_version(self, version: int) -> None:
+    def reset_version(self, version: int, record: bytes | None = None) -> None:
         require_version(version)
         self._abandon_base()
         with self._lock.writing():
             self._own()
             self._pins.refuse_change(f"the version cannot be reset to {version}")
-            self._log(changes.ResetVersion(), version)
-            self._version, self._record = version, None
+            self._log(changes.ResetVersion(record), version)
+            self._version, self._record = version, record
             for table in self._tables.values():
                 table.settle(version)
             self._changes += 1

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.shards.row_saving import ServedRows, TakenChanges
 
 __all__ = [
     "Committed",
@@ -154,12 +155,17 @@ class Committed:
     repeated: bool = False
 
 
-class ShardStore(EmbeddingStore, ABC):
+class ShardStore(EmbeddingStore, ServedRows, ABC):
     """A store that workers push row gradients to, and whose owner, a job's master, says when they are committed.
 
     A version counts once every shard of a job has it. Until the next one begins a shard can go back from it
     (`recover`), and keeps the pushes that it was made of.
     """
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """`host:port` of the server; of several servers with commas between."""
 
     @abstractmethod
     def begin_job(self, job: str, may_overflow: bool) -> None:
@@ -195,4 +201,12 @@ class ShardStore(EmbeddingStore, ABC):
         Raises:
             StaleVersion, FutureVersion: the store is neither at `sums.version` nor at the version after it.
             StoreFailed, Unavailable: it is not committed; the same commit may be made again.
+        """
+
+    @abstractmethod
+    def take_changes(self, mark: bytes, base: bytes) -> TakenChanges:
+        """What changed since the checkpoint of mark `base`, for the one of mark `mark`: 16 bytes each.
+
+        Call it between two commits. Rows are written down with the mark by `save_rows`; the changes are kept until the
+        next call says, as its `base`, whether that succeeded.
         """

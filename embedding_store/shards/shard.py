@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.row_source import refuse_other_version
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import (
@@ -19,6 +20,7 @@ from elastable.embedding_store.errors import (
     NotFinite,
     NotReady,
     TableNotFound,
+    Unsupported,
 )
 from elastable.embedding_store.rows.checks import require_finite_of, require_gradients, require_ids
 from elastable.embedding_store.rows.commit_checks import MAX_VERSION
@@ -36,6 +38,7 @@ from elastable.embedding_store.shards.row_pushes import (
     Slices,
     TableClip,
 )
+from elastable.embedding_store.shards.row_saving import RowSave, RowSaver, SavedRows, TakenChanges
 
 __all__ = ["MOST_PARTS", "Shard"]
 
@@ -51,10 +54,12 @@ class Shard:
     Args:
         store: The rows. Only the owner changes it.
         most_bytes: Of pushes at once.
+        saver: Saves the rows where the job keeps its checkpoints; None: they cannot be saved.
     """
 
-    def __init__(self, store: EmbeddingStore, most_bytes: int) -> None:
+    def __init__(self, store: EmbeddingStore, most_bytes: int, saver: RowSaver | None = None) -> None:
         self.store = store
+        self._saver = saver
         self.ownership = ShardOwnership()
         self._buffer = PushBuffer(most_bytes)
         self._pushing = threading.Lock()  # the buffer
@@ -67,7 +72,10 @@ class Shard:
         return self._buffer.bytes
 
     def claim(self, secret: bytes, claim: Claim, first: bool) -> None:
-        """As `ShardOwnership.take`, once a commit under way has ended; pushes of another owner or job are forgotten."""
+        """As `ShardOwnership.take`, once a commit under way has ended.
+
+        Pushes of another owner or job are forgotten, and what it had begun to save is given up.
+        """
         with self._alone():
             before = self.ownership.claim
             stays = not self.ownership.take(secret, claim, first) and before is not None and before.job == claim.job
@@ -75,6 +83,8 @@ class Shard:
                 with self._pushing:
                     self._buffer.clear()
                 self._summed = None
+                if self._saver is not None:
+                    self._saver.abandon()
 
     def push_rows(self, push: RowPush) -> RowPushOutcome:
         """As `ShardStore.push_rows`."""
@@ -136,6 +146,8 @@ class Shard:
             if not commit.dropped and (missing := self._missing(commit.sums)):
                 return Committed(missing)
             updates = {} if commit.dropped else self._clipped(commit.sums, commit.clips)
+            if self._saver is not None:
+                self._saver.rows_changed(updates)
             # In two halves: a version that has been staged and finished can be taken back.
             self.store.stage(
                 Commit(
@@ -158,6 +170,26 @@ class Shard:
             self.ownership.require(secret)
             self._summed = None
             return self.store.recover(version)
+
+    def reset_version(self, version: int, record: bytes | None) -> None:
+        """As `EmbeddingStore.reset_version`."""
+        with self._alone():
+            self._summed = None
+            self.store.reset_version(version, record)
+
+    def take_changes(self, mark: bytes, base: bytes) -> TakenChanges:
+        """As `ShardStore.take_changes`."""
+        with self._alone():
+            return self._require_saver().take(mark, base)
+
+    def save_rows(self, save: RowSave, source: Snapshot, wait_s: float) -> SavedRows | None:
+        """As `RowSaver.save`."""
+        return self._require_saver().save(save, source, wait_s)
+
+    def _require_saver(self) -> RowSaver:
+        if self._saver is None:
+            raise Unsupported("this store server was started without a way to write checkpoints")
+        return self._saver
 
     def _missing(self, sums: RowSums) -> tuple[int, ...]:
         with self._pushing:

@@ -2173,21 +2173,40 @@ class RecordHeader(_message.Message):
 
     HAS_RECORD_FIELD_NUMBER: _builtins.int
     RECORD_BYTES_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     has_record: _builtins.bool
     record_bytes: _builtins.int
+    version: _builtins.int
+    """of KeepRecord: that the rows are declared to be"""
     def __init__(
         self,
         *,
         has_record: _builtins.bool = ...,
         record_bytes: _builtins.int = ...,
+        version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_record", b"has_record", "record_bytes", b"record_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_record", b"has_record", "record_bytes", b"record_bytes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RecordHeader: _TypeAlias = RecordHeader  # noqa: Y015
+
+@_typing.final
+class KeepRecordReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepRecordReply: _TypeAlias = KeepRecordReply  # noqa: Y015
 
 @_typing.final
 class RecordFrame(_message.Message):
@@ -2211,3 +2230,291 @@ class RecordFrame(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RecordFrame: _TypeAlias = RecordFrame  # noqa: Y015
+
+@_typing.final
+class TakeChangesRequest(_message.Message):
+    """Which rows changed since the checkpoint of mark `base`, for one of mark `mark`.
+    Repeating the call is harmless.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MARK_FIELD_NUMBER: _builtins.int
+    BASE_FIELD_NUMBER: _builtins.int
+    mark: _builtins.bytes
+    base: _builtins.bytes
+    """of the last checkpoint that was written; empty: none"""
+    def __init__(
+        self,
+        *,
+        mark: _builtins.bytes = ...,
+        base: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "mark", b"mark"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeChangesRequest: _TypeAlias = TakeChangesRequest  # noqa: Y015
+
+@_typing.final
+class ChangedTable(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    SHRUNK_FIELD_NUMBER: _builtins.int
+    table: _builtins.str
+    rows: _builtins.int
+    """that hold a value of their own"""
+    changed: _builtins.int
+    """rows since that checkpoint; absent: any may have"""
+    shrunk: _builtins.bool
+    """rows were given up since then"""
+    def __init__(
+        self,
+        *,
+        table: _builtins.str = ...,
+        rows: _builtins.int = ...,
+        changed: _builtins.int | None = ...,
+        shrunk: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_changed", b"_changed", "changed", b"changed"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_changed", b"_changed", "changed", b"changed", "rows", b"rows", "shrunk", b"shrunk", "table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__changed: _TypeAlias = _typing.Literal["changed"]  # noqa: Y015
+    _WhichOneofArgType__changed: _TypeAlias = _typing.Literal["_changed", b"_changed"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__changed) -> _WhichOneofReturnType__changed | None: ...
+
+Global___ChangedTable: _TypeAlias = ChangedTable  # noqa: Y015
+
+@_typing.final
+class TakeChangesReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChangedTable]: ...
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        tables: _abc.Iterable[Global___ChangedTable] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tables", b"tables", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeChangesReply: _TypeAlias = TakeChangesReply  # noqa: Y015
+
+@_typing.final
+class TableSave(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
+    WHOLE_FIELD_NUMBER: _builtins.int
+    LIVE_FIELD_NUMBER: _builtins.int
+    table: _builtins.str
+    prefix: _builtins.str
+    """names of its files begin so"""
+    whole: _builtins.bool
+    """all rows; else those of the mark's changes"""
+    live: _builtins.bool
+    """the ids of all rows, too"""
+    def __init__(
+        self,
+        *,
+        table: _builtins.str = ...,
+        prefix: _builtins.str = ...,
+        whole: _builtins.bool = ...,
+        live: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["live", b"live", "prefix", b"prefix", "table", b"table", "whole", b"whole"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TableSave: _TypeAlias = TableSave  # noqa: Y015
+
+@_typing.final
+class SaveRowsRequest(_message.Message):
+    """Writes rows into the draft of a checkpoint.  The same call says later whether
+    they are written; another one gives up what an earlier one began.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class NoteEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    SAVE_FIELD_NUMBER: _builtins.int
+    MARK_FIELD_NUMBER: _builtins.int
+    PIN_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    DRAFT_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
+    KNOWN_BYTES_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    PROBE_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
+    save: _builtins.bytes
+    """names this attempt"""
+    mark: _builtins.bytes
+    """of the changes, as of TakeChanges"""
+    pin: _builtins.bytes
+    """token of the pin to read; empty: the store, to which nothing is committed meanwhile"""
+    place: _builtins.str
+    """folder or URL of checkpoints"""
+    draft: _builtins.str
+    """name of the draft's folder in there"""
+    known: _builtins.str
+    """name of a file that the caller has written into the draft"""
+    known_bytes: _builtins.int
+    """of it"""
+    probe: _builtins.str
+    """when set, a small file of that prefix is written, too"""
+    wait_ms: _builtins.int
+    """for the end, 20,000 at most"""
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableSave]: ...
+    @_builtins.property
+    def note(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """goes into every file"""
+
+    def __init__(
+        self,
+        *,
+        save: _builtins.bytes = ...,
+        mark: _builtins.bytes = ...,
+        pin: _builtins.bytes = ...,
+        place: _builtins.str = ...,
+        draft: _builtins.str = ...,
+        known: _builtins.str = ...,
+        known_bytes: _builtins.int = ...,
+        tables: _abc.Iterable[Global___TableSave] | None = ...,
+        note: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        probe: _builtins.str = ...,
+        wait_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "known", b"known", "known_bytes", b"known_bytes", "mark", b"mark", "note", b"note", "pin", b"pin", "place", b"place", "probe", b"probe", "save", b"save", "tables", b"tables", "wait_ms", b"wait_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SaveRowsRequest: _TypeAlias = SaveRowsRequest  # noqa: Y015
+
+@_typing.final
+class SavedTable(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    WRITTEN_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    LIVE_FIELD_NUMBER: _builtins.int
+    table: _builtins.str
+    rows: _builtins.int
+    """that hold a value of their own"""
+    written: _builtins.int
+    """rows in `files`"""
+    @_builtins.property
+    def files(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def live(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        table: _builtins.str = ...,
+        rows: _builtins.int = ...,
+        written: _builtins.int = ...,
+        files: _abc.Iterable[_builtins.str] | None = ...,
+        live: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["files", b"files", "live", b"live", "rows", b"rows", "table", b"table", "written", b"written"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SavedTable: _TypeAlias = SavedTable  # noqa: Y015
+
+@_typing.final
+class SavedFile(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    sha256: _builtins.str
+    bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        sha256: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "name", b"name", "sha256", b"sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SavedFile: _TypeAlias = SavedFile  # noqa: Y015
+
+@_typing.final
+class SaveRowsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DONE_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    done: _builtins.bool
+    """else nothing else is set: ask again"""
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___SavedTable]: ...
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___SavedFile]: ...
+    def __init__(
+        self,
+        *,
+        done: _builtins.bool = ...,
+        tables: _abc.Iterable[Global___SavedTable] | None = ...,
+        files: _abc.Iterable[Global___SavedFile] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "files", b"files", "tables", b"tables"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SaveRowsReply: _TypeAlias = SaveRowsReply  # noqa: Y015

@@ -1105,6 +1105,21 @@ class StoreServerStub:
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReadRecordRequest.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RecordFrame.FromString,
                 _registered_method=True)
+        self.KeepRecord = channel.stream_unary(
+                '/elastable.embedding_store.v1.StoreServer/KeepRecord',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RecordFrame.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.KeepRecordReply.FromString,
+                _registered_method=True)
+        self.TakeChanges = channel.unary_unary(
+                '/elastable.embedding_store.v1.StoreServer/TakeChanges',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeChangesRequest.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeChangesReply.FromString,
+                _registered_method=True)
+        self.SaveRows = channel.unary_unary(
+                '/elastable.embedding_store.v1.StoreServer/SaveRows',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.SaveRowsRequest.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.SaveRowsReply.FromString,
+                _registered_method=True)
         self.CreateTable = channel.unary_unary(
                 '/elastable.embedding_store.v1.StoreServer/CreateTable',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CreateTableRequest.SerializeToString,
@@ -1199,6 +1214,24 @@ class StoreServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def KeepRecord(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TakeChanges(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SaveRows(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CreateTable(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -1285,6 +1318,21 @@ def add_StoreServerServicer_to_server(servicer, server):
                     servicer.ReadRecord,
                     request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReadRecordRequest.FromString,
                     response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RecordFrame.SerializeToString,
+            ),
+            'KeepRecord': grpc.stream_unary_rpc_method_handler(
+                    servicer.KeepRecord,
+                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RecordFrame.FromString,
+                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.KeepRecordReply.SerializeToString,
+            ),
+            'TakeChanges': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeChanges,
+                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeChangesRequest.FromString,
+                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeChangesReply.SerializeToString,
+            ),
+            'SaveRows': grpc.unary_unary_rpc_method_handler(
+                    servicer.SaveRows,
+                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.SaveRowsRequest.FromString,
+                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.SaveRowsReply.SerializeToString,
             ),
             'CreateTable': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateTable,
@@ -1519,6 +1567,87 @@ class StoreServer:
             '/elastable.embedding_store.v1.StoreServer/ReadRecord',
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReadRecordRequest.SerializeToString,
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.RecordFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KeepRecord(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/elastable.embedding_store.v1.StoreServer/KeepRecord',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RecordFrame.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.KeepRecordReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeChanges(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.StoreServer/TakeChanges',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeChangesRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeChangesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SaveRows(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.StoreServer/SaveRows',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.SaveRowsRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.SaveRowsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -319,6 +319,9 @@ class StoreServerStub:
     CommitPushed: _grpc.StreamUnaryMultiCallable[_store_pb2.CommitPushedFrame, _store_pb2.CommitPushedReply]
     TakeBack: _grpc.UnaryUnaryMultiCallable[_store_pb2.TakeBackRequest, _store_pb2.TakeBackReply]
     ReadRecord: _grpc.UnaryStreamMultiCallable[_store_pb2.ReadRecordRequest, _store_pb2.RecordFrame]
+    KeepRecord: _grpc.StreamUnaryMultiCallable[_store_pb2.RecordFrame, _store_pb2.KeepRecordReply]
+    TakeChanges: _grpc.UnaryUnaryMultiCallable[_store_pb2.TakeChangesRequest, _store_pb2.TakeChangesReply]
+    SaveRows: _grpc.UnaryUnaryMultiCallable[_store_pb2.SaveRowsRequest, _store_pb2.SaveRowsReply]
     CreateTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.CreateTableRequest, _store_pb2.CreateTableReply]
     Put: _grpc.StreamUnaryMultiCallable[_store_pb2.RowBlockFrame, _store_pb2.PutReply]
     PutSightings: _grpc.StreamUnaryMultiCallable[_store_pb2.SightingsFrame, _store_pb2.PutReply]
@@ -349,6 +352,9 @@ class StoreServerAsyncStub(StoreServerStub):
     CommitPushed: _aio.StreamUnaryMultiCallable[_store_pb2.CommitPushedFrame, _store_pb2.CommitPushedReply]  # type: ignore[assignment]
     TakeBack: _aio.UnaryUnaryMultiCallable[_store_pb2.TakeBackRequest, _store_pb2.TakeBackReply]  # type: ignore[assignment]
     ReadRecord: _aio.UnaryStreamMultiCallable[_store_pb2.ReadRecordRequest, _store_pb2.RecordFrame]  # type: ignore[assignment]
+    KeepRecord: _aio.StreamUnaryMultiCallable[_store_pb2.RecordFrame, _store_pb2.KeepRecordReply]  # type: ignore[assignment]
+    TakeChanges: _aio.UnaryUnaryMultiCallable[_store_pb2.TakeChangesRequest, _store_pb2.TakeChangesReply]  # type: ignore[assignment]
+    SaveRows: _aio.UnaryUnaryMultiCallable[_store_pb2.SaveRowsRequest, _store_pb2.SaveRowsReply]  # type: ignore[assignment]
     CreateTable: _aio.UnaryUnaryMultiCallable[_store_pb2.CreateTableRequest, _store_pb2.CreateTableReply]  # type: ignore[assignment]
     Put: _aio.StreamUnaryMultiCallable[_store_pb2.RowBlockFrame, _store_pb2.PutReply]  # type: ignore[assignment]
     PutSightings: _aio.StreamUnaryMultiCallable[_store_pb2.SightingsFrame, _store_pb2.PutReply]  # type: ignore[assignment]
@@ -418,6 +424,27 @@ class StoreServerServicer(metaclass=_abc_1.ABCMeta):
         request: _store_pb2.ReadRecordRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_store_pb2.RecordFrame], _abc.AsyncIterator[_store_pb2.RecordFrame]]: ...
+
+    @_abc_1.abstractmethod
+    def KeepRecord(
+        self,
+        request_iterator: _MaybeAsyncIterator[_store_pb2.RecordFrame],
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.KeepRecordReply, _abc.Awaitable[_store_pb2.KeepRecordReply]]: ...
+
+    @_abc_1.abstractmethod
+    def TakeChanges(
+        self,
+        request: _store_pb2.TakeChangesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.TakeChangesReply, _abc.Awaitable[_store_pb2.TakeChangesReply]]: ...
+
+    @_abc_1.abstractmethod
+    def SaveRows(
+        self,
+        request: _store_pb2.SaveRowsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.SaveRowsReply, _abc.Awaitable[_store_pb2.SaveRowsReply]]: ...
 
     @_abc_1.abstractmethod
     def CreateTable(

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, CheckpointError
+from elastable.embedding_store.shards.row_pushes import ShardStore
 from elastable.master.api import JobSpec, Tensor
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_named
 from elastable.master.checkpoints.rows.dirty_rows import Changes, DirtyRows
+from elastable.master.checkpoints.servers.saved_by_servers import ServerChanges, ServersDirtyRows, require_reached
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import files_at
 from elastable.master.checkpoints.writing import write_checkpoint
@@ -56,7 +59,15 @@ class CheckpointSeries:
         self._writing = threading.Lock()
         self._base = resumed if resumed is not None and resumed.home.address == self._files.address else None
         self._failures = 0
-        self._dirty = DirtyRows(store) if full_every > 1 else None
+        self._store = store
+        self._dirty: DirtyRows | ServersDirtyRows | None = None
+        if full_every > 1:
+            self._dirty = ServersDirtyRows(store) if isinstance(store, ShardStore) else DirtyRows(store)
+
+    def require_reached(self, version: int) -> None:
+        """Raises `CheckpointError` where a store server of the job cannot write here, naming both."""
+        if isinstance(self._store, ShardStore):
+            require_reached(self._files, self._store, version)
 
     def rows_changed(self, updates: Mapping[str, TableUpdate]) -> None:
         """Collects the rows of a commit. Called by the thread that commits, for every commit."""
@@ -81,7 +92,7 @@ class CheckpointSeries:
         Returns:
             Writes, and returns the address; raises as `write_checkpoint`.
         """
-        changes = None if self._dirty is None else self._dirty.take(progress.version)
+        changes, give_back = self._taken(progress.version)
         failures = self._failures
 
         def write() -> str:
@@ -93,17 +104,23 @@ class CheckpointSeries:
                         self._files, source, dense, job, progress, keep=self._keep, base=base, changes=changes
                     )
                 except BaseException:
-                    self._failed(changes)
+                    self._failures += 1
+                    give_back()
                     raise
                 self._base = open_named(self._files, address.rpartition("/")[2])
                 return address
 
         return write
 
-    def _failed(self, changes: Changes | None) -> None:
-        self._failures += 1
-        if self._dirty is not None and changes is not None:
-            self._dirty.give_back(changes)
+    def _taken(self, version: int) -> tuple[Changes | ServerChanges | None, Callable[[], None]]:
+        """What changed, and what to call if it is not written."""
+        if self._dirty is None:
+            return None, lambda: None
+        if isinstance(self._dirty, ServersDirtyRows):
+            of_servers = self._dirty.take(version)
+            return of_servers, partial(self._dirty.give_back, of_servers)
+        changes = self._dirty.take(version)
+        return changes, partial(self._dirty.give_back, changes)
 
     def _usable_base(self) -> Checkpoint | None:
         """The checkpoint that an increment may be based on now."""

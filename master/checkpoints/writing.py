@@ -10,17 +10,19 @@ from pathlib import Path
 
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.errors import BadInput, CheckpointError, ElastableError
+from elastable.embedding_store.shards.row_saving import ServedRows
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.api import JobSpec, Tensor
 from elastable.master.checkpoints.checkpoint import DENSE, Checkpoint
 from elastable.master.checkpoints.retention import remove_old
 from elastable.master.checkpoints.rows.dirty_rows import Changes
 from elastable.master.checkpoints.rows.row_files import write_rows
+from elastable.master.checkpoints.servers.saved_by_servers import ServerChanges, save_tables, stop_saving
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import files_at
 from elastable.master.checkpoints.storage.checkpoint_names import checkpoint_name
 from elastable.master.checkpoints.storage.file_writer import FileWriter
-from elastable.master.checkpoints.storage.manifest import Base, Manifest, TableEntry
+from elastable.master.checkpoints.storage.manifest import Base, Manifest
 from elastable.master.tasks.progress import Progress
 
 __all__ = ["write_checkpoint"]
@@ -35,7 +37,7 @@ def write_checkpoint(
     *,
     keep: int = 3,
     base: Checkpoint | None = None,
-    changes: Changes | None = None,
+    changes: Changes | ServerChanges | None = None,
 ) -> str:
     """Writes one version; any thread may do so, and training may continue if `source` is a pin.
 
@@ -49,7 +51,7 @@ def write_checkpoint(
         progress: How far the job is; its version is the checkpoint's, and that of `source`.
         keep: How many of the job's newest whole checkpoints stay, with what they build upon; 0 keeps all.
         base: What to build upon, with `changes`; None: the checkpoint is full.
-        changes: What changed since the version of `base` (`DirtyRows.take`).
+        changes: What changed since the version of `base` (`DirtyRows.take`; of store servers `ServersDirtyRows.take`).
 
     Returns:
         The checkpoint's address.
@@ -64,6 +66,8 @@ def write_checkpoint(
     _refuse_other_version(source, progress)
     draft, name = None, f"ckpt-{progress.version:010d}"
     try:
+        if isinstance(source, ServedRows):
+            stop_saving(source)  # of an attempt that was given up: its draft goes now
         for left in files.drafts():
             files.discard(left)
         name = checkpoint_name(progress.version, files.names())
@@ -90,16 +94,22 @@ def _write_files(
     job: JobSpec,
     progress: Progress,
     base: Checkpoint | None,
-    changes: Changes | None,
+    changes: Changes | ServerChanges | None,
 ) -> Manifest:
     note = {"elastable": "checkpoint", "version": str(progress.version), "job": job.job}
     with FileWriter(files, draft, note, background=source.pinned) as out:
         out.put(DENSE, {key: [tensor] for key, tensor in dense.items()})
-        tables: dict[str, TableEntry] = {}
-        for number, (name, spec) in enumerate(sorted(source.specs().items())):
-            known = base is not None and name in base.manifest.tables
-            tables[name] = write_rows(out, f"table-{number:04d}", source, spec, changes if known else None)
-        entries = out.entries()
+        new = frozenset(name for name in source.specs() if base is None or name not in base.manifest.tables)
+        if isinstance(source, ServedRows):
+            of_servers = changes if isinstance(changes, ServerChanges) else None
+            tables, entries = save_tables(out, files, draft, source, DENSE, of_servers, new)
+        else:
+            ours = None if isinstance(changes, ServerChanges) else changes
+            tables = {
+                name: write_rows(out, f"table-{number:04d}", source, spec, None if name in new else ours)
+                for number, (name, spec) in enumerate(sorted(source.specs().items()))
+            }
+            entries = out.entries()
     builds = base is not None and not all(entry.whole for entry in tables.values())
     return Manifest(
         progress.version,

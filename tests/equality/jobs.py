@@ -45,6 +45,7 @@ def train(
     stores: Sequence[str] = (),
     during: Callable[[Running], None] | None = None,
     mode: str = "sync",
+    options: Sequence[str] = (),
 ) -> Numbers:
     """50 versions of 4 micro-batches of 16 records, in one master and `workers` worker processes.
 
@@ -60,6 +61,7 @@ def train(
         stores: Addresses of store servers.
         during: Called while the job runs: it may kill and start processes.
         mode: Of the job.
+        options: Further words of the master's command.
     """
     environment = {
         **os.environ,
@@ -73,14 +75,13 @@ def train(
     command += [] if stores else ["--store", store]
     command += ["--micro-batch-size", "16", "--seed", "11", "--run-dir", str(home)]
     command += ["--checkpoint-dir", str(home / "checkpoints"), "--no-export"]
-    command += ["--stores", ",".join(stores)] if stores else []
+    command += [*options, *(["--stores", ",".join(stores)] if stores else [])]
     command += ["--grads-to-wait", "4"] if mode == "sync" else ["--mode", mode]
     running = Running(home, command, environment)
     try:
         running.start_master()
-        working = ["-m", "elastable", "worker", str(MODEL), "--master", running.address, "--deadline", "60"]
-        for number in range(workers):
-            running.processes.append(_started(home / f"worker-{number}.log", working, environment))
+        for _ in range(workers):
+            running.start_worker()
         if kill_one:
             _kill_in_the_middle(running.address, running.processes[1].pid)
         if midway is not None:
@@ -125,6 +126,12 @@ class Running:
         self.processes[:1] = [_started(log, [*self.command, *more], self.environment)]
         if not self.address:
             self.address = _address(self.home, self.processes[0])
+
+    def start_worker(self) -> None:
+        """Starts one more worker."""
+        words = ["-m", "elastable", "worker", str(MODEL), "--master", self.address, "--deadline", "60"]
+        log = self.home / f"worker-{len(self.processes) - 1}.log"
+        self.processes.append(_started(log, words, self.environment))
 
     def until_version(self, version: int) -> None:
         """Waits until the job has reached a version, and asserts that it is not near its end."""

@@ -13,6 +13,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.shards.row_pushes import PushedCommit, RowPush, RowSums, Slices, SumTerm
+from elastable.embedding_store.shards.row_saving import RowSave
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.access.roles import Role
@@ -253,6 +254,9 @@ SHARD_QUESTIONS: dict[str, Callable[[Any], Any]] = {
     "CommitPushed": lambda server: server.commit_pushed(PushedCommit(_SUMS, 0, {}, {}, b"record")),
     "TakeBack": lambda server: server.recover(),
     "ReadRecord": lambda server: server.record(),
+    "KeepRecord": lambda server: server.reset_version(0, b"record"),
+    "TakeChanges": lambda server: server.take_changes(bytes(16), b""),
+    "SaveRows": lambda server: server.save_rows(RowSave(bytes(16))),
     "Claim": lambda server: server.begin_job("told", False),
     **{
         name: STORE_QUESTIONS[name]

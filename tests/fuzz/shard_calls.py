@@ -22,6 +22,7 @@ from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.pushes.shard_service import shard_services
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, channels_of
+from elastable.master.checkpoints.servers.row_saver import CheckpointRowSaver
 from tests.fuzz.calls import WAIT_S, Call, CallTarget, Seed
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.store_calls import SPECS, STORE_CALLS, store_words
@@ -77,6 +78,22 @@ def _claim(m: Mutator) -> Seed:
     return store_pb2.ClaimRequest(owner="host:1", job=JOB, may_overflow=m.chance(0.2), first=m.chance(0.5)), b""
 
 
+def _save(m: Mutator) -> Seed:
+    request = store_pb2.SaveRowsRequest(
+        save=m.bytes(16),
+        mark=bytes(16),
+        place="/dev/null/checkpoints",  # nothing can be written below it
+        draft=m.choice((".writing-" + 32 * "a", "ckpt-0000000001", "..")),
+        known="dense.safetensors",
+        note={"version": "1"},
+        probe="probe-s000" if m.chance(0.3) else "",
+        wait_ms=m.small(20),
+    )
+    for name in m.random.sample(TRAINED, m.small(2)):
+        request.tables.add(table=name, prefix=f"table-{m.small(9):04d}-s000", whole=m.chance(0.5), live=m.chance(0.5))
+    return request, b""
+
+
 def _plain(kind: type[Any]) -> Call:
     return Call(lambda m: (kind(), b""))
 
@@ -89,6 +106,9 @@ SHARD_CALLS: dict[str, Call] = {
     "CommitPushed": Call(_commit, store_pb2.CommitPushedFrame),
     "TakeBack": Call(lambda m: (store_pb2.TakeBackRequest(version=m.small(2) if m.chance(0.5) else None), b"")),
     "ReadRecord": _plain(store_pb2.ReadRecordRequest),
+    "KeepRecord": Call(record_seed, store_pb2.RecordFrame),
+    "TakeChanges": Call(lambda m: (store_pb2.TakeChangesRequest(mark=bytes(16), base=m.bytes(m.choice((0, 16)))), b"")),
+    "SaveRows": Call(_save),
     "Claim": Call(_claim),
     **{
         name: STORE_CALLS[name]
@@ -111,7 +131,7 @@ class ShardCalls(CallTarget):
         """Serves tables of some kinds."""
         self.calls = SHARD_CALLS
         self.store = self.held.enter_context(SharedMemoryStore(2))
-        self.shard = Shard(self.store, PUSH_BYTES)
+        self.shard = Shard(self.store, PUSH_BYTES, CheckpointRowSaver(self.store))
         services = shard_services(self.shard, channels_of(self.store))
         self.server = self.held.enter_context(GrpcServer("127.0.0.1:0", services, anonymous=Role.ADMINISTRATOR))
         self.channel = self.held.enter_context(grpc.insecure_channel(self.server.address))

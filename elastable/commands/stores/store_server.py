@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from elastable.commands.command_line import takes, without_subcommand
+from elastable.commands.stores.rescaling import rescale
 from elastable.commands.stores.upgrading import upgrade
 from elastable.jobs.servers.server_options import StoreServerOptions
 from elastable.output.progress_bars import JobConsole
@@ -13,6 +14,7 @@ __all__ = ["store"]
 
 store = typer.Typer(name="store", add_completion=False, invoke_without_command=True)
 store.command()(upgrade)
+store.command()(rescale)
 
 
 @store.callback()

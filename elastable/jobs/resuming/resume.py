@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, StoreBroken, StoreFailed, Unsupported
@@ -79,13 +80,15 @@ def fill_store(
         rerun: With `resume`: whether a new job takes the place of one that has reached its last version.
 
     Raises:
-        BadInput: the store holds what is not to be dropped, or another process is using it.
+        BadInput: the store holds what is not to be dropped, another process is using it, or its rows have moved.
         Unsupported: the job that was saved had other options.
         CheckpointError: what was saved is of another model.
         SpecConflict: a table in the store has another spec.
     """
     if not take_over:
         refuse_live_owner(store.other_writer)
+    if isinstance(store, ShardedStore) and not overwrite:
+        store.refuse_moved()
     if resume:
         beginning, overwrite = _resumed(store, tables, dense, job, checkpoint, overwrite, rerun)
         if beginning is not None:

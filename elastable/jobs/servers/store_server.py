@@ -21,6 +21,7 @@ from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.shared.shared_store import channels_of
 from elastable.jobs.servers.server_options import StoreServerOptions
 from elastable.jobs.store_watch import StoreHealth
+from elastable.master.checkpoints.servers.row_saver import CheckpointRowSaver
 from elastable.master.keras.row_optimizers.registration import register_job_optimizers
 from elastable.monitoring.metric import Source
 from elastable.monitoring.sources.server_source import server_sources
@@ -50,7 +51,7 @@ def run_store_server(options: StoreServerOptions, console: Console) -> int:
         channels = channels_of(store)
         if channels is None and options.transport == "shared":
             raise BadInput(f"--transport shared: rows of the store {redacted(options.store)} are not in shared memory")
-        shard = Shard(store, byte_count(options.gradient_bytes))
+        shard = Shard(store, byte_count(options.gradient_bytes), CheckpointRowSaver(store))
         keep_collections_short()
         stopped = threading.Event()
         credentials = Credentials.from_environment()

@@ -153,17 +153,18 @@ class CompositeStore(CompositeReads[EmbeddingStore], BaseStore):
         with self._alone(), self._lock.writing():
             target = recovery_version(self._versions(), version, self._splits.stores)
             self._apart = "a commit is being taken back; do that again"
-            taken = sum(self._each(lambda store: store.recover(target)).values())
+            taken = self._each(lambda store: store.recover(target))
             self._one_version(target)
-            return taken
+        return sum(taken.values())
 
-    def reset_version(self, version: int) -> None:
+    def reset_version(self, version: int, record: bytes | None = None) -> None:
         require_version(version)
         with self._alone(), self._lock.writing():
             self._refuse_while_pinned(f"the version cannot be reset to {version}")
             self._apart = f"not every store has been reset to version {version}"
             self._reached = 0
-            self._each(lambda store: store.reset_version(version))
+            first = self._sources[RECORD_STORE]
+            self._each(lambda store: store.reset_version(version, record if store is first else None))
             self._one_version(version)
 
     def pin(self, version: int | None = None, lease_s: float = 60.0) -> Snapshot:
@@ -176,7 +177,10 @@ class CompositeStore(CompositeReads[EmbeddingStore], BaseStore):
             if errors:
                 self._calls.outcomes({number: pin.close for number, pin in pins.items()})
                 self._calls.raise_first(errors)
-        return CompositeSnapshot([pins[number] for number in calls], self._splits, wanted, self._timeout_s)
+        return self._snapshot_of([*map(pins.__getitem__, calls)], wanted)
+
+    def _snapshot_of(self, pins: Sequence[Snapshot], version: int) -> CompositeSnapshot:
+        return CompositeSnapshot(pins, self._splits, version, self._timeout_s)
 
     def pins(self) -> tuple[PinStatistics, ...]:
         return joined_pins(list(self._each(lambda store: store.pins()).values()))
@@ -212,7 +216,6 @@ class CompositeStore(CompositeReads[EmbeddingStore], BaseStore):
         found = self._partition(table)
         with self._lock.reading():
             parts = self._each(lambda store: store.table_statistics(table), found.holders)
-
         return total_statistics(found, parts)
 
     def put_table_state(self, table: str, state: TableState) -> None:
@@ -221,9 +224,8 @@ class CompositeStore(CompositeReads[EmbeddingStore], BaseStore):
 
     def clear(self, table: str) -> None:
         with self._alone(), self._lock.writing():
-            holders = self._partition(table).holders
             self._refuse_while_pinned(f"table {table!r} cannot be cleared")
-            self._each(lambda store: store.clear(table), holders)
+            self._each(lambda store: store.clear(table), self._partition(table).holders)
 
     def _refuse_while_pinned(self, what: str) -> None:
         """Asks every store before anything is changed on one."""
@@ -242,7 +244,6 @@ class CompositeStore(CompositeReads[EmbeddingStore], BaseStore):
         return finish
 
     def _one_version(self, version: int) -> None:
-        """All stores are at this version."""
         self._apart, self._reached = None, version
         self._commits.forget()
 
@@ -257,9 +258,8 @@ class CompositeStore(CompositeReads[EmbeddingStore], BaseStore):
     def _why_lost(self, store: int, error: ElastableError) -> str:
         """A store that lost its rows may answer that it never had a version or a table."""
         if isinstance(error, VersionError | TableNotFound):
-            reached = self._reached
             found, _ = self._calls.outcomes({store: self._sources[store].version})
-            if found.get(store, reached) < reached:
+            if found.get(store, reached := self._reached) < reached:
                 return _fell_back(found[store], reached)
         return super()._why_lost(store, error)
 

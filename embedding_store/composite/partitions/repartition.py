@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import TableSpec
@@ -10,7 +10,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, StoreFailed, TableNotFound
 from elastable.embedding_store.optimizers.registry import row_optimizer
 
-__all__ = ["Progress", "repartition"]
+__all__ = ["Progress", "copy_tables", "repartition"]
 
 Progress = Callable[[str, int, int], None]
 """Is called after every block with the table, its rows moved so far, and its rows in all."""
@@ -57,16 +57,32 @@ def repartition(
     for name in names:
         if name in there and not replace and (count := target.row_count(name)):
             raise BadInput(f"the target has {count} rows in table {name!r} already; replace=True gives them up")
-    for name in names:
-        if not target.create_table(specs[name]):
-            target.clear(name)
-    copied = {name: _copy(source, target, specs[name], progress) for name in names}
+    copied = copy_tables(source, target, progress, {name: specs[name] for name in names})
     if source.version() != version:
         raise StoreFailed(
             f"the source went from version {version} to {source.version()} while it was copied; copy it again"
         )
     target.reset_version(version)
     return copied
+
+
+def copy_tables(
+    source: EmbeddingStore,
+    target: EmbeddingStore,
+    progress: Progress | None = None,
+    specs: Mapping[str, TableSpec] | None = None,
+) -> dict[str, int]:
+    """As `repartition`, and nothing is checked: rows of the target are given up, and its version stays.
+
+    Args:
+        source, target, progress: As of `repartition`.
+        specs: Tables of the source by name; None: all.
+    """
+    specs = source.specs() if specs is None else specs
+    for spec in specs.values():
+        if not target.create_table(spec):
+            target.clear(spec.name)
+    return {name: _copy(source, target, spec, progress) for name, spec in sorted(specs.items())}
 
 
 def _copy(source: EmbeddingStore, target: EmbeddingStore, spec: TableSpec, progress: Progress | None) -> int:

@@ -7,11 +7,16 @@ from dataclasses import replace
 from functools import partial
 
 from elastable.embedding_store.composite.coordinator.commit_coordinator import RECORD_STORE
+from elastable.embedding_store.composite.coordinator.composite_snapshot import CompositeSnapshot
 from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
+from elastable.embedding_store.composite.partitions.rows_on_servers import RowsOnServers, ServersSnapshot
 from elastable.embedding_store.composite.splits.partition import Partition
 from elastable.embedding_store.composite.splits.token_split import gather_rows
-from elastable.embedding_store.errors import BadInput, ShardLost, VersionError
+from elastable.embedding_store.contract.snapshot import Snapshot
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.errors import BadInput, ShardLost, StoreFailed, VersionError
 from elastable.embedding_store.rows.checks import require_gradients, require_ids
+from elastable.embedding_store.shards.moving import refuse_moved
 from elastable.embedding_store.shards.row_pushes import (
     Committed,
     Measured,
@@ -22,11 +27,12 @@ from elastable.embedding_store.shards.row_pushes import (
     ShardStore,
     Slices,
 )
+from elastable.embedding_store.shards.row_saving import ChangedTable, TakenChanges
 
 __all__ = ["ShardedStore"]
 
 
-class ShardedStore(PartitionedStore, ShardStore):
+class ShardedStore(RowsOnServers[EmbeddingStore], PartitionedStore, ShardStore):
     """Store servers as one store, each of which holds every n-th id of every table.
 
     A version counts once all of them have logged it, and so no process decides alone: whoever looks after a crash sees
@@ -44,6 +50,15 @@ class ShardedStore(PartitionedStore, ShardStore):
     def __init__(self, servers: Sequence[ShardStore], timeout_s: float = 60.0) -> None:
         super().__init__(servers, "token", timeout_s=timeout_s)
         self._servers = tuple(servers)
+
+    @property
+    def address(self) -> str:
+        return ",".join(server.address for server in self._servers)
+
+    def refuse_moved(self) -> None:
+        """Raises `BadInput` where rows of a server have moved elsewhere, or are on their way here."""
+        for number, record in self._calls.run({n: server.record for n, server in enumerate(self._servers)}).items():
+            refuse_moved(self._servers[number].address, record)
 
     def begin_job(self, job: str, may_overflow: bool) -> None:
         self._calls.run({n: partial(server.begin_job, job, may_overflow) for n, server in enumerate(self._servers)})
@@ -95,6 +110,20 @@ class ShardedStore(PartitionedStore, ShardStore):
         tables = sorted({table for of_server in made.values() for table in of_server.tables})
         return Committed(missing, tuple(tables), all(of_server.repeated for of_server in made.values()))
 
+    def take_changes(self, mark: bytes, base: bytes) -> TakenChanges:
+        with self._alone():
+            taken = self._calls.run(
+                {n: partial(server.take_changes, mark, base) for n, server in enumerate(self._servers)}
+            )
+        versions = {of_server.version for of_server in taken.values()}
+        if len(versions) > 1:
+            raise StoreFailed(f"the store servers are at different versions: {', '.join(map(str, sorted(versions)))}")
+        tables: dict[str, ChangedTable] = {}
+        for of_server in taken.values():
+            for table, of in of_server.tables.items():
+                tables[table] = _both(tables.get(table, ChangedTable(0, 0)), of)
+        return TakenChanges(versions.pop(), tables)
+
     def _take_back(self, version: int, ahead: Sequence[int]) -> None:
         try:
             self._each(lambda server: server.recover(version), ahead)
@@ -103,6 +132,9 @@ class ShardedStore(PartitionedStore, ShardStore):
                 f"a store server has lost pushes of version {version}, and another one cannot go back to it, as it "
                 f"keeps no log: {error}"
             ) from error
+
+    def _snapshot_of(self, pins: Sequence[Snapshot], version: int) -> CompositeSnapshot:
+        return ServersSnapshot(pins, self._splits, version, self._timeout_s)
 
     def _shares(self, push: RowPush) -> list[RowPush]:
         """What each server gets; all of them get something, as a sum names every push."""
@@ -125,6 +157,12 @@ def _split(table: Partition, slices: Slices) -> Mapping[int, Slices]:
         part.shard: Slices(part.ids, values if part.places is None else gather_rows(values, part.places))
         for part in table.parts(ids)
     }
+
+
+def _both(one: ChangedTable, other: ChangedTable) -> ChangedTable:
+    known = one.changed is not None and other.changed is not None
+    changed = (one.changed or 0) + (other.changed or 0) if known else None
+    return ChangedTable(one.rows + other.rows, changed, one.shrunk or other.shrunk)
 
 
 def _union(every: Iterable[Iterable[int]]) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from elastable.embedding_store.contract.pins import PinStatistics
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableStatistics
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.errors import TableNotFound
+from elastable.embedding_store.errors import TableNotFound, Unsupported
 from elastable.embedding_store.tables.base_store import BaseStore
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Credentials
@@ -109,18 +109,23 @@ class RemoteStore(RemoteSource, BaseStore):
 
         return finish
 
-    def reset_version(self, version: int, force: bool = False) -> None:
-        """Sets the version; `force` as in `drop_table`."""
+    def reset_version(self, version: int, record: bytes | None = None, force: bool = False) -> None:
+        """Sets the version; `force` as in `drop_table`.
+
+        Raises:
+            Unsupported: there is a record, which only store servers take.
+        """
+        if record is not None:
+            raise Unsupported(f"{self.address}: a parameter server keeps no records of versions")
         request = store_pb2.ResetVersionRequest(version=version, force=force)
         self._change(lambda timeout: self._writes.ResetVersion(request, timeout=timeout))
 
     def pin(self, version: int | None = None, lease_s: float = 60.0) -> Snapshot:
         """Pins a version at the server; the lease is at most 3,600 seconds."""
+        return RemotePin(self._connection, self._look_up_pinned, self.specs, version, lease_s)
 
-        def look_up(ids: Mapping[str, Int64], token: bytes) -> dict[str, Float32]:
-            return self._look_up(ids, None, 0.0, token)
-
-        return RemotePin(self._connection, look_up, self.specs, version, lease_s)
+    def _look_up_pinned(self, ids: Mapping[str, Int64], token: bytes) -> dict[str, Float32]:
+        return self._look_up(ids, None, 0.0, token)
 
     def pins(self) -> tuple[PinStatistics, ...]:
         return remote_pins(self._connection)

@@ -180,17 +180,17 @@ def pushed_commit_from_frames(frames: Iterable[bytes]) -> PushedCommit:
     )
 
 
-def record_frames(record: bytes | None) -> Iterator[bytes]:
-    """The frames of one ReadRecord."""
-    header = store_pb2.RecordHeader(has_record=record is not None, record_bytes=len(record or b""))
+def record_frames(record: bytes | None, version: int = 0) -> Iterator[bytes]:
+    """The frames of one ReadRecord, or of one KeepRecord with its version."""
+    header = store_pb2.RecordHeader(has_record=record is not None, record_bytes=len(record or b""), version=version)
     return encode(header.SerializeToString(), _bytes_of(record))
 
 
-def record_from_frames(frames: Iterable[bytes]) -> bytes | None:
-    """The record in the frames of one ReadRecord. Raises `BadInput`: malformed frames."""
+def record_from_frames(frames: Iterable[bytes]) -> tuple[bytes | None, int]:
+    """The record in the frames of one ReadRecord, and the version. Raises `BadInput`: malformed frames."""
     reader = FrameReader(frames, "Record")
     header = reader.header(store_pb2.RecordHeader)
-    return _record(reader, header.has_record, header.record_bytes, "Record")
+    return _record(reader, header.has_record, header.record_bytes, "Record"), header.version
 
 
 def _bytes_of(record: bytes | None) -> list[Array]:

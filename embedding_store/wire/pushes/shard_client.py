@@ -6,13 +6,15 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
 import grpc
 
 from elastable.embedding_store.contract.row_data import Commit
-from elastable.embedding_store.errors import BadInput, NotReady, StoreFailed, Unsupported
+from elastable.embedding_store.contract.snapshot import Snapshot
+from elastable.embedding_store.errors import BadInput, CheckpointError, NotReady, StoreFailed, Unsupported
 from elastable.embedding_store.shards.row_pushes import (
     Committed,
     Measured,
@@ -22,6 +24,7 @@ from elastable.embedding_store.shards.row_pushes import (
     RowSums,
     ShardStore,
 )
+from elastable.embedding_store.shards.row_saving import RowSave, SavedRows, TakenChanges
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.call_channels import MetadataChannel
@@ -32,17 +35,26 @@ from elastable.embedding_store.wire.messages.upload import Upload
 from elastable.embedding_store.wire.pushes.push_messages import (
     measured_from_message,
     pushed_commit_frames,
+    record_frames,
     record_from_frames,
     row_outcome_from_message,
     row_push_frames,
     sums_to_message,
 )
+from elastable.embedding_store.wire.pushes.save_messages import (
+    changes_from_message,
+    save_to_message,
+    saved_from_message,
+)
+from elastable.embedding_store.wire.pushes.shard_pin import ShardPin
 from elastable.embedding_store.wire.pushes.shared_upload import SharedUpload
 
 __all__ = ["ShardClient"]
 
 Answer = TypeVar("Answer")
 Reply = TypeVar("Reply")
+
+_MOST_EARLY = 20  # answers that a save is not done, before half the time to wait has passed
 
 
 class ShardClient(RemoteStore, ShardStore):
@@ -77,6 +89,7 @@ class ShardClient(RemoteStore, ShardStore):
         channel, path = MetadataChannel(self._connection.channel, OWNER_KEY, self._secret), f"/{SERVER_SERVICE}"
         self._server = store_pb2_grpc.StoreServerStub(channel)
         self._commit_pushed = Upload(channel, f"{path}/CommitPushed", store_pb2.CommitPushedReply.FromString)
+        self._keep_record = Upload(channel, f"{path}/KeepRecord", store_pb2.KeepRecordReply.FromString)
         self._record_frames = channel.unary_stream(
             f"{path}/ReadRecord", store_pb2.ReadRecordRequest.SerializeToString, None
         )
@@ -145,9 +158,39 @@ class ShardClient(RemoteStore, ShardStore):
         request = store_pb2.ReadRecordRequest()
 
         def attempt(timeout: float) -> bytes | None:
-            return self._decoded(record_from_frames, self._record_frames(request, timeout=timeout))
+            return self._decoded(record_from_frames, self._record_frames(request, timeout=timeout))[0]
 
         return self._change(attempt)
+
+    def reset_version(self, version: int, record: bytes | None = None, force: bool = False) -> None:
+        if record is None:
+            super().reset_version(version, force=force)
+        else:
+            self._change(lambda timeout: self._keep_record(record_frames(record, version), timeout))
+
+    def take_changes(self, mark: bytes, base: bytes) -> TakenChanges:
+        request = store_pb2.TakeChangesRequest(mark=mark, base=base)
+        return changes_from_message(self._change(lambda timeout: self._server.TakeChanges(request, timeout=timeout)))
+
+    def save_rows(self, save: RowSave) -> SavedRows:
+        return self._save_rows(save, b"")
+
+    def pin(self, version: int | None = None, lease_s: float = 60.0) -> Snapshot:
+        return ShardPin(self._connection, self._look_up_pinned, self.specs, version, lease_s, self._save_rows)
+
+    def _save_rows(self, save: RowSave, pin: bytes) -> SavedRows:
+        """Asks until it is done: however long that takes, a call is short."""
+        request, early = save_to_message(save, pin), 0
+        try:
+            while early < _MOST_EARLY:
+                asked = time.monotonic()
+                reply = self._change(lambda timeout: self._server.SaveRows(request, timeout=timeout))
+                if reply.done:
+                    return self._decoded(saved_from_message, reply)
+                early += time.monotonic() - asked < request.wait_ms / 2000
+            raise StoreFailed(f"{self.address} answers SaveRows again and again, and does not wait as it is asked to")
+        except CheckpointError as error:
+            raise CheckpointError(f"store server {self.address}: {error}") from error
 
     def _decoded(self, decode: Callable[[Reply], Answer], reply: Reply) -> Answer:
         try:

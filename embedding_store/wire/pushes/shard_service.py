@@ -19,9 +19,15 @@ from elastable.embedding_store.wire.pushes.push_messages import (
     measured_to_message,
     pushed_commit_from_frames,
     record_frames,
+    record_from_frames,
     row_outcome_to_message,
     row_push_from_frames,
     sums_from_message,
+)
+from elastable.embedding_store.wire.pushes.save_messages import (
+    changes_to_message,
+    save_from_message,
+    saved_to_message,
 )
 from elastable.embedding_store.wire.server.grpc_server import Service
 from elastable.embedding_store.wire.server.handlers import Handler, control, stream, upload
@@ -56,7 +62,7 @@ def shard_services(
 def _server_service(
     shard: Shard, channels: SharedChannels | None, pins: ServedPins, forget_specs: Callable[[], None]
 ) -> Service:
-    servicer = _ShardServicer(shard, channels)
+    servicer = _ShardServicer(shard, channels, pins)
     writes = write_handlers(shard.store, True, pins, forget_specs)
     owned = {
         "Renew": control(servicer.renew, store_pb2.RenewRequest),
@@ -64,6 +70,9 @@ def _server_service(
         "CommitPushed": _upload_with_secret(servicer.commit_pushed),
         "TakeBack": _control_with_secret(servicer.take_back, store_pb2.TakeBackRequest),
         "ReadRecord": stream(servicer.read_record, store_pb2.ReadRecordRequest),
+        "KeepRecord": upload(servicer.keep_record),
+        "TakeChanges": control(servicer.take_changes, store_pb2.TakeChangesRequest),
+        "SaveRows": control(servicer.save_rows, store_pb2.SaveRowsRequest),
         **{call: handler for call, handler in writes.items() if call not in _NOT_SERVED},
     }
     handlers = {
@@ -76,9 +85,10 @@ def _server_service(
 
 
 class _ShardServicer:
-    def __init__(self, shard: Shard, channels: SharedChannels | None) -> None:
+    def __init__(self, shard: Shard, channels: SharedChannels | None, pins: ServedPins) -> None:
         self._shard = shard
         self._channels = channels
+        self._pins = pins
 
     def get_owner(self, request: store_pb2.GetOwnerRequest, secret: bytes) -> store_pb2.GetOwnerReply:
         owner = self._shard.ownership.live_owner(but=secret)
@@ -107,6 +117,19 @@ class _ShardServicer:
 
     def read_record(self, request: store_pb2.ReadRecordRequest) -> Iterator[bytes]:
         return record_frames(self._shard.store.record())
+
+    def keep_record(self, frames: Iterator[bytes]) -> store_pb2.KeepRecordReply:
+        record, version = record_from_frames(frames)
+        self._pins.make_way(f"the version cannot be reset to {version}", force=False)
+        self._shard.reset_version(version, record)
+        return store_pb2.KeepRecordReply()
+
+    def take_changes(self, request: store_pb2.TakeChangesRequest) -> store_pb2.TakeChangesReply:
+        return changes_to_message(self._shard.take_changes(request.mark, request.base))
+
+    def save_rows(self, request: store_pb2.SaveRowsRequest) -> store_pb2.SaveRowsReply:
+        save, wait_s = save_from_message(request)
+        return saved_to_message(self._shard.save_rows(save, self._pins.source(request.pin), wait_s))
 
 
 def _control_with_secret(method: Callable[[Any, bytes], Message], request: type[Message]) -> Handler:

@@ -95,6 +95,10 @@ class Changes:
         """How many ids `ids` gives; 0 where any row may have changed."""
         return len(self.tables.get(table) or ())
 
+    def knows(self, table: str) -> bool:
+        """Whether it is known which rows changed; else any may have."""
+        return self.tables.get(table) is not None
+
     def ids(self, table: str, most: int) -> Iterator[Int64] | None:
         """The ids of a table whose rows changed, int64 `[n]`, at most so many at a time; None: any may have."""
         found = self.tables.get(table)

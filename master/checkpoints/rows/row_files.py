@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
+from elastable.embedding_store.composite.splits.token_split import global_ids
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.snapshot import Snapshot
@@ -16,11 +18,21 @@ from elastable.master.checkpoints.rows.dirty_rows import Changes
 from elastable.master.checkpoints.storage.file_writer import FileWriter
 from elastable.master.checkpoints.storage.manifest import TableEntry
 
-__all__ = ["write_rows"]
+__all__ = ["WrittenRows", "write_blocks", "write_rows", "write_state"]
 
 _FILE_BYTES = 32 << 20
 _BLOCK_BYTES = 4 << 20
 _IDS_A_FILE = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenRows:
+    """Rows of one table in files: how many there are, how many in `files`, and files of the ids of all rows."""
+
+    rows: int
+    written: int
+    files: tuple[str, ...]
+    live: tuple[str, ...]
 
 
 def write_rows(out: FileWriter, prefix: str, source: Snapshot, spec: TableSpec, changes: Changes | None) -> TableEntry:
@@ -33,16 +45,33 @@ def write_rows(out: FileWriter, prefix: str, source: Snapshot, spec: TableSpec, 
         spec: The table.
         changes: Since the base; None: the table is written whole. So it is if half of its rows changed.
     """
+    rows = source.row_count(spec.name)
+    whole = changes is None or 2 * changes.count(spec.name) > rows or not changes.knows(spec.name)
+    live = not whole and changes is not None and spec.name in changes.shrunk
+    of = write_blocks(out, prefix, source, spec, None if whole else changes, live)
+    state = write_state(out, prefix, source, spec.name)
+    return TableEntry(spec, of.rows, of.written, of.files, whole, of.live if live else None, state)
+
+
+def write_blocks(
+    out: FileWriter, prefix: str, source: Snapshot, spec: TableSpec, changes: Changes | None, live: bool
+) -> WrittenRows:
+    """Hands the rows of one table over, by the ids of the whole table where `source` is a shard of it.
+
+    Args:
+        out, prefix, source, spec: As of `write_rows`.
+        changes: Whose rows are written; None: all.
+        live: Whether the ids of all rows are written, too.
+    """
     row_bytes = 8 + 4 * (spec.dim + row_optimizer(spec.optimizer).slot_width(spec.dim))
     block_rows = max(1, _BLOCK_BYTES // row_bytes)
-    rows = source.row_count(spec.name)
-    ids = None if changes is None or 2 * changes.count(spec.name) > rows else changes.ids(spec.name, block_rows)
+    ids = None if changes is None else changes.ids(spec.name, block_rows)
     blocks = source.scan(spec.name, block_rows) if ids is None else _changed(source, spec.name, ids)
     files, written = [], 0
     for number, group in enumerate(_groups(blocks, _FILE_BYTES // row_bytes)):
         file = f"{prefix}-{number:05d}.safetensors"
         parts: dict[str, list[Tensor]] = {
-            "ids": [block.ids for block in group],
+            "ids": [_whole_ids(spec, block.ids) for block in group],
             "weights": [block.weights for block in group],
             "slots": [block.slots for block in group],
         }
@@ -50,12 +79,18 @@ def write_rows(out: FileWriter, prefix: str, source: Snapshot, spec: TableSpec, 
         out.put(file, {**parts, "touches": touches} if touches else parts)
         files.append(file)
         written += sum(len(block.ids) for block in group)
-    live = None
-    if ids is not None and changes is not None and spec.name in changes.shrunk:
-        live = _write_live(out, prefix, source, spec.name, block_rows)
-    return TableEntry(
-        spec, rows, written, tuple(files), ids is None, live, _write_state(out, prefix, source, spec.name)
-    )
+    names = _write_live(out, prefix, source, spec, block_rows) if live else ()
+    return WrittenRows(source.row_count(spec.name), written, tuple(files), names)
+
+
+def _whole_ids(spec: TableSpec, ids: Int64) -> Int64:
+    """The ids of the table that was split into shards, of which this is one; else the same."""
+    of = spec.origin
+    if of.table is None:
+        return ids
+    whole = of.table.origin
+    stride, offset = of.id_stride // whole.id_stride, (of.id_offset - whole.id_offset) // whole.id_stride
+    return ids if stride == 1 else global_ids(ids, stride, offset)
 
 
 def _changed(source: Snapshot, table: str, ids: Iterable[Int64]) -> Iterator[RowBlock]:
@@ -78,7 +113,7 @@ def _groups(blocks: Iterable[RowBlock], most: int) -> Iterator[list[RowBlock]]:
         yield group
 
 
-def _write_live(out: FileWriter, prefix: str, source: Snapshot, table: str, block_rows: int) -> tuple[str, ...]:
+def _write_live(out: FileWriter, prefix: str, source: Snapshot, spec: TableSpec, block_rows: int) -> tuple[str, ...]:
     files: list[str] = []
     group: list[Int64] = []
 
@@ -86,8 +121,8 @@ def _write_live(out: FileWriter, prefix: str, source: Snapshot, table: str, bloc
         files.append(f"{prefix}-live-{len(files):05d}.safetensors")
         out.put(files[-1], {"ids": group})
 
-    for block in source.scan(table, block_rows):
-        group.append(block.ids)
+    for block in source.scan(spec.name, block_rows):
+        group.append(_whole_ids(spec, block.ids))
         if sum(map(len, group)) >= _IDS_A_FILE:
             write()
             group = []
@@ -96,7 +131,8 @@ def _write_live(out: FileWriter, prefix: str, source: Snapshot, table: str, bloc
     return tuple(files)
 
 
-def _write_state(out: FileWriter, prefix: str, source: Snapshot, table: str) -> str | None:
+def write_state(out: FileWriter, prefix: str, source: Snapshot, table: str) -> str | None:
+    """Hands over what a table keeps besides its rows; the name of its file, None where there is nothing."""
     state = source.table_state(table)
     if not state:
         return None

@@ -35,6 +35,11 @@ class CheckpointFiles(ABC):
     address: str
     """The folder, as a person writes it."""
 
+    @property
+    def place(self) -> str:
+        """The folder, as a process of any host opens it: a path from the root, or a URL, which may hold a password."""
+        return self.address
+
     @abstractmethod
     def names(self, folder: str = "") -> list[str]:
         """Sorted names of what lies in a folder; none where there is no such folder."""
@@ -90,6 +95,10 @@ class LocalFiles(CheckpointFiles):
     def __init__(self, home: Path) -> None:
         self._home = home
         self.address = str(home)
+
+    @property
+    def place(self) -> str:
+        return str(self._home.absolute())
 
     def names(self, folder: str = "") -> list[str]:
         try:

@@ -31,7 +31,7 @@ class FileWriter(BoundedPool[tuple[str, FileEntry]]):
         super().__init__(background)
         self._files = files
         self._draft = draft
-        self._note = note
+        self.note = note
         self._throttle = Throttle() if background else None
 
     def put(self, name: str, tensors: Mapping[str, Sequence[Tensor]]) -> None:
@@ -47,7 +47,7 @@ class FileWriter(BoundedPool[tuple[str, FileEntry]]):
         return dict(self.wait())
 
     def _write(self, name: str, tensors: Mapping[str, Sequence[Tensor]]) -> tuple[str, FileEntry]:
-        parts = parts_of(tensors, self._note)
+        parts = parts_of(tensors, self.note)
         digest = hashlib.sha256()
         for part in parts:
             with self._working():

@@ -35,7 +35,7 @@ def files_at_url(url: str) -> CheckpointFiles:
         raise BadInput(f"{redacted(url)}: {error}; known kinds: {known}") from error
     if isinstance(system, LocalFileSystem):
         return LocalFiles(Path(path))
-    return RemoteFiles(system, path, redacted(url).rstrip("/"))
+    return RemoteFiles(system, path, redacted(url).rstrip("/"), url)
 
 
 class RemoteFiles(CheckpointFiles):
@@ -45,12 +45,18 @@ class RemoteFiles(CheckpointFiles):
         system: An fsspec file system.
         path: The folder, as the file system names it.
         address: The folder, as a person writes it.
+        url: The folder, with whatever opens it; "": the address does.
     """
 
-    def __init__(self, system: fsspec.AbstractFileSystem, path: str, address: str) -> None:
+    def __init__(self, system: fsspec.AbstractFileSystem, path: str, address: str, url: str = "") -> None:
         self._system = system
         self._path = path.rstrip("/")
         self.address = address
+        self._url = url or address
+
+    @property
+    def place(self) -> str:
+        return self._url
 
     def names(self, folder: str = "") -> list[str]:
         return sorted(self.sizes(folder))

@@ -15,6 +15,7 @@ from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.pushes.shard_service import shard_services
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.shared.shared_store import channels_of
+from elastable.master.checkpoints.servers.row_saver import CheckpointRowSaver
 
 __all__ = ["ServedShard", "served", "stopped_with"]
 
@@ -35,10 +36,16 @@ class ServedShard:
     def start(self) -> None:
         """Serves at the address of before, from what its log holds."""
         self.store: EmbeddingStore = open_store(self._url, threads=1, shared=True)
-        self.shard = Shard(self.store, self._most_bytes)
+        self.shard = Shard(self.store, self._most_bytes, CheckpointRowSaver(self.store))
         services = shard_services(self.shard, channels_of(self.store))
         self._server = GrpcServer(self._listen, services, anonymous=Role.ADMINISTRATOR)
         self.address = self._listen = self._server.address
+
+    def move(self) -> None:
+        """Ends the server, and starts it at another address."""
+        self.stop()
+        self._listen = "127.0.0.1:0"
+        self.start()
 
     def stop(self) -> None:
         """Ends the server; pushes that it held are lost."""

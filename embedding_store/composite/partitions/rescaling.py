@@ -1,0 +1,150 @@
+"""The rows of a job moved from its store servers to others, between two versions, in one step that counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from elastable.embedding_store.composite.partitions.repartition import Progress, copy_tables
+from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
+from elastable.embedding_store.errors import BadInput, StoreFailed, Unsupported
+from elastable.embedding_store.shards.moving import Move
+from elastable.embedding_store.shards.row_pushes import ShardStore
+
+__all__ = ["MovedRows", "move_rows"]
+
+
+@dataclass(frozen=True, slots=True)
+class MovedRows:
+    """What was moved.
+
+    Attributes:
+        version: That the rows are of.
+        rows: Table -> rows that were copied; empty where an earlier call had copied them.
+    """
+
+    version: int
+    rows: Mapping[str, int]
+
+
+def move_rows(
+    old: Mapping[str, ShardStore], new: Mapping[str, ShardStore], progress: Progress | None = None
+) -> MovedRows:
+    """Moves the tables of a job, its version and its record from some store servers to others.
+
+    The old servers hold the job until the new ones have everything; then one server says that it has gone, in one
+    entry of its log. Whenever this breaks off, it may be called again with the same servers: it begins anew before
+    that entry, and completes what is left after it. One block of rows is in memory at a time.
+
+    Args:
+        old: By address, in the order of the job's `--stores`. Nobody else owns them meanwhile.
+        new: The same of the servers that get the rows: empty ones. A server may stand in both where it keeps its place
+            and their number stays; it keeps its rows.
+        progress: Is told how far each table is.
+
+    Raises:
+        BadInput: the lists cannot be, a new server is not empty, or the rows have moved elsewhere.
+        Unsupported: a new server has no log.
+        StoreFailed, Unavailable: a server failed; call it again.
+    """
+    move = _Moving(old, new)
+    gone = Move.from_bytes(old[move.leaving].record())
+    if gone is None:
+        copied = move.copy(progress)
+        move.switch()
+    else:
+        copied = {}
+        move.require_same(gone, move.leaving)
+    return MovedRows(move.finish(), copied)
+
+
+class _Moving:
+    def __init__(self, old: Mapping[str, ShardStore], new: Mapping[str, ShardStore]) -> None:
+        self._old, self._new = old, new
+        self._lists = tuple(old), tuple(new)
+        _refuse_lists(*self._lists)
+        self._coming = [address for address in new if address not in old]
+        self.leaving = next(address for address in old if address not in new)
+        """The old server whose log says that the rows have gone."""
+        self._first = self._coming[0]
+        """The new server that says that they have not all come."""
+
+    def copy(self, progress: Progress | None) -> dict[str, int]:
+        """Brings everything to the new servers, which say that they do not count yet."""
+        source = ShardedStore(list(self._old.values()))
+        source.recover()
+        version, record = source.version(), source.record()
+        if record is None:
+            raise BadInput(f"{', '.join(self._old)}: no version has a record, so there is no job to move")
+        firsts = next(iter(self._new)) == self._first
+        self._make_empty()
+        coming = Move(*self._lists, gone=False, record=record if firsts else None).to_bytes()
+        self._new[self._first].reset_version(0, coming)
+        if len(self._old) == len(self._new):
+            copied: dict[str, int] = {}
+            for (one, here), (other, there) in zip(self._old.items(), self._new.items(), strict=True):
+                if one != other:
+                    for table, rows in copy_tables(here, there, progress).items():
+                        copied[table] = copied.get(table, 0) + rows
+        else:
+            copied = copy_tables(source, ShardedStore(list(self._new.values())), progress)
+        for address in reversed(self._coming):
+            self._new[address].reset_version(version, coming if address == self._first else None)
+        if source.version() != version:
+            raise StoreFailed(f"the store servers went from version {version} to {source.version()} meanwhile")
+        return copied
+
+    def switch(self) -> None:
+        """From this entry on the new servers count."""
+        store = self._old[self.leaving]
+        store.reset_version(store.version(), Move(*self._lists, gone=True).to_bytes())
+
+    def finish(self) -> int:
+        """The new servers say so too; the version."""
+        store = self._new[self._first]
+        version, said = store.version(), Move.from_bytes(store.record())
+        if said is not None:
+            self.require_same(said, self._first)
+            store.reset_version(version, said.record)
+        return version
+
+    def require_same(self, move: Move, address: str) -> None:
+        """Raises `BadInput` where a server says that the rows move elsewhere."""
+        if (move.old, move.new) != self._lists:
+            raise BadInput(f"store server {address} has a part in another move of rows: `{move.command}`")
+
+    def _make_empty(self) -> None:
+        """The new servers, of what an earlier call left there. Raises `BadInput` where they hold anything else."""
+        said = Move.from_bytes(self._new[self._first].record())
+        if said is not None:
+            self.require_same(said, self._first)
+        for address in self._coming:
+            store = self._new[address]
+            if not store.keeps_records:
+                raise Unsupported(
+                    f"store server {address} has no log, and rows that only lie in its memory could be lost by now: "
+                    "start it with --store memory?log=/folder, file:///folder or redis://host:port"
+                )
+            if said is None and (store.specs() or store.version()):
+                raise BadInput(f"store server {address} holds rows at version {store.version()}: name empty ones")
+        for address in reversed(self._coming):
+            for table in self._new[address].specs():
+                self._new[address].drop_table(table)
+            if address != self._first and self._new[address].version():
+                self._new[address].reset_version(0)
+
+
+def _refuse_lists(old: tuple[str, ...], new: tuple[str, ...]) -> None:
+    if set(old) == set(new):
+        raise BadInput(f"--from and --to name the same store servers ({', '.join(new)}): nothing is to be moved")
+    staying = [address for address in new if address in old]
+    if staying and len(old) != len(new):
+        raise BadInput(
+            f"store server {staying[0]} stands in --from and in --to: with {len(new)} servers in the place of "
+            f"{len(old)} each of them holds other rows; start new servers, which may be on the same hosts"
+        )
+    for address in staying:
+        if old.index(address) != new.index(address):
+            raise BadInput(f"store server {address} has place {old.index(address)} in --from: it keeps it in --to")
+    if not set(old) - set(new) or not set(new) - set(old):
+        raise BadInput("--from and --to are to name different store servers")
