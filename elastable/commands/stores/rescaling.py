@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
 from elastable.commands.command_line import takes
-from elastable.embedding_store.composite.partitions.rescaling import move_rows
+from elastable.embedding_store.composite.partitions.rescaling import move_job
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.option import Option, check_options, required, setting
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
@@ -71,7 +71,7 @@ def rescale(options: _RescaleOptions) -> None:
         def copied(table: str, done: int, rows: int) -> None:
             progress.update(shown, description=f"{table}: {done:,} of {rows:,} rows")
 
-        moved = move_rows(
+        moved = move_job(
             {address: clients[address] for address in options.old},
             {address: clients[address] for address in options.new},
             copied,

@@ -11,7 +11,7 @@ from elastable.embedding_store.errors import BadInput, StoreFailed, Unsupported
 from elastable.embedding_store.shards.moving import Move
 from elastable.embedding_store.shards.row_pushes import ShardStore
 
-__all__ = ["MovedRows", "move_rows"]
+__all__ = ["MovedRows", "move_job"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class MovedRows:
     rows: Mapping[str, int]
 
 
-def move_rows(
+def move_job(
     old: Mapping[str, ShardStore], new: Mapping[str, ShardStore], progress: Progress | None = None
 ) -> MovedRows:
     """Moves the tables of a job, its version and its record from some store servers to others.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elastable.embedding_store.composite.partitions.rescaling import MovedRows, move_rows
+from elastable.embedding_store.composite.partitions.rescaling import MovedRows, move_job
 from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
 from elastable.embedding_store.errors import BadInput, ElastableError, Unsupported
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
@@ -64,7 +64,7 @@ def move(
             address: held.enter_context(client(address, 60.0))
             for address in dict.fromkeys(server.address for server in (*old, *new))
         }
-        return move_rows(_some(clients, old), _some(clients, new))
+        return move_job(_some(clients, old), _some(clients, new))
 
 
 def _some(clients: Mapping[str, ShardClient], servers: Sequence[ServedShard]) -> dict[str, ShardClient]:
