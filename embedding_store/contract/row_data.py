@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
 from elastable.embedding_store.errors import BadInput
 
-__all__ = ["Commit", "FlushStatus", "RowBlock", "TableState", "TableStatistics", "TableUpdate"]
+__all__ = [
+    "Commit",
+    "EvictionCut",
+    "FlushStatus",
+    "RowBlock",
+    "StayingRows",
+    "TableState",
+    "TableStatistics",
+    "TableUpdate",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +38,33 @@ class TableUpdate:
 
 
 @dataclass(frozen=True, slots=True)
+class EvictionCut:
+    """Which rows of all shards of a table go for its `max_rows`.
+
+    Attributes:
+        version: Rows that were last touched before this version go.
+        least_id: So do those that were touched at this version, of this id of the whole table or a greater one; None:
+            none of them.
+    """
+
+    version: int
+    least_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StayingRows:
+    """The rows of a shard that a commit would leave, but for `max_rows`.
+
+    Attributes:
+        versions: int64 `[n]`, that last touched them.
+        ids: int64 `[n]`, of the whole table.
+    """
+
+    versions: Int64
+    ids: Int64
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """The step from version `version - 1` to `version`.
 
@@ -43,6 +79,8 @@ class Commit:
         frozen: Tables that take no step: their rows and slots stay, with `lazy=False` too, and none is evicted.
         time: Seconds since 1970 (UTC), for tables whose rows go with time (`EvictionSpec.ttl`). It is decided once,
             by who makes the commit, and kept with it. None: by the store that is committed to.
+        cuts: Table name -> what goes for its `max_rows`, of every table that shares its budget of rows with other
+            stores (`TableSpec.shares_budget`), and of no other.
     """
 
     version: int
@@ -53,6 +91,7 @@ class Commit:
     ends_chapter: bool = False
     frozen: tuple[str, ...] = ()
     time: float | None = None
+    cuts: Mapping[str, EvictionCut] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if both := sorted({*self.updates}.intersection(self.frozen)):

@@ -243,6 +243,16 @@ class TableSpec:
         return self.eviction is not None and self.eviction.ttl is not None
 
     @property
+    def shares_rows(self) -> bool:
+        """Whether it is a shard that holds only some ids of a whole table."""
+        return self.origin.id_stride > 1
+
+    def shares_budget(self, version: int) -> bool:
+        """Whether at this version rows go for a `max_rows` that the table, as a shard, cannot look after by itself."""
+        rule = self.eviction
+        return rule is not None and rule.max_rows is not None and self.shares_rows and version % rule.every == 0
+
+    @property
     def whole(self) -> TableSpec:
         """The table that this one is a shard of, as it was declared before any split; itself, if it is none."""
         return self if self.origin.table is None else self.origin.table.whole

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.pins import PinStatistics
-from elastable.embedding_store.contract.row_data import Commit, FlushStatus, RowBlock, TableState, TableStatistics
+from elastable.embedding_store.contract.row_data import (
+    Commit,
+    FlushStatus,
+    RowBlock,
+    StayingRows,
+    TableState,
+    TableStatistics,
+)
 from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
@@ -82,6 +89,17 @@ class EmbeddingStore(Snapshot):
         """
         refuse_other_version(self.version(), commit.version - 1)
         return lambda: self.commit(commit)
+
+    def staying_rows(self, commit: Commit) -> Mapping[str, StayingRows]:
+        """What a commit would leave of the tables that share a budget of rows at its version; changes nothing.
+
+        Args:
+            commit: As of `commit`; only ids of its updates matter, and its `cuts` do not.
+
+        Raises:
+            Unsupported: the store holds no shards of such tables.
+        """
+        raise Unsupported(f"a {type(self).__name__} holds no shards that share a budget of rows (max_rows)")
 
     @property
     def keeps_records(self) -> bool:

@@ -12,6 +12,7 @@ from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableS
 from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec, refuse_conflict
+from elastable.embedding_store.engine.membership.shared_budgets import require_cuts
 from elastable.embedding_store.engine.memory_table import MemoryTable, StagedUpdate
 from elastable.embedding_store.engine.pins.memory_pin import MemoryPin
 from elastable.embedding_store.engine.pins.store_pins import StorePins
@@ -37,9 +38,7 @@ _Staged = tuple[MemoryTable, StagedUpdate]
 
 
 class MemoryStore(WrittenBehind, BaseStore):
-    """Rows in memory. Lookups share the store, commits have it alone, so a
-    lookup sees one version whole, whether it names one or not.
-    """
+    """Rows in memory. Lookups share the store, commits have it alone: a lookup sees one version whole, named or not."""
 
     def __init__(
         self,
@@ -52,8 +51,7 @@ class MemoryStore(WrittenBehind, BaseStore):
         """An empty store at version 0.
 
         Args:
-            threads: For large gathers and updates; None: one a core, at most 8.
-                Results do not depend on it.
+            threads: For large gathers and updates; None: one a core, at most 8. Results do not depend on it.
             direct_bytes: A fixed table up to this size (weights and slots) is laid out whole, row i at position i; a
                 larger one only holds the rows that were touched. None: an eighth of the memory here, at least 1 GiB.
                 Results do not depend on it.
@@ -240,6 +238,7 @@ class MemoryStore(WrittenBehind, BaseStore):
         """Everything about a commit that can fail; changes no row."""
         require_numbers(commit)
         refuse_other_version(self._version, commit.version - 1)
+        require_cuts((table.spec for table in self._tables.values()), commit)
         tables = [self._table(name) for name in commit.updates]
         updates = [require_update(t.spec, u) for t, u in zip(tables, commit.updates.values(), strict=True)]
         self._bring(list(zip(tables, updates, strict=True)))
@@ -275,7 +274,7 @@ class MemoryStore(WrittenBehind, BaseStore):
                 table.stay(commit.ends_chapter)
                 continue
             table.follow(commit.step, self._rate(table, commit), commit.ends_chapter)
-            table.evict(commit.version, time)
+            table.evict(commit.version, time, commit.cuts.get(name))
 
     def _new_table(self, spec: TableSpec) -> MemoryTable:
         if self._store_tier is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
+from elastable.embedding_store.contract.row_data import Commit, EvictionCut, RowBlock, StayingRows, TableUpdate
 from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.engine.imaged_table import ImagedTable
 from elastable.embedding_store.native.range_pool import RangePool
@@ -122,10 +122,15 @@ class MemoryTable(ImagedTable):
         if self.replay is not None and ends_chapter:
             self.replay.steps.end_chapter()
 
-    def evict(self, version: int, time: float | None = None) -> None:
+    def staying(self, commit: Commit, time: float) -> StayingRows:
+        """The rows that a commit would leave, but for `max_rows`."""
+        update = None if self.spec.name in commit.frozen else commit.updates.get(self.spec.name)
+        return self._members.staying(commit.version, update, self._directory, time)
+
+    def evict(self, version: int, time: float | None = None, cut: EvictionCut | None = None) -> None:
         """Lets go of rows, as the table's eviction says for this version; cannot fail.
 
-        `time`: when the version is committed, as of `Commit`.
+        `time`: when the version is committed, and `cut`: what goes for `max_rows`, both as of `Commit`.
         """
         self._removed.clear()
         if self.versions:
@@ -133,7 +138,7 @@ class MemoryTable(ImagedTable):
             self._save_unsettled()
             if self._members.counts_anew(version):
                 self.versions.save_frequencies(self._members, self._directory.positions_given)
-        self._members.evict(version, self._directory, self._remove, time)
+        self._members.evict(version, self._directory, self._remove, time, cut)
 
     def apply(self, staged: StagedUpdate, start: int, stop: int) -> None:
         """Updates the claimed rows `start..stop` of the update; ranges may run on different threads."""

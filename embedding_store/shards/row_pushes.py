@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.row_data import EvictionCut
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.shards.row_saving import ServedRows, TakenChanges
 
@@ -15,9 +16,12 @@ __all__ = [
     "Committed",
     "Measured",
     "PushedCommit",
+    "RowOffer",
+    "RowOffers",
     "RowPush",
     "RowPushOutcome",
     "RowSums",
+    "ShardServer",
     "ShardStore",
     "Slices",
     "SumTerm",
@@ -123,6 +127,7 @@ class PushedCommit:
         sums: What the gradient is made of.
         clips: Table name -> how its gradient is clipped; absent: not at all.
         dropped: Whether the gradient overflowed, and is left out for that.
+        cuts: As of `Commit`; `ShardedStore` decides them.
     """
 
     sums: RowSums
@@ -133,6 +138,7 @@ class PushedCommit:
     ends_chapter: bool = False
     dropped: bool = False
     time: float | None = None
+    cuts: Mapping[str, EvictionCut] = field(default_factory=dict)
 
     @property
     def version(self) -> int:
@@ -153,6 +159,30 @@ class Committed:
     missing: tuple[int, ...] = ()
     tables: tuple[str, ...] = ()
     repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RowOffer:
+    """What a store server has of a table whose `max_rows` is for the rows of all servers, were a version committed.
+
+    Attributes:
+        rows: That would stay but for `max_rows`.
+        touched: The versions that last touched them, the oldest first and no more than asked for, and how many rows
+            each touched.
+        ids: Of the whole table: those asked for.
+    """
+
+    rows: int
+    touched: tuple[tuple[int, int], ...] = ()
+    ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowOffers:
+    """The offers of a store server by table; `missing`: as of `Measured`."""
+
+    tables: Mapping[str, RowOffer] = field(default_factory=dict)
+    missing: tuple[int, ...] = ()
 
 
 class ShardStore(EmbeddingStore, ServedRows, ABC):
@@ -209,4 +239,21 @@ class ShardStore(EmbeddingStore, ServedRows, ABC):
 
         Call it between two commits. Rows are written down with the mark by `save_rows`; the changes are kept until the
         next call says, as its `base`, whether that succeeded.
+        """
+
+
+class ShardServer(ShardStore):
+    """One of the store servers of a job."""
+
+    @abstractmethod
+    def offer_rows(self, commit: PushedCommit, most: int, ids: Mapping[str, tuple[int, int]]) -> RowOffers:
+        """What this server has of tables that share a budget of rows, for whoever decides which go; changes nothing.
+
+        Args:
+            commit: That is to be made; without `cuts`.
+            most: How many versions are listed, of each table.
+            ids: Table name -> (version, n): the n greatest ids of rows that were last touched at that version.
+
+        Raises:
+            StaleVersion, FutureVersion: as `measure`.
         """

@@ -32,6 +32,7 @@ from elastable.embedding_store.shards.row_pushes import (
     Committed,
     Measured,
     PushedCommit,
+    RowOffers,
     RowPush,
     RowPushOutcome,
     RowSums,
@@ -39,6 +40,7 @@ from elastable.embedding_store.shards.row_pushes import (
     TableClip,
 )
 from elastable.embedding_store.shards.row_saving import RowSave, RowSaver, SavedRows, TakenChanges
+from elastable.embedding_store.shards.shared_budget import offer_of
 
 __all__ = ["MOST_PARTS", "Shard"]
 
@@ -136,6 +138,16 @@ class Shard:
         finite = {table: square for table, square in squares.items() if square is not None}
         return Measured(finite, tuple(table for table in squares if table not in finite))
 
+    def offer_rows(self, commit: PushedCommit, most: int, ids: Mapping[str, tuple[int, int]]) -> RowOffers:
+        """As `ShardServer.offer_rows`."""
+        with self._alone():
+            refuse_other_version(self.store.version(), commit.sums.version)
+            if not commit.dropped and (missing := self._missing(commit.sums)):
+                return RowOffers(missing=missing)
+            updates = {} if commit.dropped else self._sums(commit.sums)
+            left = self.store.staying_rows(_commit_of(commit, updates))
+        return RowOffers({table: offer_of(rows, most, ids.get(table)) for table, rows in left.items()})
+
     def commit(self, commit: PushedCommit, secret: bytes) -> Committed:
         """As `ShardStore.commit_pushed`, for the owner with that secret."""
         with self._alone():
@@ -149,18 +161,7 @@ class Shard:
             if self._saver is not None:
                 self._saver.rows_changed(updates)
             # In two halves: a version that has been staged and finished can be taken back.
-            self.store.stage(
-                Commit(
-                    commit.version,
-                    updates,
-                    commit.step,
-                    commit.learning_rates,
-                    commit.record,
-                    commit.ends_chapter,
-                    commit.sums.frozen,
-                    commit.time,
-                )
-            )()
+            self.store.stage(_commit_of(commit, updates))()
             self._summed = None
         return Committed(tables=tuple(updates))
 
@@ -226,6 +227,20 @@ class Shard:
             yield
         finally:
             self._committing.release()
+
+
+def _commit_of(commit: PushedCommit, updates: Mapping[str, TableUpdate]) -> Commit:
+    return Commit(
+        commit.version,
+        updates,
+        commit.step,
+        commit.learning_rates,
+        commit.record,
+        commit.ends_chapter,
+        commit.sums.frozen,
+        commit.time,
+        commit.cuts,
+    )
 
 
 def _check_slices(spec: TableSpec, slices: Slices, finite: bool) -> None:

@@ -1881,6 +1881,186 @@ class MeasureRequest(_message.Message):
 Global___MeasureRequest: _TypeAlias = MeasureRequest  # noqa: Y015
 
 @_typing.final
+class OfferRowsRequest(_message.Message):
+    """Asks a server what it has of tables whose max_rows is for the rows of all
+    servers, were the commit made.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class IdsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___TiedRows: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___TiedRows | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    SUMS_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    MOST_FIELD_NUMBER: _builtins.int
+    IDS_FIELD_NUMBER: _builtins.int
+    dropped: _builtins.bool
+    time: _builtins.float
+    most: _builtins.int
+    """versions that are listed"""
+    @_builtins.property
+    def sums(self) -> Global___RowSums: ...
+    @_builtins.property
+    def ids(self) -> _containers.MessageMap[_builtins.str, Global___TiedRows]:
+        """of which rows the ids are wanted"""
+
+    def __init__(
+        self,
+        *,
+        sums: Global___RowSums | None = ...,
+        dropped: _builtins.bool = ...,
+        time: _builtins.float | None = ...,
+        most: _builtins.int = ...,
+        ids: _abc.Mapping[_builtins.str, Global___TiedRows] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_time", b"_time", "sums", b"sums", "time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time", b"_time", "dropped", b"dropped", "ids", b"ids", "most", b"most", "sums", b"sums", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__time: _TypeAlias = _typing.Literal["time"]  # noqa: Y015
+    _WhichOneofArgType__time: _TypeAlias = _typing.Literal["_time", b"_time"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__time) -> _WhichOneofReturnType__time | None: ...
+
+Global___OfferRowsRequest: _TypeAlias = OfferRowsRequest  # noqa: Y015
+
+@_typing.final
+class TiedRows(_message.Message):
+    """The greatest ids of rows that were last touched at a version."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    count: _builtins.int
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TiedRows: _TypeAlias = TiedRows  # noqa: Y015
+
+@_typing.final
+class TableOffer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    IDS_FIELD_NUMBER: _builtins.int
+    table: _builtins.str
+    rows: _builtins.int
+    """that stay but for max_rows"""
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """that last touched them, the oldest first"""
+
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """how many rows each"""
+
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        table: _builtins.str = ...,
+        rows: _builtins.int = ...,
+        versions: _abc.Iterable[_builtins.int] | None = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+        ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "ids", b"ids", "rows", b"rows", "table", b"table", "versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TableOffer: _TypeAlias = TableOffer  # noqa: Y015
+
+@_typing.final
+class OfferRowsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLES_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableOffer]: ...
+    @_builtins.property
+    def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """as of MeasureReply"""
+
+    def __init__(
+        self,
+        *,
+        tables: _abc.Iterable[Global___TableOffer] | None = ...,
+        missing: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing", b"missing", "tables", b"tables"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OfferRowsReply: _TypeAlias = OfferRowsReply  # noqa: Y015
+
+@_typing.final
+class EvictionCut(_message.Message):
+    """Rows of a shared budget that go: those last touched before the version, and
+    of that version those of this id of the whole table or a greater one.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    LEAST_ID_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    least_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        least_id: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_least_id", b"_least_id", "least_id", b"least_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_least_id", b"_least_id", "least_id", b"least_id", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__least_id: _TypeAlias = _typing.Literal["least_id"]  # noqa: Y015
+    _WhichOneofArgType__least_id: _TypeAlias = _typing.Literal["_least_id", b"_least_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__least_id) -> _WhichOneofReturnType__least_id | None: ...
+
+Global___EvictionCut: _TypeAlias = EvictionCut  # noqa: Y015
+
+@_typing.final
 class TableSquares(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2008,6 +2188,27 @@ class CommitPushedHeader(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class CutsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___EvictionCut: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___EvictionCut | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     SUMS_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     LEARNING_RATES_FIELD_NUMBER: _builtins.int
@@ -2017,6 +2218,7 @@ class CommitPushedHeader(_message.Message):
     RECORD_BYTES_FIELD_NUMBER: _builtins.int
     HAS_RECORD_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
+    CUTS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     ends_chapter: _builtins.bool
     dropped: _builtins.bool
@@ -2031,6 +2233,8 @@ class CommitPushedHeader(_message.Message):
     def learning_rates(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     @_builtins.property
     def clips(self) -> _containers.MessageMap[_builtins.str, Global___TableClip]: ...
+    @_builtins.property
+    def cuts(self) -> _containers.MessageMap[_builtins.str, Global___EvictionCut]: ...
     def __init__(
         self,
         *,
@@ -2043,10 +2247,11 @@ class CommitPushedHeader(_message.Message):
         record_bytes: _builtins.int = ...,
         has_record: _builtins.bool = ...,
         time: _builtins.float | None = ...,
+        cuts: _abc.Mapping[_builtins.str, Global___EvictionCut] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_time", b"_time", "sums", b"sums", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time", b"_time", "clips", b"clips", "dropped", b"dropped", "ends_chapter", b"ends_chapter", "has_record", b"has_record", "learning_rates", b"learning_rates", "record_bytes", b"record_bytes", "step", b"step", "sums", b"sums", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time", b"_time", "clips", b"clips", "cuts", b"cuts", "dropped", b"dropped", "ends_chapter", b"ends_chapter", "has_record", b"has_record", "learning_rates", b"learning_rates", "record_bytes", b"record_bytes", "step", b"step", "sums", b"sums", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__time: _TypeAlias = _typing.Literal["time"]  # noqa: Y015
     _WhichOneofArgType__time: _TypeAlias = _typing.Literal["_time", b"_time"]  # noqa: Y015

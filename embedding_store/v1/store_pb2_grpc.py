@@ -1090,6 +1090,11 @@ class StoreServerStub:
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureRequest.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureReply.FromString,
                 _registered_method=True)
+        self.OfferRows = channel.unary_unary(
+                '/elastable.embedding_store.v1.StoreServer/OfferRows',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.OfferRowsRequest.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.OfferRowsReply.FromString,
+                _registered_method=True)
         self.CommitPushed = channel.stream_unary(
                 '/elastable.embedding_store.v1.StoreServer/CommitPushed',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitPushedFrame.SerializeToString,
@@ -1191,6 +1196,12 @@ class StoreServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Measure(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def OfferRows(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -1303,6 +1314,11 @@ def add_StoreServerServicer_to_server(servicer, server):
                     servicer.Measure,
                     request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureRequest.FromString,
                     response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureReply.SerializeToString,
+            ),
+            'OfferRows': grpc.unary_unary_rpc_method_handler(
+                    servicer.OfferRows,
+                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.OfferRowsRequest.FromString,
+                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.OfferRowsReply.SerializeToString,
             ),
             'CommitPushed': grpc.stream_unary_rpc_method_handler(
                     servicer.CommitPushed,
@@ -1486,6 +1502,33 @@ class StoreServer:
             '/elastable.embedding_store.v1.StoreServer/Measure',
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureRequest.SerializeToString,
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OfferRows(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.StoreServer/OfferRows',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.OfferRowsRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.OfferRowsReply.FromString,
             options,
             channel_credentials,
             insecure,

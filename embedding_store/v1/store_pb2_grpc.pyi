@@ -316,6 +316,7 @@ class StoreServerStub:
     says that the owner is there
     """
     Measure: _grpc.UnaryUnaryMultiCallable[_store_pb2.MeasureRequest, _store_pb2.MeasureReply]
+    OfferRows: _grpc.UnaryUnaryMultiCallable[_store_pb2.OfferRowsRequest, _store_pb2.OfferRowsReply]
     CommitPushed: _grpc.StreamUnaryMultiCallable[_store_pb2.CommitPushedFrame, _store_pb2.CommitPushedReply]
     TakeBack: _grpc.UnaryUnaryMultiCallable[_store_pb2.TakeBackRequest, _store_pb2.TakeBackReply]
     ReadRecord: _grpc.UnaryStreamMultiCallable[_store_pb2.ReadRecordRequest, _store_pb2.RecordFrame]
@@ -349,6 +350,7 @@ class StoreServerAsyncStub(StoreServerStub):
     says that the owner is there
     """
     Measure: _aio.UnaryUnaryMultiCallable[_store_pb2.MeasureRequest, _store_pb2.MeasureReply]  # type: ignore[assignment]
+    OfferRows: _aio.UnaryUnaryMultiCallable[_store_pb2.OfferRowsRequest, _store_pb2.OfferRowsReply]  # type: ignore[assignment]
     CommitPushed: _aio.StreamUnaryMultiCallable[_store_pb2.CommitPushedFrame, _store_pb2.CommitPushedReply]  # type: ignore[assignment]
     TakeBack: _aio.UnaryUnaryMultiCallable[_store_pb2.TakeBackRequest, _store_pb2.TakeBackReply]  # type: ignore[assignment]
     ReadRecord: _aio.UnaryStreamMultiCallable[_store_pb2.ReadRecordRequest, _store_pb2.RecordFrame]  # type: ignore[assignment]
@@ -403,6 +405,13 @@ class StoreServerServicer(metaclass=_abc_1.ABCMeta):
         request: _store_pb2.MeasureRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.MeasureReply, _abc.Awaitable[_store_pb2.MeasureReply]]: ...
+
+    @_abc_1.abstractmethod
+    def OfferRows(
+        self,
+        request: _store_pb2.OfferRowsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.OfferRowsReply, _abc.Awaitable[_store_pb2.OfferRowsReply]]: ...
 
     @_abc_1.abstractmethod
     def CommitPushed(

@@ -251,6 +251,7 @@ SHARD_QUESTIONS: dict[str, Callable[[Any], Any]] = {
     "PushRows": _pushed_rows,
     "Renew": lambda server: server.require_owner(),
     "Measure": lambda server: server.measure(_SUMS),
+    "OfferRows": lambda server: server.offer_rows(PushedCommit(_SUMS, 0, {}), 3, {"few": (0, 2)}),
     "CommitPushed": lambda server: server.commit_pushed(PushedCommit(_SUMS, 0, {}, {}, b"record")),
     "TakeBack": lambda server: server.recover(),
     "ReadRecord": lambda server: server.record(),

@@ -61,6 +61,11 @@ def _sums(m: Mutator) -> store_pb2.RowSums:
     )
 
 
+def _offer(m: Mutator) -> Seed:
+    ids = {"few": store_pb2.TiedRows(version=m.small(2), count=m.small(5))}
+    return store_pb2.OfferRowsRequest(sums=_sums(m), time=1.0, most=m.small(5), ids=ids), b""
+
+
 def _commit(m: Mutator) -> Seed:
     commit = PushedCommit(RowSums(0, ()), 0, {"any": 0.1}, {}, m.bytes(m.small(20)) if m.chance(0.5) else None)
     frame = store_pb2.CommitPushedFrame.FromString(next(pushed_commit_frames(commit)))
@@ -103,6 +108,7 @@ SHARD_CALLS: dict[str, Call] = {
     "PushRows": Call(_push, store_pb2.RowPushFrame),
     "Renew": _plain(store_pb2.RenewRequest),
     "Measure": Call(lambda m: (store_pb2.MeasureRequest(sums=_sums(m)), b"")),
+    "OfferRows": Call(_offer),
     "CommitPushed": Call(_commit, store_pb2.CommitPushedFrame),
     "TakeBack": Call(lambda m: (store_pb2.TakeBackRequest(version=m.small(2) if m.chance(0.5) else None), b"")),
     "ReadRecord": _plain(store_pb2.ReadRecordRequest),

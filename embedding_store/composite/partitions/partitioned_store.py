@@ -16,7 +16,7 @@ from elastable.embedding_store.composite.splits.table_splits import TableSplits
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import BadSpec
+from elastable.embedding_store.errors import BadSpec, Unsupported
 
 __all__ = ["PartitionedSource", "PartitionedStore"]
 
@@ -33,7 +33,7 @@ class PartitionedSource(CompositeSource[RowSource]):
     """
 
     def __init__(self, shards: Sequence[RowSource], timeout_s: float = 60.0) -> None:
-        super().__init__(shards, _SplitTables(len(shards)), timeout_s)
+        super().__init__(shards, _SplitTables(len(shards), shares_budgets=True), timeout_s)
 
 
 class PartitionedStore(CompositeStore):
@@ -47,6 +47,7 @@ class PartitionedStore(CompositeStore):
             record how they were split.
         strategies: Table name -> strategy, for tables that are split otherwise.
         timeout_s: As of `CompositeStore`.
+        shares_budgets: Whether the stores keep to budgets of rows (`max_rows`) together.
 
     Raises:
         BadSpec: an unknown strategy; the known ones are listed.
@@ -61,12 +62,13 @@ class PartitionedStore(CompositeStore):
         *,
         strategies: Mapping[str, str] | None = None,
         timeout_s: float = 60.0,
+        shares_budgets: bool = False,
     ) -> None:
         for table, name in (("", strategy), *(strategies or {}).items()):
             if name not in STRATEGIES:
                 where = f"table {table!r}: " if table else ""
                 raise BadSpec(f"{where}strategy {name!r}; known strategies are {', '.join(STRATEGIES)}")
-        splits = _SplitTables(len(stores), strategy, strategies or {})
+        splits = _SplitTables(len(stores), strategy, strategies or {}, shares_budgets)
         super().__init__(stores, splits, timeout_s, repairs_unknown=True)
 
     @property
@@ -78,13 +80,32 @@ class PartitionedStore(CompositeStore):
 class _SplitTables(TableSplits):
     """Every table on all shards, by a strategy."""
 
-    def __init__(self, shards: int, strategy: str = "token", strategies: Mapping[str, str] = {}) -> None:
+    def __init__(
+        self,
+        shards: int,
+        strategy: str = "token",
+        strategies: Mapping[str, str] = {},
+        shares_budgets: bool = False,
+    ) -> None:
         super().__init__([f"shard {number} of {shards}" for number in range(shards)])
         self._strategy = strategy
         self._strategies = dict(strategies)
+        self._shares_budgets = shares_budgets
 
     def plan(self, spec: TableSpec) -> Partition:
-        return partition(spec, self._strategies.get(spec.name, self._strategy), len(self.stores))
+        return self._checked(partition(spec, self._strategies.get(spec.name, self._strategy), len(self.stores)))
 
     def read(self, name: str, held: Sequence[TableSpec | None]) -> tuple[Partition, list[int]]:
-        return partition_of_shards(name, held)
+        found, lacking = partition_of_shards(name, held)
+        return self._checked(found), lacking
+
+    def _checked(self, table: Partition) -> Partition:
+        rule, parts = table.spec.eviction, [spec for spec in table.shards if spec is not None]
+        split = rule is not None and rule.max_rows is not None and any(spec.shares_rows for spec in parts)
+        if split and not self._shares_budgets:
+            raise Unsupported(
+                f"table {table.spec.name!r}: eviction by max_rows needs all rows in one place, and the token partition "
+                "puts them on several shards; use store servers (--stores), which decide together, max_age or "
+                "min_frequency, or the encoding partition"
+            )
+        return table

@@ -9,7 +9,7 @@ from elastable.embedding_store.composite.partitions.repartition import Progress,
 from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
 from elastable.embedding_store.errors import BadInput, StoreFailed, Unsupported
 from elastable.embedding_store.shards.moving import Move
-from elastable.embedding_store.shards.row_pushes import ShardStore
+from elastable.embedding_store.shards.row_pushes import ShardServer
 
 __all__ = ["MovedRows", "move_job"]
 
@@ -28,7 +28,7 @@ class MovedRows:
 
 
 def move_job(
-    old: Mapping[str, ShardStore], new: Mapping[str, ShardStore], progress: Progress | None = None
+    old: Mapping[str, ShardServer], new: Mapping[str, ShardServer], progress: Progress | None = None
 ) -> MovedRows:
     """Moves the tables of a job, its version and its record from some store servers to others.
 
@@ -59,7 +59,7 @@ def move_job(
 
 
 class _Moving:
-    def __init__(self, old: Mapping[str, ShardStore], new: Mapping[str, ShardStore]) -> None:
+    def __init__(self, old: Mapping[str, ShardServer], new: Mapping[str, ShardServer]) -> None:
         self._old, self._new = old, new
         self._lists = tuple(old), tuple(new)
         _refuse_lists(*self._lists)

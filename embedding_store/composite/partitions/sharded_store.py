@@ -21,13 +21,16 @@ from elastable.embedding_store.shards.row_pushes import (
     Committed,
     Measured,
     PushedCommit,
+    RowOffer,
     RowPush,
     RowPushOutcome,
     RowSums,
+    ShardServer,
     ShardStore,
     Slices,
 )
 from elastable.embedding_store.shards.row_saving import ChangedTable, TakenChanges
+from elastable.embedding_store.shards.shared_budget import FEW_VERSIONS, cut_of
 
 __all__ = ["ShardedStore"]
 
@@ -47,9 +50,10 @@ class ShardedStore(RowsOnServers[EmbeddingStore], PartitionedStore, ShardStore):
         Unavailable, StoreFailed: as the servers.
     """
 
-    def __init__(self, servers: Sequence[ShardStore], timeout_s: float = 60.0) -> None:
-        super().__init__(servers, "token", timeout_s=timeout_s)
+    def __init__(self, servers: Sequence[ShardServer], timeout_s: float = 60.0) -> None:
+        super().__init__(servers, "token", timeout_s=timeout_s, shares_budgets=True)
         self._servers = tuple(servers)
+        self._decided: PushedCommit | None = None  # the last commit, with what goes of shared budgets of rows
 
     @property
     def address(self) -> str:
@@ -94,7 +98,15 @@ class ShardedStore(RowsOnServers[EmbeddingStore], PartitionedStore, ShardStore):
 
         Where one of them lacks pushes, as it was started again meanwhile, those that have the version take it back.
         """
-        with self._alone(), self._lock.writing():
+        with self._alone():
+            try:
+                commit = self._with_cuts(commit)
+            except _PushesMissing as error:
+                return Committed(error.numbers)
+            return self._commit_decided(commit)
+
+    def _commit_decided(self, commit: PushedCommit) -> Committed:
+        with self._lock.writing():
             self._apart = f"the commit of version {commit.version} broke off; repeat it"
             others = replace(commit, record=None)
             made = self._calls.run(
@@ -124,6 +136,45 @@ class ShardedStore(RowsOnServers[EmbeddingStore], PartitionedStore, ShardStore):
                 tables[table] = _both(tables.get(table, ChangedTable(0, 0)), of)
         return TakenChanges(versions.pop(), tables)
 
+    def _with_cuts(self, commit: PushedCommit) -> PushedCommit:
+        """The commit, and what goes for every `max_rows`, which is decided once: some servers may have it already."""
+        due = self._due(commit)
+        if not due:
+            return commit
+        if self._decided is None or replace(self._decided, cuts={}) != commit:
+            offers = self._offers(commit, FEW_VERSIONS)
+            cuts = {
+                name: cut_of(most, [of[name] for of in offers], partial(self._offers_of, commit, name))
+                for name, most in due.items()
+            }
+            self._decided = replace(commit, cuts=cuts)
+        return self._decided
+
+    def _due(self, commit: PushedCommit) -> dict[str, int]:
+        """The `max_rows` of every table that has one, and of which rows may go now."""
+        return {
+            name: rule.max_rows
+            for name, table in self._partitions.items()
+            if (rule := table.spec.eviction) is not None and rule.max_rows is not None
+            if len(self._servers) > 1 and commit.version % rule.every == 0 and name not in commit.sums.frozen
+        }
+
+    def _offers(
+        self, commit: PushedCommit, most: int, ids: Mapping[str, tuple[int, int]] = {}
+    ) -> list[Mapping[str, RowOffer]]:
+        found = self._calls.run(
+            {n: partial(server.offer_rows, commit, most, ids) for n, server in enumerate(self._servers)}
+        )
+        if missing := _union(offers.missing for offers in found.values()):
+            raise _PushesMissing(missing)
+        for n, offers in found.items():
+            if lacking := sorted(set(self._due(commit)).difference(offers.tables)):
+                raise StoreFailed(f"{self._calls.names[n]} does not say what rows it has of table {lacking[0]!r}")
+        return [found[n].tables for n in range(len(self._servers))]
+
+    def _offers_of(self, commit: PushedCommit, table: str, most: int, ids: tuple[int, int] | None) -> list[RowOffer]:
+        return [offers[table] for offers in self._offers(commit, most, {} if ids is None else {table: ids})]
+
     def _take_back(self, version: int, ahead: Sequence[int]) -> None:
         try:
             self._each(lambda server: server.recover(version), ahead)
@@ -145,6 +196,14 @@ class ShardedStore(RowsOnServers[EmbeddingStore], PartitionedStore, ShardStore):
                 for shard, share in _split(found, slices).items():
                     parts[shard][number][table] = share
         return [replace(push, parts=tuple(of_server)) for of_server in parts]
+
+
+class _PushesMissing(Exception):
+    """Pushes that are to be summed are not there."""
+
+    def __init__(self, numbers: tuple[int, ...]) -> None:
+        super().__init__(f"pushes {list(numbers)} are missing")
+        self.numbers = numbers
 
 
 def _split(table: Partition, slices: Slices) -> Mapping[int, Slices]:

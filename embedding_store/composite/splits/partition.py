@@ -138,7 +138,6 @@ def partition(spec: TableSpec, strategy: str, shards: int) -> Partition:
         raise BadSpec(f"table {spec.name!r}: it needs at least one shard, got {shards}")
     optimizer = row_optimizer(spec.optimizer)
     if strategy == "token":
-        _refuse_token(spec, shards)
         specs, columns = _token_specs(spec, shards), [slice(0, spec.dim)] * shards
     else:
         _refuse_encoding(spec, optimizer, shards)
@@ -221,14 +220,6 @@ def _slot_columns(optimizer: RowOptimizer, dim: int, columns: slice) -> Int64:
         parts.append(np.arange(start, start + width)[columns if slot.columns is None else slice(None)])
         start += width
     return np.concatenate(parts)
-
-
-def _refuse_token(spec: TableSpec, shards: int) -> None:
-    if shards > 1 and spec.eviction is not None and spec.eviction.max_rows is not None:
-        raise Unsupported(
-            f"table {spec.name!r}: eviction by max_rows needs all rows in one place, and the token partition puts "
-            "them on several shards; use max_age or min_frequency, or the encoding partition"
-        )
 
 
 def _refuse_encoding(spec: TableSpec, optimizer: RowOptimizer, shards: int) -> None:

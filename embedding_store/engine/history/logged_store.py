@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from elastable.embedding_store.contract.row_data import Commit
+from elastable.embedding_store.contract.row_data import Commit, StayingRows
+from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.history.kept_changes import KeptChanges
 from elastable.embedding_store.engine.history.replaying import ReplayedTables
+from elastable.embedding_store.engine.membership.shared_budgets import budgets_due
 from elastable.embedding_store.engine.memory_table import MemoryTable, StagedUpdate
 from elastable.embedding_store.engine.pins.memory_pin import MemoryPin
 from elastable.embedding_store.engine.pins.store_pins import StorePins
@@ -70,6 +72,14 @@ class LoggedStore(EmbeddingStore):
 
     def record(self) -> bytes | None:
         return self._record
+
+    def staying_rows(self, commit: Commit) -> dict[str, StayingRows]:
+        with self._lock.reading():
+            self._require_open()
+            refuse_other_version(self._version, commit.version - 1)
+            due = budgets_due((table.spec for table in self._tables.values()), commit)
+            time = self._time_of(commit) or 0.0  # which no other table asks for
+            return {name: self._tables[name].staying(commit, time) for name in due}
 
     def recover(self, version: int | None = None) -> int:
         history = self._history

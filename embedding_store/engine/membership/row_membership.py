@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
-from elastable.embedding_store.contract.row_data import TableUpdate
+from elastable.embedding_store.contract.row_data import EvictionCut, StayingRows, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.membership.admission_sketch import AdmissionSketch
 from elastable.embedding_store.engine.membership.row_touches import RowTouches, UInt32
@@ -30,7 +30,7 @@ class RowMembership:
 
     def __init__(self, spec: TableSpec, rows: int, new_slab: SlabMaker = anonymous_slab) -> None:
         """Room for `rows` rows. Raises `MemoryError`."""
-        self._table = spec.name
+        self._table, self._origin = spec.name, spec.origin
         self._sketch = None if spec.admission is None else AdmissionSketch(spec, spec.admission, new_slab)
         self._touches = None if spec.eviction is None else RowTouches(spec.eviction, rows, new_slab)
         ttl = None if spec.eviction is None else spec.eviction.ttl
@@ -110,8 +110,25 @@ class RowMembership:
             directory.find(ids, positions)
             self._touches.forget(positions[positions >= 0])
 
+    def staying(self, version: int, update: TableUpdate | None, directory: RowDirectory, time: float) -> StayingRows:
+        """The rows that `evict` would leave after this update but for `max_rows`; changes nothing."""
+        assert self._touches is not None, "a table with a budget of rows has eviction"
+        assert isinstance(directory, IdIndex), "eviction is for dynamic tables"
+        ids = np.empty(0, np.int64) if update is None else self.screen(update, directory)[0].ids
+        positions = np.empty(len(ids), np.int64)
+        directory.find(ids, positions)
+        there = positions >= 0
+        oldest = 0 if self._times is None else self._times.oldest_at(version, time)
+        versions, rows = self._touches.staying(version, directory.row_ids, positions[there], ids[~there], oldest)
+        return StayingRows(versions, rows * self._origin.id_stride + self._origin.id_offset)
+
     def evict(
-        self, version: int, directory: RowDirectory, remove: Callable[[Int64], int], time: float | None = None
+        self,
+        version: int,
+        directory: RowDirectory,
+        remove: Callable[[Int64], int],
+        time: float | None = None,
+        cut: EvictionCut | None = None,
     ) -> None:
         """Lets go of rows as the table's eviction says; allocates nothing that grows with the table.
 
@@ -120,12 +137,18 @@ class RowMembership:
             directory: Of the table.
             remove: Takes rows away by their ids, and returns how many there were.
             time: When the version is committed, as of `Commit`; None only where rows do not go with time.
+            cut: As of `Commit`, where the table shares its budget of rows.
         """
         if self._touches is not None and isinstance(directory, IdIndex):
             self.settle(version, directory)
             self._note_time(version, time)
             oldest = 0 if self._times is None else self._times.oldest
-            self.evicted += self._touches.evict(version, directory.row_ids, directory.count, remove, oldest)
+            goes = None if cut is None else (cut.version, self._own_id(cut.least_id))
+            self.evicted += self._touches.evict(version, directory.row_ids, directory.count, remove, oldest, goes)
+
+    def _own_id(self, whole: int | None) -> int | None:
+        """The least id here that is at least this id of the whole table."""
+        return None if whole is None else -((self._origin.id_offset - whole) // self._origin.id_stride)
 
     def end_eviction(self, version: int, directory: RowDirectory, time: float | None = None) -> None:
         """What `evict` does at this version besides taking rows away."""

@@ -102,7 +102,44 @@ class RowTouches:
             versions[versions == _NEXT_VERSION] = version
             self._unsettled = False
 
-    def evict(self, version: int, row_ids: Int64, count: int, remove: Callable[[Int64], int], oldest: int = 0) -> int:
+    def staying(
+        self, version: int, row_ids: Int64, touched: Int64, fresh_ids: Int64, oldest: int = 0
+    ) -> tuple[Int64, Int64]:
+        """The rows that `evict` would leave but for `max_rows`: versions that last touched them, and ids, int64 `[n]`.
+
+        Args:
+            version: That is to be committed, and looks at rows.
+            row_ids: As of `evict`.
+            touched: int64, positions of rows that it touches.
+            fresh_ids: int64, ids that it gives a row.
+            oldest: As of `evict`.
+        """
+        least_times = self._eviction.min_frequency or 0
+        versions = self._versions.array[: len(row_ids), 0].copy()
+        versions[versions == _NEXT_VERSION] = version
+        versions[touched] = version
+        stays = versions >= max(0, self._oldest(version, oldest))
+        if self._times is not None and least_times:
+            times = self._times.array[: len(row_ids), 0].astype(np.int64)
+            times[touched] += 1
+            stays &= times >= least_times
+            fresh_ids = fresh_ids[: None if least_times == 1 else 0]
+        together = np.full(len(fresh_ids), version, np.int64)
+        return np.concatenate([versions[stays], together]), np.concatenate([row_ids[stays], fresh_ids])
+
+    def _oldest(self, version: int, oldest: int) -> int:
+        age = self._eviction.max_age
+        return oldest if age is None else max(oldest, version - age)
+
+    def evict(
+        self,
+        version: int,
+        row_ids: Int64,
+        count: int,
+        remove: Callable[[Int64], int],
+        oldest: int = 0,
+        cut: tuple[int, int | None] | None = None,
+    ) -> int:
         """Lets go of rows as the eviction says, where it looks at this version.
 
         Args:
@@ -111,6 +148,8 @@ class RowTouches:
             count: Rows that there are.
             remove: Takes rows away by their ids; is called with a few at a time, whose touches stand until then.
             oldest: Rows that were last touched before this version go, whatever else the eviction says.
+            cut: What goes for `max_rows`, where others decide: rows touched before a version, and of those of that
+                version the ones with this id or a greater one (None: none). None: rows of this table alone count.
 
         Returns:
             How many rows went.
@@ -118,9 +157,12 @@ class RowTouches:
         rule = self._eviction
         if version % rule.every:
             return 0
-        oldest = oldest if rule.max_age is None else max(oldest, version - rule.max_age)
+        oldest = self._oldest(version, oldest)
         gone = self._let_go(row_ids, oldest, _NO_TIE, 0, rule.min_frequency or 0, remove)
-        if rule.max_rows is not None and count - gone > rule.max_rows:
+        if cut is not None:
+            before, least = cut
+            gone += self._let_go(row_ids, before, _NO_TIE if least is None else before, least or 0, 0, remove)
+        elif rule.max_rows is not None and count - gone > rule.max_rows:
             versions = self._versions.array[: len(row_ids), 0]
             tied, of_it = _nth_oldest(versions, count - gone - rule.max_rows, self._tally)
             least_id = _nth_greatest_id(versions, row_ids, int(tied), of_it, self._tally)

@@ -50,6 +50,13 @@ class TouchTimes:
         gone = [version for version, _, last in self._spans if last < self._spans[-1][2] - self._ttl_ms]
         return gone[-1] + 1 if gone else 0
 
+    def oldest_at(self, version: int, time: float) -> int:
+        """What `oldest` would be, were a version committed at a time; notes nothing."""
+        then = TouchTimes(self._table, self._ttl_ms / 1000)
+        then._spans = self._spans.copy()
+        then.note(version, time)
+        return then.oldest
+
     def read(self) -> Int64:
         """`TableState.touch_times`, a copy."""
         return np.array(self._spans, np.int64).reshape(-1, 3)

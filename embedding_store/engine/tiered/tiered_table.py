@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
+from elastable.embedding_store.contract.row_data import EvictionCut, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.spec_json import spec_to_json
 from elastable.embedding_store.contract.tier import Records, Tier, TierTable
@@ -157,9 +157,9 @@ class TieredTable(MemoryTable):
         self._note_settling(version)
         super().settle(version)
 
-    def evict(self, version: int, time: float | None = None) -> None:
+    def evict(self, version: int, time: float | None = None, cut: EvictionCut | None = None) -> None:
         self._note_settling(version)
-        super().evict(version, time)
+        super().evict(version, time, cut)
         self._note_counting(version)
         self.tiered.release()
 

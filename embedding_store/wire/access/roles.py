@@ -46,8 +46,8 @@ LEAST_ROLE: Mapping[str, Role] = MappingProxyType(
             (
                 _SERVER,
                 Role.WORKER,  # all but PushRows for the owner alone, whose claim was an administrator's
-                "PushRows Renew Measure CommitPushed TakeBack ReadRecord KeepRecord TakeChanges SaveRows CreateTable "
-                "Put PutSightings Delete ClearTable DropTable ResetVersion",
+                "PushRows Renew Measure OfferRows CommitPushed TakeBack ReadRecord KeepRecord TakeChanges SaveRows "
+                "CreateTable Put PutSightings Delete ClearTable DropTable ResetVersion",
             ),
             (_SERVER, Role.ADMINISTRATOR, "Claim"),
             (_MASTER, Role.READER, "GetStatus"),

@@ -12,16 +12,16 @@ from elastable.embedding_store.shards.row_pushes import (
     PushedCommit,
     RowPush,
     RowPushOutcome,
-    RowSums,
     Slices,
-    SumTerm,
     TableClip,
 )
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.body_plan import Array, BodyPlan
 from elastable.embedding_store.wire.messages.frame_reader import FrameReader
 from elastable.embedding_store.wire.messages.frames import encode
+from elastable.embedding_store.wire.pushes.offer_messages import cut_from_message, cut_to_message
 from elastable.embedding_store.wire.pushes.pushed_arrays import body_of, declare_slices, plan_slices, read_body
+from elastable.embedding_store.wire.pushes.sums_messages import sums_from_message, sums_to_message
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels
 
 __all__ = [
@@ -35,8 +35,6 @@ __all__ = [
     "row_outcome_to_message",
     "row_push_frames",
     "row_push_from_frames",
-    "sums_from_message",
-    "sums_to_message",
 ]
 
 _UINT8 = np.dtype(np.uint8)
@@ -102,33 +100,6 @@ def row_outcome_from_message(reply: store_pb2.RowPushReply) -> RowPushOutcome:
     return _OUTCOMES_BACK[reply.outcome]
 
 
-def sums_to_message(sums: RowSums) -> store_pb2.RowSums:
-    """Which pushes are summed."""
-    return store_pb2.RowSums(
-        version=sums.version,
-        micro_batches=[term.micro_batch for term in sums.terms],
-        parts=[term.part for term in sums.terms],
-        shares=[term.share for term in sums.terms],
-        rows_once=sums.rows_once,
-        frozen=sums.frozen,
-        sender=sums.sender,
-    )
-
-
-def sums_from_message(message: store_pb2.RowSums) -> RowSums:
-    """The inverse of `sums_to_message`. Raises `BadInput` where its lists are not of one length."""
-    if not len(message.micro_batches) == len(message.parts) == len(message.shares):
-        raise BadInput("RowSums: micro_batches, parts and shares are of different lengths")
-    terms = zip(message.micro_batches, message.parts, message.shares, strict=True)
-    return RowSums(
-        message.version,
-        tuple(SumTerm(*term) for term in terms),
-        tuple(message.rows_once),
-        tuple(message.frozen),
-        message.sender,
-    )
-
-
 def measured_to_message(measured: Measured) -> store_pb2.MeasureReply:
     """The reply to a Measure."""
     reply = store_pb2.MeasureReply(not_finite=measured.not_finite, missing=measured.missing)
@@ -159,6 +130,7 @@ def pushed_commit_frames(commit: PushedCommit) -> Iterator[bytes]:
         time=commit.time,
         has_record=commit.record is not None,
         record_bytes=len(commit.record or b""),
+        cuts={table: cut_to_message(cut) for table, cut in commit.cuts.items()},
     )
     return encode(header.SerializeToString(), _bytes_of(commit.record))
 
@@ -177,6 +149,7 @@ def pushed_commit_from_frames(frames: Iterable[bytes]) -> PushedCommit:
         header.ends_chapter,
         header.dropped,
         header.time if header.HasField("time") else None,
+        {table: cut_from_message(cut) for table, cut in header.cuts.items()},
     )
 
 

@@ -7,7 +7,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NoReturn, TypeVar
 
 import grpc
@@ -19,10 +19,11 @@ from elastable.embedding_store.shards.row_pushes import (
     Committed,
     Measured,
     PushedCommit,
+    RowOffers,
     RowPush,
     RowPushOutcome,
     RowSums,
-    ShardStore,
+    ShardServer,
 )
 from elastable.embedding_store.shards.row_saving import RowSave, SavedRows, TakenChanges
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
@@ -32,6 +33,7 @@ from elastable.embedding_store.wire.channels.server_connection import ServerConn
 from elastable.embedding_store.wire.client.remote_store import RemoteStore, WriteStub
 from elastable.embedding_store.wire.messages.spec_messages import OWNER_KEY, SERVER_SERVICE
 from elastable.embedding_store.wire.messages.upload import Upload
+from elastable.embedding_store.wire.pushes.offer_messages import offer_request_to_message, offers_from_message
 from elastable.embedding_store.wire.pushes.push_messages import (
     measured_from_message,
     pushed_commit_frames,
@@ -39,7 +41,6 @@ from elastable.embedding_store.wire.pushes.push_messages import (
     record_from_frames,
     row_outcome_from_message,
     row_push_frames,
-    sums_to_message,
 )
 from elastable.embedding_store.wire.pushes.save_messages import (
     changes_from_message,
@@ -48,6 +49,7 @@ from elastable.embedding_store.wire.pushes.save_messages import (
 )
 from elastable.embedding_store.wire.pushes.shard_pin import ShardPin
 from elastable.embedding_store.wire.pushes.shared_upload import SharedUpload
+from elastable.embedding_store.wire.pushes.sums_messages import sums_to_message
 
 __all__ = ["ShardClient"]
 
@@ -57,7 +59,7 @@ Reply = TypeVar("Reply")
 _MOST_EARLY = 20  # answers that a save is not done, before half the time to wait has passed
 
 
-class ShardClient(RemoteStore, ShardStore):
+class ShardClient(RemoteStore, ShardServer):
     """A store server in another process. What changes it, this client does as its owner.
 
     It claims the server with the first change, from whoever owned it before: `other_writer` says whether that is a
@@ -145,6 +147,11 @@ class ShardClient(RemoteStore, ShardStore):
         request = store_pb2.MeasureRequest(sums=sums_to_message(sums))
         reply = self._change(lambda timeout: self._server.Measure(request, timeout=timeout))
         return self._decoded(measured_from_message, reply)
+
+    def offer_rows(self, commit: PushedCommit, most: int, ids: Mapping[str, tuple[int, int]]) -> RowOffers:
+        request = offer_request_to_message(commit, most, ids)
+        reply = self._change(lambda timeout: self._server.OfferRows(request, timeout=timeout))
+        return self._decoded(offers_from_message, reply)
 
     def commit_pushed(self, commit: PushedCommit) -> Committed:
         reply = self._change(lambda timeout: self._commit_pushed(pushed_commit_frames(commit), timeout))

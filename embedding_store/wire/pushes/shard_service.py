@@ -15,6 +15,7 @@ from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.channels.status_codes import answering
 from elastable.embedding_store.wire.messages.spec_messages import OWNER_KEY, SERVER_SERVICE
+from elastable.embedding_store.wire.pushes.offer_messages import offer_request_from_message, offers_to_message
 from elastable.embedding_store.wire.pushes.push_messages import (
     measured_to_message,
     pushed_commit_from_frames,
@@ -22,13 +23,13 @@ from elastable.embedding_store.wire.pushes.push_messages import (
     record_from_frames,
     row_outcome_to_message,
     row_push_from_frames,
-    sums_from_message,
 )
 from elastable.embedding_store.wire.pushes.save_messages import (
     changes_to_message,
     save_from_message,
     saved_to_message,
 )
+from elastable.embedding_store.wire.pushes.sums_messages import sums_from_message
 from elastable.embedding_store.wire.server.grpc_server import Service
 from elastable.embedding_store.wire.server.handlers import Handler, control, stream, upload
 from elastable.embedding_store.wire.server.health import NotReady
@@ -67,6 +68,7 @@ def _server_service(
     owned = {
         "Renew": control(servicer.renew, store_pb2.RenewRequest),
         "Measure": control(servicer.measure, store_pb2.MeasureRequest),
+        "OfferRows": control(servicer.offer_rows, store_pb2.OfferRowsRequest),
         "CommitPushed": _upload_with_secret(servicer.commit_pushed),
         "TakeBack": _control_with_secret(servicer.take_back, store_pb2.TakeBackRequest),
         "ReadRecord": stream(servicer.read_record, store_pb2.ReadRecordRequest),
@@ -106,6 +108,9 @@ class _ShardServicer:
 
     def measure(self, request: store_pb2.MeasureRequest) -> store_pb2.MeasureReply:
         return measured_to_message(self._shard.measure(sums_from_message(request.sums)))
+
+    def offer_rows(self, request: store_pb2.OfferRowsRequest) -> store_pb2.OfferRowsReply:
+        return offers_to_message(self._shard.offer_rows(*offer_request_from_message(request)))
 
     def commit_pushed(self, frames: Iterator[bytes], secret: bytes) -> store_pb2.CommitPushedReply:
         made = self._shard.commit(pushed_commit_from_frames(frames), secret)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
 from elastable.embedding_store.composite.splits.partition import (
     Part,
     Partition,
@@ -17,6 +18,7 @@ from elastable.embedding_store.composite.splits.partition import (
 from elastable.embedding_store.composite.splits.token_split import global_ids, split_ids
 from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, ShardOrigin, TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadSpec, StoreFailed, Unsupported
 from elastable.embedding_store.optimizers.fused.rowwise_adagrad import row_squares
 from elastable.embedding_store.optimizers.registry import row_optimizer
@@ -153,9 +155,13 @@ def test_what_cannot_be_split_is_refused_by_name() -> None:
     with pytest.raises(BadSpec, match="unknown optimizer 'magic'"):
         partition(TableSpec("t", 4, optimizer=OptimizerSpec("magic")), "token", 2)
     budget = TableSpec("t", 4, eviction=EvictionSpec(max_rows=9))
-    with pytest.raises(Unsupported, match=r"'t'.*max_rows.*token"):
-        partition(budget, "token", 2)
-    partition(budget, "encoding", 2)
+    with PartitionedStore([MemoryStore(), MemoryStore()]) as alone:
+        with pytest.raises(Unsupported, match=r"'t'.*max_rows.*token.*--stores"):
+            alone.create_table(budget)
+        assert alone.specs() == {}
+    with PartitionedStore([MemoryStore(), MemoryStore()], "encoding") as by_columns:
+        by_columns.create_table(budget)
+    partition(budget, "token", 2)
     partition(TableSpec("t", 4, dtype="int8"), "token", 2)
     with pytest.raises(Unsupported, match=r"'t'.*int8.*encoding"):
         partition(TableSpec("t", 4, dtype="int8"), "encoding", 2)

@@ -38,6 +38,15 @@ SPECS = [
     TableSpec("aged", 2, optimizer=ADAM, eviction=EvictionSpec(max_age=1)),
     TableSpec("rare", 2, optimizer=ADAM, eviction=EvictionSpec(min_frequency=2, every=3)),
     TableSpec("timed", 2, optimizer=ADAM, eviction=EvictionSpec(ttl=20.0)),
+    TableSpec("few", 2, optimizer=ADAM, eviction=EvictionSpec(max_rows=7)),
+    TableSpec("tied", 2, optimizer=ADAM, eviction=EvictionSpec(max_rows=9, every=4), ids="farmhash64"),
+    TableSpec(
+        "picky",
+        2,
+        optimizer=ADAM,
+        admission=AdmissionSpec(2, 1 << 16),
+        eviction=EvictionSpec(max_age=3, min_frequency=1, max_rows=4, every=2, ttl=60.0),
+    ),
 ]
 
 
@@ -88,7 +97,7 @@ def trained(
     servers = RowPushes(store, JobSpec(job="j", mode=mode), 60.0) if isinstance(store, ShardedStore) else None
     changed: list[set[str]] = []
     for version in range(VERSIONS):
-        dense.frozen_tables = ("follows", "aged") if version == 3 else ()
+        dense.frozen_tables = ("follows", "aged", "tied") if version == 3 else ()
         pushes = [
             push_of(version, number, mode, may_overflow and version == 2)
             for number in range(2 if mode == "sync" else 1)
@@ -146,10 +155,10 @@ def test_any_number_of_servers_makes_the_same_numbers(
         ours, of_servers = trained(store, clipping, mode, may_overflow)
         assert of_one == of_servers
         assert [table for table in SPECS if not alone.table_statistics(table.name).rows] == []
-        assert alone.table_statistics("aged").evicted > 0
-        assert alone.table_statistics("rare").evicted > 0
-        assert alone.table_statistics("timed").evicted > 0
-        assert alone.table_statistics("admits").refused > 0
+        for table in ("aged", "rare", "timed", "few", "tied", "picky"):
+            assert alone.table_statistics(table).evicted > 0, table
+        for table in ("admits", "picky"):
+            assert alone.table_statistics(table).refused > 0, table
         assert_same(alone, store)
         assert_same(theirs, ours)
         for spec in SPECS:
