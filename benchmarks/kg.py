@@ -119,8 +119,12 @@ def worker_rows(rounds: int = _WORKER_ROUNDS) -> Iterator[Row]:
 
         figures = interleaved({str(workers): partial(pace, workers) for workers in _WORKERS}, rounds)
         for workers in _WORKERS:
-            of = f"ComplEx {_DIM}, {name}, {workers} workers, {sent[workers] / 2**20:.2f} MiB sent by each a step"
+            of = f"ComplEx {_DIM}, {name}, {_workers(workers)}, {sent[workers] / 2**20:.2f} MiB sent by each a step"
             yield compare(of, "triples/CPU s", figures[str(workers)], figures["1"])
+
+
+def _workers(count: int) -> str:
+    return "1 worker" if count == 1 else f"{count} workers"
 
 
 def scheme_rows(
