@@ -1,0 +1,141 @@
+"""Jobs over store servers that die in the middle of their calls train the numbers of a job that nothing happens to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.shards.shard import Shard
+from elastable.master.checkpoints.storage.checkpoint_locations import checkpoint_names, files_at
+from tests.embedding_store.shards.served_shards import ServedShard
+from tests.equality.jobs import Numbers, Running, differing, train
+
+DEADLINE_S = 180.0
+
+
+@pytest.fixture(scope="module")
+def clipped(tmp_path_factory: pytest.TempPathFactory) -> Numbers:
+    """What one worker process trains, rows with the master, gradients clipped by the norm of all of them."""
+    return train(tmp_path_factory.mktemp("clipped"), 1, "clipped")
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[int], list[ServedShard]]]:
+    """Starts store servers with a log in this process."""
+    with ExitStack() as held:
+        count = 0
+
+        def started(more: int) -> list[ServedShard]:
+            nonlocal count
+            new = [ServedShard(f"memory?log={tmp_path}/log-{count + n}") for n in range(more)]
+            count += more
+            for server in new:
+                held.callback(server.stop)
+            return new
+
+        yield started
+
+
+class Faults:
+    """Kills store servers in the middle of their calls, and starts them again.
+
+    Args:
+        servers: All of the job.
+        kills: (step, version, whether the server has done its work) -> which servers die then, that of the call first.
+    """
+
+    def __init__(self, servers: list[ServedShard], kills: dict[tuple[str, int, bool], list[int]]) -> None:
+        self.left = dict(kills)
+        self._servers, self._lock = servers, threading.Lock()
+        self.master_waits, self.master_died = threading.Event(), threading.Event()
+        self.master_version = 10**9
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """From now on."""
+        for step, version in (
+            ("push_rows", lambda push, *_: push.version + 1),
+            ("measure", lambda sums, *_: sums.version + 1),
+            ("commit", lambda commit, *_: commit.version),
+            ("save_rows", lambda save, source, *_: source.version() if save.tables else -1),
+        ):
+            monkeypatch.setattr(Shard, step, self._faulty(step, getattr(Shard, step), version))
+
+    def _faulty(self, step: str, work: Callable[..., Any], version: Callable[..., int]) -> Callable[..., Any]:
+        def call(shard: Shard, *of: Any) -> Any:
+            at = version(*of)
+            self._perhaps(step, at, False, shard)
+            done = work(shard, *of)
+            if step == "measure" and at == self.master_version:
+                self.master_waits.set()
+                assert self.master_died.wait(DEADLINE_S)
+            self._perhaps(step, at, True, shard)
+            return done
+
+        return call
+
+    def _perhaps(self, step: str, version: int, done: bool, shard: Shard) -> None:
+        with self._lock:
+            due = next(
+                (key for key, dying in self.left.items()
+                 if key[0] == step and key[1] <= version and key[2] == done and self._servers[dying[0]].shard is shard),
+                None,
+            )  # fmt: skip
+            dying = [] if due is None else self.left.pop(due)
+        if not dying:
+            return
+        for number in dying:
+            self._servers[number].cut()
+
+        def start_again() -> None:
+            for number in dying:
+                self._servers[number].stop()
+            for number in dying:
+                self._servers[number].start()
+
+        threading.Thread(target=start_again).start()
+        raise StoreFailed("nobody reads this: the server is dead")
+
+
+@pytest.mark.slow  # half a minute, and eight deaths
+def test_servers_die_at_every_step_and_the_master_between_two(
+    clipped: Numbers, tmp_path: Path, start: Callable[[int], list[ServedShard]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = start(3)
+    faults = Faults(
+        servers,
+        {
+            ("push_rows", 4, False): [0],
+            ("push_rows", 7, True): [1],
+            ("measure", 10, False): [2],
+            ("measure", 13, True): [0],
+            ("commit", 16, False): [1],
+            ("commit", 19, True): [2],
+            ("save_rows", 20, False): [0],
+            ("commit", 23, True): [0, 1],  # two at once
+        },
+    )
+    faults.master_version = 30  # norms are known everywhere, and nothing is decided
+    faults.install(monkeypatch)
+
+    def kill_master(job: Running) -> None:
+        assert faults.master_waits.wait(DEADLINE_S), "norms of version 30 were never asked for"
+        job.processes[0].kill()
+        job.processes[0].wait(timeout=60)
+        assert {server.store.version() for server in servers} == {29}
+        faults.master_died.set()
+        job.start_master("--resume", "--listen", job.address)
+
+    stores = [server.address for server in servers]
+    options = ("--checkpoint-every", "10", "--full-every", "3", "--keep", "0")
+    assert differing(clipped, train(tmp_path, 2, "clipped", stores=stores, during=kill_master, options=options)) == []
+    assert faults.left == {}
+    names = checkpoint_names(files_at(tmp_path / "checkpoints"))
+    assert names[0] == "ckpt-0000000010"
+    assert "ckpt-0000000020" not in names, "a server died while it wrote that one"
+    assert files_at(tmp_path / "checkpoints").drafts() == []
