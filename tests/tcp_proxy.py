@@ -18,10 +18,12 @@ class TcpProxy:
     Attributes:
         port: Where it listens.
         server_port: Where new connections lead.
+        refused: Connections that found nobody there.
     """
 
     def __init__(self, server_port: int) -> None:
         self.server_port = server_port
+        self.refused = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._clients: list[socket.socket] = []
@@ -75,6 +77,7 @@ class TcpProxy:
                 server = socket.create_connection(("127.0.0.1", self.server_port), timeout=60)
             except OSError:
                 _end(client)  # nobody there, now
+                self.refused += 1
                 continue
             server.settimeout(None)
             with self._lock:

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from elastable.embedding_store.measures.counters import LookupCounts
 from elastable.embedding_store.support.address import Address
+from elastable.embedding_store.support.store_url import SERVERS
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.embedding_store.warm import warming
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
@@ -24,6 +25,7 @@ from elastable.jobs.options import JobOptions, WorkerOptions
 from elastable.jobs.prepare import PreparedJob, prepare_job
 from elastable.jobs.servers.local_stores import LocalStores
 from elastable.jobs.servers.store_access import StoreAccess
+from elastable.jobs.servers.store_registry import StoreRegistry
 from elastable.jobs.store_watch import StoreHealth
 from elastable.master.checkpoints.storage.checkpoint_locations import require_writable_checkpoints
 from elastable.master.jobs.job_master import Master
@@ -121,7 +123,12 @@ def _with_servers(options: JobOptions, local: LocalStores | None) -> JobOptions:
     """The options with the store servers as the store, once those of this machine are there."""
     if not options.stores:
         return options
-    return replace(options, store=options.servers_url if local is None else local.url, stores=())
+    if local is not None:
+        return replace(options, store=local.url, stores=())
+    if options.registry is None:
+        return replace(options, store=options.servers_url, stores=())
+    with StoreRegistry(options.registry) as registry:
+        return replace(options, store=SERVERS + ",".join(registry.addresses(options.deadline_s)), stores=())
 
 
 def _master(options: JobOptions, prepared: PreparedJob) -> Master:

@@ -10,6 +10,7 @@ from elastable.embedding_store.option import Option, check_options, required, se
 from elastable.embedding_store.support.store_url import SERVERS, outlives_process, server_addresses
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.jobs.servers.server_options import require_own_store
+from elastable.jobs.servers.store_registry import is_registry
 from elastable.jobs.shared_options import (
     HTTP,
     INSECURE,
@@ -105,7 +106,7 @@ class JobOptions:
         of_store(
             "Store servers that hold the rows, a shard each (elastable store); with elastable train, a number starts "
             "so many here, each with a part of --store.",
-            metavar="HOST:PORT[,...]|N", unset="rows are with the master",
+            metavar="HOST:PORT[,...]|redis://...|N", unset="rows are with the master",
         ),
     )  # fmt: skip
     locations: Path | None = setting(
@@ -206,7 +207,14 @@ class JobOptions:
             raise BadInput(
                 f"--store {redacted(self.store)} with --stores: each store server elsewhere has its own --store"
             )
-        server_addresses(self.servers_url)
+        if self.registry is None:
+            server_addresses(self.servers_url)
+
+    @property
+    def registry(self) -> str | None:
+        """The URL of the Redis in which the store servers are registered; None: `stores` names their addresses."""
+        url = ",".join(self.stores)  # a URL of Redis may name several hosts
+        return url if is_registry(url) else None
 
     @property
     def servers_url(self) -> str:

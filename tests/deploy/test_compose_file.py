@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from benchmarks.redis_log import COMPOSE_LIMITS
+from elastable.command import app
 from elastable.embedding_store.wire.access.credentials import ENVIRONMENT
 from elastable.process.exit_codes import ExitCode
 
@@ -151,7 +153,7 @@ def test_variables_of_the_compose_test_are_those_of_the_compose_file() -> None:
 def test_the_dockerfile_and_the_compose_files_are_well_written() -> None:
     scripts = Path(sys.executable).parent
     relaxed = "{extends: relaxed, rules: {line-length: disable}}"
-    files = ["docker-compose.yml", "deploy/tls.yml", "deploy/kubernetes"]
+    files = ["docker-compose.yml", "deploy/tls.yml", "deploy/stores.yml", "deploy/kubernetes"]
     for command in (["hadolint", "deploy/Dockerfile"], ["yamllint", "--strict", "-d", relaxed, *files]):
         words = [str(scripts / command[0]), *command[1:]]
         ran = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
@@ -183,6 +185,28 @@ def test_tls_adds_files_and_variables_to_master_and_workers() -> None:
             assert any(
                 "/somewhere" in str(volume) and "/run/tls" in str(volume) for volume in services[name]["volumes"]
             )
+
+
+def test_store_servers_are_confined_and_the_master_finds_them_where_they_register(compose: dict[str, Any]) -> None:
+    added: dict[str, Any] = yaml.safe_load((ROOT / "deploy/stores.yml").read_text())
+    assert set(added["services"]) == {"store", "master"}
+    store, master, before = added["services"]["store"], added["services"]["master"], compose["services"]["master"]
+    for name in ("image", "read_only", "tmpfs", "cap_drop", "security_opt", "pids_limit", "mem_limit", "logging"):
+        assert store[name] == before[name], name
+    assert store["environment"] == before["environment"]
+    assert store["volumes"] == before["volumes"]  # every store server writes its part of a checkpoint
+    assert "ports" not in store
+    assert "container_name" not in store
+    (register,) = [word.partition("=")[2] for word in store["command"] if word.startswith("--register=")]
+    assert f"--store={register}" in store["command"]
+    # All else is as without store servers.
+    others = [word for word in before["command"] if not word.startswith("--store=")]
+    assert [word for word in master["command"] if word != f"--stores={register}"] == others
+    assert f"--stores={register}" in master["command"]
+    assert master["depends_on"] == {"store": {"condition": "service_healthy"}}
+    for words in (store["command"], master["command"]):
+        known = CliRunner().invoke(app, [words[1], "--help"], env={"COLUMNS": "300"}).output
+        assert not [word for word in words if word.startswith("--") and word.partition("=")[0] not in known]
 
 
 def test_a_worker_container_tries_no_more_where_every_try_would_fail_alike() -> None:

@@ -78,7 +78,7 @@ def test_the_model_of_the_overlay_is_the_smallest_example() -> None:
 
 def test_every_pod_is_confined() -> None:
     found = [pod for one in everything() for pod in pods(one)]
-    assert len(found) == 3
+    assert len(found) == 4
     for pod in found:
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert isinstance(pod["securityContext"]["runAsUser"], int)
@@ -99,13 +99,13 @@ def test_every_pod_is_confined() -> None:
 def test_the_image_runs_as_the_user_that_pods_name() -> None:
     user = re.search(r"^USER (\d+):", (ROOT / "deploy/Dockerfile").read_text(), re.MULTILINE)
     assert user is not None
-    for path in ("master.yaml", "workers.yaml"):
-        for found in documents(FOLDER / "base" / path):
+    for path in ("base/master.yaml", "base/workers.yaml", "stores/stores.yaml"):
+        for found in documents(FOLDER / path):
             for pod in pods(found):
                 assert pod["securityContext"]["runAsUser"] == int(user[1])
 
 
-@pytest.mark.parametrize("name", ["master", "workers"])
+@pytest.mark.parametrize("name", ["master", "workers", "store"])
 def test_options_are_those_of_the_command(name: str) -> None:
     container = job(everything(), f"elastable-{name}")
     help_text = CliRunner().invoke(app, [container["command"][1], "--help"], env={"COLUMNS": "300"}).output
@@ -139,6 +139,30 @@ def _settings(folder: Path) -> list[str]:
     return list(generator["literals"])
 
 
+def require_stores(found: list[dict[str, Any]], listed: str, args: list[str]) -> None:
+    """The master calls every pod of the StatefulSet, in the order of their numbers, at the port that it listens on."""
+    of_stores = {one["kind"]: one for one in found if one["metadata"]["name"] == "elastable-store"}
+    assert set(of_stores) == {"Service", "StatefulSet", "NetworkPolicy", "PodDisruptionBudget"}
+    pods_of, service = of_stores["StatefulSet"]["spec"], of_stores["Service"]
+    assert service["spec"]["clusterIP"] == "None"
+    assert pods_of["serviceName"] == service["metadata"]["name"]
+    names = [f"elastable-store-{number}.{pods_of['serviceName']}" for number in range(pods_of["replicas"])]
+    (container,) = pods_of["template"]["spec"]["containers"]
+    (listen,) = [word.rpartition(":")[2] for word in container["args"] if word.startswith("--listen=")]
+    assert listed.split(",") == [f"{name}:{listen}" for name in names]
+    assert "--stores=$(STORES)" in args
+    assert not [word for word in args if word.startswith("--store=")]
+    (data,) = pods_of["volumeClaimTemplates"]
+    assert data["metadata"]["name"] in {mount["name"] for mount in container["volumeMounts"]}
+    (runs,) = [one for one in found if one["kind"] == "PersistentVolumeClaim"]
+    assert runs["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert {"name": "runs", "mountPath": "/runs"} in container["volumeMounts"]
+    callers, *_ = of_stores["NetworkPolicy"]["spec"]["ingress"]
+    allowed = {one["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for one in callers["from"]}
+    assert allowed == {"master", "worker"}
+    assert callers["ports"] == [{"port": int(listen)}]
+
+
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not here")
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_an_overlay_is_rendered_and_valid(overlay: str) -> None:
@@ -148,7 +172,11 @@ def test_an_overlay_is_rendered_and_valid(overlay: str) -> None:
     master, workers = job(found, "elastable-master"), job(found, "elastable-workers")
     redis = [one for one in found if one["metadata"]["name"] == "elastable-redis"]
     (settings,) = [one["data"] for one in found if one["metadata"]["name"].startswith("elastable-job-")]
-    if overlay == "own-redis":
+    if overlay == "stores":
+        assert not redis
+        require_stores(found, settings["STORES"], master["args"])
+        assert not master["env"]
+    elif overlay == "own-redis":
         assert not redis
         assert settings["STORE"].startswith("rediss://")
     else:

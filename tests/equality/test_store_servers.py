@@ -14,9 +14,12 @@ import pytest
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.shards.row_pushes import Committed, PushedCommit
 from elastable.embedding_store.wire.client.remote_source import RemoteSource
+from elastable.jobs.servers.store_registry import StoreRegistry
 from tests.embedding_store.shards.served_shards import served
 from tests.equality.jobs import Numbers, Running, differing, train
 from tests.ports import free_port
+from tests.tcp_proxy import tcp_proxy
+from tests.waiting import until
 
 START_S = 120.0
 
@@ -27,16 +30,17 @@ class StoreProcess:
     Args:
         log: Of what it says.
         store: URL of its rows.
+        more: Words of its command line.
     """
 
-    def __init__(self, log: Path, store: str) -> None:
-        self._log, self._store = log, store
+    def __init__(self, log: Path, store: str, *more: str) -> None:
+        self._log, self._store, self._more = log, store, more
         self.address = f"127.0.0.1:{free_port()}"
         self.start()
 
     def start(self) -> None:
         """Returns once it answers."""
-        words = ["-m", "elastable", "store", "--listen", self.address, "--store", self._store]
+        words = ["-m", "elastable", "store", "--listen", self.address, "--store", self._store, *self._more]
         with self._log.open("ab") as output:
             self.process = subprocess.Popen([sys.executable, *words], stdout=output, stderr=output)
         with RemoteSource(self.address, START_S) as rows:
@@ -153,3 +157,48 @@ def test_the_master_is_killed_in_mid_commit(alone: Numbers, tmp_path: Path, held
             job.start_master("--resume", "--listen", job.address)
 
         assert differing(alone, train(tmp_path, 2, "adagrad", stores=stores, during=kill)) == []
+
+
+def test_a_registered_store_server_is_killed_and_has_its_number_again(
+    alone: Numbers, tmp_path: Path, redis_url: str
+) -> None:
+    """Masters find the servers by a registry in Redis, whatever order they started in."""
+    registry = f"{redis_url}?namespace=elastable/registry&count=2"
+    words = ["--register", registry]
+    with ExitStack() as held:
+        started = []
+        for number in (1, 0):
+            started.append(StoreProcess(tmp_path / f"store-{number}.log", redis_url, *words, "--number", str(number)))
+            held.callback(started[-1].kill)
+
+        def kill(job: Running) -> None:
+            job.until_version(8)
+            started[0].kill()
+            started[0].start()
+
+        assert differing(alone, train(tmp_path, 2, "adagrad", stores=[registry], during=kill)) == []
+        with StoreRegistry(registry) as found:
+            assert found.addresses(60.0) == [started[1].address, started[0].address]
+
+
+@pytest.mark.parametrize("silent", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_link_to_a_store_server_is_cut_for_a_while(
+    alone: Numbers, tmp_path: Path, servers: Servers, silent: bool
+) -> None:
+    """Both ends see their connections end and new ones are refused; or, `silent`, neither hears anything any more."""
+    started = servers(*(f"memory?log={tmp_path}/log-{number}" for number in range(2)))
+    port = int(started[0].address.rpartition(":")[2])
+    with tcp_proxy(port) as link:
+
+        def cut(job: Running) -> None:
+            job.until_version(8)
+            if silent:
+                link.lose_everything()  # until keepalive notices: 20 s
+                return
+            link.server_port = free_port()
+            assert link.cut() > 0
+            until(lambda: link.refused >= 5, 120)
+            link.server_port = port
+
+        stores = [f"127.0.0.1:{link.port}", started[1].address]
+        assert differing(alone, train(tmp_path, 2, "adagrad", stores=stores, during=cut)) == []

@@ -9,7 +9,17 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.option import check_options, setting
 from elastable.embedding_store.support.store_url import byte_count
 from elastable.embedding_store.tiers.redis.url import redacted
-from elastable.jobs.shared_options import HTTP, INSECURE, LISTEN, NOT_FINITE, STORE_URL, TRANSPORT, deadline, of_store
+from elastable.jobs.shared_options import (
+    HTTP,
+    INSECURE,
+    LISTEN,
+    NOT_FINITE,
+    STORE_URL,
+    TRANSPORT,
+    deadline,
+    of_network,
+    of_store,
+)
 
 __all__ = ["ServerOptions", "StoreServerOptions", "require_own_store"]
 
@@ -47,6 +57,27 @@ class StoreServerOptions:
         "1GiB",
         of_store("Memory for gradients of the version in work; workers wait where there is no room.", metavar="SIZE"),
     )
+    register: str | None = setting(
+        None,
+        of_store(
+            "Announce this server in a Redis, under a number: it keeps its rows in store-NUMBER of --store.",
+            metavar="URL", unset="masters name its address",
+        ),
+    )  # fmt: skip
+    number: int | None = setting(
+        None,
+        of_store(
+            "Number of this server, from 0, with --register.", at_least=0,
+            unset="the one that this host had last, else the lowest that is free",
+        ),
+    )  # fmt: skip
+    advertise: str | None = setting(
+        None,
+        of_network(
+            "Where masters and workers call this server, with --register.", metavar="HOST:PORT",
+            unset="--listen, or this host's name and the port",
+        ),
+    )  # fmt: skip
     transport: str = setting("auto", TRANSPORT)
     insecure: bool = setting(False, INSECURE)
     listen: str = setting("127.0.0.1:50061", LISTEN)
@@ -56,6 +87,8 @@ class StoreServerOptions:
         check_options(self)
         byte_count(self.gradient_bytes)
         require_own_store(self.store)
+        if self.register is None and (self.number is not None or self.advertise is not None):
+            raise BadInput("--number and --advertise need --register: the Redis in which the server is announced")
 
 
 def require_own_store(url: str) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 
 from rich.console import Console
 
-from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.errors import BadInput, TakenOver
 from elastable.embedding_store.measures.counters import LookupCounts
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.shards.shard import Shard
-from elastable.embedding_store.support.store_url import byte_count
+from elastable.embedding_store.support.address import Address
+from elastable.embedding_store.support.store_url import byte_count, url_of_server
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.embedding_store.warm import warming
 from elastable.embedding_store.wire.access.credentials import Credentials
@@ -20,6 +24,7 @@ from elastable.embedding_store.wire.pushes.shard_service import shard_services
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.shared.shared_store import channels_of
 from elastable.jobs.servers.server_options import StoreServerOptions
+from elastable.jobs.servers.store_registry import Registration, StoreRegistry
 from elastable.jobs.store_watch import StoreHealth
 from elastable.master.checkpoints.servers.row_saver import CheckpointRowSaver
 from elastable.master.keras.row_optimizers.registration import register_job_optimizers
@@ -43,17 +48,22 @@ def run_store_server(options: StoreServerOptions, console: Console) -> int:
 
     Raises:
         BadInput: workers are to read from shared memory, and the store has none.
+        TakenOver: another server has its number in the registry.
         ElastableError: the store cannot be opened, or the address not be used.
     """
     register_job_optimizers(import_tensorflow)
     describe_process(role="store")
-    with open_store(options.store, shared=options.transport != "grpc") as store, warming(store):
+    with ExitStack() as held:
+        registration = None if options.register is None else _registered(options, options.register, held)
+        url = options.store if registration is None else url_of_server(options.store, registration.number)
+        store = held.enter_context(open_store(url, shared=options.transport != "grpc"))
+        held.enter_context(warming(store))
         channels = channels_of(store)
         if channels is None and options.transport == "shared":
-            raise BadInput(f"--transport shared: rows of the store {redacted(options.store)} are not in shared memory")
+            raise BadInput(f"--transport shared: rows of the store {redacted(url)} are not in shared memory")
         shard = Shard(store, byte_count(options.gradient_bytes), CheckpointRowSaver(store))
         keep_collections_short()
-        stopped = threading.Event()
+        stopped, taken = threading.Event(), list[str]()
         credentials = Credentials.from_environment()
         health, lookups = StoreHealth(), LookupCounts()
         server = GrpcServer(
@@ -65,10 +75,17 @@ def run_store_server(options: StoreServerOptions, console: Console) -> int:
         )
         with server, health.watching(store):
             console.print(
-                f"store server at {server.address}, store {redacted(options.store)}, version {store.version()}",
+                f"store server at {server.address}, store {redacted(url)}, version {store.version()}",
                 highlight=False,
                 markup=False,
             )
+            if registration is not None:
+
+                def lost(reason: str) -> None:
+                    taken.append(reason)
+                    stopped.set()
+
+                registration.announce(_called(options, server.address), lost)
             sources: dict[str, Source] = {
                 "store": StoreSource(store, health.not_ready),
                 "pushes": partial(shard_source, shard),
@@ -78,7 +95,23 @@ def run_store_server(options: StoreServerOptions, console: Console) -> int:
             shown = watched_over_http(options.http, options.insecure, watched, console)
             with shown, stopping_on_signals(lambda reason: stopped.set(), console):
                 stopped.wait()
+            if taken:
+                raise TakenOver(taken[0])
     return ExitCode.DONE
+
+
+def _registered(options: StoreServerOptions, url: str, held: ExitStack) -> Registration:
+    """Its number, which the server keeps until it ends: whoever has it next finds the rows in no other's hands."""
+    registry = held.enter_context(StoreRegistry(url))
+    return held.enter_context(registry.take(options.number, _called(options, options.listen).rpartition(":")[0]))
+
+
+def _called(options: StoreServerOptions, listening: str) -> str:
+    """Where others call the server."""
+    if options.advertise is not None:
+        return str(Address.parse(options.advertise))
+    where = Address.parse(listening)
+    return str(replace(where, host=socket.gethostname())) if where.host in ("0.0.0.0", "::") else str(where)
 
 
 def _anonymous(credentials: Credentials) -> Role | None:
