@@ -16,6 +16,7 @@ MAY_BE_SKIPPED = {
     "the graphs of ../shared/data are not here": "data sets of other people, which may not be copied",
     "grpcio-tools is part of the dev extra": "`make proto-check`, a step of its own in .ci/run, compares the stubs",
     "chromium and playwright are not here": "tests/elastable/monitoring/test_live_page.py checks the page without them",
+    "network namespaces cannot be made here": "slow tests alone, which CI leaves out; they need root and iproute2",
     "kubectl is not here": "it only joins files, each of which tests/deploy/test_kubernetes.py validates without it",
     "was built without TLS": "the Valkey of the test extra; it runs where Debian's redis-server is installed",
     "another C library keeps or gives back as it likes": "CI has glibc, and the promise is made for it alone",
