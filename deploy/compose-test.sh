@@ -11,7 +11,8 @@
 #      do the other workers
 #   5. the same over mutual TLS with a token (deploy/tls.yml; where there is openssl to make certificates with), while
 #      a client without them is refused
-#   6. a master that cannot begin ends `up` at once, and says why
+#   6. three store servers (deploy/stores.yml), one container of them killed in the middle and started again
+#   7. a master that cannot begin ends `up` at once, and says why
 #
 # All that train must train every version, reach MIN_AUC, and give the same numbers to the last bit: in sync mode the number
 # of workers, their deaths and the wire change nothing. A master that ends or starts again by itself is noticed at once; all
@@ -133,20 +134,20 @@ print(*("{host} did {micro_batches}".format(**worker) for worker in json.load(sy
   fail "the job did not get to its middle within $UP_SECONDS s"
 }
 
-# keep_result FILE: copies result.json out of the volume of runs, and checks what it says.
+# keep_result FILE [STORE]: copies result.json out of the volume of runs, and checks what it says.
 keep_result() {
   compose run --rm --no-deps -T master cat /runs/latest/result.json > "$1" 2>"$work/run.log" || {
     cat "$work/run.log" >&2
     fail "no result.json in the volume"
   }
   say "result: $("$PYTHON" -c 'import json, sys; print(json.dumps(json.load(sys.stdin)))' < "$1")"
-  "$PYTHON" - "$1" "$MIN_AUC" "$versions" <<'PY' || fail "the result is not what it should be"
+  "$PYTHON" - "$1" "$MIN_AUC" "$versions" "${2:-redis://}" <<'PY' || fail "the result is not what it should be"
 import json, sys
 
 result, least, versions = json.load(open(sys.argv[1])), float(sys.argv[2]), int(sys.argv[3])
 assert result["auc"] >= least, f"auc {result['auc']} is below {least}"
 assert result["version"] == versions, f"version {result['version']}, expected {versions}"
-assert result["store"].startswith("redis://"), f"rows were in {result['store']}, not in Redis"
+assert result["store"].startswith(sys.argv[4]), f"rows were in {result['store']}, not in {sys.argv[4]}"
 PY
 }
 
@@ -318,9 +319,24 @@ else
   say "5. left out: there is no openssl to make certificates with"
 fi
 
-say "6. a master that cannot begin"
+say "6. three store servers, one killed in the middle"
 compose down --volumes --timeout 5 > "$work/down.log" 2>&1 || { cat "$work/down.log" >&2; fail "down --volumes"; }
-unset COMPOSE_FILE ELASTABLE_TLS_DIR
+unset ELASTABLE_TLS_DIR
+export COMPOSE_FILE=docker-compose.yml:deploy/stores.yml
+up=
+compose up --detach --scale store=3 > "$work/up.log" 2>&1 || { cat "$work/up.log" >&2; fail "up --scale store=3"; }
+mapfile -t stores < <(container store)
+[ "${#stores[@]}" -eq 3 ] || fail "${#stores[@]} store servers, expected 3"
+wait_for_middle
+docker kill "${stores[1]}" >/dev/null
+say "killed store server ${stores[1]:0:12} at version $reached"
+docker start "${stores[1]}" >/dev/null
+wait_for_end "$(container master)"
+keep_result "$work/stores.json" servers:
+
+say "7. a master that cannot begin"
+compose down --volumes --timeout 5 > "$work/down.log" 2>&1 || { cat "$work/down.log" >&2; fail "down --volumes"; }
+unset COMPOSE_FILE
 if ELASTABLE_MODEL=examples/none.py timeout "$UP_SECONDS" "${COMPOSE[@]}" --project-name "$PROJECT" \
   up --exit-code-from master > "$work/up.log" 2>&1; then
   fail "up ended well without a model file"
@@ -331,11 +347,12 @@ fi
 logged master 'no such model file' || fail "the master does not say why it ended"
 say "up ended with exit code $code"
 
-"$PYTHON" - "$work/killed.json" "$work/restarted.json" "$work/another.json" "$work/four.json" "${secured[@]}" <<'PY' || fail "the trainings differ"
+"$PYTHON" - "$work/killed.json" "$work/restarted.json" "$work/another.json" "$work/four.json" "$work/stores.json" \
+  "${secured[@]}" <<'PY' || fail "the trainings differ"
 import json, sys
 
 killed, *others = (json.load(open(path)) for path in sys.argv[1:])
-for what, other in zip(("with Redis and the master killed", "begun anew", "with four workers", "over TLS"), others):
+for what, other in zip(("with Redis and the master killed", "begun anew", "with four workers", "over store servers", "over TLS"), others):
     for name in ("auc", "version"):
         assert killed[name] == other[name], f"{name}: {killed[name]!r} with a worker killed, {other[name]!r} {what}"
 PY
