@@ -14,7 +14,6 @@ the address of the server.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import tempfile
@@ -31,6 +30,7 @@ import redis
 from benchmarks.click_job.contenders import Job, click_job
 from benchmarks.flights_job import flights_job
 from benchmarks.harness import Row, compare, interleaved, publish
+from benchmarks.processes import processor_s
 from benchmarks.redis_log import COMPOSE_LIMITS
 from elastable.embedding_store.wire.client.remote_source import RemoteSource
 from tests.servers import redis_binary, running_server, valkey_binary
@@ -100,7 +100,7 @@ class _Turns:
         return self.job.examples * (len(stamps) - 1) / (stamps[-1] - stamps[0])
 
     def _processor_s(self) -> float:
-        return sum(map(_processor_s, [*self.servers, *(process.pid for process in self.job.processes)]))
+        return processor_s([*self.servers, *(process.pid for process in self.job.processes)])
 
     def _wait(self, source: RemoteSource, version: int) -> None:
         late = time.perf_counter() + _WAIT_S
@@ -191,12 +191,6 @@ def _latency(name: str, gaps: Sequence[float], memory: Sequence[float], floors: 
         Row(f"{name}, p50 of a version, against memory's", middle, "us", theirs, theirs / middle, least[0]),
         Row(f"{name}, p99 of a version, against its p50", late, "us", middle, middle / late, least[1]),
     ]
-
-
-def _processor_s(process: int) -> float:
-    """Seconds of processor time that a process has used."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _process_of(address: str) -> int:

@@ -179,6 +179,7 @@ ROOMS = {
             "jobs",
             "in_process",
             "launch",
+            "planning",
             "commands",
             "command",
         ),

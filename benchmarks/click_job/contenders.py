@@ -123,11 +123,13 @@ class Job(Contender):
         environment: Variables of all its processes.
         workers: How many there are.
         warm: Versions that are made before the first turn.
+        stores: Store servers of the job; 0: the master holds its rows.
+        transport: Of workers, master and store servers.
 
     Attributes:
         name, examples: As given.
         address: Of the master.
-        processes: The master's, then the workers'.
+        processes: The store servers', the master's, then the workers'.
     """
 
     def __init__(
@@ -140,10 +142,13 @@ class Job(Contender):
         environment: Mapping[str, str],
         workers: int = 1,
         warm: int = _WARM_STEPS,
+        stores: int = 0,
+        transport: str = "auto",
     ) -> None:
         self.name, self.examples = name, examples
         self._model, self._options = str(model), list(options)
         self._home, self._environment, self._workers, self._warm = home, environment, workers, warm
+        self._stores, self._transport = [f"127.0.0.1:{_free_port()}" for _ in range(stores)], transport
         self.address = f"127.0.0.1:{_free_port()}"
         self._client = MasterClient(self.address, deadline_s=_START_S)
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -151,13 +156,16 @@ class Job(Contender):
     def start(self) -> None:
         """As in `Contender.start`."""
         places = ["--listen", self.address, "--run-dir", str(self._home / f"runs-{self.name}"), "--no-export"]
-        roles = {"master": ["master", self._model, *self._options, *places]}
+        if self._stores:
+            places += ["--stores", ",".join(self._stores)]
+        roles = {f"store-{number}": ["store", "--listen", each] for number, each in enumerate(self._stores)}
+        roles["master"] = ["master", self._model, *self._options, *places]
         for number in range(self._workers):
             arguments = ["worker", self._model, "--master", self.address, "--deadline", str(_START_S)]
             roles[f"worker-{number}"] = arguments
         for role, arguments in roles.items():
             log = self._home / f"{role}-{self.name}.log"
-            command = [sys.executable, "-m", "elastable", *arguments]
+            command = [sys.executable, "-m", "elastable", *arguments, "--transport", self._transport]
             self.processes.append(_launch(command, self._environment, log))
 
     def warm_up(self) -> None:
@@ -222,6 +230,8 @@ def click_job(
     workers: int = 1,
     ids: str = "uniform",
     tables: int = 1,
+    stores: int = 0,
+    transport: str = "auto",
 ) -> Job:
     """The click model under Elastable; every worker's batch is a micro-batch, and one of each makes a version.
 
@@ -235,12 +245,13 @@ def click_job(
         workers: How many there are.
         ids: One of `benchmarks.click_job.draws.IDS`.
         tables: One for all features, or one for each.
+        stores, transport: As of `Job`.
     """
     job = ["--micro-batch-size", str(BATCH), "--no-shuffle", "--grads-to-wait", str(workers)]
     job += ["--intra-op-threads", str(threads), *options]
     environment = click_variables(rows, optimizer, ids, tables)
     model = Path(__file__).with_name("model.py")
-    return Job(name, model, BATCH * workers, job, home, environment, workers)
+    return Job(name, model, BATCH * workers, job, home, environment, workers, stores=stores, transport=transport)
 
 
 def click_variables(rows: int, optimizer: str, ids: str = "uniform", tables: int = 1) -> dict[str, str]:

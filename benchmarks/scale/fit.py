@@ -1,0 +1,98 @@
+"""From measured runs to a calibration: what a version, a call, a row and a value cost each kind of process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.harness import machine
+from benchmarks.scale.setting import Run
+from elastable.planning.calibration import Calibration
+
+__all__ = ["fitted", "least_squares"]
+
+Float64 = npt.NDArray[np.float64]
+
+# Names of a calibration, in the order of the features below.
+_WORKER = ("worker_version", "worker_server", "worker_row", "worker_value", "worker_dense")
+_STORE = ("store_push", "store_version", "store_row", "store_value")
+_MASTER = ("master_version", "master_push", "master_server", "master_dense", "master_update")
+_STORE_REDIS = ("store_redis_row", "store_redis_value")
+_REDIS = ("redis_row", "redis_value")
+
+
+def fitted(runs: Sequence[Run], shares: tuple[float, float]) -> Calibration:
+    """The calibration that explains the processor time of runs best, by relative error; no cost is negative.
+
+    `beside` and `wait` are still 0: `benchmarks.simulation.waits` finds them.
+
+    Args:
+        runs: In which workers, store servers, ids, values of a row and dense values differ independently; at least one
+            with Redis.
+        shares: Of lookups and pushes in a store server's time for rows.
+    """
+    memory = [run for run in runs if not run.setting.redis]
+    worker = _costs(memory, lambda run: run.worker_s, _of_worker)
+    store = _costs(memory, lambda run: run.store_s, _of_store)
+    master = _costs(memory, lambda run: run.master_s, _of_master)
+    with_redis = [run for run in runs if run.setting.redis]
+    in_redis = _costs(with_redis, lambda run: run.redis_s, _of_redis)
+
+    def writing(run: Run) -> float:
+        return run.store_s - run.versions * float(np.dot(store, _of_store(run)))
+
+    lookup, push = shares
+    seconds = {
+        **dict(zip(_WORKER, worker, strict=True)),
+        **dict(zip(_STORE, store, strict=True)),
+        **dict(zip(_MASTER, master, strict=True)),
+        **dict(zip(_STORE_REDIS, _costs(with_redis, writing, _of_redis), strict=True)),
+        **dict(zip(_REDIS, in_redis, strict=True)),
+        "beside": 0.0,
+        "wait": 0.0,
+    }
+    rounded = {name: float(f"{value:.4g}") for name, value in seconds.items()}
+    return Calibration(machine(), lookup_share=round(lookup, 3), push_share=round(push, 3), **rounded)
+
+
+def least_squares(features: Float64, values: Float64) -> Float64:
+    """The costs, none negative, whose sums over `features[n, c]` differ least from `values[n]`, relative to these."""
+    scaled, ones = features / values[:, None], np.ones(len(values))
+    taken = list(range(features.shape[1]))
+    while taken:
+        found = np.linalg.lstsq(scaled[:, taken], ones, rcond=None)[0]
+        if (found >= 0).all():
+            break
+        taken.pop(int(np.argmin(found * scaled[:, taken].mean(0))))
+    costs = np.zeros(features.shape[1])
+    costs[taken] = found if taken else 0.0
+    return costs
+
+
+def _costs(runs: Sequence[Run], used: Callable[[Run], float], features: Callable[[Run], tuple[float, ...]]) -> Float64:
+    versions = np.array([run.versions for run in runs], np.float64)
+    seconds = np.array([used(run) for run in runs]) / versions
+    return least_squares(np.array([features(run) for run in runs], np.float64), seconds)
+
+
+def _of_worker(run: Run) -> tuple[float, ...]:
+    of, rows = run.setting, run.unique
+    return of.workers, of.workers * of.stores, of.workers * rows, of.workers * rows * of.dim, of.workers * of.dense
+
+
+def _of_store(run: Run) -> tuple[float, ...]:
+    of, rows = run.setting, run.unique
+    return of.workers * of.stores, of.stores, of.workers * rows, of.workers * rows * of.dim
+
+
+def _of_master(run: Run) -> tuple[float, ...]:
+    of = run.setting
+    return 1.0, of.workers, of.stores, of.workers * of.dense, of.dense
+
+
+def _of_redis(run: Run) -> tuple[float, ...]:
+    of = run.setting
+    rows = of.rows * -np.expm1(-of.workers * run.unique / of.rows)  # different rows of a version
+    return rows, rows * of.dim

@@ -1,0 +1,144 @@
+"""Starts the processes of a job, and measures it for a while."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import redis
+
+from benchmarks.processes import busy_s, processor_s
+from benchmarks.scale.processes import TABLE, drawn_ids, run_master, run_worker, table_spec
+from benchmarks.scale.setting import Run, Setting
+from benchmarks.stores import running_redis
+from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
+from elastable.embedding_store.open_store import open_store
+from elastable.embedding_store.shards.row_pushes import PushedCommit, RowPush, RowSums, Slices, SumTerm
+from elastable.jobs.servers.local_stores import LocalStores
+
+__all__ = ["measured", "shares"]
+
+_WARM_VERSIONS = 5
+_START_S = 240.0
+_PROBED = 40  # versions
+_PROBED_WORKERS = 4
+
+# One process imports what all of them need; those of a job are forked from it.
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["benchmarks.scale.processes"])
+
+
+def measured(setting: Setting, seconds: float) -> Run:
+    """What a job does once it is warm."""
+    with ExitStack() as held:
+        home = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="scale-")))
+        stores, of_redis = held.enter_context(_stores(setting, home))
+        told, pipe = _processes.Pipe()
+        master = held.enter_context(_process(run_master, setting, stores.url, pipe))
+        address = _answer(told)
+        workers = [held.enter_context(_process(run_worker, setting, address, n)) for n in range(setting.workers)]
+        give_up = time.monotonic() + _START_S
+        while len(_stamps(told)) < _WARM_VERSIONS:
+            if time.monotonic() > give_up:
+                raise RuntimeError(f"{setting}: not warm after {_START_S:g} s")
+            time.sleep(0.1)
+        kinds = {"worker_s": workers, "store_s": stores.pids, "master_s": [master], "redis_s": of_redis}
+        busy, used = busy_s(), {kind: processor_s(pids) for kind, pids in kinds.items()}
+        own, began = time.process_time(), time.monotonic()
+        time.sleep(seconds)
+        ended, times = time.monotonic(), [at for at in _stamps(told) if at > began]
+        used = {kind: processor_s(pids) - used[kind] for kind, pids in kinds.items()}
+        others = busy_s() - busy - sum(used.values()) - (time.process_time() - own)
+        gaps = np.diff(times)
+    unique = float(np.mean([len(np.unique(ids)) for n in range(setting.workers) for ids in drawn_ids(setting, n)]))
+    return Run(
+        setting,
+        ended - began,
+        len(times),
+        unique,
+        *(float(np.quantile(gaps, share)) for share in (0.5, 0.99)),
+        **used,
+        other_cores=max(0.0, others / (ended - began)),
+        cores=len(os.sched_getaffinity(0)),
+    )
+
+
+def shares(setting: Setting) -> tuple[float, float]:
+    """Which part of a store server's processor time for rows goes to lookups, and which to pushes."""
+    with ExitStack() as held:
+        home = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="scale-")))
+        stores, _ = held.enter_context(_stores(setting, home))
+        store = held.enter_context(open_store(stores.url))
+        assert isinstance(store, ShardedStore)
+        store.create_table(table_spec(setting))
+        store.begin_job("scale", False)
+        pushes = [
+            Slices(ids, np.full((len(ids), setting.dim), 0.01, np.float32))
+            for n in range(_PROBED_WORKERS)
+            for ids in [np.unique(drawn_ids(setting, n)[0])]
+        ]
+        spent = np.zeros(3)
+        for _ in range(_PROBED):
+            version = store.version()
+            marks = [processor_s(stores.pids)]
+            for each in pushes:
+                store.lookup({TABLE: each.indices})
+            marks.append(processor_s(stores.pids))
+            for number, each in enumerate(pushes):
+                store.push_rows(RowPush("scale", version, number, ({TABLE: each},)))
+            marks.append(processor_s(stores.pids))
+            terms = tuple(SumTerm(number, 0, 1 / len(pushes)) for number in range(len(pushes)))
+            store.commit_pushed(PushedCommit(RowSums(version, terms), version, {TABLE: 0.01}))
+            marks.append(processor_s(stores.pids))
+            spent += np.diff(marks)
+    lookup, push, _ = spent / spent.sum()
+    return float(lookup), float(push)
+
+
+@contextmanager
+def _stores(setting: Setting, home: Path) -> Iterator[tuple[LocalStores, list[int]]]:
+    """Store servers, and the processes of their Redis."""
+    with ExitStack() as held:
+        url, of_redis = "memory", []
+        if setting.redis:
+            address = held.enter_context(running_redis(home))
+            url = f"redis://{address}?deadline=120"
+            host, _, port = address.rpartition(":")
+            with redis.Redis(host, int(port)) as client:
+                of_redis = [int(client.info("server")["process_id"])]
+        yield held.enter_context(LocalStores(setting.stores, url, "grpc", home)), of_redis
+
+
+@contextmanager
+def _process(target: object, *arguments: object) -> Iterator[int]:
+    """Runs a function in a process of its own; its id."""
+    process = _processes.Process(target=target, args=arguments, daemon=True)  # type: ignore[arg-type]
+    process.start()
+    assert process.pid is not None
+    try:
+        yield process.pid
+    finally:
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGKILL)
+        process.join()
+
+
+def _stamps(told: Connection) -> Sequence[float]:
+    told.send(True)
+    times: Sequence[float] = _answer(told)
+    return times
+
+
+def _answer(told: Connection) -> Any:
+    if not told.poll(_START_S):
+        raise RuntimeError(f"no answer from a master within {_START_S:g} s")
+    return told.recv()

@@ -1,0 +1,1 @@
+"""Jobs larger than one machine, simulated with service times that were measured."""

@@ -1,0 +1,1 @@
+"""How many machines a job needs."""
