@@ -23,7 +23,9 @@ from benchmarks.stores import running_redis
 from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.shards.row_pushes import PushedCommit, RowPush, RowSums, Slices, SumTerm
+from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.jobs.servers.local_stores import LocalStores
+from elastable.jobs.servers.store_access import StoreAccess
 
 __all__ = ["measured", "shares"]
 
@@ -65,8 +67,12 @@ def measured(setting: Setting, seconds: float) -> Run:
         ended - began,
         len(times),
         unique,
-        *(float(np.quantile(gaps, share)) for share in (0.5, 0.99)),
-        **used,
+        p50_s=float(np.quantile(gaps, 0.5)),
+        p99_s=float(np.quantile(gaps, 0.99)),
+        worker_s=used["worker_s"],
+        store_s=used["store_s"],
+        master_s=used["master_s"],
+        redis_s=used["redis_s"],
         other_cores=max(0.0, others / (ended - began)),
         cores=len(os.sched_getaffinity(0)),
     )
@@ -115,7 +121,8 @@ def _stores(setting: Setting, home: Path) -> Iterator[tuple[LocalStores, list[in
             host, _, port = address.rpartition(":")
             with redis.Redis(host, int(port)) as client:
                 of_redis = [int(client.info("server")["process_id"])]
-        yield held.enter_context(LocalStores(setting.stores, url, "grpc", home)), of_redis
+        anybody = StoreAccess(Credentials.from_environment(), {}, {})
+        yield held.enter_context(LocalStores(setting.stores, url, "grpc", home, anybody)), of_redis
 
 
 @contextmanager
