@@ -1,7 +1,10 @@
-"""Jobs over store servers that die in the middle of their calls train the numbers of a job that nothing happens to."""
+"""Jobs over store servers that die, lose rows or are replaced train the numbers of a job that nothing happens to."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,8 +16,11 @@ import pytest
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.shards.shard import Shard
 from elastable.master.checkpoints.storage.checkpoint_locations import checkpoint_names, files_at
+from elastable.process.exit_codes import ExitCode
 from tests.embedding_store.shards.served_shards import ServedShard
 from tests.equality.jobs import Numbers, Running, differing, train
+from tests.equality.test_store_servers import StoreProcess
+from tests.waiting import until
 
 DEADLINE_S = 180.0
 
@@ -102,7 +108,6 @@ class Faults:
         raise StoreFailed("nobody reads this: the server is dead")
 
 
-@pytest.mark.slow  # half a minute, and eight deaths
 def test_servers_die_at_every_step_and_the_master_between_two(
     clipped: Numbers, tmp_path: Path, start: Callable[[int], list[ServedShard]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,3 +144,87 @@ def test_servers_die_at_every_step_and_the_master_between_two(
     assert names[0] == "ckpt-0000000010"
     assert "ckpt-0000000020" not in names, "a server died while it wrote that one"
     assert files_at(tmp_path / "checkpoints").drafts() == []
+
+
+@pytest.mark.parametrize("older", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_job_goes_on_from_its_checkpoint_where_a_server_comes_back_without_its_rows(
+    clipped: Numbers, tmp_path: Path, older: bool
+) -> None:
+    logs = [tmp_path / f"log-{number}" for number in range(2)]
+    with ExitStack() as held:
+        servers = [StoreProcess(tmp_path / f"store-{n}.log", f"memory?log={log}") for n, log in enumerate(logs)]
+        for server in servers:
+            held.callback(server.kill)
+
+        def lose(job: Running) -> None:
+            if older:
+                job.until_version(3)
+                servers[1].kill()
+                shutil.copytree(logs[1], tmp_path / "kept")
+                servers[1].start()
+            until(lambda: bool(checkpoint_names(files_at(tmp_path / "checkpoints"))), DEADLINE_S)
+            job.until_version(15)
+            servers[1].kill()
+            shutil.rmtree(logs[1])
+            if older:
+                shutil.copytree(tmp_path / "kept", logs[1])
+            servers[1].start()
+            ended = [process.wait(timeout=DEADLINE_S) for process in job.processes]
+            assert ended == [ExitCode.STORE_FAILED] * 3, (tmp_path / "master.log").read_text()
+            assert "ShardLost: " in (tmp_path / "master.log").read_text()
+            job.start_master("--resume", "--listen", job.address)
+            del job.processes[1:]
+            for _ in range(2):
+                job.start_worker()
+
+        stores, options = [server.address for server in servers], ("--checkpoint-every", "10")
+        numbers = train(tmp_path, 2, "clipped", stores=stores, during=lose, options=options)
+    assert differing(clipped, numbers) == []
+
+
+def test_a_job_goes_on_where_its_rows_were_moved_and_at_another_address(
+    clipped: Numbers, tmp_path: Path, start: Callable[[int], list[ServedShard]]
+) -> None:
+    """Two servers become three; the command is killed first; then one of the three gets another port."""
+    old, new = start(2), start(3)
+    lists = [",".join(server.address for server in servers) for servers in (old, new)]
+    command = [sys.executable, "-m", "elastable", "store", "rescale", "--from", lists[0], "--to", lists[1]]
+    copying = threading.Event()
+
+    def move(job: Running) -> None:
+        job.until_version(10)
+        for process in job.processes:
+            process.kill()
+            process.wait(timeout=60)
+        put, killed = new[1].store.put, threading.Event()
+
+        def held(table: str, blocks: Any) -> None:
+            copying.set()
+            assert killed.wait(DEADLINE_S)
+            put(table, blocks)
+
+        new[1].store.put = held  # type: ignore[method-assign]
+        with (tmp_path / "rescale.log").open("wb") as log:
+            moving = subprocess.Popen(command, stdout=log, stderr=log)
+            assert copying.wait(DEADLINE_S), (tmp_path / "rescale.log").read_text()
+            moving.kill()
+            moving.wait(timeout=60)
+        killed.set()
+        new[1].store.put = put  # type: ignore[method-assign]
+        again = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+        assert again.returncode == 0, again.stderr
+        assert f"go on with --stores {lists[1]} --resume" in again.stdout
+        job.start_master("--resume", "--listen", job.address)
+        assert job.processes[0].wait(timeout=DEADLINE_S) == ExitCode.BAD_INPUT
+        assert f"write --stores {lists[1]} instead of" in (tmp_path / "master.log").read_text()
+        new[2].move()
+        moved = ",".join(server.address for server in new)
+        assert moved != lists[1]
+        job.command[job.command.index(lists[0])] = moved
+        job.start_master("--resume", "--listen", job.address)
+        del job.processes[1:]
+        for _ in range(2):
+            job.start_worker()
+
+    stores = [server.address for server in old]
+    assert differing(clipped, train(tmp_path, 2, "clipped", stores=stores, during=move)) == []
