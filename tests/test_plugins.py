@@ -1,7 +1,8 @@
-"""The suite's own habits: its seeds, its order, skips, quick run and delays, each tried on a small suite."""
+"""The suite's own habits: its heap, its seeds, its order, skips, quick run and delays, each tried on a small suite."""
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 from pathlib import Path
@@ -17,7 +18,8 @@ pytestmark = pytest.mark.process
 
 pytest_plugins = ["pytester"]
 
-CONFTEST = 'pytest_plugins = [f"tests.plugins.{name}" for name in ("seeds", "order", "skips", "quick", "delays")]\n'
+PLUGINS = '("heap", "seeds", "order", "skips", "quick", "delays")'
+CONFTEST = f'pytest_plugins = [f"tests.plugins.{{name}}" for name in {PLUGINS}]\n'
 DRAWS = """
 import random
 import numpy as np
@@ -50,6 +52,11 @@ def drawn(suite: pytest.Pytester, *options: str) -> list[str]:
     ran = suite.runpytest_inprocess("-s", *options)
     ran.assert_outcomes(passed=2 if "-k" not in options else 1)
     return sorted(line.split("drawn ")[1] for line in ran.outlines if "drawn " in line)
+
+
+def test_what_was_there_before_the_first_test_is_left_out_of_collections() -> None:
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > 50_000
 
 
 class TestSeeds:

@@ -1,14 +1,15 @@
-"""One master holds 1,000 workers that have joined, in a few processes: on few threads, in little memory."""
+"""One master holds many workers that have joined, in a few processes: on few threads, in little memory."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 
+import pytest
+
 from benchmarks.sessions import serving, stub_workers
 from elastable.master.wire.client import MasterClient
 
-WORKERS = 1_000
 DEADLINE_S = 300
 
 
@@ -21,19 +22,21 @@ def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not come about in time")
 
 
-def test_a_thousand_workers_join_wait_push_and_leave() -> None:
+@pytest.mark.parametrize("workers", [300, pytest.param(1_000, marks=pytest.mark.slow)])
+def test_workers_join_wait_push_and_leave(workers: int) -> None:
     # A version takes a push of every one of them.
-    with serving(grads_to_wait=WORKERS) as served, MasterClient(served.address, DEADLINE_S) as client:
+    with serving(grads_to_wait=workers) as served, MasterClient(served.address, DEADLINE_S) as client:
         before = served.mark()
-        with stub_workers(served.address, WORKERS) as processes:
-            assert len(client.status().workers) == WORKERS
+        with stub_workers(served.address, workers) as processes:
+            assert len(client.status().workers) == workers
             until(lambda: client.status().version >= 2)
             after = served.mark()
-            assert after["threads"] - before["threads"] < WORKERS / 3
-            assert after["rss"] - before["rss"] < WORKERS << 20
-            assert sum(worker.micro_batches for worker in client.status().workers) >= 2 * WORKERS
+            # gRPC may have up to 128 to answer calls, however many workers wait.
+            assert after["threads"] - before["threads"] < max(250, workers / 3)
+            assert after["rss"] - before["rss"] < workers << 20
+            assert sum(each.micro_batches for each in client.status().workers) >= 2 * workers
             processes[0].kill()  # what its workers held goes to the others
-            until(lambda: len(client.status().workers) == WORKERS * 3 // 4)
+            until(lambda: len(client.status().workers) == workers * 3 // 4)
             version = client.status().version
             until(lambda: client.status().version > version)
         until(lambda: not client.status().workers)

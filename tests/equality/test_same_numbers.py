@@ -80,6 +80,7 @@ def test_two_workers_one_of_them_killed_give_the_same_bits(alone: Numbers, tmp_p
     assert differing(alone, train(tmp_path, 2, "adagrad", kill_one=True)) == []
 
 
+@pytest.mark.slow  # two workers are several, too
 def test_four_workers_give_the_same_bits(alone: Numbers, tmp_path: Path) -> None:
     assert differing(alone, train(tmp_path, 4, "adagrad")) == []
 
@@ -113,7 +114,15 @@ def test_shards_give_the_same_bits(alone: Numbers, tmp_path: Path, redis_url: st
     assert differing(alone, train(tmp_path, 2, "adagrad", store=f"token:{shards}")) == []
 
 
-@pytest.mark.parametrize("options", ["", "&flush=0.01", "&log=none&flush=0.01"])
+# tests/chaos compares jobs over files, flushed seldom and all the time, too.
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param("", marks=pytest.mark.slow),
+        "&flush=0.01",
+        "&log=none&flush=0.01",
+    ],
+)
 def test_files_give_the_same_bits_and_keep_them(alone: Numbers, tmp_path: Path, options: str) -> None:
     """Whenever rows are flushed, and whatever the log."""
     url = f"file://{tmp_path}/rows?budget=1MiB{options}"
@@ -138,7 +147,7 @@ def test_readers_of_redis_read_the_same_bits(alone: Numbers, tmp_path: Path, red
                 np.testing.assert_array_equal(rows, alone[f"{name}/weights"], err_msg=name)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
+@pytest.mark.parametrize("optimizer", [pytest.param("sgd", marks=pytest.mark.slow), "momentum"])
 def test_other_optimizers_do_not_see_the_number_of_workers(optimizer: str, tmp_path: Path) -> None:
     homes = [tmp_path / "one", tmp_path / "two"]
     for home in homes:

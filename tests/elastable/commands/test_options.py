@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -49,6 +50,12 @@ OPTIONS: list[tuple[tuple[str, ...], Any, OptionField]] = [
 NAMES = [f"{' '.join(path)} {field.name}" for path, _, field in OPTIONS]
 
 
+@functools.cache
+def _help(path: tuple[str, ...]) -> str:
+    """What `--help` of a command says, on one line."""
+    return " ".join(CliRunner().invoke(app, [*path, "--help"], env=WIDE).output.replace("│", " ").split())
+
+
 def _wrong_value(field: OptionField) -> str | None:
     """A value that the definition does not allow; None: it allows all."""
     if field.option.choices:
@@ -77,7 +84,7 @@ def test_help_and_default_are_those_of_the_definition(
         assert set(parameter.opts + parameter.secondary_opts) == {
             name for flags in field.flags for name in flags.split("/")
         }
-    told = " ".join(CliRunner().invoke(app, [*path, "--help"], env=WIDE).output.replace("│", " ").split())
+    told = _help(path)
     assert " ".join(option.help.split()) in told
     if option.unset:
         assert f"[default: ({option.unset})]" in told

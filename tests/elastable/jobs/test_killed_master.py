@@ -15,7 +15,15 @@ from tests.elastable.processes import CLICK_JOB, Hold, elastable, run_elastable
 from tests.servers import running_server
 
 
-@pytest.fixture(name="store", params=["redis", "files", "memory with a log"])
+# tests/chaos kills masters over Redis and over files, too.
+@pytest.fixture(
+    name="store",
+    params=[
+        pytest.param("redis", marks=pytest.mark.slow),
+        pytest.param("files", marks=pytest.mark.slow),
+        "memory with a log",
+    ],
+)
 def fixture_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "redis":
         with running_server(request.getfixturevalue("server_binary"), tmp_path / "redis") as server:

@@ -26,8 +26,15 @@ JOB = ("--epochs", "2", "--micro-batch-size", "32", "--grads-to-wait", "2", "--n
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("version", [10, LAST_OF_EPOCH])
-@pytest.mark.parametrize("comes_back_empty", [False, True])
+@pytest.mark.parametrize(
+    ("version", "comes_back_empty"),
+    [
+        (10, False),
+        pytest.param(10, True, marks=pytest.mark.slow),
+        pytest.param(LAST_OF_EPOCH, False, marks=pytest.mark.slow),
+        (LAST_OF_EPOCH, True),
+    ],
+)
 def test_a_killed_shard_ends_the_job_by_name(tmp_path: Path, version: int, comes_back_empty: bool) -> None:
     addresses = [free_address() for _ in range(3)]
     with ExitStack() as processes:

@@ -14,6 +14,8 @@ import pytest
 from elastable.embedding_store.errors import BadInput
 from elastable.output.run_directory import RunDirectory
 
+LAST = 1_900
+
 
 @contextmanager
 def full_disk() -> Iterator[None]:
@@ -30,17 +32,17 @@ def test_what_cannot_be_noted_is_left_out_and_warned_of_once(tmp_path: Path, cap
     run = RunDirectory.create(tmp_path)
     run.record("train", 1, 0, {"loss": 3.0})
     with caplog.at_level(logging.WARNING), full_disk():
-        for version in range(2, 40):
-            run.record("train", version, 0, {f"metric_{number}": 0.5 for number in range(200)})
-    run.record("train", 40, 0, {"loss": 1.0})
-    run.finish({"version": 40})
+        for version in range(2, LAST):  # more than is buffered anywhere
+            run.record("train", version, 0, {f"metric_{number}": 0.5 for number in range(4)})
+    run.record("train", LAST, 0, {"loss": 1.0})
+    run.finish({"version": LAST})
     assert [record.message for record in caplog.records if str(run.path) in record.message] == [
         f"metrics are not noted in {run.path} for now: [Errno 27] File too large"
     ]
-    assert json.loads((run.path / "result.json").read_text()) == {"version": 40}
+    assert json.loads((run.path / "result.json").read_text()) == {"version": LAST}
     lines = (run.path / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[0])["version"] == 1
-    assert json.loads(lines[-1])["version"] == 40
+    assert json.loads(lines[-1])["version"] == LAST
     assert (run.path / "learning_curve.png").stat().st_size > 0
 
 
