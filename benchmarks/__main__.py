@@ -34,6 +34,7 @@ _BENCHES = (
     "redis_appends",
     "recovery",
     "tiers",
+    "cold_rows",
     "pins",
     "checkpoints",
     "peers",

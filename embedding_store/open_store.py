@@ -170,6 +170,8 @@ def _memory_store(url: MemoryUrl, threads: int | None, shared: bool) -> MemorySt
 
 def _file_store(url: str, threads: int | None, shared: bool) -> MemoryStore:
     options, rest = TierOptions.taken_from(url)
+    if options.index != "memory":
+        raise BadInput(f"store {url!r}: index={options.index} is for tables in Redis; files are found by index=memory")
     folder = file_folder(rest)
     refuse_earlier_folder(folder)
     with ExitStack() as opened:
@@ -207,7 +209,9 @@ def _tiered_store(
     """A store with a tier, which closes whatever was opened."""
     budget = row_budget_here() if options.budget is None else options.budget
     store = _empty_memory_store(threads, shared, options.before_image_bytes)
-    behind = StoreTier(tier, log, budget, store.new_slab, closing=opened.pop_all().close)
+    behind = StoreTier(
+        tier, log, budget, store.new_slab, closing=opened.pop_all().close, indexed=options.index == "memory"
+    )
     try:
         if options.unclean == "drop":
             behind.drop_unclean()

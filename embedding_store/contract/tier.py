@@ -12,7 +12,10 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 
-__all__ = ["Records", "Tier", "TierTable"]
+__all__ = ["END_OF_IDS", "IndexedTier", "Records", "Tier", "TierTable"]
+
+END_OF_IDS = 1 << 62
+"""Above the `IndexedTier.order` of every id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,3 +191,35 @@ class Tier(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class IndexedTier(Tier):
+    """A tier that finds rows by id alone, and can count and list them: a store in front of it needs no index of ids."""
+
+    @abstractmethod
+    def count(self, table: str) -> int:
+        """How many records a table has.
+
+        Raises:
+            StoreBroken: part of the table is lost.
+        """
+
+    @abstractmethod
+    def order(self, ids: Int64) -> Int64:
+        """Where in the order of listing each id is: int64 `[n]` from 0 to below `END_OF_IDS`; almost never equal."""
+
+    @abstractmethod
+    def listed(self, table: str, start: int) -> tuple[Int64, int]:
+        """The ids of one stretch of the order, as they are at one moment; another thread may write meanwhile.
+
+        Args:
+            table: Its name.
+            start: Where the stretch begins.
+
+        Returns:
+            int64 `[n]`, each once, in any order: all ids that have a record and whose `order` is at least `start` and
+            below the end of the stretch; and that end, at most `END_OF_IDS`.
+
+        Raises:
+            StoreBroken: part of the table is lost.
+        """

@@ -81,7 +81,7 @@ class BeforeImages:
 
     @property
     def positions(self) -> Int64:
-        """int64 `[rows]`: where in the table the row lay; -1: there was none. A view, to read."""
+        """int64 `[rows]`: where scans of the table came upon the row; -1: there was none. A view, to read."""
         return np.empty(0, np.int64) if self._rows is None else self._rows.origins.array[: self.rows, _POSITION]
 
     @property
@@ -113,13 +113,14 @@ class BeforeImages:
         pool.run(find, len(ids), _FOUND_A_THREAD)
         return np.flatnonzero(places < 0) if any(missing) else places[:0]
 
-    def add(self, ids: Int64, positions: Int64, sequence: int, rows: TableRows, touches: Int64 | None, pool: RangePool
-            ) -> None:  # fmt: skip
+    def add(self, ids: Int64, positions: Int64, met: Int64, sequence: int, rows: TableRows, touches: Int64 | None,
+            pool: RangePool) -> None:  # fmt: skip
         """Takes images.
 
         Args:
             ids: int64 `[n]`, each once, none with an image.
             positions: int64 `[n]`, where their rows lie; -1: there is none.
+            met: int64 `[n]`, where scans of the table come upon them; -1 likewise.
             sequence: Number of the change that is about to happen.
             rows: The table's.
             touches: int64 `[n, 2]`, of tables with eviction.
@@ -131,7 +132,7 @@ class BeforeImages:
         held = self.begun()
         start, stop = held.add(ids)
         self.tells_of_none |= bool((positions < 0).any())
-        held.origins.array[start:stop, _POSITION] = positions
+        held.origins.array[start:stop, _POSITION] = met
         held.origins.array[start:stop, _SEQUENCE] = sequence
         if touches is not None:
             held.touches.array[start:stop] = touches

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.image_rows import ImageRows, first_bytes
@@ -31,6 +33,7 @@ class TableVersions:
 
     Attributes:
         sequence: Counts changes of rows of which images were taken.
+        order: Where scans of the table come upon an id, where that is not its position.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class TableVersions:
         row i lies at position i.
         """
         self.sequence = 0
+        self.order: Callable[[Int64], Int64] | None = None
         self._steps = steps
         self._spec, self._slot_width, self._direct = spec, slot_width, direct
         self._spare: ImageRows | None = None  # memory that was used before, for the next version
@@ -116,7 +120,8 @@ class TableVersions:
             if self._newest() is not images:
                 return  # there is no pin any more
             touches = members.touches(positions)
-            images.add(ids, positions, self.sequence, rows, touches, pool)
+            met = positions if self.order is None else np.where(positions < 0, -1, self.order(ids))
+            images.add(ids, positions, met, self.sequence, rows, touches, pool)
         except MemoryError:
             self._make_room(MAX_BYTES)
 

@@ -51,14 +51,15 @@ class ColdRows:
         for indices, records, places in self._near.find(positions[cold]):
             if not whole or records.shape[1] == self._layout.record_bytes:
                 left[indices] = False
-                yield from self._in_scratch(cold[indices], records, places)
+                yield from self.in_scratch(cold[indices], records, places)
         absent = cold[left]
         if len(absent):
             once, places = np.unique(positions[absent], return_inverse=True)
             records = self._behind.read(once, self._layout.record_bytes if whole else self._layout.slots_at)
-            yield from self._in_scratch(absent, records, places.reshape(-1))
+            yield from self.in_scratch(absent, records, places.reshape(-1))
 
-    def _in_scratch(self, cold: Int64, records: UInt8, places: Int64) -> Iterator[tuple[Int64, ResidentRows]]:
+    def in_scratch(self, cold: Int64, records: UInt8, places: Int64) -> Iterator[tuple[Int64, ResidentRows]]:
+        """Of records uint8 `[m, bytes]` those at `places` int64 `[n]`, some at a time, with their part of `cold`."""
         parts = RowParts(anonymous_slab)
         scratch = ResidentRows(self._spec, self._optimizer, min(len(cold), _SCRATCH_ROWS), parts)
         for start in range(0, len(cold), _SCRATCH_ROWS):

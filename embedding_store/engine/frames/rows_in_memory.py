@@ -61,6 +61,11 @@ class RowsInMemory(TableRows):
         return self._near
 
     @property
+    def near_rows(self) -> int:
+        """Records that lookups have read and that wait for `admit_near`."""
+        return self._near.rows
+
+    @property
     def plain(self) -> Float32 | None:
         return self._rows.plain if self.whole else None
 

@@ -80,6 +80,16 @@ class StoredTable:
         there[missing] = False
         return wanted.rows, np.flatnonzero(there)
 
+    def wanted_ids(self, ids: Int64, record_bytes: int) -> Records:
+        """As `wanted`, of rows that are known by their ids alone: int64 `[n]`, each once."""
+        self.reads.add(len(ids))
+        return Records(self.name, ids, np.full(len(ids), -1), np.empty((len(ids), record_bytes), np.uint8))
+
+    def ask(self, wanted: Records) -> Int64:
+        """Reads what is wanted; returns the indices of ids that have no record. Raises as `Tier.read`."""
+        (missing,) = self._tier.read([wanted])
+        return missing
+
     def read_apart(self, positions: Int64, places: Int64, rows: UInt8) -> None:
         """As `read`: the record at `positions[i]`, which may repeat, into row `places[i]` of `rows` uint8 `[m, bytes]`.
 

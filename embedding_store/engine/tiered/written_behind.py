@@ -143,7 +143,7 @@ class WrittenBehind(LoggedStore, StoreReads):
                         if table.tiered is rows:  # the table was not cleared since
                             rows.settle(positions)
             return
-        if sum(table.tiered.near.rows for table in tables) > _NEAR_ROWS:
+        if sum(table.tiered.near_rows for table in tables) > _NEAR_ROWS:
             with self._lock.writing():
                 for table in tables:
                     table.tiered.admit_near()

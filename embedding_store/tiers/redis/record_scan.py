@@ -7,15 +7,16 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
-from elastable.embedding_store.contract.tier import Records
+from elastable.embedding_store.contract.tier import END_OF_IDS, Records
 from elastable.embedding_store.errors import StoreBroken
 from elastable.embedding_store.tiers.redis.record_tables import RecordTable
 from elastable.embedding_store.tiers.redis.record_transfer import LostPartition
 from elastable.embedding_store.tiers.redis.redis_connection import Deadline
+from elastable.embedding_store.tiers.redis.redis_kernels import listing_order
 from elastable.embedding_store.tiers.redis.schema import STAMP
 from elastable.embedding_store.tiers.redis.topology import Topology
 
-__all__ = ["scanned"]
+__all__ = ["counted", "listed", "scanned"]
 
 _PIECE_BYTES = 8 << 20  # of all replies to one request, about
 _FIELD_BYTES = 32  # of an id and what frames a field
@@ -41,6 +42,25 @@ def scanned(topology: Topology, table: RecordTable, block_rows: int, width: int,
         yield _block(table, *_joined(waiting, width))
 
 
+def counted(topology: Topology, table: RecordTable, seconds: float) -> int:
+    """Records of a table. Raises `LostPartition`."""
+    return sum(_lengths(topology, table, seconds)) - table.partitions  # each of which has a stamp
+
+
+def listed(topology: Topology, table: RecordTable, start: int, seconds: float) -> tuple[Int64, int]:
+    """As `IndexedTier.listed`: the ids of the partition that `start` lies in, from there on."""
+    bits = table.partitions.bit_length() - 1
+    shift = END_OF_IDS.bit_length() - 1 - bits
+    number = start >> shift
+    partition = int(f"{number:0{bits}b}"[::-1], 2) if bits else 0
+    name = table.names[partition]
+    (fields,) = topology.call([(name, ("HKEYS", name))], Deadline(seconds))
+    if STAMP not in fields:
+        raise LostPartition(topology.url, table.table.name, partition, "its hash is gone")
+    ids, _ = _taken(table, [part for field in fields for part in (field, b"")], 0)
+    return ids[listing_order(ids) >= start], (number + 1) << shift
+
+
 def _joined(found: Sequence[_Found], width: int) -> _Found:
     ids = np.concatenate([np.empty(0, np.int64), *(ids for ids, _ in found)])
     return ids, np.concatenate([np.empty((0, width), np.uint8), *(rows for _, rows in found)])
@@ -52,9 +72,7 @@ def _block(table: RecordTable, ids: Int64, rows: UInt8) -> Records:
 
 def _found(topology: Topology, table: RecordTable, width: int, seconds: float) -> Iterator[_Found]:
     """Ids, each once, with the first bytes of their records."""
-    lengths = topology.call([(name, ("HLEN", name)) for name in table.names], Deadline(seconds))
-    if 0 in lengths:
-        raise LostPartition(topology.url, table.table.name, lengths.index(0), "its hash is gone")
+    lengths = _lengths(topology, table, seconds)
     field_bytes = _FIELD_BYTES + (table.table.record_bytes if width else 0)
     for start in range(0, table.partitions, _AT_ONCE):
         partitions = range(start, min(start + _AT_ONCE, table.partitions))
@@ -63,6 +81,14 @@ def _found(topology: Topology, table: RecordTable, width: int, seconds: float) -
             yield _whole(topology, table, small, width, seconds)
         for partition in set(partitions).difference(small):
             yield from _pieces(topology, table, partition, width, seconds)
+
+
+def _lengths(topology: Topology, table: RecordTable, seconds: float) -> list[int]:
+    """Fields of each partition, its stamp included. Raises `LostPartition`."""
+    lengths: list[int] = topology.call([(name, ("HLEN", name)) for name in table.names], Deadline(seconds))
+    if 0 in lengths:
+        raise LostPartition(topology.url, table.table.name, lengths.index(0), "its hash is gone")
+    return lengths
 
 
 def _whole(topology: Topology, table: RecordTable, partitions: Sequence[int], width: int, seconds: float) -> _Found:

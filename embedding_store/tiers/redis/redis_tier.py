@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.tier import Records, Tier, TierTable
+from elastable.embedding_store.contract.tier import IndexedTier, Records, TierTable
 from elastable.embedding_store.errors import BadInput, StoreFailed, Unavailable
 from elastable.embedding_store.tiers.redis.file_rewrite import ask_for_rewrites
 from elastable.embedding_store.tiers.redis.record_batch import Batch
-from elastable.embedding_store.tiers.redis.record_scan import scanned
+from elastable.embedding_store.tiers.redis.record_scan import counted, listed, scanned
 from elastable.embedding_store.tiers.redis.record_transfer import LostPartition, read_records, write_records
 from elastable.embedding_store.tiers.redis.redis_connection import Deadline
+from elastable.embedding_store.tiers.redis.redis_kernels import listing_order
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.schema import first_stamp, sequence_of_stamp
 from elastable.embedding_store.tiers.redis.tier_registry import TierRegistry
@@ -26,7 +27,7 @@ __all__ = ["RedisTier"]
 _NO_IDS = np.empty(0, np.int64)
 
 
-class RedisTier(Tier):
+class RedisTier(IndexedTier):
     """Records by id, in the hashes that `schema` describes.
 
     Opening it takes nothing over; the first change does, and `take_over`.
@@ -154,6 +155,19 @@ class RedisTier(Tier):
                 f"table {table!r}: block_rows={block_rows} must be at least 1, and width={width} at most {record_bytes}"
             )
         return scanned(self._place.topology, found, block_rows, taken, self._place.url.deadline)
+
+    def count(self, table: str) -> int:
+        found, _ = self._registry.table(table)
+        return counted(self._place.topology, found, self._place.url.deadline)
+
+    def order(self, ids: Int64) -> Int64:
+        """By partition, whatever their number."""
+        return listing_order(np.ascontiguousarray(ids, np.int64))
+
+    def listed(self, table: str, start: int) -> tuple[Int64, int]:
+        """As in `IndexedTier.listed`, one partition at a time."""
+        found, _ = self._registry.table(table)
+        return listed(self._place.topology, found, start, self._place.url.deadline)
 
     def state(self) -> bytes | None:
         return self._registry.state(self._place.deadline()).checked(self._place.url)

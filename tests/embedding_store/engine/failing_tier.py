@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.tier import Records, Tier, TierTable
+from elastable.embedding_store.contract.tier import END_OF_IDS, IndexedTier, Records, Tier, TierTable
 from elastable.embedding_store.errors import Unavailable
 
 
@@ -105,3 +105,26 @@ class FailingTier(Tier):
 
     def close(self) -> None:
         """There is nothing to free."""
+
+
+class IndexedFailingTier(FailingTier, IndexedTier):
+    """Records by id, which are listed in four stretches."""
+
+    def __init__(self) -> None:
+        super().__init__(keeps_positions=False)
+
+    def count(self, table: str) -> int:
+        return len(self._tables[table][1])
+
+    def order(self, ids: Int64) -> Int64:
+        order: Int64 = (ids & 3) * _STRETCH + (ids >> 2)
+        return order
+
+    def listed(self, table: str, start: int) -> tuple[Int64, int]:
+        end = (start // _STRETCH + 1) * _STRETCH
+        ids = np.array(list(self._tables[table][1]), np.int64)
+        order = self.order(ids)
+        return ids[(order >= start) & (order < end)], end
+
+
+_STRETCH = END_OF_IDS // 4

@@ -40,6 +40,7 @@ SPECS = {
         TableSpec("often", 2, optimizer=OptimizerSpec.of("adam"), eviction=EvictionSpec(min_frequency=2, every=3)),
         TableSpec("every", 2, optimizer=OptimizerSpec.of("adam", lazy=False), initializer=NORMAL),
         TableSpec("decayed", 2, 14, optimizer=OptimizerSpec.of("adamw", weight_decay=0.1, lazy=False), seed=3),
+        TableSpec("admitted", 2, admission=AdmissionSpec(2, 64)),
         TableSpec("few", 1, eviction=EvictionSpec(max_rows=5)),
         TableSpec("timed", 2, optimizer=OptimizerSpec.of("adagrad"), eviction=EvictionSpec(ttl=2.0, every=2)),
     )
@@ -93,7 +94,7 @@ def step(store: EmbeddingStore, ids: list[int], seed: int, names: list[str], *, 
         name: TableUpdate(np.array(ids), random.normal(size=(len(ids), SPECS[name].dim)).astype(np.float32))
         for name in names
     }
-    frozen = ("few",) if "few" not in updates and seed % 2 else ()
+    frozen = ("few",) if "few" in set(store.specs()).difference(updates) and seed % 2 else ()
     record = None if seed % 3 == 0 else random.bytes(seed % 5)
     rates = dict.fromkeys(names, 0.01 * (1 + seed % 4))
     now = 1000.0 + version + 0.25 * (seed % 7)  # some of them are before the last

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.contract.tier import Tier
 from elastable.embedding_store.engine.frames import rows_in_memory
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine.unindexed.tier_directory import TierDirectory
+from elastable.embedding_store.errors import BadInput, BadSpec
 from elastable.embedding_store.log.contract import Log
+from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.tiers.redis.redis_log import RedisLog
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from tests.contracts.store_contract import StoreContract
-from tests.contracts.store_samples import MakeStore
+from tests.contracts.store_samples import MakeStore, commit, fixed, rows_by_id, update
 from tests.embedding_store.engine.tiered_stores import tiered_stores
 
 TINY, HUGE = 1, 1 << 30
 
 
 @contextmanager
-def stores(url: str, budget: int) -> Iterator[Callable[[], EmbeddingStore]]:
+def stores(url: str, budget: int, indexed: bool = True) -> Iterator[Callable[[], EmbeddingStore]]:
     """Makes empty stores, each in its own namespace."""
     with ExitStack() as places:
 
@@ -31,7 +39,7 @@ def stores(url: str, budget: int) -> Iterator[Callable[[], EmbeddingStore]]:
             places.callback(place.close)
             return RedisTier(place), RedisLog(place)
 
-        with tiered_stores(make, budget) as made:
+        with tiered_stores(make, budget, indexed) as made:
             yield made
 
 
@@ -56,3 +64,119 @@ class TestFewRowsInMemoryAndACluster(StoreContract):
         monkeypatch.setattr(rows_in_memory, "_LEAST_FRAMES", 1)
         with stores(redis_cluster_url, TINY) as made:
             yield made
+
+
+class TestIndexInRedis(StoreContract):
+    @pytest.fixture
+    def make_store(self, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStore]:
+        monkeypatch.setattr(rows_in_memory, "_LEAST_FRAMES", 1)
+        with stores(redis_url, TINY, indexed=False) as made:
+            yield made
+
+    @contextmanager
+    def refused(self) -> Iterator[None]:
+        with pytest.raises(BadSpec, match=r"has eviction.* open the store with index=memory, or leave eviction out"):
+            yield
+
+    def test_rows_are_evicted_at_their_age(self, store: EmbeddingStore) -> None:
+        with self.refused():
+            super().test_rows_are_evicted_at_their_age(store)
+
+    def test_rows_go_with_the_time_of_commits(self, store: EmbeddingStore, make_store: MakeStore) -> None:
+        with self.refused():
+            super().test_rows_go_with_the_time_of_commits(store, make_store)
+
+    def test_a_commit_without_a_time_has_that_of_the_store(self, store: EmbeddingStore) -> None:
+        with self.refused():
+            super().test_a_commit_without_a_time_has_that_of_the_store(store)
+
+    def test_times_that_cannot_be_are_refused(self, store: EmbeddingStore) -> None:
+        with self.refused():
+            super().test_times_that_cannot_be_are_refused(store)
+
+    def test_scan_and_table_state_carry_all_that_membership_needs(
+        self, store: EmbeddingStore, make_store: MakeStore
+    ) -> None:
+        with self.refused():
+            super().test_scan_and_table_state_carry_all_that_membership_needs(store, make_store)
+
+    def test_admission_and_eviction_do_not_show_in_a_pin(self, store: EmbeddingStore) -> None:
+        with self.refused():
+            super().test_admission_and_eviction_do_not_show_in_a_pin(store)
+
+    def test_steps_that_move_every_row_are_refused(self, store: EmbeddingStore) -> None:
+        dense = OptimizerSpec.of("adam", lazy=False)
+        with pytest.raises(BadSpec, match=r"'every' has an optimizer with lazy=False.*index=memory, or use lazy=True"):
+            store.create_table(TableSpec("every", 2, optimizer=dense))
+        assert store.create_table(TableSpec("every", 2, optimizer=OptimizerSpec.of("sgd", lazy=False)))
+
+
+class TestIndexInACluster(TestIndexInRedis):
+    @pytest.fixture
+    def make_store(self, redis_cluster_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStore]:
+        monkeypatch.setattr(rows_in_memory, "_LEAST_FRAMES", 1)
+        with stores(redis_cluster_url, TINY, indexed=False) as made:
+            yield made
+
+
+def test_a_cold_row_takes_no_memory_where_the_index_is_in_redis(redis_url: str) -> None:
+    """Whatever the number of rows, the process keeps only what the budget holds; and every row reads as it was put."""
+    rows, dim, budget = 60_000, 4, 1 << 20
+    values = np.random.default_rng(5).normal(size=(rows, dim)).astype(np.float32)
+    ids = np.random.default_rng(6).permutation(np.arange(-rows, rows, 2))
+    held: dict[str, int] = {}
+    for index in ("memory", "redis"):
+        with open_store(f"{redis_url}?namespace={index}&budget=1MiB&index={index}", threads=1) as store:
+            assert isinstance(store, MemoryStore)
+            assert store.create_table(TableSpec("people", dim))
+            for start in range(0, rows, 5_000):
+                some = slice(start, start + 5_000)
+                store.put("people", [RowBlock(ids[some], values[some], np.empty((5_000, 0), np.float32))])
+            store.flush()
+            assert store.row_count("people") == rows
+            np.testing.assert_array_equal(store.lookup({"people": ids[::7]})["people"], values[::7])
+        with open_store(f"{redis_url}?namespace={index}&budget=1MiB&index={index}", threads=1) as store:
+            assert isinstance(store, MemoryStore)
+            assert store.row_count("people") == rows
+            directory = store._tables["people"]._directory
+            held[index] = directory.bytes
+            for start in range(0, rows, 5_000):  # every row was cold; some are in memory afterwards
+                some = slice(start, start + 5_000)
+                np.testing.assert_array_equal(store.lookup({"people": ids[some]})["people"], values[some])
+            if index == "redis":
+                assert isinstance(directory, TierDirectory)
+                assert directory.in_memory * 16 <= budget
+            assert sorted(i for block in store.scan("people") for i in block.ids.tolist()) == sorted(ids.tolist())
+    assert held["memory"] > 16 * rows
+    assert held["redis"] < 200_000  # as empty: three indexes without ids
+
+
+def test_a_store_is_opened_with_the_index_in_memory_or_in_redis(redis_url: str) -> None:
+    """Redis holds the same, so a store may be opened with one and then with the other; files are found by positions."""
+    rows = {}
+    for index in ("memory", "redis", "memory", "redis"):
+        with open_store(f"{redis_url}?index={index}", threads=1) as store:
+            store.create_table(fixed())
+            commit(store, {"cities": update(np.arange(store.version(), 90, 7), 4, store.version())})
+            rows = rows_by_id(store, "cities")
+            count = store.row_count("cities")
+            assert count == len(rows)
+    with open_store("memory", threads=1) as plain:
+        plain.create_table(fixed())
+        for _ in range(4):
+            commit(plain, {"cities": update(np.arange(plain.version(), 90, 7), 4, plain.version())})
+        assert rows_by_id(plain, "cities") == rows
+
+
+def test_only_redis_can_keep_the_index(tmp_path: Path, redis_url: str) -> None:
+    with pytest.raises(BadInput, match="index=redis is for tables in Redis"):
+        open_store(f"file://{tmp_path}/rows?index=redis")
+    with pytest.raises(BadInput, match="index=disk: write index=memory or index=redis"):
+        open_store(f"{redis_url}?index=disk")
+    with open_store(redis_url) as store:
+        store.create_table(TableSpec("evicts", 2, eviction=EvictionSpec(max_age=2)))
+        commit(store, {"evicts": update(np.arange(3), 2)})
+    with pytest.raises(BadSpec, match="'evicts' has eviction"):
+        open_store(f"{redis_url}?index=redis")
+    with open_store(redis_url) as store:
+        assert store.row_count("evicts") == 3

@@ -23,11 +23,12 @@ from elastable.embedding_store.errors import StaleVersion, StoreBroken, Unavaila
 from elastable.embedding_store.log.contract import Buffer, LogEntry
 from elastable.embedding_store.log.file_log import FileLog
 from elastable.embedding_store.log.no_log import NoLog
-from tests.embedding_store.engine.failing_tier import FailingTier
+from tests.embedding_store.engine.failing_tier import FailingTier, IndexedFailingTier
 from tests.embedding_store.engine.test_store_history import IDS, MOST, NAMES, SPECS, TRAINED, everything, step
 from tests.embedding_store.engine.tiered_stores import tiered_store
 
 TINY, HUGE = 1, 1 << 30
+UNINDEXED = ["admitted", "byte", "dynamic", "fixed", "half"]  # the tables that need no index of all rows
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +38,8 @@ def _few_frames(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class AnyFlush(RuleBasedStateMachine):
     """One store with a tier, and one without; both see the same calls, and only one of them is flushed and killed."""
+
+    indexed = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,12 +51,17 @@ class AnyFlush(RuleBasedStateMachine):
     @initialize(budget=st.sampled_from([TINY, 1_000, HUGE]), keeps_positions=st.booleans())
     def begin(self, budget: int, keeps_positions: bool) -> None:
         self.budget = budget
-        self.tier = FailingTier(keeps_positions)
-        self.kept = tiered_store(self.tier, FileLog(self.folder / "0"), budget)
+        self.tier = FailingTier(keeps_positions) if self.indexed else IndexedFailingTier()
+        self.kept = tiered_store(self.tier, FileLog(self.folder / "0"), budget, indexed=self.indexed)
         self.plain = MemoryStore(1, direct_bytes=100)
+        self.names = NAMES if self.indexed else UNINDEXED
         for store in (self.kept, self.plain):
-            for spec in SPECS.values():
-                store.create_table(spec)
+            for name in self.names:
+                store.create_table(SPECS[name])
+
+    def table(self, name: str) -> str:
+        """The table of this name; where it cannot be in this store, another one."""
+        return name if name in self.names else UNINDEXED[NAMES.index(name) % len(UNINDEXED)]
 
     @rule(
         ids=IDS,
@@ -63,10 +71,11 @@ class AnyFlush(RuleBasedStateMachine):
     )
     def commit(self, ids: list[int], seed: int, names: list[str], ends_chapter: bool) -> None:
         for store in (self.kept, self.plain):
-            step(store, ids, seed, names, ends_chapter=ends_chapter)
+            step(store, ids, seed, [name for name in names if name in self.names], ends_chapter=ends_chapter)
 
     @rule(ids=IDS, name=st.sampled_from(NAMES), seed=st.integers(0, 99), touched=st.booleans())
     def put(self, ids: list[int], name: str, seed: int, touched: bool) -> None:
+        name = self.table(name)
         random, spec = np.random.default_rng(seed), SPECS[name]
         slots = self.plain.read_rows(name, np.array(ids)).slots.shape[1]
         touches = random.integers(0, 3, (len(ids), 2)) if touched and spec.eviction else None
@@ -77,10 +86,12 @@ class AnyFlush(RuleBasedStateMachine):
 
     @rule(ids=IDS, name=st.sampled_from(NAMES))
     def delete(self, ids: list[int], name: str) -> None:
+        name = self.table(name)
         assert self.kept.delete(name, np.array(ids)) == self.plain.delete(name, np.array(ids))
 
     @rule(name=st.sampled_from(NAMES), again=st.booleans())
     def clear_or_drop(self, name: str, again: bool) -> None:
+        name = self.table(name)
         for store in (self.kept, self.plain):
             if again:
                 store.drop_table(name)
@@ -109,6 +120,7 @@ class AnyFlush(RuleBasedStateMachine):
 
     @rule(ids=st.lists(st.integers(0, MOST), max_size=4), name=st.sampled_from(NAMES))
     def look_up(self, ids: list[int], name: str) -> None:
+        name = self.table(name)
         found = [store.lookup({name: np.array(ids, np.int64)})[name].tobytes() for store in (self.kept, self.plain)]
         assert found[0] == found[1]
 
@@ -124,7 +136,7 @@ class AnyFlush(RuleBasedStateMachine):
         with suppress(Unavailable):
             self.kept.close()
         self.tier = tier
-        self.kept = tiered_store(tier, FileLog(folder), self.budget)
+        self.kept = tiered_store(tier, FileLog(folder), self.budget, indexed=self.indexed)
         assert self.kept.record() == record
         shutil.rmtree(self.folder / str(self.lives - 1))
 
@@ -146,6 +158,16 @@ TestAnyFlush = AnyFlush.TestCase
 TestAnyFlush.settings = settings(
     max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+class AnyFlushUnindexed(AnyFlush):
+    """The same, and the tier alone knows which rows there are."""
+
+    indexed = False
+
+
+TestAnyFlushUnindexed = AnyFlushUnindexed.TestCase
+TestAnyFlushUnindexed.settings = TestAnyFlush.settings
 
 
 def trained(store: MemoryStore, steps: int = 4) -> None:

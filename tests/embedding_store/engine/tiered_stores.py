@@ -24,19 +24,24 @@ def tiered_store(
     direct_bytes: int = 100,
     timeout_s: float = 60.0,
     threads: int = 1,
+    indexed: bool = True,
 ) -> MemoryStore:
     """A store that closes its tier and its log; it writes rows behind only when it is told to, or has to."""
     with ExitStack() as stack:
         stack.enter_context(tier)
         stack.enter_context(log)
         store = stack.enter_context(MemoryStore(threads, direct_bytes=direct_bytes))
-        store.keep_tier(StoreTier(tier, log, budget), log_bytes=log_bytes, every_s=every_s, timeout_s=timeout_s)
+        store.keep_tier(
+            StoreTier(tier, log, budget, indexed=indexed), log_bytes=log_bytes, every_s=every_s, timeout_s=timeout_s
+        )
         stack.pop_all()
     return store
 
 
 @contextmanager
-def tiered_stores(make: Callable[[int], tuple[Tier, Log]], budget: int) -> Iterator[Callable[[], EmbeddingStore]]:
+def tiered_stores(
+    make: Callable[[int], tuple[Tier, Log]], budget: int, indexed: bool = True
+) -> Iterator[Callable[[], EmbeddingStore]]:
     """Makes empty stores, each with what `make` gives for its number; rows are written behind all the time."""
     with ExitStack() as stack:
         made = 0
@@ -45,6 +50,8 @@ def tiered_stores(make: Callable[[int], tuple[Tier, Log]], budget: int) -> Itera
             nonlocal made
             made += 1
             tier, log = make(made)
-            return stack.enter_context(tiered_store(tier, log, budget, every_s=0.005, direct_bytes=1 << 20, threads=2))
+            return stack.enter_context(
+                tiered_store(tier, log, budget, every_s=0.005, direct_bytes=1 << 20, threads=2, indexed=indexed)
+            )
 
         yield another
