@@ -11,7 +11,7 @@ from tests.chaos.stores import REDIS_SERVERS, servers_of, store_of
 
 __all__ = ["KINDS", "LEASE_S", "Fault", "Schedule", "Shape", "schedule_of"]
 
-KINDS = ("memory", "redis", "served", "files", "shards", "flushed", "every")
+KINDS = ("memory", "redis", "served", "files", "shards", "flushed", "every", "logged", "index")
 """Where rows are: in the master, in Redis, in a store of a process of its own, in the master's files, split over
 two Redis servers; "flushed": in files or in Redis, where changed rows are written all the time;
 "every": anywhere but in Redis, and they follow every step (`lazy=False`)."""
