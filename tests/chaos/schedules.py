@@ -11,10 +11,11 @@ from tests.chaos.stores import REDIS_SERVERS, servers_of, store_of
 
 __all__ = ["KINDS", "LEASE_S", "Fault", "Schedule", "Shape", "schedule_of"]
 
-KINDS = ("memory", "redis", "served", "files", "shards", "flushed", "every", "logged", "index")
+KINDS = ("memory", "redis", "served", "files", "shards", "flushed", "every", "index")
 """Where rows are: in the master, in Redis, in a store of a process of its own, in the master's files, split over
 two Redis servers; "flushed": in files or in Redis, where changed rows are written all the time;
-"every": anywhere but in Redis, and they follow every step (`lazy=False`)."""
+"every": anywhere but in Redis, and they follow every step (`lazy=False`); "index": in Redis,
+without an index of ids."""
 
 LEASE_S = 1.0
 """Of a micro-batch, in every schedule: so that a fault may be longer."""

@@ -16,7 +16,6 @@ _TWO_REDIS = "redis://{redis}?partitions=2&deadline=2", "redis://{redis2}?partit
 _FLUSHED = "redis://{redis}?partitions=4&deadline=2&flush=0.02"
 _FILES = "file://{home}/rows?budget=1MiB"
 _INDEXED = f"{_FLUSHED}&budget=1MiB&index=redis"
-_LOGGED = "memory?log={home}/log"
 _SERVED = "grpc://{store}"
 
 _OF_KIND: dict[str, tuple[str, ...]] = {
@@ -25,7 +24,6 @@ _OF_KIND: dict[str, tuple[str, ...]] = {
     "served": (_SERVED,),
     "files": (_FILES,),
     "shards": (f"token:{','.join(_TWO_REDIS)}", f"encoding:{','.join(_TWO_REDIS)}"),
-    "logged": (_LOGGED, f"{_LOGGED}&log_bytes=64KiB"),
     "index": (_INDEXED,),
     "flushed": (_FLUSHED, f"{_FILES}&flush=0.02"),
     "every": ("memory", "memory", _FILES, _SERVED, "token:memory,memory"),
@@ -49,9 +47,9 @@ def filled_in(template: str, servers: Mapping[str, str], home: str) -> str:
 
 
 def lasts(template: str) -> bool:
-    """Whether rows are in Redis or in files: such a store outlives the master, and keeps the record of its versions."""
+    """Whether all rows are in Redis: such a store outlives the master, and keeps the record of its versions."""
     named = servers_of(template)
-    return template.startswith(("file:", "memory?log=")) or (bool(named) and set(named) <= set(REDIS_SERVERS))
+    return template.startswith("file:") or (bool(named) and set(named) <= set(REDIS_SERVERS))
 
 
 def patient(template: str) -> str:

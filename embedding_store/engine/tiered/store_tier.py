@@ -14,7 +14,7 @@ from elastable.embedding_store.engine.tiered.store_state import StoreState
 from elastable.embedding_store.engine.tiered.tier_names import TierNames
 from elastable.embedding_store.engine.tiered.tier_writer import TierWriter
 from elastable.embedding_store.engine.tiered.tiered_table import TieredTable
-from elastable.embedding_store.engine.unindexed.unindexed_table import UnindexedTable
+from elastable.embedding_store.engine.tiered.unindexed_table import UnindexedTable
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreBroken, VersionError
 from elastable.embedding_store.log.changes import Change, CommitImages, decode_change, encode_change
 from elastable.embedding_store.log.contract import Log

@@ -16,7 +16,7 @@ from elastable.embedding_store.tiers.redis.redis_kernels import listing_order
 from elastable.embedding_store.tiers.redis.schema import STAMP
 from elastable.embedding_store.tiers.redis.topology import Topology
 
-__all__ = ["counted", "listed", "scanned"]
+__all__ = ["listed", "records_counted", "scanned"]
 
 _PIECE_BYTES = 8 << 20  # of all replies to one request, about
 _FIELD_BYTES = 32  # of an id and what frames a field
@@ -42,7 +42,7 @@ def scanned(topology: Topology, table: RecordTable, block_rows: int, width: int,
         yield _block(table, *_joined(waiting, width))
 
 
-def counted(topology: Topology, table: RecordTable, seconds: float) -> int:
+def records_counted(topology: Topology, table: RecordTable, seconds: float) -> int:
     """Records of a table. Raises `LostPartition`."""
     return sum(_lengths(topology, table, seconds)) - table.partitions  # each of which has a stamp
 

@@ -12,7 +12,7 @@ from elastable.embedding_store.contract.tier import IndexedTier, Records, TierTa
 from elastable.embedding_store.errors import BadInput, StoreFailed, Unavailable
 from elastable.embedding_store.tiers.redis.file_rewrite import ask_for_rewrites
 from elastable.embedding_store.tiers.redis.record_batch import Batch
-from elastable.embedding_store.tiers.redis.record_scan import counted, listed, scanned
+from elastable.embedding_store.tiers.redis.record_scan import listed, records_counted, scanned
 from elastable.embedding_store.tiers.redis.record_transfer import LostPartition, read_records, write_records
 from elastable.embedding_store.tiers.redis.redis_connection import Deadline
 from elastable.embedding_store.tiers.redis.redis_kernels import listing_order
@@ -158,7 +158,7 @@ class RedisTier(IndexedTier):
 
     def count(self, table: str) -> int:
         found, _ = self._registry.table(table)
-        return counted(self._place.topology, found, self._place.url.deadline)
+        return records_counted(self._place.topology, found, self._place.url.deadline)
 
     def order(self, ids: Int64) -> Int64:
         """By partition, whatever their number."""
