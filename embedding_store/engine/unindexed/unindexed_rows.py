@@ -42,7 +42,12 @@ class UnindexedRows(TieredRows):
         self._held: list[Int64] = []
         self._hand = self._incoming = 0
         super().__init__(spec, optimizer, rows, stored, anonymous_slab)
-        directory.changed_ids = lambda: directory.row_ids[np.flatnonzero(self._state.array[:, 0])]
+        directory.changed_ids = self._changed_ids
+
+    def _changed_ids(self) -> Int64:
+        """Ids of rows that the tier may not have yet, for a scan; rows may be written meanwhile."""
+        changed = self._state.array[:, 0].copy()  # NumPy refuses to look for what changes under it
+        return self._directory.row_ids[np.flatnonzero(changed)]
 
     @property
     def whole(self) -> bool:
