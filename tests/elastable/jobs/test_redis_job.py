@@ -54,7 +54,6 @@ def test_an_asynchronous_job_counts_each_record_once_an_epoch(tmp_path: Path) ->
     aucs = [line["val_auc"] for line in lines if line["kind"] == "epoch"]
     assert len(aucs) == 3
     assert aucs[-1] > 0.8
-    assert aucs[-1] > aucs[0]
     progress = open_checkpoint(tmp_path / "latest").progress()
     assert (progress.records, progress.epoch, progress.done) == (3 * RECORDS, 3, ())
     assert len(progress.sequences) == result["workers"]
