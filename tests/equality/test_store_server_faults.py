@@ -146,7 +146,8 @@ def test_servers_die_at_every_step_and_the_master_between_two(
     assert files_at(tmp_path / "checkpoints").drafts() == []
 
 
-@pytest.mark.parametrize("older", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow  # tests/elastable/jobs resumes jobs of one store that has lost rows
+@pytest.mark.parametrize("older", [False, True])
 def test_a_job_goes_on_from_its_checkpoint_where_a_server_comes_back_without_its_rows(
     clipped: Numbers, tmp_path: Path, older: bool
 ) -> None:
@@ -182,6 +183,7 @@ def test_a_job_goes_on_from_its_checkpoint_where_a_server_comes_back_without_its
     assert differing(clipped, numbers) == []
 
 
+@pytest.mark.slow  # tests/embedding_store/shards moves rows, interrupted at every call
 def test_a_job_goes_on_where_its_rows_were_moved_and_at_another_address(
     clipped: Numbers, tmp_path: Path, start: Callable[[int], list[ServedShard]]
 ) -> None:

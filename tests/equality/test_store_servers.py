@@ -159,6 +159,7 @@ def test_the_master_is_killed_in_mid_commit(alone: Numbers, tmp_path: Path, held
         assert differing(alone, train(tmp_path, 2, "adagrad", stores=stores, during=kill)) == []
 
 
+@pytest.mark.slow  # tests/elastable/jobs/servers registers servers; others here kill them
 def test_a_registered_store_server_is_killed_and_has_its_number_again(
     alone: Numbers, tmp_path: Path, redis_url: str
 ) -> None:
@@ -181,7 +182,8 @@ def test_a_registered_store_server_is_killed_and_has_its_number_again(
             assert found.addresses(60.0) == [started[1].address, started[0].address]
 
 
-@pytest.mark.parametrize("silent", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow  # tests/master/jobs disturbs the network of servers in one process
+@pytest.mark.parametrize("silent", [False, True])
 def test_the_link_to_a_store_server_is_cut_for_a_while(
     alone: Numbers, tmp_path: Path, servers: Servers, silent: bool
 ) -> None:
