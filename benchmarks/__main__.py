@@ -20,6 +20,7 @@ _BENCHES = (
     "host_embeddings",
     "kg_balance",
     "kg",
+    "kg_bounds",
     "kg_beyond_memory",
     "sharded_training",
     "wire",
@@ -42,6 +43,7 @@ _BENCHES = (
     "stores",
     "pressure",
     "promises",
+    "metrics",
     "evaluations",
     "collectives",
 )

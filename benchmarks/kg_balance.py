@@ -17,10 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import RESULTS, Row, compare, interleaved, publish, rate
-from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.arrays import Float32, Int32
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import alone, run_threads
-from elastable.replicas.knowledge_graphs.graph.batch import Int32
 from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
@@ -55,7 +54,7 @@ class _Way:
     candidates: int
 
     def sizes(self, workers: float) -> tuple[float, float]:
-        """Triples of each pair of shards, and candidates from each shard."""
+        """Triples of each shardpair, and candidates from each shard."""
         return _STEP / workers**2, self.candidates / workers
 
     def formula(self, workers: float, sizes: tuple[float, float] | None = None) -> float:

@@ -19,13 +19,13 @@ import numpy as np
 
 from benchmarks.harness import Row, publish
 from benchmarks.peers import workloads
-from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32, Int32, Int64
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.open_store import open_store
 from elastable.replicas.groups.thread_group import alone
-from elastable.replicas.knowledge_graphs.graph.batch import Int32, StepBatch
+from elastable.replicas.knowledge_graphs.graph.batch import StepBatch
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.schemes.scheme import StepGradients
 from elastable.replicas.knowledge_graphs.settings import TrainSettings

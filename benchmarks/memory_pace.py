@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.arrays import Int64, UInt64
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.range_pool import RangePool
-from elastable.embedding_store.native.row_gather import Words
 from elastable.embedding_store.native.work_stealing import WorkCounter, join_work, leave_work, next_pieces
 
 __all__ = ["reading"]
@@ -21,7 +20,7 @@ __all__ = ["reading"]
 _WORDS_A_TURN = 1 << 15
 
 
-def reading(parts: Iterator[Words], pool: RangePool) -> Callable[[], None]:
+def reading(parts: Iterator[UInt64], pool: RangePool) -> Callable[[], None]:
     """Reads the next of `parts`, contiguous, at each call."""
 
     def read() -> None:
@@ -32,7 +31,7 @@ def reading(parts: Iterator[Words], pool: RangePool) -> Callable[[], None]:
 
 
 @kernel
-def _sum_shared(words: Words, counter: Int64, size: int) -> np.uint64:
+def _sum_shared(words: UInt64, counter: Int64, size: int) -> np.uint64:
     total = np.uint64(0)
     join_work(counter)
     count = (len(words) + size - 1) // size

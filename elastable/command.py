@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -25,9 +26,10 @@ from elastable.commands.replicas import REPLICAS_SETTINGS, replicas
 from elastable.commands.serve import serve
 from elastable.commands.stores.store_server import store
 from elastable.commands.worker import worker
-from elastable.embedding_store.errors import ElastableError
+from elastable.embedding_store.errors import BadInput, ElastableError, NotInstalled
 from elastable.embedding_store.support.extras import not_installed
 from elastable.embedding_store.wire.access.credentials import ENVIRONMENT
+from elastable.monitoring.tracing import ENDPOINT_VARIABLES, exporting_traces
 from elastable.process.exit_codes import ExitCode, exit_code_of, exit_code_table
 from elastable.process.heap import keep_freed_memory
 from elastable.process.logs import FORMATS, LEVELS, set_up_logging
@@ -35,6 +37,8 @@ from elastable.process.version import distribution_version
 
 __all__ = ["app", "main"]
 
+_log = logging.getLogger(__name__)
+_TRACED = ("train", "master", "worker", "serve", "store")
 _VARIABLES = "\n\n".join(f"{name}: {meaning}" for name, meaning in ENVIRONMENT.items())
 
 app = typer.Typer(
@@ -94,6 +98,15 @@ def _options(
             help="Format of the log on stderr.",
         ),
     ] = "text",
+    traces: Annotated[
+        str | None,
+        typer.Option(
+            "--traces",
+            metavar="URL",
+            envvar=list(ENDPOINT_VARIABLES),
+            help="Export traces of train, master, worker, serve and store to an OTLP collector: http://HOST:4317.",
+        ),
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
@@ -106,6 +119,26 @@ def _options(
         os.environ["ELASTABLE_LOG_LEVEL"] = log_level
     default = "info" if context.invoked_subcommand == "worker" else "warning"
     context.obj(log_level or default, log_format)
+    if traces is not None:
+        source = context.get_parameter_source("traces")
+        _trace(context, traces, source is not None and source.name == "ENVIRONMENT")
+
+
+def _trace(context: typer.Context, url: str, by_environment: bool) -> None:
+    """Traces the command until its end; the workers and store servers that it starts are traced likewise."""
+    if context.invoked_subcommand not in _TRACED:
+        if by_environment:
+            return
+        raise BadInput(f"--traces: elastable {context.invoked_subcommand} makes no traces; {', '.join(_TRACED)} do")
+    try:
+        context.with_resource(exporting_traces(url, f"elastable-{context.invoked_subcommand}"))
+    except NotInstalled as error:
+        if not by_environment:
+            raise
+        # The variable is set for all of a platform's processes: that is no reason not to train.
+        _log.warning("%s is set, but nothing is traced: %s", " or ".join(ENDPOINT_VARIABLES), error)
+    else:
+        os.environ[ENDPOINT_VARIABLES[0]] = url
 
 
 def main() -> None:

@@ -12,9 +12,9 @@ from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.embedding_store.log.no_log import NoLog
 from elastable.embedding_store.readers.store_reader import StoreReader
 from elastable.embedding_store.support.store_url import TierOptions, shard_urls
-from elastable.embedding_store.tiers.redis.redis_log import RedisLog
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
+from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
 from elastable.embedding_store.tiers.redis.url import SCHEMES, RedisUrl
 from elastable.embedding_store.upgrade.redis_upgrade import refuse_earlier_redis
 from elastable.embedding_store.wire.client.remote_source import RemoteSource

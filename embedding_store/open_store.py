@@ -30,9 +30,9 @@ from elastable.embedding_store.support.store_url import (
     shard_urls,
 )
 from elastable.embedding_store.tiers.files.file_tier import FileTier
-from elastable.embedding_store.tiers.redis.redis_log import RedisLog
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
+from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
 from elastable.embedding_store.tiers.redis.url import DEFAULT_DEADLINE_S, SCHEMES
 from elastable.embedding_store.upgrade.file_upgrade import refuse_earlier_folder
 from elastable.embedding_store.upgrade.redis_upgrade import refuse_earlier_redis

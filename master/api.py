@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from elastable.embedding_store.contract.row_data import FlushStatus
+from elastable.embedding_store.shards.server_status import ServerStatus
 from elastable.master.gradient import (
     AsyncPushId,
     Divisor,
@@ -173,8 +174,7 @@ class GoneWorker:
     """A worker that left while there was work, or died.
 
     Attributes:
-        leases: Micro-batches that it held then, and that others get.
-        micro_batches: Of it that counted.
+        leases, micro_batches: Those that it held then, and that others get; those of it that counted.
         seconds_ago: When it left.
     """
 
@@ -198,10 +198,10 @@ class Refusal:
 class JobStatus:
     """How far a job is.
 
-    `state` is waiting, training, evaluating, stopping, finished or failed.
-    `refusals` are of workers that could not take part, the latest last. `flush`: how far the tier of the store is
-    behind, if it has one. `records_total`: of all epochs; 0: the job has no end. `records_per_s`: trained over the last
-    minute. `gone`: workers that left while there was work and have not come back, the latest last.
+    `state` is waiting, training, evaluating, stopping, finished or failed. `refusals`: of workers that could not take
+    part, the latest last. `flush`: how far the tier of the store is behind, if it has one. `records_total`: of all
+    epochs; 0: the job has no end. `records_per_s`: trained over the last minute. `gone`: workers that left while there
+    was work and have not come back, the latest last. `servers`: the job's store servers, in order.
     """
 
     job: str
@@ -220,14 +220,14 @@ class JobStatus:
     records_total: int = 0
     records_per_s: float = 0.0
     gone: tuple[GoneWorker, ...] = ()
+    servers: tuple[ServerStatus, ...] = ()
 
     @property
     def seconds_left(self) -> float | None:
         """Seconds of training that are left at this rate; None: that is not known."""
-        left = max(0, self.records_total - self.records_trained)
-        if not self.records_total or self.state not in ("training", "evaluating", "waiting"):
+        if not (self.records_total and self.records_per_s > 0 and self.state in ("training", "evaluating", "waiting")):
             return None
-        return left / self.records_per_s if self.records_per_s > 0 else None
+        return max(0, self.records_total - self.records_trained) / self.records_per_s
 
 
 class Session(Protocol):
@@ -257,8 +257,8 @@ class MasterApi(Protocol):
     def lease_tasks(self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None) -> Lease:
         """Up to `want` tasks, waiting up to `wait_s` seconds for the first.
 
-        With `holding`, all tasks that the worker has not finished, the call may
-        be repeated: tasks that were leased to it and are not among them are returned again.
+        With `holding`, all tasks that the worker has not finished, the call may be repeated: leased ones that are not
+        among them are returned again.
 
         Raises:
             NotJoined: the worker has no session.

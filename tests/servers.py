@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
 import platform
 import shutil
-import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -93,9 +92,8 @@ class Server:
         self._spawn(command)
 
     def _spawn(self, command: Sequence[str]) -> None:
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, preexec_fn=_die_with_parent
-        )
+        command = [sys.executable, "-ISc", _DIES_WITH_PARENT, str(os.getpid()), *command]
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
     def _answers(self) -> bool:
         end = time.monotonic() + START_S
@@ -168,11 +166,15 @@ def _wait_for_cluster(server: Server, nodes: int) -> None:
         time.sleep(0.05)
 
 
-_LIBC = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1
-
-
-def _die_with_parent() -> None:
-    """In the child: no server outlives a test run that crashes."""
-    if platform.system() == "Linux":
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+# Becomes a server that does not outlive a test run that crashes. `preexec_fn` would do that in a fork of this process,
+# whose other threads (gRPC's, TensorFlow's) may hold any lock at that moment: such a child may end before the server
+# begins.
+_DIES_WITH_PARENT = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(sys.argv[1]):
+        sys.exit("the process that asked for a server is gone")
+os.execv(sys.argv[2], sys.argv[2:])
+"""

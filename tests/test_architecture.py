@@ -43,8 +43,7 @@ ALLOWED = {
     "elastable": ("elastable",),
 }
 NEVER_IN_THE_STORE = ("tensorflow", "keras", "tf_keras", "torch", "jax")
-AIM = 300
-LONGEST_MODULE = 400
+LONGEST_MODULE = 300
 
 
 def modules(package: str) -> list[Path]:
@@ -77,7 +76,7 @@ def within(name: str, allowed: tuple[str, ...]) -> bool:
 
 
 EVERY_MODULE = [path for package in ALLOWED for path in modules(package)]
-named = pytest.mark.parametrize("path", EVERY_MODULE, ids=lambda path: str(path.relative_to(ROOT)))
+by_package = pytest.mark.parametrize("package", ALLOWED)
 
 
 def module_of(path: Path) -> str:
@@ -159,7 +158,19 @@ def test_no_modules_need_each_other() -> None:
 #: The rooms and loose modules of each package, from the lowest to the highest: each imports only what stands before it.
 ROOMS = {
     "embedding_store": (
-        *("errors", "option", "measures", "contract", "support", "log", "native", "optimizers", "rows", "tables"),
+        *(
+            "errors",
+            "closing",
+            "option",
+            "measures",
+            "contract",
+            "support",
+            "log",
+            "native",
+            "optimizers",
+            "rows",
+            "tables",
+        ),
         *("engine", "tiers", "readers", "upgrade", "shards", "composite", "wire", "open_reader", "remains"),
         *("open_store", "warm"),
     ),
@@ -188,12 +199,6 @@ ROOMS = {
 }
 GENERATED = "v1"
 MOST_LOOSE_MODULES = 12
-#: Packages with more.
-MANY_LOOSE_MODULES = {"elastable.embedding_store.tiers.redis"}
-#: Modules above 300 lines, to be split. The list only shrinks: an entry whose module has become shorter fails.
-LONG_MODULES = {
-    "master/tasks/task_board.py",
-}
 ENTRY_POINTS = ("main",)
 
 
@@ -265,8 +270,8 @@ def test_a_package_has_few_loose_modules() -> None:
     for module, path in MODULES.items():
         if path.name != "__init__.py":
             loose.setdefault(package_of(module), []).append(path.name)
-    many = {package for package, names in loose.items() if len(names) > MOST_LOOSE_MODULES}
-    assert many == MANY_LOOSE_MODULES
+    many = {package: sorted(names) for package, names in loose.items() if len(names) > MOST_LOOSE_MODULES}
+    assert not many, f"more than {MOST_LOOSE_MODULES} loose modules: divide them into rooms"
 
 
 MOST_LOOSE_TESTS = 24
@@ -297,7 +302,9 @@ def test_a_public_name_is_defined_once() -> None:
         tree = tree_of(path)
         public: list[str] = next((ast.literal_eval(node.value) for node in tree.body if is_list_of_names(node)), [])
         for node in tree.body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in public:
+            if not isinstance(node, ast.FunctionDef | ast.ClassDef):
+                continue
+            if node.name in public or (isinstance(node, ast.ClassDef) and not node.name.startswith("_")):
                 homes.setdefault(node.name, set()).add(str(path.relative_to(ROOT)))
     twice = {name: sorted(where) for name, where in homes.items() if len(where) > 1 and name not in ENTRY_POINTS}
     assert not twice
@@ -308,35 +315,46 @@ def is_list_of_names(node: ast.stmt) -> TypeGuard[ast.Assign]:
     return isinstance(node, ast.Assign) and [getattr(target, "id", "") for target in node.targets] == ["__all__"]
 
 
-@named
-def test_imports_run_downwards(path: Path) -> None:
-    package = path.relative_to(ROOT).parts[0]
-    for name in imported(path):
-        if name.partition(".")[0] in OURS:
-            assert within(name, ALLOWED[package]), f"{package} must not import {name}"
-        assert name.partition(".")[0] not in FOLDERS, f"{name} is imported as elastable.{name}"
+@by_package
+def test_imports_run_downwards(package: str) -> None:
+    names = [(path, name) for path in modules(package) for name in imported(path)]
+    upwards = [
+        f"{path.relative_to(ROOT)} must not import {name}"
+        for path, name in names
+        if name.partition(".")[0] in OURS and not within(name, ALLOWED[package])
+    ]
+    assert not upwards
+    assert not [f"{path}: import elastable.{name}" for path, name in names if name.partition(".")[0] in FOLDERS]
 
 
-@named
-def test_modules_say_what_they_hold(path: Path) -> None:
-    tree = tree_of(path)
-    assert ast.get_docstring(tree), "no docstring"
+@by_package
+def test_modules_say_what_they_hold(package: str) -> None:
+    assert not [path for path in modules(package) if not ast.get_docstring(tree_of(path))], "no docstring"
+    assert not [path for path in modules(package) if is_public(tree_of(path)) and not has_all(tree_of(path))], (
+        "no __all__"
+    )
+
+
+def is_public(tree: ast.Module) -> bool:
+    """Whether it defines a public function or class."""
     defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-    if any(not name.startswith("_") for name in defined):
-        assigned = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
-        assert "__all__" in [target.id for target in assigned if isinstance(target, ast.Name)], "no __all__"
+    return any(not name.startswith("_") for name in defined)
 
 
-@named
-def test_modules_are_short(path: Path) -> None:
-    lines, listed = len(path.read_text().splitlines()), str(path.relative_to(ROOT)) in LONG_MODULES
-    assert lines <= (LONGEST_MODULE if listed else AIM), "split it where it becomes two thoughts"
-    assert not listed or lines > AIM, "it is short: take it out of LONG_MODULES"
+def has_all(tree: ast.Module) -> bool:
+    assigned = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
+    return "__all__" in [target.id for target in assigned if isinstance(target, ast.Name)]
 
 
-@pytest.mark.parametrize("path", modules("embedding_store"), ids=lambda path: path.name)
-def test_the_store_never_loads_a_training_framework(path: Path) -> None:
-    assert not [name for name in imported(path) if name.partition(".")[0] in NEVER_IN_THE_STORE]
+@by_package
+def test_modules_are_short(package: str) -> None:
+    lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in modules(package)}
+    assert not [name for name in lines if lines[name] > LONGEST_MODULE], "split them where they become two thoughts"
+
+
+def test_the_store_never_loads_a_training_framework() -> None:
+    names = [(path, name) for path in modules("embedding_store") for name in imported(path)]
+    assert not [each for each in names if each[1].partition(".")[0] in NEVER_IN_THE_STORE]
 
 
 def test_the_lazily_named_modules_are_downwards_too() -> None:
@@ -348,8 +366,7 @@ def test_proto_is_no_package() -> None:
     assert not list((ROOT / "proto").rglob("*.py"))
 
 
-def test_no_pickle_and_no_bare_except() -> None:
+def test_no_bare_except() -> None:
     for path in EVERY_MODULE:
-        assert not [name for name in imported(path) if name.partition(".")[0] in ("pickle", "dill", "cloudpickle")]
         handlers = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.ExceptHandler)]
         assert all(handler.type is not None for handler in handlers), path

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 
-__all__ = ["until"]
+__all__ = ["until", "until_stopped"]
 
 
 def until(condition: Callable[[], object], limit_s: float = 60.0) -> None:
@@ -14,3 +16,10 @@ def until(condition: Callable[[], object], limit_s: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < end, f"not so within {limit_s} s"
         time.sleep(0.01)
+
+
+def until_stopped(process: subprocess.Popen[str], limit_s: float = 120.0) -> None:
+    """Returns once the process has stopped itself, or was stopped by a signal."""
+    stat = Path(f"/proc/{process.pid}/stat")
+    until(lambda: process.poll() is not None or stat.read_text().rpartition(")")[2].split()[0] == "T", limit_s)
+    assert process.returncode is None, process.communicate(timeout=limit_s)

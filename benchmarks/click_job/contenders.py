@@ -125,6 +125,7 @@ class Job(Contender):
         warm: Versions that are made before the first turn.
         stores: Store servers of the job; 0: the master holds its rows.
         transport: Of workers, master and store servers.
+        of_workers: More options of every worker.
 
     Attributes:
         name, examples: As given.
@@ -144,8 +145,9 @@ class Job(Contender):
         warm: int = _WARM_STEPS,
         stores: int = 0,
         transport: str = "auto",
+        of_workers: Sequence[str] = (),
     ) -> None:
-        self.name, self.examples = name, examples
+        self.name, self.examples, self._of_workers = name, examples, of_workers
         self._model, self._options = str(model), list(options)
         self._home, self._environment, self._workers, self._warm = home, environment, workers, warm
         self._stores, self._transport = [f"127.0.0.1:{_free_port()}" for _ in range(stores)], transport
@@ -162,7 +164,7 @@ class Job(Contender):
         roles["master"] = ["master", self._model, *self._options, *places]
         for number in range(self._workers):
             arguments = ["worker", self._model, "--master", self.address, "--deadline", str(_START_S)]
-            roles[f"worker-{number}"] = arguments
+            roles[f"worker-{number}"] = [*arguments, *self._of_workers]
         for role, arguments in roles.items():
             log = self._home / f"{role}-{self.name}.log"
             command = [sys.executable, "-m", "elastable", *arguments, "--transport", self._transport]
@@ -232,6 +234,7 @@ def click_job(
     tables: int = 1,
     stores: int = 0,
     transport: str = "auto",
+    of_workers: Sequence[str] = (),
 ) -> Job:
     """The click model under Elastable; every worker's batch is a micro-batch, and one of each makes a version.
 
@@ -245,13 +248,24 @@ def click_job(
         workers: How many there are.
         ids: One of `benchmarks.click_job.draws.IDS`.
         tables: One for all features, or one for each.
-        stores, transport: As of `Job`.
+        stores, transport, of_workers: As of `Job`.
     """
     job = ["--micro-batch-size", str(BATCH), "--no-shuffle", "--grads-to-wait", str(workers)]
     job += ["--intra-op-threads", str(threads), *options]
     environment = click_variables(rows, optimizer, ids, tables)
     model = Path(__file__).with_name("model.py")
-    return Job(name, model, BATCH * workers, job, home, environment, workers, stores=stores, transport=transport)
+    return Job(
+        name,
+        model,
+        BATCH * workers,
+        job,
+        home,
+        environment,
+        workers,
+        stores=stores,
+        transport=transport,
+        of_workers=of_workers,
+    )
 
 
 def click_variables(rows: int, optimizer: str, ids: str = "uniform", tables: int = 1) -> dict[str, str]:

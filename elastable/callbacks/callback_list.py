@@ -75,6 +75,11 @@ class JobCallbacks:
         """The model that is trained."""
         return self._model
 
+    @property
+    def sees_versions(self) -> bool:
+        """Whether a callback hears of every version."""
+        return self._sees_versions
+
     def begin(self, states: Mapping[str, Any] | None = None) -> None:
         """Training begins, or goes on with what callbacks remembered (`states`)."""
         states = dict(states or {})

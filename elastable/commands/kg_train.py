@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ def run_graph(
     begin: GraphCheckpoint | None = None,
     checkpoint_minutes: float = 5.0,
     notes: Sequence[str] = (),
+    clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, Any]:
     """Trains a model of a graph, on threads of this process or as one of MPI's.
 
@@ -65,6 +66,7 @@ def run_graph(
         begin: A checkpoint to go on from.
         checkpoint_minutes: Time between checkpoints, besides those at evaluations.
         notes: What else to tell people at the start.
+        clock: Seconds, for checkpoints by time and the budget.
 
     Returns:
         What `result.json` of the run holds.
@@ -79,7 +81,7 @@ def run_graph(
         if started_by_mpi():
             group = replica_group(_DEADLINE_S)
             if group.rank:
-                run = GraphRun(graph, source, settings, Path(), begin, checkpoint_minutes, stop.asked)
+                run = GraphRun(graph, source, settings, Path(), begin, checkpoint_minutes, stop.asked, clock)
                 train_graph(group, run, _nothing)
                 return {}
             workers = group.size
@@ -91,7 +93,7 @@ def run_graph(
             graph.save_names(directory.path, settings.reciprocal)
             for note in (*graph.notes, *notes):
                 console.print(note, highlight=False, soft_wrap=True)
-            run = GraphRun(graph, source, settings, directory.path, begin, checkpoint_minutes, stop.asked)
+            run = GraphRun(graph, source, settings, directory.path, begin, checkpoint_minutes, stop.asked, clock)
             started = time.perf_counter()
 
             def work(member: ReplicaGroup) -> dict[str, Any]:

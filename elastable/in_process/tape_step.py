@@ -24,6 +24,7 @@ from elastable.master.commits.committer import Committer
 from elastable.master.keras.dense import DenseState
 from elastable.master.keras.discovery import discover_tables
 from elastable.master.keras.keras_optimizer import inner_optimizer
+from elastable.master.keras.multi_update import ModelPart
 from elastable.master.tasks.progress import Progress
 from elastable.models.tables_in_store import seeded_as_read, tables_in_store
 from elastable.worker.keras.seeds import global_seed, layers_of
@@ -41,32 +42,17 @@ Of: TypeAlias = "keras.Layer | list[keras.Layer] | tuple[keras.Layer, ...] | Non
 """Layers that a step trains; None: the whole model."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Some layers and the optimizer that trains them; what a job's functions need of a model.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NamedPart(ModelPart):
+    """Some layers and the optimizer that trains them.
 
     Attributes:
         name: For messages.
         roots: ids of the layers that were named.
-        layers: With all that they contain.
-        optimizer: A Keras optimizer.
-        weights: The trainable weights of the layers when the part was made.
-        trainable: As of a model.
     """
 
     name: str
     roots: tuple[int, ...]
-    layers: tuple[keras.Layer, ...]
-    optimizer: keras.Optimizer
-    weights: tuple[keras.Variable, ...]
-    trainable: bool = True
-
-    @property
-    def trainable_weights(self) -> list[keras.Variable]:
-        return list(self.weights)
-
-    def _flatten_layers(self, include_self: bool = True, recursive: bool = True) -> list[keras.Layer]:
-        return list(self.layers)
 
 
 class _Trainer:
@@ -84,7 +70,7 @@ class _Trainer:
         self._all = [layer.table_name for layer in store_layers(model)]
         self._held: dict[int, tuple[object, ...]] = {}
 
-    def commit(self, part: _Part, gradients: dict[int, Tensor], push: Push, trained: Sequence[str]) -> None:
+    def commit(self, part: _NamedPart, gradients: dict[int, Tensor], push: Push, trained: Sequence[str]) -> None:
         """One version: the step of one optimizer.
 
         Args:
@@ -108,7 +94,7 @@ class _Trainer:
         push = Push(SyncPushId(version - 1, 0), 1, values, push.slices)
         committer.commit(version, [push], lambda made: Progress(version))
 
-    def _of(self, part: _Part) -> tuple[DenseState, Committer]:
+    def _of(self, part: _NamedPart) -> tuple[DenseState, Committer]:
         key = (id(part.optimizer), part.roots)
         if key not in self._made:
             if any(optimizer == id(part.optimizer) for optimizer, _ in self._made):
@@ -124,7 +110,7 @@ class _Trainer:
             self._made[key] = (dense, Committer(self.store, dense, job, _DEADLINE_S))
         return self._made[key]
 
-    def _make_tables(self, part: _Part) -> None:
+    def _make_tables(self, part: _NamedPart) -> None:
         tables = seeded_as_read(discover_tables(part, self._seed, lazy=self._lazy), part, self._as_keras)
         for layer in store_layers(part):
             optimizer = layer.optimizer or part.optimizer
@@ -139,7 +125,7 @@ class _Trainer:
         tables_in_store(part, tables, self.store, given, self._seed, self.store.version())
 
 
-def _refuse_averages(part: _Part) -> None:
+def _refuse_averages(part: _NamedPart) -> None:
     """Raises where weights would have to become their averages at the end of training, which nobody tells here."""
     own = [layer.optimizer for layer in store_layers(part) if layer.optimizer is not None]
     for optimizer in (part.optimizer, *own):
@@ -202,7 +188,7 @@ class TapeStep:
             )
         self.trainer.commit(part, gradients, Push(SyncPushId(0, 0), 1, slices=slices), list(slices))
 
-    def _part(self, of: Of, optimizer: keras.Optimizer | None) -> _Part:
+    def _part(self, of: Of, optimizer: keras.Optimizer | None) -> _NamedPart:
         roots = [self.model] if of is None else list(of) if isinstance(of, list | tuple) else [of]
         chosen = optimizer if optimizer is not None else getattr(self.model, "optimizer", None)
         if chosen is None:
@@ -213,7 +199,7 @@ class TapeStep:
         layers = tuple(dict.fromkeys(layer for root in roots for layer in layers_of(root)))
         weights = {id(weight): weight for root in roots for weight in root.trainable_weights}
         names, ids = ", ".join(repr(root.name) for root in roots), tuple(map(id, roots))
-        return _Part(names, ids, layers, chosen, tuple(weights.values()))
+        return _NamedPart(chosen, layers, tuple(weights.values()), name=names, roots=ids)
 
 
 @dataclass(frozen=True, slots=True)

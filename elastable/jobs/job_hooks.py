@@ -82,6 +82,7 @@ class JobHooks(Hooks):
         self._rows_changed = rows_changed
         self._untrained = UntrainedTables(callbacks.model)
         self._recorded = 0.0
+        self._asked: float | None = None  # when it was decided whether the next version is noted
         self._version = version
         self._made_one = False
         self._stopped = False
@@ -103,6 +104,15 @@ class JobHooks(Hooks):
         self._rows_changed(updates)
         self._untrained.saw(changed)
 
+    def waits_for_log(self, version: int) -> bool:
+        """True for versions that callbacks hear of, that are noted in the run directory, or saved."""
+        self._asked = time.monotonic()
+        saved = self._save is not None and is_due(version, self._every)
+        return self._callbacks.sees_versions or saved or self._is_noted(self._asked)
+
+    def _is_noted(self, now: float) -> bool:
+        return self._run is not None and now - self._recorded >= _RECORD_EVERY_S
+
     def on_version(self, version: int, logs: Mapping[str, float]) -> None:
         if not self._made_one:
             before = self._schedule.records_before
@@ -113,8 +123,8 @@ class JobHooks(Hooks):
         if self._schedule.ends_step(version):
             last = self._schedule.ends_epoch(version)
             self._stopped = self._callbacks.version(self._schedule.step(version - 1), logs, last)
-        now = time.monotonic()
-        if self._run is not None and now - self._recorded >= _RECORD_EVERY_S:
+        now, self._asked = time.monotonic() if self._asked is None else self._asked, None
+        if self._run is not None and self._is_noted(now):
             self._recorded = now
             self._run.record("train", version, self._schedule.epoch(version - 1), logs)
         if self._save is not None and is_due(version, self._every):

@@ -15,6 +15,7 @@ from elastable.callbacks.averages import finalize_averages
 from elastable.callbacks.best_versions import BestVersions
 from elastable.callbacks.callback_list import JobCallbacks
 from elastable.callbacks.freezing import Freezing
+from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.errors import ElastableError, Unsupported
 from elastable.embedding_store.option import command_words
@@ -202,7 +203,8 @@ class JobRun:
             "total_seconds": total_seconds,
             "version": status.version,
             "workers": self._master.contributors,
-            "store": redacted(self._options.store),
+            "store": self._store(),
+            "store_servers": self._store_servers(),
             "mode": job.mode,
             "epochs": job.epochs,
             "seed": job.seed,
@@ -216,6 +218,22 @@ class JobRun:
         if exported:
             paths["model"] = exported
         self._console.print(summary_table(result, hooks.logs, paths))
+
+    def _store(self) -> str:
+        """The store that the job was given; of store servers, their addresses."""
+        servers = isinstance(self._prepared.store, ShardedStore)
+        return redacted(self._prepared.job.store_url if servers else self._options.store)
+
+    def _store_servers(self) -> list[dict[str, object]]:
+        """Where each of the job's store servers is, and where it says that it keeps its rows."""
+        store = self._prepared.store
+        if not isinstance(store, ShardedStore):
+            return []
+        store.watch.look()
+        return [
+            {"address": of.address, "store": of.shard.store if of.shard is not None else None}
+            for of in store.watch.statuses()
+        ]
 
     def _export(self) -> str | None:
         if not self._options.export:

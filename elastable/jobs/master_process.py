@@ -7,12 +7,13 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 from rich.console import Console
 
+from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
 from elastable.embedding_store.measures.counters import LookupCounts
 from elastable.embedding_store.support.address import Address
-from elastable.embedding_store.support.store_url import SERVERS
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.embedding_store.warm import warming
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
@@ -23,9 +24,10 @@ from elastable.jobs.job_run import JobRun
 from elastable.jobs.local_workers import LocalWorkers
 from elastable.jobs.options import JobOptions, WorkerOptions
 from elastable.jobs.prepare import PreparedJob, prepare_job
+from elastable.jobs.servers.finding import find_servers
 from elastable.jobs.servers.local_stores import LocalStores
 from elastable.jobs.servers.store_access import StoreAccess
-from elastable.jobs.servers.store_registry import StoreRegistry
+from elastable.jobs.shared_options import client_limits
 from elastable.jobs.store_watch import StoreHealth
 from elastable.master.checkpoints.storage.checkpoint_locations import require_writable_checkpoints
 from elastable.master.jobs.job_master import Master
@@ -36,18 +38,21 @@ from elastable.monitoring.page.views import JobView
 from elastable.monitoring.sources.checkpoint_source import CheckpointSource
 from elastable.monitoring.sources.job_source import JobSource
 from elastable.monitoring.sources.server_source import server_sources
+from elastable.monitoring.sources.shard_source import servers_source
 from elastable.monitoring.sources.store_source import StoreSource
 from elastable.monitoring.watched import Watched
 from elastable.monitoring.watching import watched_over_http
 from elastable.output.run_directory import RunDirectory, require_writable
 from elastable.process.heap import keep_collections_short
 from elastable.process.logs import describe_process
+from elastable.process.repeating import repeating
 from elastable.process.stopping import stopping_on_signals
 from elastable.worker.keras.tensorflow_threads import set_intra_op_threads
 
 __all__ = ["run_job"]
 
 _LEAVE_WAIT_S = 10.0
+_LOOK_EVERY_S = 1.0  # at store servers
 
 
 def run_job(options: JobOptions, console: Console) -> int:
@@ -86,6 +91,7 @@ def run_job(options: JobOptions, console: Console) -> int:
                     store_service(prepared.store, lookups=lookups, not_ready=health.not_ready),
                     master_service(master, channels_of(prepared.store)),
                 ],
+                client_limits(options.client_calls, options.client_bytes),
                 credentials=access.credentials,
                 insecure=options.insecure,
                 anonymous=access.anonymous,
@@ -97,6 +103,7 @@ def run_job(options: JobOptions, console: Console) -> int:
             "job": JobSource(master),
             "checkpoints": CheckpointSource(job.noted),
             "store": StoreSource(prepared.store, health.not_ready),
+            "servers": partial(servers_source, lambda: master.status().servers),
             **server_sources("master", server, lookups),
         }
         view = JobView(master, prepared.store, health.not_ready, job.noted, run.curves, job.resume_command)
@@ -106,6 +113,8 @@ def run_job(options: JobOptions, console: Console) -> int:
         if options.local_workers:
             environment = {**access.environment, **({} if stores_access is None else stores_access.workers)}
             job.workers = held.enter_context(_local_workers(options, environment, server.address, run))
+        if isinstance(prepared.store, ShardedStore):
+            held.enter_context(repeating(prepared.store.watch.look, _LOOK_EVERY_S, "elastable-server-watch"))
         held.enter_context(warming(prepared.store))  # while the workers start, and not when they first ask
         try:
             return job.train(started)
@@ -125,10 +134,7 @@ def _with_servers(options: JobOptions, local: LocalStores | None) -> JobOptions:
         return options
     if local is not None:
         return replace(options, store=local.url, stores=())
-    if options.registry is None:
-        return replace(options, store=options.servers_url, stores=())
-    with StoreRegistry(options.registry) as registry:
-        return replace(options, store=SERVERS + ",".join(registry.addresses(options.deadline_s)), stores=())
+    return replace(options, store=find_servers(options.stores, options.deadline_s), stores=())
 
 
 def _master(options: JobOptions, prepared: PreparedJob) -> Master:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.option import Option, check_options, required, setting
-from elastable.embedding_store.support.store_url import SERVERS, outlives_process, server_addresses
+from elastable.embedding_store.support.store_url import outlives_process, refuse_remote_shards
 from elastable.embedding_store.tiers.redis.url import redacted
-from elastable.jobs.servers.server_options import require_own_store
-from elastable.jobs.servers.store_registry import is_registry
+from elastable.jobs.servers.server_options import require_own_store, require_servers
 from elastable.jobs.shared_options import (
+    CLIENT_BYTES,
+    CLIENT_CALLS,
     HTTP,
     INSECURE,
     LISTEN,
@@ -19,6 +20,7 @@ from elastable.jobs.shared_options import (
     OFFLOAD_ABOVE,
     STORE_URL,
     TRANSPORT,
+    client_limits,
     deadline,
     of_job,
     of_model,
@@ -106,7 +108,7 @@ class JobOptions:
         of_store(
             "Store servers that hold the rows, a shard each (elastable store); with elastable train, a number starts "
             "so many here, each with a part of --store.",
-            metavar="HOST:PORT[,...]|redis://...|N", unset="rows are with the master",
+            metavar="HOST:PORT[,...]|redis://...|dns://...|N", unset="rows are with the master",
         ),
     )  # fmt: skip
     locations: Path | None = setting(
@@ -180,9 +182,12 @@ class JobOptions:
     insecure: bool = setting(False, INSECURE)
     listen: str = setting("127.0.0.1:50051", LISTEN)
     http: str | None = setting(None, HTTP)
+    client_calls: int = setting(128, CLIENT_CALLS)
+    client_bytes: str | None = setting(None, CLIENT_BYTES)
 
     def __post_init__(self) -> None:
         check_options(self)
+        client_limits(self.client_calls, self.client_bytes)
         if self.warm_tables and self.warm_start is None:
             raise BadInput("--warm-tables needs --warm-start: the checkpoint to take the rows from")
         self._check_stores()
@@ -197,9 +202,8 @@ class JobOptions:
 
     def _check_stores(self) -> None:
         if not self.stores:
+            refuse_remote_shards(self.store)
             return
-        if self.locations is not None:
-            raise BadInput("--stores and --locations: store servers hold all tables; leave one of them out")
         if self.local_stores:
             require_own_store(self.store)
             return
@@ -207,19 +211,7 @@ class JobOptions:
             raise BadInput(
                 f"--store {redacted(self.store)} with --stores: each store server elsewhere has its own --store"
             )
-        if self.registry is None:
-            server_addresses(self.servers_url)
-
-    @property
-    def registry(self) -> str | None:
-        """The URL of the Redis in which the store servers are registered; None: `stores` names their addresses."""
-        url = ",".join(self.stores)  # a URL of Redis may name several hosts
-        return url if is_registry(url) else None
-
-    @property
-    def servers_url(self) -> str:
-        """The URL of the store servers that `stores` names."""
-        return SERVERS + ",".join(self.stores)
+        require_servers(self.stores)
 
     @property
     def local_stores(self) -> int:

@@ -15,6 +15,7 @@ from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_store import channels_of
 from elastable.jobs.servers.server_options import ServerOptions
+from elastable.jobs.shared_options import client_limits
 from elastable.jobs.store_watch import StoreHealth
 from elastable.master.api import JobSpec
 from elastable.master.jobs.bare_master import BareMaster
@@ -62,7 +63,9 @@ def run_parameter_server(options: ServerOptions, console: Console) -> int:
         health, lookups = StoreHealth(), LookupCounts()
         rows = store_service(store, writable=True, lookups=lookups, not_ready=health.not_ready)
         services = [rows, master_service(master, channels)]
-        with GrpcServer(options.listen, services, insecure=options.insecure) as server, health.watching(store):
+        limits = client_limits(options.client_calls, options.client_bytes)
+        server = GrpcServer(options.listen, services, limits, insecure=options.insecure)
+        with server, health.watching(store):
             console.print(
                 f"parameter server at {server.address}, store {redacted(options.store)}", highlight=False, markup=False
             )

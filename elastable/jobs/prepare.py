@@ -33,7 +33,7 @@ from elastable.master.keras.keras_optimizer import accumulated_by, accumulation_
 from elastable.master.keras.metrics import ModelMetrics
 from elastable.master.keras.multi_update import DenseModel, dense_part
 from elastable.master.tasks.progress import Progress
-from elastable.models.table_places import locations_of, on_worker, open_places
+from elastable.models.table_places import locations_of, on_worker, open_places, refuse_beside_servers
 from elastable.worker.layers.model_tables import pretrained_rows, store_layers
 from elastable.worker.models.build import make_model, sample_batch
 from elastable.worker.models.model_file import ModelFile, load_model_file
@@ -88,6 +88,8 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
     locations = locations_of(options.locations, options.store)
     refuse_sharding(locations.settings, options.mode)
     places = storage_of_tables(plan_tables(tables, locations.settings))
+    if options.locations is not None and options.store.startswith(SERVERS):
+        refuse_beside_servers(options.locations, locations, places, options.store)
     here = on_worker(places)
     keep_on_worker(model, {name: tables[name] for name in here})
     if steps is not None and here:
@@ -227,7 +229,8 @@ def _discovered(
 
 def _where_workers_look(options: JobOptions) -> str:
     """Where workers look rows up: at the server of the store if it is one that serves, else at the master."""
-    served = options.locations is None and options.store.startswith(("grpc://", SERVERS))
+    # With a location file some tables may be in another store than the one at grpc://; store servers have them all.
+    served = options.store.startswith(SERVERS) or (options.locations is None and options.store.startswith("grpc://"))
     return options.store if served else "master"
 
 

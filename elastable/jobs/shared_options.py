@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
+from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.option import Option
+from elastable.embedding_store.support.store_url import byte_count
+from elastable.embedding_store.wire.server.call_limits import CallLimits
 from elastable.master.job_spec import KNOWN_VALUES
 
 __all__ = [
+    "CLIENT_BYTES",
+    "CLIENT_CALLS",
     "HTTP",
     "INSECURE",
     "LISTEN",
@@ -15,6 +20,7 @@ __all__ = [
     "OFFLOAD_ABOVE",
     "STORE_URL",
     "TRANSPORT",
+    "client_limits",
     "deadline",
     "of_job",
     "of_model",
@@ -48,6 +54,14 @@ HTTP = of_network(
     metavar="HOST:PORT",
     unset="off",
 )
+CLIENT_CALLS = of_network(
+    "Calls of one client (a connection) under way or waiting at this server; for one more it is told so, and waits.",
+    at_least=16, metavar="N",
+)  # fmt: skip
+CLIENT_BYTES = of_network(
+    "Bytes of requests of one client that this server receives at once; for more it is told so, and waits.",
+    metavar="SIZE", unset="a sixteenth of the memory, at least 512 MiB",
+)  # fmt: skip
 TRANSPORT = of_network(
     "How processes on this host read rows: auto takes the server's shared memory where that is possible, else gRPC.",
     choices=("auto", "grpc", "shared"),
@@ -57,3 +71,15 @@ NOT_FINITE = of_job("What to do with gradients that hold NaN or Inf.", choices=K
 
 def deadline(meaning: str) -> Option:
     return of_network(meaning, flags=("--deadline",), above=0, metavar="SECONDS")
+
+
+def client_limits(calls: int, size: str | None) -> CallLimits:
+    """The limits of a server whose options are `CLIENT_CALLS` and `CLIENT_BYTES`.
+
+    Raises:
+        BadInput: a size that is none, or nothing.
+    """
+    most = None if size is None else byte_count(size)
+    if most == 0:
+        raise BadInput(f"--client-bytes {size}: must be above 0")
+    return CallLimits(calls_of_a_client=calls, upload_bytes_of_a_client=most)

@@ -124,7 +124,7 @@ def _source(
     if transport == "grpc":
         return client.store(), None
     client.share_memory()
-    return SharedSource(client.store(), required=transport == "shared"), None
+    return SharedSource(client.store(), required=transport == "shared", ahead=True), None
 
 
 def _servers(url: str, transport: str, deadline_s: float | None) -> tuple[RowSource, ShardStore]:

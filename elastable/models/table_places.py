@@ -17,9 +17,10 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.remains import OnBroken
+from elastable.embedding_store.support.store_url import refuse_remote_shards
 from elastable.embedding_store.wire.access.credentials import Credentials
 
-__all__ = ["Places", "join_stores", "locations_of", "on_worker", "open_places"]
+__all__ = ["Places", "join_stores", "locations_of", "on_worker", "open_places", "refuse_beside_servers"]
 
 Places = Mapping[str, str]
 """Table name -> its storage, "worker" included."""
@@ -55,7 +56,7 @@ def open_places(
         shared, deadline_s, on_broken, credentials: As of `open_store`.
 
     Raises:
-        BadInput: a table is placed where the locations name no store.
+        BadInput: a table is placed where the locations name no store, or a store that `refuse_remote_shards` refuses.
     """
     needed = {storage for storage in places.values() if storage != "worker"} or {storage_of_url(default)}
     with ExitStack() as opened:
@@ -66,6 +67,7 @@ def open_places(
                 raise BadInput(
                     f"tables are placed in {storage} ({placed}): name its URL in [stores] of the location file"
                 )
+            refuse_remote_shards(locations.stores[storage])
             stores[storage] = opened.enter_context(
                 open_store(
                     locations.stores[storage],
@@ -77,6 +79,29 @@ def open_places(
             )
         opened.pop_all()
     return join_stores(stores, places)
+
+
+def refuse_beside_servers(file: Path, locations: Locations, places: Places, servers: str) -> None:
+    """Refuses a location file that places tables neither on the workers nor on the job's store servers.
+
+    Args:
+        file: For messages.
+        locations: Its content, read with the servers' URL as the store of everything else.
+        places: Of every table.
+        servers: That URL.
+
+    Raises:
+        BadInput: naming what is placed elsewhere, and what to write instead.
+    """
+    own = sorted(storage for storage, url in locations.stores.items() if url != servers)
+    elsewhere = sorted(table for table, place in places.items() if place not in ("worker", storage_of_url(servers)))
+    if own or elsewhere:
+        what = f"places {', '.join(elsewhere)} in {places[elsewhere[0]]}" if elsewhere else f"names a store, {own[0]}"
+        raise BadInput(
+            f"--locations {file} {what}, and with --stores the servers hold every table that is not on the workers: "
+            "leave [stores] and every storage but worker out of the file, and start each server with the --store "
+            "that it is to keep its rows in"
+        )
 
 
 def join_stores(stores: Mapping[str, EmbeddingStore], places: Places) -> EmbeddingStore:

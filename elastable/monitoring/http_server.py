@@ -7,13 +7,12 @@ import logging
 import socket
 import ssl
 import threading
-from types import TracebackType
-from typing import Self
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.wire.access.credentials import Credentials
@@ -78,7 +77,7 @@ class _Server(uvicorn.Server):
         self.serving.set()
 
 
-class HttpServer:
+class HttpServer(Closing):
     """Serves an ASGI application from construction to `close`.
 
     Args:
@@ -116,14 +115,6 @@ class HttpServer:
         """Takes no more requests, and ends those under way. Closing twice is harmless."""
         self._server.should_exit = True
         self._thread.join(_STOP_S + 5.0)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _config(app: ASGIApp, credentials: Credentials) -> uvicorn.Config:

@@ -52,7 +52,6 @@ class JobProgress:
     def __init__(self, console: Console, examples: int, trained: int = 0) -> None:
         self._console = console
         self._live = console.is_terminal
-        self._examples = examples
         self._said: float | None = None
         self._trained = trained
         self._refused: dict[tuple[str, str], int] = {}

@@ -44,12 +44,13 @@ def set_up_logging(level: str, form: str) -> None:
     handler.addFilter(_Rarely())
     handler.addFilter(_describe)
     handler.setFormatter(_json_formatter() if form == "json" else logging.Formatter(_TEXT))
-    log = logging.getLogger("elastable")
-    for earlier in [each for each in log.handlers if isinstance(each, _Stderr)]:
-        log.removeHandler(earlier)
-    log.addHandler(handler)
-    log.setLevel(level.upper())
-    log.propagate = False
+    for name in ("elastable", "opentelemetry"):  # which says where spans are not exported
+        log = logging.getLogger(name)
+        for earlier in [each for each in log.handlers if isinstance(each, _Stderr)]:
+            log.removeHandler(earlier)
+        log.addHandler(handler)
+        log.setLevel(level.upper() if name == "elastable" else logging.WARNING)
+        log.propagate = False
     logging.getLogger("elastable.audit").setLevel(logging.INFO)
 
 

@@ -1,14 +1,20 @@
-"""What arrays hold, as annotations say it. Shapes stand in docstrings."""
+"""What arrays hold, as annotations say it. Docstrings give the shapes."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Float32", "Int64", "UInt8", "UInt32", "UInt64"]
+__all__ = ["Array", "Bools", "Float32", "Float64", "Int32", "Int64", "UInt8", "UInt32", "UInt64"]
 
+Array = npt.NDArray[Any]
+Bools = npt.NDArray[np.bool_]
+Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
 UInt8 = npt.NDArray[np.uint8]
 UInt32 = npt.NDArray[np.uint32]
 UInt64 = npt.NDArray[np.uint64]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
+from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import FutureVersion, StaleVersion
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["RowSource", "refuse_other_version"]
 
 
-class RowSource(ABC):
+class RowSource(Closing):
     """Where rows are looked up: all that a worker needs of a store.
 
     Lookups may run on many threads at once. A row that was never updated reads its initial value, a pure function of
@@ -97,20 +97,8 @@ class RowSource(ABC):
             raise FutureVersion(f"version {version} was not committed within {wait_s:g} s")
         return self.lookup(ids, version)
 
-    def forget(self) -> None:  # noqa: B027 - most sources keep nothing
+    def forget(self) -> None:
         """Drops everything cached: another store may answer now, or this one at an earlier version."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Frees connections and memory. Closing twice has no effect."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def refuse_other_version(current: int, wanted: int | None) -> None:

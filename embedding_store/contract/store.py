@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from elastable.embedding_store.contract.arrays import Int64
@@ -74,6 +75,24 @@ class EmbeddingStore(Snapshot):
             StaleVersion, FutureVersion: `commit.version` is not the current version + 1.
             TableNotFound, BadIds, IdOutOfRange, BadGradient: the commit is invalid; the store is unchanged.
         """
+
+    def begin_commit(self, commit: Commit) -> Future[None]:
+        """As `commit`, but a store that logs its commits may return before this one is logged.
+
+        Until it is logged, every other call waits, and nobody sees the version but who reads the store's shared memory
+        and asks for versions ahead of the log (`SharedSource`). The default commits.
+
+        Returns:
+            Is done once the commit is logged, or cannot be: it then raises as `commit`, and the same commit may be made
+            again. Until it is, no other change may be made.
+
+        Raises:
+            As `commit`.
+        """
+        self.commit(commit)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
     def stage(self, commit: Commit) -> Callable[[], None]:
         """The first half of `commit`: does everything that can fail, and changes no row.

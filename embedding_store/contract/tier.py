@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
+from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 
 __all__ = ["END_OF_IDS", "IndexedTier", "Records", "Tier", "TierTable"]
@@ -54,7 +53,7 @@ class Records:
     rows: UInt8
 
 
-class Tier(ABC):
+class Tier(Closing):
     """Records of tables. One process writes; `read` may run on several threads, also beside one `write`.
 
     A tier has no transactions. Whatever was being written when the process died, may be there or not, row by row: the
@@ -174,23 +173,11 @@ class Tier(ABC):
         """`<host>:<process>` of another process that is connected to write; None: there is none, as far as one sees."""
         return None
 
-    def take_over(self) -> None:  # noqa: B027 - not every tier has owners
+    def take_over(self) -> None:
         """Makes this process the only one that can write. Taken again, it keeps even earlier connections out."""
 
-    def require_owner(self) -> None:  # noqa: B027
+    def require_owner(self) -> None:
         """Raises `TakenOver` where another process has taken over since."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Frees what the tier holds. Closing twice is harmless."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class IndexedTier(Tier):

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-
-import numpy as np
+from collections.abc import Iterable, Sequence
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.pins import PinStatistics, require_lease
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState
-from elastable.embedding_store.contract.row_source import refuse_other_version
+from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec, refuse_conflict
-from elastable.embedding_store.engine.membership.shared_budgets import require_cuts
-from elastable.embedding_store.engine.memory_table import MemoryTable, StagedUpdate
+from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.engine.pins.memory_pin import MemoryPin
 from elastable.embedding_store.engine.pins.store_pins import StorePins
-from elastable.embedding_store.engine.row_shares import share_rows
-from elastable.embedding_store.engine.tiered.written_behind import WrittenBehind
+from elastable.embedding_store.engine.tiered.store_commits import StoreCommits
 from elastable.embedding_store.errors import StoreBroken, StoreFailed, TableNotFound
 from elastable.embedding_store.log import changes
 from elastable.embedding_store.measures.counters import Counts, Durations
 from elastable.embedding_store.native.range_pool import RangePool, available_cores
 from elastable.embedding_store.native.slab import SlabMaker, anonymous_slab
-from elastable.embedding_store.rows.checks import require_block, require_ids, require_update
-from elastable.embedding_store.rows.commit_checks import require_numbers, require_version
+from elastable.embedding_store.rows.checks import require_block, require_ids
+from elastable.embedding_store.rows.commit_checks import require_version
 from elastable.embedding_store.support.memory_limit import before_image_bytes_here, direct_bytes_here
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
 from elastable.embedding_store.tables.base_store import BaseStore
@@ -34,10 +29,8 @@ __all__ = ["MemoryStore"]
 
 _MOST_THREADS = 8
 
-_Staged = tuple[MemoryTable, StagedUpdate]
 
-
-class MemoryStore(WrittenBehind, BaseStore):
+class MemoryStore(StoreCommits, BaseStore):
     """Rows in memory. Lookups share the store, commits have it alone: a lookup sees one version whole, named or not."""
 
     def __init__(
@@ -91,34 +84,6 @@ class MemoryStore(WrittenBehind, BaseStore):
             self._tables[spec.name] = made
             self._pins.welcome(made)
             return True
-
-    def commit(self, commit: Commit) -> None:
-        self._make_way()
-        with self._lock.writing():
-            self._own()
-            if not self._log_again(commit):
-                self._finish(commit, self._timed_stage(commit))
-
-    def stage(self, commit: Commit) -> Callable[[], None]:
-        """The second half cannot fail, but for the lock."""
-        self._make_way()
-        with self._lock.writing():
-            self._own()
-            self._drop_unlogged()
-            self._decide()
-            staged = self._timed_stage(commit)
-            before = self._changes
-
-        def finish() -> None:
-            with self._lock.writing():
-                if self._log_again(commit):
-                    return
-                if self._changes != before:
-                    raise StoreFailed(f"the memory store was changed while version {commit.version} was staged")
-                self._finish(commit, staged)
-                self._wait_for_decision()
-
-        return finish
 
     def pin(self, version: int | None = None, lease_s: float = 60.0) -> Snapshot:
         seconds = require_lease(lease_s)
@@ -212,6 +177,7 @@ class MemoryStore(WrittenBehind, BaseStore):
 
     def close(self) -> None:
         """Frees the memory; afterwards every table is unknown."""
+        self._end_appending()
         try:
             self._flush_last()
         finally:
@@ -229,52 +195,6 @@ class MemoryStore(WrittenBehind, BaseStore):
             return found
         self._pins.require(version, self._version)
         return [table.at(version) for table in found]
-
-    def _timed_stage(self, commit: Commit) -> list[_Staged]:
-        with self._phases.timing("prepare"):
-            return self._stage(commit)
-
-    def _stage(self, commit: Commit) -> list[_Staged]:
-        """Everything about a commit that can fail; changes no row."""
-        require_numbers(commit)
-        refuse_other_version(self._version, commit.version - 1)
-        require_cuts((table.spec for table in self._tables.values()), commit)
-        tables = [self._table(name) for name in commit.updates]
-        updates = [require_update(t.spec, u) for t, u in zip(tables, commit.updates.values(), strict=True)]
-        self._bring(list(zip(tables, updates, strict=True)))
-        for table in self._tables.values():
-            if table.replay is not None:
-                table.replay.steps.prepare(commit.step, self._rate(table, commit))
-        return [
-            (table, table.stage(update, commit.step, self._rate(table, commit)))
-            for table, update in zip(tables, updates, strict=True)
-        ]
-
-    def _finish(self, commit: Commit, staged: list[_Staged]) -> None:
-        """The second half, which cannot fail: everything that could was done by `_stage`."""
-        time = self._time_of(commit)
-        with self._whole_or_broken(), self._phases.timing("apply"):
-            self._apply(commit, staged, time)
-        with self._phases.timing("append"):
-            self._log_commit(commit, dict(staged), time)
-
-    def _apply(self, commit: Commit, staged: list[_Staged], time: float | None) -> None:
-        self._pins.sweep()
-        for table, update in staged:
-            table.claim(update, self._pool, commit.version)
-
-        def apply(number: int, start: int, stop: int) -> None:
-            table, update = staged[number]
-            with np.errstate(all="ignore"):  # as Keras does; an overflow must not end a commit half way
-                table.apply(update, start, stop)
-
-        share_rows(self._pool, [len(update.batch) for _, update in staged], apply)
-        for name, table in self._tables.items():
-            if name in commit.frozen:
-                table.stay(commit.ends_chapter)
-                continue
-            table.follow(commit.step, self._rate(table, commit), commit.ends_chapter)
-            table.evict(commit.version, time, commit.cuts.get(name))
 
     def _new_table(self, spec: TableSpec) -> MemoryTable:
         if self._store_tier is not None:

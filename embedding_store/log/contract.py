@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
+
+from elastable.embedding_store.closing import Closing
 
 __all__ = ["Buffer", "Log", "LogEntry"]
 
@@ -29,7 +29,7 @@ class LogEntry:
     payload: memoryview
 
 
-class Log(ABC):
+class Log(Closing):
     """The changes of one store, in order. One process appends; `append` and `trim` may run on different threads."""
 
     @property
@@ -98,17 +98,5 @@ class Log(ABC):
         """Whether there is anything to replay after a crash."""
         return True
 
-    def refresh(self) -> None:  # noqa: B027 - one process alone may have the log
+    def refresh(self) -> None:
         """Finds out what another process has appended or trimmed, and takes back an entry whose `append` failed."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Frees what the log holds. Closing twice is harmless."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -72,7 +72,7 @@ class SegmentReader:
         self.first: Header | None = None
         self.last: Header | None = None
         try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as error:
             raise StoreFailed(f"{path} cannot be read: {error.strerror}") from error
 

@@ -88,7 +88,7 @@ def _open_segment(path: Path, newest: bool) -> tuple[Segment | None, int]:
 def _cut(path: Path, segment: Segment | None, torn: int) -> None:
     behind = "the beginning" if segment is None else f"entry {segment.last}"
     _log.warning("%s: dropped %d bytes of an entry that was not written whole, behind %s", path, torn, behind)
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         os.ftruncate(fd, 0 if segment is None else segment.bytes)
         os.fdatasync(fd)

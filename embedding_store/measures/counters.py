@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sized
 from contextlib import contextmanager
 
+from elastable.embedding_store.measures.spans import PROCESS, VersionTrace
 from elastable.embedding_store.measures.values import BOUNDS_S, Histogram
 
 __all__ = ["Counts", "Durations", "LookupCounts", "Total"]
@@ -49,7 +50,7 @@ class Total:
 
 
 class Durations:
-    """Histograms of seconds by label."""
+    """Histograms of seconds by label; in a process that is traced, what is timed is a span, too."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -57,7 +58,12 @@ class Durations:
         self._seconds: dict[str, float] = {}
 
     def add(self, label: str, seconds: float) -> None:
-        """Adds one observation."""
+        """Adds one observation, which ends now."""
+        if PROCESS.tracer is not None:
+            PROCESS.tracer.ended(label, seconds)
+        self._count(label, seconds)
+
+    def _count(self, label: str, seconds: float) -> None:
         bucket = bisect_left(BOUNDS_S, seconds)
         with self._lock:
             counts = self._counts.get(label)
@@ -69,9 +75,23 @@ class Durations:
     @contextmanager
     def timing(self, label: str) -> Iterator[None]:
         """Adds how long the block takes, unless it raises."""
-        begun = time.perf_counter()
-        yield
-        self.add(label, time.perf_counter() - begun)
+        begun = time.monotonic()
+        if PROCESS.tracer is None:
+            yield
+        else:
+            with PROCESS.tracer.span(label, None, {}):
+                yield
+        self._count(label, time.monotonic() - begun)
+
+    @contextmanager
+    def timing_version(self, begun: float, trace: VersionTrace) -> Iterator[None]:
+        """As `timing` of the label "version", since `begun` (monotonic seconds): the trace of that version."""
+        if PROCESS.tracer is None:
+            yield
+        else:
+            with PROCESS.tracer.version(trace, begun):
+                yield
+        self._count("version", time.monotonic() - begun)
 
     def histograms(self) -> dict[str, Histogram]:
         """Label -> what was observed."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32, Int64, UInt64
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.row_moves import copy_row, drain_streams, prefetch_row, stream_row
 from elastable.embedding_store.native.work_stealing import WorkCounter, fail_work, join_work, leave_work, next_pieces
 
 __all__ = [
-    "Words",
     "can_stream",
     "gather",
     "gather_apart",
@@ -24,8 +22,6 @@ __all__ = [
     "scatter_rows",
 ]
 
-Words = npt.NDArray[np.uint64]
-"""64 bits a word: bit `i & 63` of word `i >> 6` says whether id i has a row."""
 
 _VALUES_AHEAD = 3072  # 12 KiB on their way: half of it is too few, twice as many gains nothing
 _VALUES_A_PIECE = 1 << 16  # some 10 us: how much earlier than another a thread may end
@@ -68,12 +64,12 @@ def rows_in_piece(dim: int) -> int:
     return max(256, _VALUES_A_PIECE // dim)
 
 
-def gather_marked(rows: Float32, marks: Words, ids: Int64, out: Float32, missing: Int64, stream: bool) -> int:
+def gather_marked(rows: Float32, marks: UInt64, ids: Int64, out: Float32, missing: Int64, stream: bool) -> int:
     """out[i] = rows[ids[i]] where the id's bit is set; `missing` gets the other i, and their number is returned.
 
     Args:
         rows: float32 `[m, dim]`.
-        marks: uint64 `[ceil(m / 64)]`.
+        marks: uint64 `[ceil(m / 64)]`: bit `id & 63` of word `id >> 6` says whether the id has a row.
         ids: int64 `[n]`; those outside `0 <= id < m` are missing.
         out: float32 `[n, dim]`; rows may lie apart, columns may not.
         missing: int64 `[n]`.
@@ -151,7 +147,7 @@ def _gather_shared(
 
 @kernel
 def _gather_marked(
-    rows: Float32, marks: Words, ids: Int64, out: Float32, missing: Int64, stream: bool, ahead: int
+    rows: Float32, marks: UInt64, ids: Int64, out: Float32, missing: Int64, stream: bool, ahead: int
 ) -> int:
     last = len(ids) - 1
     size = np.uint64(len(rows))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.errors import Unsupported
@@ -16,9 +15,8 @@ from elastable.embedding_store.native.slab import Slab, SlabMaker
 from elastable.embedding_store.optimizers.base import RowOptimizer
 from elastable.embedding_store.rows.row_values import RowValues
 
-__all__ = ["Int8Rows", "UInt8", "gather_int8", "scatter_int8"]
+__all__ = ["Int8Rows", "gather_int8", "scatter_int8"]
 
-UInt8 = npt.NDArray[np.uint8]
 
 _AHEAD = 16
 

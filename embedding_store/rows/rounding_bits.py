@@ -12,22 +12,20 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.arrays import Int64, UInt32
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.numbers.half_numbers import UInt16
 from elastable.embedding_store.rows.initial_values import philox_key, whole_ids
 
-__all__ = ["Words", "rounding_bits", "rounding_key", "rounding_words"]
+__all__ = ["rounding_bits", "rounding_key", "rounding_words"]
 
-Words = npt.NDArray[np.uint32]
 
 _BLOCK = 8  # columns that one call of Philox serves
 
 
-def rounding_bits(spec: TableSpec, ids: Int64, step: int, room: Words | None = None) -> UInt16:
+def rounding_bits(spec: TableSpec, ids: Int64, step: int, room: UInt32 | None = None) -> UInt16:
     """Random bits, one uint16 for each value of some rows.
 
     Args:
@@ -90,7 +88,7 @@ def _round(
 
 @kernel
 def _fill(
-    ids: Int64, start: int, blocks: int, step: np.uint64, k0: np.uint64, k1: np.uint64, counters: Words, words: Words
+    ids: Int64, start: int, blocks: int, step: np.uint64, k0: np.uint64, k1: np.uint64, counters: UInt32, words: UInt32
 ) -> None:
     """The counters of every block of every row, but for the step; and the bits that they give, four words each.
 

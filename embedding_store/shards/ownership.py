@@ -29,11 +29,15 @@ class Claim:
         owner: host:process, for messages.
         job: Whose pushes are taken; "": nobody's yet.
         may_overflow: Whether pushes may hold NaN or Inf.
+        number: Of the server among those of the job, from 0.
+        servers: How many these are; 0: neither is said.
     """
 
     owner: str
     job: str = ""
     may_overflow: bool = False
+    number: int = 0
+    servers: int = 0
 
 
 class ShardOwnership:

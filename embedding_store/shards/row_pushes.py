@@ -11,6 +11,7 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import EvictionCut
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.shards.row_saving import ServedRows, TakenChanges
+from elastable.embedding_store.shards.server_status import ShardStatus
 
 __all__ = [
     "Committed",
@@ -217,6 +218,14 @@ class ShardStore(EmbeddingStore, ServedRows, ABC):
         """
 
     @abstractmethod
+    def shard_status(self) -> ShardStatus:
+        """What the server says of itself, in a single attempt of a few seconds.
+
+        Raises:
+            ElastableError: it does not answer.
+        """
+
+    @abstractmethod
     def measure(self, sums: RowSums) -> Measured:
         """Sums the gradient of a version, and measures it. Changes nothing.
 
@@ -244,6 +253,15 @@ class ShardStore(EmbeddingStore, ServedRows, ABC):
 
 class ShardServer(ShardStore):
     """One of the store servers of a job."""
+
+    @abstractmethod
+    def take_position(self, number: int, servers: int) -> None:
+        """From now on claims say which of how many servers this is; one whose tables say otherwise is not claimed.
+
+        Args:
+            number: Counted from 0.
+            servers: How many there are.
+        """
 
     @abstractmethod
     def offer_rows(self, commit: PushedCommit, most: int, ids: Mapping[str, tuple[int, int]]) -> RowOffers:

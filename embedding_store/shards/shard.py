@@ -26,6 +26,7 @@ from elastable.embedding_store.rows.checks import require_finite_of, require_gra
 from elastable.embedding_store.rows.commit_checks import MAX_VERSION
 from elastable.embedding_store.shards.exact_squares import exact_squares
 from elastable.embedding_store.shards.ownership import LONGEST_NAME, Claim, ShardOwnership
+from elastable.embedding_store.shards.position import refuse_other_position
 from elastable.embedding_store.shards.push_buffer import PushBuffer
 from elastable.embedding_store.shards.pushed_sums import clipped_update, sum_pushes
 from elastable.embedding_store.shards.row_pushes import (
@@ -57,10 +58,11 @@ class Shard:
         store: The rows. Only the owner changes it.
         most_bytes: Of pushes at once.
         saver: Saves the rows where the job keeps its checkpoints; None: they cannot be saved.
+        url: Where the rows are, without a login; "": that is not said.
     """
 
-    def __init__(self, store: EmbeddingStore, most_bytes: int, saver: RowSaver | None = None) -> None:
-        self.store = store
+    def __init__(self, store: EmbeddingStore, most_bytes: int, saver: RowSaver | None = None, url: str = "") -> None:
+        self.store, self.url = store, url
         self._saver = saver
         self.ownership = ShardOwnership()
         self._buffer = PushBuffer(most_bytes)
@@ -77,8 +79,12 @@ class Shard:
         """As `ShardOwnership.take`, once a commit under way has ended.
 
         Pushes of another owner or job are forgotten, and what it had begun to save is given up.
+
+        Raises:
+            BadInput: by its tables the server has another number, or is one of another number of servers.
         """
         with self._alone():
+            refuse_other_position(self.store.specs(), claim.number, claim.servers)
             before = self.ownership.claim
             stays = not self.ownership.take(secret, claim, first) and before is not None and before.job == claim.job
             if not stays:

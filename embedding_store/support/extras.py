@@ -17,12 +17,16 @@ EXTRAS = {
     "ml_dtypes": ("ml_dtypes", "keras"),
     "mpi4py": ("mpi4py", "replicas"),
     "optuna": ("Optuna", "search"),
+    "opentelemetry": ("OpenTelemetry", "traces"),
     "prometheus_client": ("prometheus-client", "monitoring"),
     "pythonjsonlogger": ("python-json-logger", "monitoring"),
     "starlette": ("Starlette", "monitoring"),
     "uvicorn": ("Uvicorn", "monitoring"),
 }
 """Package that is imported -> its name, and the extra of `elastable` that installs it."""
+
+
+_NAMESPACES = ("opentelemetry",)  # packages that several libraries share: one of them may be there, and others not
 
 
 def not_installed(error: BaseException, what: str, extra: str | None = None) -> NotInstalled | None:
@@ -33,9 +37,13 @@ def not_installed(error: BaseException, what: str, extra: str | None = None) -> 
         what: That needs the library, as the subject of a sentence.
         extra: Brings all that it needs; None: the extra that brings the library.
     """
-    if not isinstance(error, ModuleNotFoundError) or error.name not in EXTRAS:
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return None
-    library, brings_it = EXTRAS[error.name]
+    top, _, _ = error.name.partition(".")
+    name = top if top in _NAMESPACES else error.name
+    if name not in EXTRAS:
+        return None
+    library, brings_it = EXTRAS[name]
     return NotInstalled(
         f'{what} needs {library}, which is not installed: pip install "elastable[{extra or brings_it}]"'
     )

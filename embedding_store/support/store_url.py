@@ -19,6 +19,7 @@ __all__ = [
     "byte_count",
     "file_folder",
     "outlives_process",
+    "refuse_remote_shards",
     "server_addresses",
     "shard_urls",
     "url_of_server",
@@ -176,6 +177,21 @@ def shard_urls(url: str) -> tuple[str, list[str]]:
     if any(shard.partition(":")[0] in _STRATEGIES for shard in shards):
         raise BadInput(f"store {strategy}:...: a shard cannot be partitioned by URL; join stores in Python instead")
     return strategy, shards
+
+
+def refuse_remote_shards(url: str) -> None:
+    """Refuses `token:grpc://...` and `encoding:grpc://...` for jobs: their master would pass every row on.
+
+    Raises:
+        BadInput: a shard of the URL is in another process.
+    """
+    remote = [shard.removeprefix("grpc://") for shard in shard_urls(url)[1] if shard.startswith("grpc://")]
+    if remote:
+        raise BadInput(
+            f"store {url.partition(':')[0]}:grpc://{remote[0]},...: every row and gradient of the job would pass the "
+            "master; start elastable store where elastable serve runs now, and write --stores host:port,host:port "
+            "instead"
+        )
 
 
 def server_addresses(url: str) -> list[str]:

@@ -14,13 +14,13 @@ from queue import SimpleQueue
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32, Int32, Int64
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.errors import BadGradient
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.embedding_store.support.scratch import Scratch
-from elastable.embedding_store.tables.indexer import Grouping, Indexer, Int32, group_ids, unique_ids
+from elastable.embedding_store.tables.indexer import Grouping, Indexer, group_ids, unique_ids
 
 __all__ = [
     "Coalescer",

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.arrays import Int32, Int64
 from elastable.embedding_store.errors import BadIds
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.support.scratch import Scratch
 
-__all__ = ["Grouping", "Indexer", "Int32", "group_ids", "unique_ids"]
+__all__ = ["Grouping", "Indexer", "group_ids", "unique_ids"]
 
-Int32 = npt.NDArray[np.int32]
 
 _ROWS_LIMIT = 2**31 - 1  # the inverse is int32
 _FEWEST_BITS = 4

@@ -8,11 +8,11 @@ from functools import partial
 import numpy as np
 
 from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.earlier_schema import EarlierRedis, earlier_tables, registry_key
-from elastable.embedding_store.tiers.redis.redis_log import RedisLog
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
-from elastable.embedding_store.tiers.redis.reply_shapes import Command
+from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
 from elastable.embedding_store.upgrade.rewriting import EarlierRows, EarlierTable, described_store, write_store
 
 __all__ = ["current_version", "refuse_earlier_redis", "upgrade_redis"]

@@ -1699,6 +1699,8 @@ class ClaimRequest(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     MAY_OVERFLOW_FIELD_NUMBER: _builtins.int
     FIRST_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    SERVERS_FIELD_NUMBER: _builtins.int
     owner: _builtins.str
     """host:process"""
     job: _builtins.str
@@ -1707,6 +1709,10 @@ class ClaimRequest(_message.Message):
     """pushes may hold NaN or Inf"""
     first: _builtins.bool
     """whether another owner may be replaced; else the caller owned the server before"""
+    number: _builtins.int
+    """of the server, from 0: refused where its tables say otherwise"""
+    servers: _builtins.int
+    """of the job; 0: neither is said"""
     def __init__(
         self,
         *,
@@ -1714,10 +1720,12 @@ class ClaimRequest(_message.Message):
         job: _builtins.str = ...,
         may_overflow: _builtins.bool = ...,
         first: _builtins.bool = ...,
+        number: _builtins.int = ...,
+        servers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "job", b"job", "may_overflow", b"may_overflow", "owner", b"owner"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "job", b"job", "may_overflow", b"may_overflow", "number", b"number", "owner", b"owner", "servers", b"servers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1806,6 +1814,77 @@ class GetOwnerReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetOwnerReply: _TypeAlias = GetOwnerReply  # noqa: Y015
+
+@_typing.final
+class GetShardStatusRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetShardStatusRequest: _TypeAlias = GetShardStatusRequest  # noqa: Y015
+
+@_typing.final
+class ShardStatus(_message.Message):
+    """A shard, as its server describes it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    WANTED_ROWS_FIELD_NUMBER: _builtins.int
+    READ_ROWS_FIELD_NUMBER: _builtins.int
+    FLUSH_LAG_FIELD_NUMBER: _builtins.int
+    LOG_BYTES_FIELD_NUMBER: _builtins.int
+    PUSHED_BYTES_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    STORE_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    rows: _builtins.int
+    """of all tables"""
+    bytes: _builtins.int
+    """memory of these rows, where it is known"""
+    wanted_rows: _builtins.int
+    """that lookups asked a store with a tier for"""
+    read_rows: _builtins.int
+    """of these, not in memory: read from the tier"""
+    flush_lag: _builtins.int
+    """versions that the tier is behind"""
+    log_bytes: _builtins.int
+    pushed_bytes: _builtins.int
+    """gradients kept for the next version"""
+    failure: _builtins.str
+    """why the last write to the tier failed; empty: it did not"""
+    store: _builtins.str
+    """where its rows are: a URL without a login"""
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        rows: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        wanted_rows: _builtins.int = ...,
+        read_rows: _builtins.int = ...,
+        flush_lag: _builtins.int = ...,
+        log_bytes: _builtins.int = ...,
+        pushed_bytes: _builtins.int = ...,
+        failure: _builtins.str = ...,
+        store: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "failure", b"failure", "flush_lag", b"flush_lag", "log_bytes", b"log_bytes", "pushed_bytes", b"pushed_bytes", "read_rows", b"read_rows", "rows", b"rows", "store", b"store", "version", b"version", "wanted_rows", b"wanted_rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShardStatus: _TypeAlias = ShardStatus  # noqa: Y015
 
 @_typing.final
 class RowSums(_message.Message):

@@ -1060,8 +1060,8 @@ class EmbeddingStore:
 
 class StoreServerStub:
     """What a store server does besides EmbeddingStore, whose calls that change
-    something it refuses.  Roles as above; all but PushRows and GetOwner are the
-    owner's alone.
+    something it refuses.  Roles as above; all but PushRows, GetOwner
+    and GetShardStatus are the owner's alone.
     """
 
     def __init__(self, channel):
@@ -1074,6 +1074,11 @@ class StoreServerStub:
                 '/elastable.embedding_store.v1.StoreServer/GetOwner',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetOwnerRequest.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetOwnerReply.FromString,
+                _registered_method=True)
+        self.GetShardStatus = channel.unary_unary(
+                '/elastable.embedding_store.v1.StoreServer/GetShardStatus',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetShardStatusRequest.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ShardStatus.FromString,
                 _registered_method=True)
         self.PushRows = channel.stream_unary(
                 '/elastable.embedding_store.v1.StoreServer/PushRows',
@@ -1169,13 +1174,19 @@ class StoreServerStub:
 
 class StoreServerServicer:
     """What a store server does besides EmbeddingStore, whose calls that change
-    something it refuses.  Roles as above; all but PushRows and GetOwner are the
-    owner's alone.
+    something it refuses.  Roles as above; all but PushRows, GetOwner
+    and GetShardStatus are the owner's alone.
     """
 
     def GetOwner(self, request, context):
         """For readers.
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetShardStatus(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -1300,6 +1311,11 @@ def add_StoreServerServicer_to_server(servicer, server):
                     request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetOwnerRequest.FromString,
                     response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetOwnerReply.SerializeToString,
             ),
+            'GetShardStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetShardStatus,
+                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetShardStatusRequest.FromString,
+                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ShardStatus.SerializeToString,
+            ),
             'PushRows': grpc.stream_unary_rpc_method_handler(
                     servicer.PushRows,
                     request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowPushFrame.FromString,
@@ -1400,8 +1416,8 @@ def add_StoreServerServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class StoreServer:
     """What a store server does besides EmbeddingStore, whose calls that change
-    something it refuses.  Roles as above; all but PushRows and GetOwner are the
-    owner's alone.
+    something it refuses.  Roles as above; all but PushRows, GetOwner
+    and GetShardStatus are the owner's alone.
     """
 
     @staticmethod
@@ -1421,6 +1437,33 @@ class StoreServer:
             '/elastable.embedding_store.v1.StoreServer/GetOwner',
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetOwnerRequest.SerializeToString,
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetOwnerReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetShardStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.StoreServer/GetShardStatus',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetShardStatusRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ShardStatus.FromString,
             options,
             channel_credentials,
             insecure,

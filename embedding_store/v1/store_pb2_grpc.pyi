@@ -299,8 +299,8 @@ def add_EmbeddingStoreServicer_to_server(servicer: EmbeddingStoreServicer, serve
 
 class StoreServerStub:
     """What a store server does besides EmbeddingStore, whose calls that change
-    something it refuses.  Roles as above; all but PushRows and GetOwner are the
-    owner's alone.
+    something it refuses.  Roles as above; all but PushRows, GetOwner
+    and GetShardStatus are the owner's alone.
     """
 
     @_typing.overload
@@ -309,6 +309,7 @@ class StoreServerStub:
     def __new__(cls, channel: _aio.Channel) -> StoreServerAsyncStub: ...
     GetOwner: _grpc.UnaryUnaryMultiCallable[_store_pb2.GetOwnerRequest, _store_pb2.GetOwnerReply]
     """For readers."""
+    GetShardStatus: _grpc.UnaryUnaryMultiCallable[_store_pb2.GetShardStatusRequest, _store_pb2.ShardStatus]
     PushRows: _grpc.StreamUnaryMultiCallable[_store_pb2.RowPushFrame, _store_pb2.RowPushReply]
     """For workers."""
     Renew: _grpc.UnaryUnaryMultiCallable[_store_pb2.RenewRequest, _store_pb2.RenewReply]
@@ -336,13 +337,14 @@ class StoreServerStub:
 @_typing.type_check_only
 class StoreServerAsyncStub(StoreServerStub):
     """What a store server does besides EmbeddingStore, whose calls that change
-    something it refuses.  Roles as above; all but PushRows and GetOwner are the
-    owner's alone.
+    something it refuses.  Roles as above; all but PushRows, GetOwner
+    and GetShardStatus are the owner's alone.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetOwner: _aio.UnaryUnaryMultiCallable[_store_pb2.GetOwnerRequest, _store_pb2.GetOwnerReply]  # type: ignore[assignment]
     """For readers."""
+    GetShardStatus: _aio.UnaryUnaryMultiCallable[_store_pb2.GetShardStatusRequest, _store_pb2.ShardStatus]  # type: ignore[assignment]
     PushRows: _aio.StreamUnaryMultiCallable[_store_pb2.RowPushFrame, _store_pb2.RowPushReply]  # type: ignore[assignment]
     """For workers."""
     Renew: _aio.UnaryUnaryMultiCallable[_store_pb2.RenewRequest, _store_pb2.RenewReply]  # type: ignore[assignment]
@@ -369,8 +371,8 @@ class StoreServerAsyncStub(StoreServerStub):
 
 class StoreServerServicer(metaclass=_abc_1.ABCMeta):
     """What a store server does besides EmbeddingStore, whose calls that change
-    something it refuses.  Roles as above; all but PushRows and GetOwner are the
-    owner's alone.
+    something it refuses.  Roles as above; all but PushRows, GetOwner
+    and GetShardStatus are the owner's alone.
     """
 
     @_abc_1.abstractmethod
@@ -380,6 +382,13 @@ class StoreServerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.GetOwnerReply, _abc.Awaitable[_store_pb2.GetOwnerReply]]:
         """For readers."""
+
+    @_abc_1.abstractmethod
+    def GetShardStatus(
+        self,
+        request: _store_pb2.GetShardStatusRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.ShardStatus, _abc.Awaitable[_store_pb2.ShardStatus]]: ...
 
     @_abc_1.abstractmethod
     def PushRows(

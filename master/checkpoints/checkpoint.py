@@ -10,12 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from elastable.embedding_store.contract.arrays import UInt8
 from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.errors import CheckpointError
 from elastable.embedding_store.tables.earlier_state import state_from_bytes
 from elastable.master.api import Tensor
 from elastable.master.checkpoints.rows.row_chain import chained_rows
-from elastable.master.checkpoints.storage.checkpoint_files import MANIFEST, Bytes, CheckpointFiles
+from elastable.master.checkpoints.storage.checkpoint_files import MANIFEST, CheckpointFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import checkpoint_names, located
 from elastable.master.checkpoints.storage.checkpoint_names import version_named
 from elastable.master.checkpoints.storage.file_threads import in_order
@@ -131,14 +132,26 @@ def open_checkpoint(place: str | Path) -> Checkpoint:
         return open_named(home, name)
 
 
-def open_named(home: CheckpointFiles, name: str) -> Checkpoint:
-    """Opens the checkpoint of a name in a folder; an error does not name older ones. Raises `CheckpointError`."""
+def open_named(home: CheckpointFiles, name: str, above: frozenset[str] = frozenset()) -> Checkpoint:
+    """Opens the checkpoint of a name in a folder; an error does not name older ones.
+
+    Args:
+        home: The folder.
+        name: Of the checkpoint.
+        above: Names of the checkpoints that build upon it.
+
+    Raises:
+        CheckpointError: as `open_checkpoint`, or one builds upon itself.
+    """
     manifest = _manifest(home, name)
     _refuse_other_files(home, name, manifest)
     if manifest.base is None:
         return Checkpoint(home, name, manifest)
+    above |= {name}
+    if manifest.base.name in above:
+        raise CheckpointError(f"{home.at(name)} builds upon itself")
     try:
-        base = open_named(home, manifest.base.name)
+        base = open_named(home, manifest.base.name, above)
     except CheckpointError as error:
         raise CheckpointError(f"{home.at(name)} builds upon a checkpoint that cannot be used: {error}") from error
     if base.manifest.checksum != manifest.base.checksum:
@@ -156,6 +169,8 @@ def read_tensors(checkpoint: Checkpoint, file: str) -> dict[str, Tensor]:
         CheckpointError: its bytes are not the ones that were written.
     """
     place = f"{checkpoint.name}/{file}"
+    if file not in checkpoint.manifest.files:  # a table may name any path
+        raise CheckpointError(f"{checkpoint.home.at(checkpoint.name)}: {file!r} is none of the files in its manifest")
     try:
         content = checkpoint.home.read(place)
         whole = hashlib.sha256(content.data).hexdigest() == checkpoint.manifest.files[file].sha256
@@ -187,7 +202,7 @@ def _tensors_of(checkpoint: Checkpoint, file: str, names: Collection[str]) -> di
     return tensors
 
 
-def _note(content: Bytes) -> dict[str, str]:
+def _note(content: UInt8) -> dict[str, str]:
     """What a file says about itself, if it says anything."""
     try:
         return tensors_in(content)[1]

@@ -88,9 +88,9 @@ class AsyncPushes(PushProtocol):
         if micro_batch >= self.schedule.versions_total:
             raise BadInput(f"micro-batch {micro_batch} is not of this job, which has {self.schedule.versions_total}")
         self._check_records(push, version, micro_batch)
-        if self.board.was_trained(micro_batch):
+        if self.board.training.was_trained(micro_batch):
             return PushOutcome.DUPLICATE, f"micro-batch {micro_batch} was counted before"
-        if micro_batch // self.schedule.micro_batches_per_pass > self.board.position:
+        if micro_batch // self.schedule.micro_batches_per_pass > self.board.training.position:
             raise FutureVersion(f"micro-batch {micro_batch} is of an epoch that has not begun")
         return None
 
@@ -107,16 +107,16 @@ class AsyncPushes(PushProtocol):
     def forget(self, numbers: Collection[int]) -> list[Ticket]:
         ticket = self._queue.popleft()  # what is ready is always one push
         if ticket.id.micro_batch >= 0:
-            self.board.reopen([ticket.id.micro_batch])
+            self.board.training.reopen([ticket.id.micro_batch])
         return [ticket]
 
     def commit(self) -> bool:
         ticket = self._queue.popleft()
         if isinstance(ticket.id, AsyncPushId):
             self._committed.remember(ticket.id)
-        if self._queue or not self.board.training_done:
+        if self._queue or not self.board.training.current_done:
             return False
-        self.board.advance()
+        self.board.training.advance()
         return True
 
     def resume_point(self, after_next: bool = False) -> ResumePoint:
@@ -125,9 +125,9 @@ class AsyncPushes(PushProtocol):
         ends = False
         if after_next:
             first = waiting.pop(0).id
-            ends = not waiting and self.board.training_done
+            ends = not waiting and self.board.training.current_done
             if isinstance(first, AsyncPushId):
                 sequences[first.incarnation] = first.sequence
         coming = {ticket.id.micro_batch for ticket in waiting}
-        done = () if ends else tuple(number for number in self.board.done() if number not in coming)
-        return ResumePoint(self.board.position + ends, done, sequences)
+        done = () if ends else tuple(number for number in self.board.training.done() if number not in coming)
+        return ResumePoint(self.board.training.position + ends, done, sequences)

@@ -17,6 +17,7 @@ from elastable.embedding_store.shards.row_pushes import ShardStore, TableClip
 from elastable.master.api import JobSpec, Push, Tensor
 from elastable.master.commits.accumulate import Accumulated, accumulate, row_sums
 from elastable.master.commits.clipping import Clipping, clip
+from elastable.master.commits.commitment import DONE, Commitment
 from elastable.master.commits.dense_part import DensePart, OptimizerStep
 from elastable.master.commits.row_gradients import HeldRows, PushedRows, RowGradients, RowStep
 from elastable.master.commits.version_record import VersionRecord, job_as_json
@@ -37,6 +38,7 @@ class Committer:
         ends_chapter: Of a version: as of `Commit`.
         phases: Where the phases "sum", "dense" and "rows" are timed; None: nobody wants to know.
         clock: Seconds since 1970, asked once for every version: `Commit.time`.
+        ahead: Whether `commit` may return while the store still logs the version; `settle` then waits for that.
 
     """
 
@@ -49,6 +51,7 @@ class Committer:
         ends_chapter: Callable[[int], bool] = lambda version: False,
         phases: Durations | None = None,
         clock: Callable[[], float] = time.time,
+        ahead: bool = False,
     ) -> None:
         if isinstance(store, ShardStore):
             store.begin_job(job.job, dense.may_overflow)
@@ -61,6 +64,8 @@ class Committer:
         self._ends_chapter = ends_chapter
         self._phases = phases or Durations()
         self._clock = clock
+        self._ahead = ahead
+        self._commitment, self._before = DONE, dict[str, Tensor]()
         self._prepared: tuple[OptimizerStep, ...] | None = None
         self._known_specs: dict[str, TableSpec] | None = None
 
@@ -85,6 +90,7 @@ class Committer:
                 dense part is still that of `version - 1`.
             PushesLost: likewise; some pushes have to come again.
         """
+        self.settle()
         if self._prepared is None:
             self.prepare_step(version - 1)
         steps, self._prepared = cast(tuple[OptimizerStep, ...], self._prepared), None
@@ -108,6 +114,29 @@ class Committer:
                 rows.commit(step, self._deadline_s)
             self._apply(gradient, share)
         return replace(gradient, changed=tuple(rows.changed))
+
+    @property
+    def unlogged(self) -> int | None:
+        """The version that was committed and is not logged yet; None: there is none."""
+        return self._commitment.unlogged()
+
+    def settle(self, wait: bool = True) -> None:
+        """Waits until the store has logged the version that was committed last.
+
+        Args:
+            wait: False: only where it has logged it, or has failed to and is to be tried again.
+
+        Raises:
+            StoreFailed, Unavailable: the store failed until the deadline; the dense part is that of the version before.
+        """
+        if not wait and not self._commitment.over():
+            return
+        try:
+            self._commitment.wait()
+        except BaseException:
+            self._dense.restore(self._before)
+            raise
+        self._commitment, self._before = DONE, {}
 
     def _accumulated(
         self, version: int, pushes: Sequence[Push], frozen: tuple[str, ...]
@@ -152,10 +181,17 @@ class Committer:
         try:
             record = VersionRecord(self._job, progress, self._dense.tensors()).to_bytes()
             with self._phases.timing("rows"):
-                rows.commit(replace(step, record=record), self._deadline_s)
+                commitment = self._begin(rows, replace(step, record=record))
         except BaseException:
             self._dense.restore(before)
             raise
+        self._commitment, self._before = commitment, before
+
+    def _begin(self, rows: RowGradients, step: RowStep) -> Commitment:
+        if self._ahead:
+            return rows.begin_commit(step, self._deadline_s)
+        rows.commit(step, self._deadline_s)
+        return DONE
 
     def _apply(self, gradient: Accumulated, share: float) -> None:
         with self._phases.timing("dense"):

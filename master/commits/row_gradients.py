@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Protocol
 
 import numpy as np
@@ -25,8 +23,9 @@ from elastable.embedding_store.shards.row_pushes import (
     TableClip,
 )
 from elastable.embedding_store.support.retry import retry
+from elastable.master.commits.commitment import DONE, Commitment, begin_rows, commit_rows
 
-__all__ = ["HeldRows", "PushedRows", "PushesLost", "RowGradients", "RowStep", "commit_rows"]
+__all__ = ["HeldRows", "PushedRows", "PushesLost", "RowGradients", "RowStep"]
 
 
 class PushesLost(Exception):
@@ -91,6 +90,13 @@ class RowGradients(Protocol):
             StoreBroken: the store is at an earlier version than was committed to it.
         """
 
+    def begin_commit(self, step: RowStep, deadline_s: float) -> Commitment:
+        """As `commit`, but the store may still be logging the version (`EmbeddingStore.begin_commit`).
+
+        Raises:
+            As `commit`.
+        """
+
 
 class HeldRows:
     """Gradients that are held here."""
@@ -122,19 +128,21 @@ class HeldRows:
         self.updates = {}
 
     def commit(self, step: RowStep, deadline_s: float) -> None:
-        commit_rows(
-            self._store,
-            Commit(
-                step.version,
-                self.updates,
-                step.step,
-                step.rates,
-                step.record,
-                step.ends_chapter,
-                step.frozen,
-                step.time,
-            ),
-            deadline_s,
+        commit_rows(self._store, self._commit(step), deadline_s)
+
+    def begin_commit(self, step: RowStep, deadline_s: float) -> Commitment:
+        return begin_rows(self._store, self._commit(step), deadline_s)
+
+    def _commit(self, step: RowStep) -> Commit:
+        return Commit(
+            step.version,
+            self.updates,
+            step.step,
+            step.rates,
+            step.record,
+            step.ends_chapter,
+            step.frozen,
+            step.time,
         )
 
 
@@ -192,6 +200,10 @@ class PushedRows:
             raise PushesLost(made.missing)
         self.changed = made.tables
 
+    def begin_commit(self, step: RowStep, deadline_s: float) -> Commitment:
+        self.commit(step, deadline_s)
+        return DONE
+
     def _measured(self) -> Measured:
         if self._known is None:
             self._known = retry(lambda: self._store.measure(self._sums), "measuring gradients", self._deadline_s)
@@ -202,42 +214,3 @@ class PushedRows:
 
 def _rounded(square: int | None) -> float:
     return math.inf if square is None else square_of(square)
-
-
-def commit_rows(
-    store: EmbeddingStore,
-    commit: Commit,
-    deadline_s: float,
-    now: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
-    """Commits, and tries the same commit again while the store fails.
-
-    Args:
-        store: Where the rows are.
-        commit: Made once, so that a repetition cannot differ.
-        deadline_s: No new attempt is made after that many seconds.
-        now: Monotonic clock, in seconds.
-        sleep: Waits that many seconds.
-
-    Raises:
-        StoreFailed, Unavailable: the last failure before the deadline.
-        StoreBroken: the store is at an earlier version than was committed to it.
-    """
-    attempts = count()
-
-    def attempt() -> None:
-        # Only the reply of one before may have been lost.
-        if next(attempts) and _is_committed(store, commit):
-            return
-        try:
-            store.commit(commit)
-        except FutureVersion as error:
-            raise StoreBroken(f"the store has lost versions that were committed to it: {error}") from error
-
-    retry(attempt, f"commit of version {commit.version}", deadline_s, now=now, sleep=sleep)
-
-
-def _is_committed(store: EmbeddingStore, commit: Commit) -> bool:
-    """Whether the commit was made; where another master took the store over, its version of that number is not ours."""
-    return store.version() == commit.version and (not store.keeps_records or store.record() == commit.record)

@@ -51,7 +51,7 @@ class SyncPushes(PushProtocol):
             return PushOutcome.STALE, f"version {name.version} is committed; the current version is {version}"
         if name.version > version:
             raise FutureVersion(f"push for version {name.version}, which is not there; the current one is {version}")
-        if self.board.trained:
+        if self.board.training.over:
             return PushOutcome.STALE, f"version {version} is the job's last; nothing is trained on it"
         numbers = self.schedule.micro_batches(version)
         if name.micro_batch not in numbers:
@@ -82,19 +82,19 @@ class SyncPushes(PushProtocol):
         return ticket
 
     def ready(self) -> list[Ticket] | None:
-        if not (self.board.is_open and self.board.training_done):
+        if not (self.board.is_open and self.board.training.current_done):
             return None
         return [self._tickets[number] for number in sorted(self._tickets)]
 
     def forget(self, numbers: Collection[int]) -> list[Ticket]:
         lost = [self._tickets.pop(number) for number in numbers if number in self._tickets]
-        self.board.reopen(ticket.id.micro_batch for ticket in lost)
+        self.board.training.reopen(ticket.id.micro_batch for ticket in lost)
         return lost
 
     def commit(self) -> bool:
         self._tickets = {}
-        self.board.advance()
-        return self.board.ends_epoch
+        self.board.training.advance()
+        return self.board.training.ends_epoch
 
     def resume_point(self, after_next: bool = False) -> ResumePoint:
         return ResumePoint()

@@ -7,17 +7,16 @@ import threading
 import time
 from collections.abc import Iterable
 
-from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import JobFailed
-from elastable.embedding_store.support.retry import retry
-from elastable.master.api import DenseSnapshot, Tensor
+from elastable.embedding_store.measures.spans import VersionTrace
+from elastable.master.api import Tensor
 from elastable.master.commits.accumulate import Accumulated
 from elastable.master.commits.committer import Committer
 from elastable.master.commits.dense_part import DensePart
 from elastable.master.commits.push_protocol import Ticket
 from elastable.master.commits.row_gradients import PushesLost
-from elastable.master.jobs.concurrent_evaluation import LEASE_S, ConcurrentEvaluation
+from elastable.master.jobs.evaluations import Evaluations
 from elastable.master.jobs.hooks import Hooks
 from elastable.master.jobs.job_measures import JobMeasures
 from elastable.master.jobs.job_state import JobState, Work, as_elastable_error
@@ -31,10 +30,6 @@ __all__ = ["Driver"]
 _log = logging.getLogger(__name__)
 
 _LONGEST_WAIT_S = 0.25
-
-# Versions that are evaluated concurrently with training. Training waits before another one starts, so that every
-# version that is due is evaluated however slow the workers are, and before-images do not pile up.
-_MOST_CONCURRENT = 2
 
 
 class Driver:
@@ -65,16 +60,26 @@ class Driver:
         self._state = state
         self._waits = waits
         self._changed = changed
-        self._store = store
         self._measures = measures
         self._opened = time.monotonic()
+        # Workers of a synchronous job may compute the next version while this one is logged: if it never is, what they
+        # computed counts nowhere. In an asynchronous job a push that was confirmed would be lost.
+        ahead = not state.pushes.replies_after_commit
         self._committer = Committer(
-            store, dense, state.schedule.job, options.commit_deadline_s, self._ends_chapter, measures.phases
+            store,
+            dense,
+            state.schedule.job,
+            options.commit_deadline_s,
+            self._ends_chapter,
+            measures.phases,
+            ahead=ahead,
         )
+        state.unlogged = lambda: self._committer.unlogged
         self._dense = dense
         self._metrics = metrics
         self._options = options
         self._hooks = Hooks()
+        self._evaluations = Evaluations(state, waits, store, metrics, options, self._next_work)
 
     def _ends_chapter(self, version: int) -> bool:
         return self._state.schedule.ends_epoch(version) or is_due(version, self._options.checkpoint_every)
@@ -85,14 +90,15 @@ class Driver:
         Raises:
             ElastableError: the error that made it fail; also whatever a hook raised.
         """
-        self._hooks = hooks
+        self._hooks = self._evaluations.hooks = hooks
         try:
             self._begin()
             while not (work := self._next_work()).over:
                 if work.tickets is not None:
                     self._make_version(work)
                 elif work.evaluated is not None:
-                    self._end_concurrent(work.evaluated)
+                    self._evaluations.end_concurrent(work.evaluated)
+            self._committer.settle()
         except BaseException as error:
             self.fail(error)
             raise
@@ -121,7 +127,7 @@ class Driver:
 
     def _begin(self) -> None:
         state = self._state
-        if state.board.ends_epoch and not state.evaluated:
+        if state.board.training.ends_epoch and not state.evaluated:
             self._publish()
             self._end_epoch(state.epoch - 1)
         else:
@@ -130,28 +136,35 @@ class Driver:
 
     def _make_version(self, work: Work) -> None:
         """One commit; workers can push nothing meanwhile that it would have to wait for."""
-        tickets = work.tickets or ()
-        epoch, phases = self._state.epoch, self._measures.phases
-        phases.add("wait", time.monotonic() - self._opened)
-        pushes = [ticket.push for ticket in tickets if ticket.push is not None]
+        epoch, trace = self._state.epoch, VersionTrace(self._state.schedule.job.job, self._state.version + 1)
         try:
-            made = self._committer.commit(self._state.version + 1, pushes, self._place_after)
+            with self._measures.versions.timing_version(self._opened, trace):
+                ended = self._commit(work.tickets or ())
         except PushesLost as lost:
             self._compute_again(lost)
             return
+        if ended or self._hooks.stops_epoch():
+            self._end_epoch(epoch)
+        else:
+            self._evaluate_if_due()
+            self._open()
+
+    def _commit(self, tickets: tuple[Ticket, ...]) -> bool:
+        """The phases of one version; True if it ends its epoch."""
+        phases = self._measures.phases
+        phases.add("wait", time.monotonic() - self._opened)
+        pushes = [ticket.push for ticket in tickets if ticket.push is not None]
+        made = self._committer.commit(self._state.version + 1, pushes, self._place_after)
         with phases.timing("callbacks"):
+            if self._hooks.waits_for_log(self._state.version + 1):
+                self._committer.settle()
             self._hooks.on_rows(made.updates, made.changed)
             with self._waits.changing():
                 ended = self._state.committed(tickets, made)
                 sums = self._state.epoch_metrics
             self._hooks.on_version(self._state.version, self._logs(sums))
         self._publish(tickets)
-        self._measures.versions.add("version", time.monotonic() - self._opened)
-        if ended or self._hooks.stops_epoch():
-            self._end_epoch(epoch)
-        else:
-            self._evaluate_if_due()
-            self._open()
+        return ended
 
     def _compute_again(self, lost: PushesLost) -> None:
         """Opens micro-batches whose pushes a store server has lost, and tells those who wait for their commit."""
@@ -167,51 +180,13 @@ class Driver:
             return self._state.progress_after(made)
 
     def _evaluate_if_due(self) -> None:
-        """Evaluates the current version if that is due, concurrently with training or before it continues."""
-        version, snapshot = self._state.version, self._state.snapshot
-        every = self._options.evaluate_every
-        if not every or version % every or snapshot is None or not self._state.schedule.evaluation_tasks:
-            return
-        if self._options.concurrent_evaluation:
-            self._begin_concurrent(snapshot)
-        elif (total := self._evaluate()) is not None:
-            self._hooks.on_evaluation(version, self._metrics.results(total, "val_"))
-
-    def _begin_concurrent(self, snapshot: DenseSnapshot) -> None:
-        while len(self._state.concurrent) >= _MOST_CONCURRENT:
-            work = self._next_work()
-            if work.over or work.evaluated is None:
-                return
-            self._end_concurrent(work.evaluated)
-        evaluation = ConcurrentEvaluation(
-            snapshot, retry(self._pin, "pinning a version", self._options.commit_deadline_s)
-        )
-        with self._waits.changing():
-            self._state.begin_concurrent(evaluation)
-            self._waits.tasks_free()
-
-    def _pin(self) -> Snapshot:
-        return self._store.pin(self._state.version, LEASE_S)
-
-    def _end_concurrent(self, version: int) -> None:
-        """A concurrent evaluation is complete."""
-        with self._waits.changing():
-            total = self._state.take_evaluation_total(version)
-            evaluation = self._state.concurrent.pop(version)
-        evaluation.end()
-        self._hooks.on_evaluation(version, self._metrics.results(total, "val_"))
-
-    def _give_up_unreadable(self) -> None:
-        """Ends the concurrent evaluations whose version can no longer be read."""
-        for version, evaluation in tuple(self._state.concurrent.items()):
-            if not evaluation.readable():
-                with self._waits.changing():
-                    self._state.take_evaluation_total(version)
-                    del self._state.concurrent[version]
-                evaluation.end()
+        if self._evaluations.is_due():
+            self._committer.settle()
+            self._evaluations.begin_due()
 
     def _end_epoch(self, epoch: int) -> None:
-        evaluated = self._evaluate() if self._options.evaluates(epoch) else ()
+        self._committer.settle()
+        evaluated = self._evaluations.evaluate() if self._options.evaluates(epoch) else ()
         if evaluated is None:
             return
         with self._waits.changing():
@@ -220,27 +195,11 @@ class Driver:
         with self._waits.changing():
             self._state.logs = logs
         self._hooks.on_epoch_end(epoch, logs)
-        if not self._state.ending and not self._state.board.trained:
+        if not self._state.ending and not self._state.board.training.over:
             self._begin_epoch()
 
-    def _evaluate(self) -> tuple[Tensor, ...] | None:
-        """Summed metric state of the validation split on the current version; None if the job is ending."""
-        if not self._state.schedule.evaluation_tasks:
-            return ()
-        version = self._state.version
-        self._hooks.on_evaluation_begin(version)
-        with self._waits.changing():
-            self._state.begin_evaluation(version)
-            self._waits.tasks_free()
-        while (work := self._next_work()).evaluated != version:
-            if work.over or work.evaluated is None:
-                return None
-            self._end_concurrent(work.evaluated)
-        with self._waits.changing():
-            return self._state.take_evaluation_total(version)
-
     def _begin_epoch(self, due: bool = False) -> None:
-        if not self._state.board.trained:
+        if not self._state.board.training.over:
             self._hooks.on_epoch_begin(self._state.epoch)
             # Hooks may have set weights, and what is trained: no worker has begun the epoch.
             self._publish()
@@ -274,7 +233,8 @@ class Driver:
         """
         alone_since = time.monotonic()
         while True:
-            self._give_up_unreadable()
+            self._evaluations.give_up_unreadable()
+            self._committer.settle(wait=False)  # nobody reads a store that could not log: workers wait for this
             with self._waits.changing():
                 if (work := self._state.next_work()) is not None:
                     return work

@@ -26,12 +26,19 @@ class Hooks:
         """Training of an epoch (counted from 0) begins, or continues after a resume."""
 
     def on_rows(self, updates: Mapping[str, TableUpdate], changed: Collection[str]) -> None:
-        """Rows of a version have been committed; `on_version` follows.
+        """Rows of a version have been committed, and logged where `waits_for_log` says so; `on_version` follows.
 
         Args:
             updates: Table name -> the ids that had a gradient, with it; nothing where store servers hold them.
             changed: Names of the tables that had a gradient.
         """
+
+    def waits_for_log(self, version: int) -> bool:
+        """Asked before `on_version`: whether the store has to have logged the version by then.
+
+        False only where `on_version` tells nobody of the version: it may turn out never to have been.
+        """
+        return True
 
     def on_version(self, version: int, logs: Mapping[str, float]) -> None:
         """A version has been committed.

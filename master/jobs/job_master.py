@@ -9,6 +9,7 @@ from collections.abc import Collection
 from concurrent.futures import Future, wait
 from dataclasses import replace
 
+from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, ElastableError, JobFailed, NotFinite
 from elastable.embedding_store.shards.row_pushes import ShardStore
@@ -40,7 +41,7 @@ from elastable.master.keras.metrics import ModelMetrics
 from elastable.master.master_options import MasterOptions
 from elastable.master.push_check import Expected, check_evaluation, check_finite, check_push
 from elastable.master.tasks.progress import Progress
-from elastable.master.tasks.sessions import LocalSession
+from elastable.master.tasks.workers.sessions import LocalSession
 
 __all__ = ["Master"]
 
@@ -86,8 +87,7 @@ class Master(ServedMaster):
                 f"the store is at version {store.version()}, the job begins at version {start.version}: restore the "
                 "checkpoint of that version, or begin with an empty store"
             )
-        self.job = job
-        self._metrics = metrics or ModelMetrics()
+        self.job, self._metrics = job, metrics or ModelMetrics()
         known = None if metrics is None else metrics.specs
         self._expected = Expected(
             dense.variables, dense.states, known, store.specs(), dense.may_overflow, isinstance(store, ShardStore)
@@ -95,6 +95,7 @@ class Master(ServedMaster):
         self._changed = threading.Condition()
         self._state = JobState(job, self._options, start, time.monotonic)
         self._flush_status, self.measures, self._begun = store.flush_status, JobMeasures(), False
+        self._servers = store.watch.statuses if isinstance(store, ShardedStore) else tuple
         self._waits = Waits(self._state, self._changed)
         self._driver = Driver(
             self._state, self._waits, self._changed, store, dense, self._metrics, self._options, self.measures
@@ -282,14 +283,13 @@ class Master(ServedMaster):
             status = self._state.status()
             sums, ended = self._state.epoch_metrics, dict(self._state.logs)
         metrics = {**ended, **self._current_metrics(sums)}
-        flush = self._flush_status()
-        return replace(status, metrics=metrics, store=redacted(self.job.store_url), flush=flush)
+        flush, servers = self._flush_status(), self._servers()
+        return replace(status, metrics=metrics, store=redacted(self.job.store_url), flush=flush, servers=servers)
 
     def _current_metrics(self, sums: tuple[Tensor, ...]) -> dict[str, float]:
         """Results of the current epoch, cached for `_METRICS_AGE_S` because every worker's session asks for them."""
-        asked = time.monotonic()
-        if sums and asked - self._running_metrics[0] > _METRICS_AGE_S:
-            self._running_metrics = (asked, self._metrics.results(sums))
+        if sums and time.monotonic() - self._running_metrics[0] > _METRICS_AGE_S:
+            self._running_metrics = (time.monotonic(), self._metrics.results(sums))
         return self._running_metrics[1] if sums else {}
 
     def stop(self, reason: str) -> None:

@@ -27,10 +27,10 @@ from elastable.master.jobs.concurrent_evaluation import ConcurrentEvaluation
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
-from elastable.master.tasks.sessions import Sessions
-from elastable.master.tasks.throughput import Throughput
-from elastable.master.tasks.worker_records import WorkerRecords
-from elastable.master.tasks.worker_refusals import Refusals
+from elastable.master.tasks.workers.sessions import Sessions
+from elastable.master.tasks.workers.throughput import Throughput
+from elastable.master.tasks.workers.worker_records import WorkerRecords
+from elastable.master.tasks.workers.worker_refusals import Refusals
 
 __all__ = ["JobState", "Work"]
 
@@ -68,8 +68,9 @@ class JobState:
         self.board = self.pushes.board
         self.sessions = Sessions()
         self.version = start.version
+        self.unlogged: Callable[[], int | None] = lambda: None  # the version that the store still logs
         self.evaluated = start.evaluated
-        self.records = start.records
+        self.records = self._records_before = start.records
         self.epoch_metrics = start.metrics
         self.logs: Mapping[str, float] = dict(start.logs)
         self.hooks: Mapping[str, object] = dict(start.hooks)
@@ -85,7 +86,7 @@ class JobState:
     @property
     def epoch(self) -> int:
         """The current epoch, counted from 0; after the last one, the number of epochs."""
-        return self.pushes.epoch(self.board.position)
+        return self.pushes.epoch(self.board.training.position)
 
     @property
     def ending(self) -> bool:
@@ -123,7 +124,7 @@ class JobState:
         worker = self.sessions.identity(incarnation)
         last = self.sessions.close(incarnation)
         if last:
-            if not self.ending and not self.board.trained:
+            if not self.ending and not self.board.training.over:
                 self.workers.left(worker, self.board.held_by(incarnation))
             self.board.release(incarnation)
         return last
@@ -198,10 +199,11 @@ class JobState:
         tickets = self.pushes.ready()
         if tickets is not None:
             return Work(tickets=tuple(tickets))
-        return Work(over=True) if self.board.trained and not self.board.evaluations.versions else None
+        return Work(over=True) if self.board.training.over and not self.board.evaluations.versions else None
 
     def committed(self, tickets: tuple[Ticket, ...], made: Accumulated) -> bool:
         """Advances to the version that was committed; returns whether it ends an epoch. Workers do not see it yet."""
+        self._records_before = self.records
         self.records += self._records_of(made)
         self.version += 1
         self.evaluated = False
@@ -263,17 +265,17 @@ class JobState:
     def status(self) -> JobStatus:
         """How far the job is, without metrics and the store's address."""
         job = self.schedule.job
-        held = self.board.held_by
+        held, unlogged = self.board.held_by, self.unlogged() == self.version
         workers = tuple(self.workers.status(identity, held(identity.incarnation)) for identity in self.sessions)
         return JobStatus(
             job=job.job,
             state=self.phase,
             mode=job.mode,
-            version=self.version,
+            version=self.version - unlogged,
             versions_total=self.schedule.versions_total,
             epoch=min(self.epoch, job.epochs - 1),
             epochs=job.epochs,
-            records_trained=self.records,
+            records_trained=self._records_before if unlogged else self.records,
             metrics={},
             workers=workers,
             store="",

@@ -15,7 +15,7 @@ from elastable.master.commits.dense_part import OptimizerStep
 from elastable.master.keras.dense import DenseState
 from elastable.master.keras.dense_tensors import DenseTensors
 
-__all__ = ["Apply", "DenseModel", "MultiUpdateState", "Steps", "dense_part"]
+__all__ = ["Apply", "DenseModel", "ModelPart", "MultiUpdateState", "Steps", "dense_part"]
 
 
 class Apply(Protocol):
@@ -51,8 +51,15 @@ class Steps(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """What `DenseState` needs of a model, for the layers of one `step.apply`."""
+class ModelPart:
+    """What `DenseState` needs of a model, for some of its layers.
+
+    Attributes:
+        optimizer: A Keras optimizer, which trains them.
+        layers: With all that they contain.
+        weights: The trainable weights of the layers when the part was made.
+        trainable: As of a model.
+    """
 
     optimizer: keras.Optimizer
     layers: tuple[keras.Layer, ...]
@@ -85,7 +92,7 @@ class MultiUpdateState(DenseTensors):
     def __init__(self, model: keras.Model, steps: Steps) -> None:
         super().__init__(model, steps.variables, steps.states)
         self._steps = steps
-        self._updates = [DenseState(_Part(each.optimizer, each.layers, each.weights)) for each in steps.applies]
+        self._updates = [DenseState(ModelPart(each.optimizer, each.layers, each.weights)) for each in steps.applies]
         self._tables = tuple(sorted(layer.table_name for layer in model._flatten_layers() if _in_store(layer)))
         position = {id(variable): number for number, variable in enumerate(self.trained)}
         self._positions = [tuple(position[id(variable)] for variable in each.variables) for each in steps.applies]

@@ -1,1 +1,1 @@
-"""What is to be done, and by whom: schedule, record order, leases, sessions."""
+"""What is to be done, and by whom: schedule, record order, leases, workers."""

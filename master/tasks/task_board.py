@@ -11,6 +11,7 @@ from elastable.master.tasks.evaluation_groups import EvaluationGroups
 from elastable.master.tasks.leases import LeaseBook
 from elastable.master.tasks.offers import Offers
 from elastable.master.tasks.task_group import TaskGroup, TaskGrouping, Unit
+from elastable.master.tasks.training_groups import TrainingGroups
 
 __all__ = ["TaskBoard"]
 
@@ -38,8 +39,8 @@ class TaskBoard:
     has been computing for long: the first result counts.
 
     Attributes:
+        training: The groups that are trained.
         evaluations: The versions that are being evaluated.
-        position: The number of the current group.
 
     Args:
         grouping: How the job's training is divided.
@@ -60,41 +61,15 @@ class TaskBoard:
         self._grouping = grouping
         self._schedule = grouping.schedule
         self._now = now
-        self._look_ahead = options.look_ahead if grouping.leases_ahead else 0
         self._leases = LeaseBook(now, options.lease_seconds)
         self._offers = Offers(self._leases, now, options.backup_after_s)
         self.evaluations = EvaluationGroups()
-        self._groups: list[TaskGroup] = []
-        self.position = position
-        self._top_up()
-        if self._groups:
-            self._groups[0].done.update(done)
-
-    @property
-    def trained(self) -> bool:
-        """Whether every micro-batch of the job has been trained."""
-        return not self._groups
-
-    @property
-    def ends_epoch(self) -> bool:
-        """Whether an epoch has just ended and nothing of the next one is done."""
-        if self.position == 0 or (self._groups and self._groups[0].done):
-            return False
-        return self._grouping.starts_epoch(self.position)
+        self.training = TrainingGroups(grouping, options.look_ahead, position, done)
 
     @property
     def is_open(self) -> bool:
         """Whether training may go on now."""
-        return self.evaluations.awaited is None and bool(self._groups) and self._groups[0].opened is not None
-
-    @property
-    def training_done(self) -> bool:
-        """Whether all micro-batches of the current group are done."""
-        return bool(self._groups) and self._groups[0].undone_count == 0
-
-    def done(self) -> tuple[int, ...]:
-        """Micro-batches of the current group that are done, in order."""
-        return tuple(sorted(self._groups[0].done)) if self._groups else ()
+        return self.evaluations.awaited is None and self.training.opened
 
     def join(self, worker: str) -> None:
         """Adds a worker; joining twice is harmless."""
@@ -127,7 +102,7 @@ class TaskBoard:
         granted: list[Task] = []
         if (awaited := self.evaluations.awaited_group) is not None:
             granted += self._evaluate(awaited, worker, max(want, _AT_ONCE - self._evaluating_now(worker)))
-        groups = () if self._between_epochs else tuple(self._groups)
+        groups = self.training.leasable()
         for ahead, group in enumerate(groups):
             current = ahead == 0 and self.is_open
             if current or self._grouping.leases_ahead:
@@ -152,13 +127,13 @@ class TaskBoard:
     @property
     def _urgent(self) -> TaskGroup | None:
         """The group that the next version, or training, waits for."""
-        return self._groups[0] if self.is_open else self.evaluations.awaited_group
+        return self.training.current if self.is_open else self.evaluations.awaited_group
 
     def _leasable(self) -> Iterator[TaskGroup]:
         """Groups that tasks are leased of now."""
         if (awaited := self.evaluations.awaited_group) is not None:
             yield awaited
-        for ahead, group in enumerate(() if self._between_epochs else self._groups):
+        for ahead, group in enumerate(self.training.leasable()):
             if self._grouping.leases_ahead or (ahead == 0 and self.is_open):
                 yield group
         yield from self.evaluations.concurrent
@@ -222,32 +197,15 @@ class TaskBoard:
             group), and the worker that did it, if known.
         """
         evaluates = kind is TaskKind.EVALUATE
-        group = self.evaluations.get(version) if evaluates else next(iter(self._groups), None)
+        group = self.evaluations.get(version) if evaluates else self.training.current
         if group is None or micro_batch not in group.numbers or micro_batch in group.done:
             return False, None
         group.done.add(micro_batch)
         return True, self._leases.finish(group.unit(micro_batch), by)
 
-    def reopen(self, micro_batches: Iterable[int]) -> None:
-        """Takes micro-batches of the current group for not done."""
-        for number in micro_batches:
-            self._groups[0].reopen(number)
-
-    def was_trained(self, micro_batch: int) -> bool:
-        """Whether a training micro-batch is done."""
-        head = next(iter(self._groups), None)
-        return head is None or micro_batch < head.numbers.start or micro_batch in head.done
-
-    def advance(self) -> None:
-        """Goes on from the current group, which is done, to the next one, which is not open yet."""
-        self._groups.pop(0)
-        self.position += 1
-        self._top_up()
-
     def open(self) -> None:
         """Opens the current group."""
-        if self._groups and self._groups[0].opened is None:
-            self._groups[0].opened = self._now()
+        self.training.open(self._now())
 
     def begin_evaluation(self, version: int, concurrent: bool = False) -> None:
         """Opens the validation split on `version`; training waits for it unless `concurrent` is set."""
@@ -275,7 +233,9 @@ class TaskBoard:
 
     def _has_work(self, worker: str) -> bool:
         """Whether the worker holds anything that it can do while training is open."""
-        return self._evaluating_now(worker) > 0 or any(map(self._groups[0].holds, self._leases.units(worker)))
+        current = self.training.current
+        holds_training = current is not None and any(map(current.holds, self._leases.units(worker)))
+        return holds_training or self._evaluating_now(worker) > 0
 
     def _evaluate(self, group: TaskGroup, worker: str, want: int) -> list[Task]:
         numbers = self._leases.grant_share(group, worker, want)
@@ -287,12 +247,9 @@ class TaskBoard:
 
     def _group_of(self, kind: TaskKind, micro_batch: int, version: int) -> TaskGroup | None:
         """The group of a task that a worker may hold now."""
-        if kind is TaskKind.EVALUATE:
-            evaluation = self.evaluations.get(version)
-            groups = [] if evaluation is None else [evaluation]
-        else:
-            groups = [] if self._between_epochs else self._groups
-        return next((group for group in groups if micro_batch in group.numbers), None)
+        groups: Iterable[TaskGroup | None]
+        groups = (self.evaluations.get(version),) if kind is TaskKind.EVALUATE else self.training.leasable()
+        return next((group for group in groups if group is not None and micro_batch in group.numbers), None)
 
     def _lost(self, worker: str, held: Collection[Unit], version: int) -> Iterator[Task]:
         """Tasks that are leased to a worker that does not hold them: the answer was lost."""
@@ -307,19 +264,10 @@ class TaskBoard:
     def _task(self, group: TaskGroup, number: int, version: int) -> Task:
         if group.kind is TaskKind.EVALUATE:
             return self._schedule.evaluation(group.version, number)
-        return self._schedule.task(version + self._groups.index(group), number)
+        return self._schedule.task(version + self.training.leasable().index(group), number)
 
     def _back_up(self, worker: str, version: int) -> list[Task]:
         """The micro-batch of the current group that has been in progress for longest, for a worker without work."""
         group = self._urgent
         number = self._offers.back_up(group, worker)
         return [] if group is None or number is None else [self._task(group, number, version)]
-
-    @property
-    def _between_epochs(self) -> bool:
-        return bool(self._groups) and self._groups[0].opened is None and self.ends_epoch
-
-    def _top_up(self) -> None:
-        epoch_stop, stop = self._grouping.epoch_stop(self.position), self.position + self._look_ahead + 1
-        for group in range(self.position + len(self._groups), min(stop, epoch_stop, self._grouping.group_count)):
-            self._groups.append(TaskGroup(TaskKind.TRAIN, self._grouping.micro_batches(group)))

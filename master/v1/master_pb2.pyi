@@ -15,6 +15,7 @@ see embedding_store/v1/store.proto and docs/wire.md.
 """
 
 from collections import abc as _abc
+from elastable.embedding_store.v1 import store_pb2 as _store_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
@@ -1151,6 +1152,43 @@ class FlushStatus(_message.Message):
 Global___FlushStatus: _TypeAlias = FlushStatus  # noqa: Y015
 
 @_typing.final
+class ServerStatus(_message.Message):
+    """A store server of the job, as its master sees it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    SHARD_FIELD_NUMBER: _builtins.int
+    WAITED_S_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    waited_s: _builtins.float
+    """that the job has been waiting for it; 0: nobody waits for it"""
+    failure: _builtins.str
+    """why it did not answer last; empty: it did"""
+    @_builtins.property
+    def shard(self) -> _store_pb2.ShardStatus:
+        """absent: it has not answered yet"""
+
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        shard: _store_pb2.ShardStatus | None = ...,
+        waited_s: _builtins.float = ...,
+        failure: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_shard", b"_shard", "shard", b"shard"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shard", b"_shard", "address", b"address", "failure", b"failure", "shard", b"shard", "waited_s", b"waited_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__shard: _TypeAlias = _typing.Literal["shard"]  # noqa: Y015
+    _WhichOneofArgType__shard: _TypeAlias = _typing.Literal["_shard", b"_shard"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shard) -> _WhichOneofReturnType__shard | None: ...
+
+Global___ServerStatus: _TypeAlias = ServerStatus  # noqa: Y015
+
+@_typing.final
 class GetStatusReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1190,6 +1228,7 @@ class GetStatusReply(_message.Message):
     RECORDS_TOTAL_FIELD_NUMBER: _builtins.int
     RECORDS_PER_S_FIELD_NUMBER: _builtins.int
     GONE_FIELD_NUMBER: _builtins.int
+    SERVERS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     state: _builtins.str
     """waiting | training | evaluating | finished | stopping | failed"""
@@ -1220,6 +1259,10 @@ class GetStatusReply(_message.Message):
     def gone(self) -> _containers.RepeatedCompositeFieldContainer[Global___GoneWorker]:
         """that have not come back, the latest last"""
 
+    @_builtins.property
+    def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerStatus]:
+        """store servers, in order"""
+
     def __init__(
         self,
         *,
@@ -1239,10 +1282,11 @@ class GetStatusReply(_message.Message):
         records_total: _builtins.int = ...,
         records_per_s: _builtins.float = ...,
         gone: _abc.Iterable[Global___GoneWorker] | None = ...,
+        servers: _abc.Iterable[Global___ServerStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_flush", b"_flush", "flush", b"flush"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_flush", b"_flush", "epoch", b"epoch", "epochs", b"epochs", "flush", b"flush", "gone", b"gone", "job", b"job", "metrics", b"metrics", "mode", b"mode", "records_per_s", b"records_per_s", "records_total", b"records_total", "records_trained", b"records_trained", "refusals", b"refusals", "state", b"state", "store", b"store", "version", b"version", "versions_total", b"versions_total", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_flush", b"_flush", "epoch", b"epoch", "epochs", b"epochs", "flush", b"flush", "gone", b"gone", "job", b"job", "metrics", b"metrics", "mode", b"mode", "records_per_s", b"records_per_s", "records_total", b"records_total", "records_trained", b"records_trained", "refusals", b"refusals", "servers", b"servers", "state", b"state", "store", b"store", "version", b"version", "versions_total", b"versions_total", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__flush: _TypeAlias = _typing.Literal["flush"]  # noqa: Y015
     _WhichOneofArgType__flush: _TypeAlias = _typing.Literal["_flush", b"_flush"]  # noqa: Y015

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from google.protobuf.message import Message
 
+from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.errors import BadInput, StoreFailed
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.call_channels import MetadataChannel
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
 from elastable.embedding_store.wire.messages.frames import MAX_FRAME_BYTES
+from elastable.embedding_store.wire.messages.store_messages import LONGEST_WAIT_S
 from elastable.embedding_store.wire.messages.upload import Upload
 from elastable.embedding_store.wire.pushes.shared_upload import SharedUpload
 from elastable.master.api import (
@@ -32,7 +33,6 @@ from elastable.master.api import (
 from elastable.master.v1 import master_pb2, master_pb2_grpc
 from elastable.master.wire.bulk_messages import dense_from_frames, evaluation_frames, push_frames
 from elastable.master.wire.messages import (
-    LONGEST_WAIT_S,
     MASTER_SERVICE,
     lease_from_message,
     lease_request,
@@ -50,7 +50,7 @@ Reply = TypeVar("Reply")
 _HEADER_GROWTH_BYTES = 64
 
 
-class MasterClient(MasterApi):
+class MasterClient(MasterApi, Closing):
     """What a worker asks of a master, over one connection. Safe to use from many threads.
 
     A master that is not reached is tried again, with growing pauses, until the
@@ -158,14 +158,6 @@ class MasterClient(MasterApi):
         """Closes the connection, and with it the sessions and the store. Closing twice is harmless."""
         self._gradients.close()
         self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _call(self, method: Callable[..., Reply], request: Message, wait_s: float = 0.0) -> Reply:
         return self._connection.call(lambda timeout: method(request, timeout=timeout), wait_s)

@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.wire.channels.status_codes import answering
+from elastable.embedding_store.wire.messages.store_messages import LONGEST_WAIT_S
 from elastable.embedding_store.wire.server.grpc_server import Service
 from elastable.embedding_store.wire.server.later import Later
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
@@ -21,7 +22,6 @@ from elastable.master.jobs.served_master import ServedMaster
 from elastable.master.v1 import master_pb2
 from elastable.master.wire.bulk_messages import dense_frames, evaluation_from_frames, push_from_frames
 from elastable.master.wire.messages import (
-    LONGEST_WAIT_S,
     MASTER_SERVICE,
     failure_from_message,
     holding_from_message,

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 
 from elastable.embedding_store.contract.row_data import FlushStatus
 from elastable.embedding_store.errors import BadInput, ElastableError, JobFailed
+from elastable.embedding_store.shards.server_status import ServerStatus
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.wire.channels.status_codes import error_class
+from elastable.embedding_store.wire.pushes.status_messages import shard_status_from_message, shard_status_to_message
 from elastable.master.api import (
     GoneWorker,
     JobSpec,
@@ -24,7 +26,6 @@ from elastable.master.api import (
 from elastable.master.v1 import master_pb2
 
 __all__ = [
-    "LONGEST_WAIT_S",
     "MASTER_SERVICE",
     "failure_from_message",
     "holding_from_message",
@@ -43,9 +44,6 @@ __all__ = [
 
 MASTER_SERVICE: str = master_pb2.DESCRIPTOR.services_by_name["Master"].full_name
 """Full name of the service on the wire."""
-
-LONGEST_WAIT_S = 60.0
-"""A call may ask the master to wait for so long; a client that is gone without a sign is forgotten after it."""
 
 _JOB_FIELDS = tuple(field.name for field in master_pb2.JobDescription.DESCRIPTOR.fields)
 _NEW_JOB_FIELDS: dict[str, str | int] = {
@@ -179,6 +177,9 @@ def status_to_message(status: JobStatus) -> master_pb2.GetStatusReply:
         )
     for it in status.refusals:
         reply.refusals.add(host=it.worker.host, pid=it.worker.pid, error=it.error, message=it.message, count=it.count)
+    for server in status.servers:
+        shard = None if server.shard is None else shard_status_to_message(server.shard)
+        reply.servers.add(address=server.address, shard=shard, waited_s=server.waited_s, failure=server.failure)
     if status.flush is not None:
         flush = status.flush
         reply.flush.CopyFrom(
@@ -219,11 +220,17 @@ def status_from_message(message: master_pb2.GetStatusReply) -> JobStatus:
         records_total=message.records_total,
         records_per_s=message.records_per_s,
         gone=tuple(GoneWorker(_identity(it), it.leases, it.micro_batches, it.seconds_ago) for it in message.gone),
+        servers=tuple(map(_server_from_message, message.servers)),
     )
 
 
 def _identity(message: master_pb2.WorkerStatus | master_pb2.GoneWorker) -> WorkerIdentity:
     return WorkerIdentity(_name(message.incarnation), _name(message.host), message.pid)
+
+
+def _server_from_message(message: master_pb2.ServerStatus) -> ServerStatus:
+    shard = shard_status_from_message(message.shard) if message.HasField("shard") else None
+    return ServerStatus(_name(message.address), shard, message.waited_s, printable(message.failure, 1024))
 
 
 def _flush_from_message(message: master_pb2.GetStatusReply) -> FlushStatus:

@@ -17,7 +17,7 @@ from elastable.master.wire.messages import job_from_message
 __all__ = ["RemoteSession"]
 
 
-class EventStream(Protocol):
+class SessionCall(Protocol):
     """The call `Join`: its events as bytes."""
 
     def __iter__(self) -> Iterator[bytes]: ...
@@ -40,7 +40,7 @@ class RemoteSession:
         DeadlineExceeded, Unavailable, BadSpec, StoreFailed: it did not come, or makes no sense.
     """
 
-    def __init__(self, stream: EventStream, address: str, timeout_s: float) -> None:
+    def __init__(self, stream: SessionCall, address: str, timeout_s: float) -> None:
         self._stream = stream
         self._address = address
         self._joined = Event()

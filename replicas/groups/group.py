@@ -6,20 +6,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from elastable.embedding_store.contract.arrays import Array, UInt8
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.grouping import CommGroup, ReplicaGrouping
 
-__all__ = ["REDUCTIONS", "Array", "Bytes", "ReplicaGroup"]
+__all__ = ["REDUCTIONS", "ReplicaGroup"]
 
-Array = npt.NDArray[Any]
-"""An array of any dtype."""
 
-Bytes = npt.NDArray[np.uint8]
 Number = TypeVar("Number", bound=np.generic)
 
 REDUCTIONS: dict[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
@@ -205,11 +203,11 @@ class ReplicaGroup(ABC):
     # -- implemented by each kind of group
 
     @abstractmethod
-    def _gather(self, what: str, send: Bytes, receive: Sequence[Bytes]) -> None:
+    def _gather(self, what: str, send: UInt8, receive: Sequence[UInt8]) -> None:
         """Copies every member's `send` to `receive[rank]`. Raises BadInput unless `what` is the same on all members."""
 
     @abstractmethod
-    def _exchange(self, what: str, send: Sequence[Bytes], receive: Sequence[Bytes]) -> None:
+    def _exchange(self, what: str, send: Sequence[UInt8], receive: Sequence[UInt8]) -> None:
         """Copies `send[j]` of member i to `receive[i]` of member j. Raises BadInput if `what` differs."""
 
     @abstractmethod
@@ -257,6 +255,6 @@ def _rows(array: Array) -> list[Array]:
     return [array[place : place + 1] for place in range(len(array))]
 
 
-def _bytes(array: Array) -> Bytes:
+def _bytes(array: Array) -> UInt8:
     """A view of a contiguous array."""
     return array.reshape(-1).view(np.uint8)

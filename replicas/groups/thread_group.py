@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from elastable.embedding_store.contract.arrays import UInt8
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, ElastableError, Unavailable
-from elastable.replicas.groups.group import Bytes, ReplicaGroup
+from elastable.replicas.groups.group import ReplicaGroup
 
 __all__ = ["ThreadGroup", "alone", "run_threads"]
 
@@ -30,7 +31,7 @@ class _Meeting:
     def __init__(self, fate: _Fate, ranks: Sequence[int]) -> None:
         self.fate = fate
         self.ranks = tuple(ranks)
-        self.offers: list[tuple[str, Sequence[Bytes]]] = [("", ())] * len(ranks)
+        self.offers: list[tuple[str, Sequence[UInt8]]] = [("", ())] * len(ranks)
         self.parts: dict[tuple[int, ...], _Meeting] = {}
         self._here: set[int] = set()
         self._round = 0
@@ -95,10 +96,10 @@ class ThreadGroup(ReplicaGroup):
             self._meeting.fate.gone.setdefault(self.ranks[self.rank], why)
             self._meeting.fate.changed.notify_all()
 
-    def _gather(self, what: str, send: Bytes, receive: Sequence[Bytes]) -> None:
+    def _gather(self, what: str, send: UInt8, receive: Sequence[UInt8]) -> None:
         self._exchange(what, [send] * self.size, receive)
 
-    def _exchange(self, what: str, send: Sequence[Bytes], receive: Sequence[Bytes]) -> None:
+    def _exchange(self, what: str, send: Sequence[UInt8], receive: Sequence[UInt8]) -> None:
         meeting = self._meeting
         meeting.offers[self.rank] = (what, send)
         meeting.meet(self.rank, what)

@@ -15,11 +15,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Array, Float32, Int64
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.native.range_pool import available_cores
-from elastable.replicas.groups.group import Array, ReplicaGroup
+from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import ThreadGroup
 from elastable.replicas.host_embeddings.create import create_host_table
 from elastable.replicas.host_embeddings.exchange.gathered_ids import GatheredIds, require_integers

@@ -11,12 +11,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.arrays import Array, Float32
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, ElastableError
 from elastable.embedding_store.rows.checks import require_gradients
 from elastable.replicas.groups.agreement import fail_together
-from elastable.replicas.groups.group import Array, ReplicaGroup
+from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.host_embeddings.exchange.gathered_ids import GatheredIds, gather_ids
 from elastable.replicas.host_embeddings.exchange.row_exchange import RowExchange
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec

@@ -10,11 +10,10 @@ from functools import cached_property
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.arrays import Array, Float32
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.replicas.groups.group import Array
 from elastable.replicas.host_embeddings.exchange.cost import choose_strategy
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
 

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.arrays import Array, Float32
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.replicas.groups.group import Array
 
 __all__ = ["State", "block_of", "require_state", "state_of", "state_shapes"]
 

@@ -1,7 +1,7 @@
 """Balanced entity sampling and sharing (BESS): knowledge graphs over a replica group.
 
 Entities are spread over n shards of equal size, one per worker, and triples are
-sampled evenly from every pair of shards. So each worker reads and sends the same
+sampled evenly from every shardpair. So each worker reads and sends the same
 number of rows in every step (Cattaneo et al., "BESS: Balanced Entity Sampling and
 Sharing for Large-Scale Knowledge Graph Completion", 2022).
 

@@ -8,12 +8,12 @@ from functools import partial
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.arrays import Array, Float32, Int32
 from elastable.embedding_store.errors import BadInput, NotFinite
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.embedding_store.tables.grouping import coalesce
-from elastable.replicas.groups.group import Array, ReplicaGroup
-from elastable.replicas.knowledge_graphs.graph.batch import Int32, Side, StepBatch
+from elastable.replicas.groups.group import ReplicaGroup
+from elastable.replicas.knowledge_graphs.graph.batch import Side, StepBatch
 from elastable.replicas.knowledge_graphs.graph.frequency import frequency_weights
 from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples, with_inverses

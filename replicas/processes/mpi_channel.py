@@ -12,8 +12,8 @@ from typing import NoReturn
 
 import numpy as np
 
+from elastable.embedding_store.contract.arrays import UInt8
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, ElastableError, Unavailable
-from elastable.replicas.groups.group import Bytes
 from elastable.replicas.processes.mpi_library import MPI
 from elastable.replicas.processes.peer_monitor import PeerMonitor
 
@@ -84,7 +84,7 @@ class MpiChannel:
         self._openings = [comm.Recv_init(self._heard[peer], addresses[peer], 2 * number) for peer in self._peers]
         self._openings += [comm.Send_init(self._sent[peer], addresses[peer], 2 * number) for peer in self._peers]
 
-    def exchange(self, what: str, send: Sequence[Bytes], receive: Sequence[Bytes]) -> None:
+    def exchange(self, what: str, send: Sequence[UInt8], receive: Sequence[UInt8]) -> None:
         """Copies `send[j]` of member i to `receive[i]` of member j; see `ReplicaGroup._exchange`."""
         if self.failure is not None:
             raise type(self.failure)(*self.failure.args)
@@ -115,7 +115,7 @@ class MpiChannel:
 
     # -- one exchange
 
-    def _open(self, what: str, send: Sequence[Bytes]) -> None:
+    def _open(self, what: str, send: Sequence[UInt8]) -> None:
         header = _header(what)
         for peer in self._peers:
             payload = send[peer]
@@ -127,7 +127,7 @@ class MpiChannel:
         if self._openings:
             MPI.Prequest.Startall(self._openings)
 
-    def _agree(self, what: str, receive: Sequence[Bytes]) -> None:
+    def _agree(self, what: str, receive: Sequence[UInt8]) -> None:
         """Raises BadInput, the same on every member, unless all call the same collective with matching sizes."""
         mine = _header(what)
         if all(bytes(self._heard_views[peer][:_WHAT_BYTES]) == mine for peer in self._peers):
@@ -147,7 +147,7 @@ class MpiChannel:
         calls = [called[place].rstrip(b"\0").decode(errors="replace") for place in (0, other)]
         raise BadInput(f"rank {self._names[0]} calls {calls[0]}, and rank {self._names[other]} {calls[1]}")
 
-    def _move(self, what: str, send: Sequence[Bytes], receive: Sequence[Bytes]) -> None:
+    def _move(self, what: str, send: Sequence[UInt8], receive: Sequence[UInt8]) -> None:
         requests: list[MPI.Request] = []
         peers: list[int] = []
         tag = 2 * self.number + 1

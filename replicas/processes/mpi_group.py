@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from elastable.embedding_store.contract.arrays import UInt8
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.groups.group import Bytes, ReplicaGroup
+from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.processes.hosts import this_host
 from elastable.replicas.processes.mpi_channel import CORES, MpiChannel
 from elastable.replicas.processes.mpi_library import MPI
@@ -74,10 +75,10 @@ class MpiGroup(ReplicaGroup):
         self.monitor.leave(why)
         self._channel.close()
 
-    def _gather(self, what: str, send: Bytes, receive: Sequence[Bytes]) -> None:
+    def _gather(self, what: str, send: UInt8, receive: Sequence[UInt8]) -> None:
         self._channel.exchange(what, [send] * self.size, receive)
 
-    def _exchange(self, what: str, send: Sequence[Bytes], receive: Sequence[Bytes]) -> None:
+    def _exchange(self, what: str, send: Sequence[UInt8], receive: Sequence[UInt8]) -> None:
         self._channel.exchange(what, send, receive)
 
     def _part(self, what: str, members: Sequence[int]) -> ReplicaGroup:

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 import keras
 import numpy as np
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, CheckpointError
 from elastable.replicas.groups.agreement import run_at_root
-from elastable.replicas.groups.group import Array, ReplicaGroup
+from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.host_embeddings.embedding import HostEmbedding
 from elastable.replicas.host_embeddings.state import require_state
 from elastable.worker.keras.seeds import layers_of

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import keras
 import numpy as np
 
-from elastable.replicas.groups.group import Array, ReplicaGroup
+from elastable.embedding_store.contract.arrays import Array
+from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.training.variables.variable_memory import put, value_of
 from elastable.worker.keras.seeds import layers_of
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from elastable.embedding_store.contract.arrays import Int64
-from elastable.replicas.groups.group import Array, ReplicaGroup
+from elastable.embedding_store.contract.arrays import Array, Int64
+from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.training.step import PredictStep
 from elastable.replicas.training.variables.split import VariableSplit
 from elastable.worker.models.build import as_tensors

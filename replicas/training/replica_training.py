@@ -9,9 +9,10 @@ import keras
 import numpy as np
 
 from elastable.embedding_store.composite.placement.locations import LocationSettings
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import ModelError
 from elastable.replicas.groups.agreement import require_same
-from elastable.replicas.groups.group import Array, ReplicaGroup
+from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.training.data.feed import BatchPart
 from elastable.replicas.training.model_states import ReplicaStates
 from elastable.replicas.training.replica_metrics import ReplicaMetrics

@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import Unsupported
-from elastable.replicas.groups.group import Array
 from elastable.worker.keras.seeds import seed_states, set_seeds
 from elastable.worker.keras.structures import TensorBatch, TensorStructure
 from elastable.worker.readers.records.pytrees import Structure
@@ -25,7 +25,8 @@ class BatchStep:
         self._model = model
         self._spec = batch_spec(sample)
         signature = [*flat_spec(self._spec), *extra]
-        self._function = tf.function(self._body, input_signature=signature).get_concrete_function()
+        body = tf.autograph.experimental.do_not_convert(self._body)  # as `Model.fit` compiles its steps
+        self._function = tf.function(body, input_signature=signature).get_concrete_function()
         if getattr(model, "run_eagerly", False):
             self._function = self._body
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, ModelError
-from elastable.replicas.groups.group import Array
 from elastable.replicas.training.data.feed import Feed
 from elastable.replicas.training.data.input_adapters import reader_of, require_batch_size, split_off
 from elastable.replicas.training.epochs import run_epochs

@@ -86,18 +86,9 @@ def import_everything() -> None:
     warm_lookups()
     warm_updates([OptimizerSpec.of(name) for name in ("sgd", "adagrad", "adam")])
     warm_updates([OptimizerSpec.of(name, lazy=False) for name in ("sgd", "adam", "adamw", "rmsprop")])
-    _trace_without_autograph()
     threads = [name for name in map(_thread_name, os.listdir("/proc/self/task")) if name == "python"]
     if len(threads) > 1:
         raise RuntimeError(f"{len(threads)} threads before the first fork: set OPENBLAS_NUM_THREADS=1")
-
-
-def _trace_without_autograph() -> None:
-    """Rewriting Keras' Python for TensorFlow takes longer than the whole job; nothing here needs it."""
-    import tensorflow as tf
-
-    plain = tf.function
-    tf.function = lambda *arguments, **named: plain(*arguments, **{"autograph": False, **named})
 
 
 def _thread_name(thread: str) -> str:

@@ -25,8 +25,8 @@ from tests.chaos.__main__ import main
 for words in json.loads(sys.argv[1]):
     print("ended with", main(words), flush=True)
 """
-_KINDS = ["memory", "redis", "served", "redis", "shards", "files", "every", "flushed"]
-_SCHEDULES = ["--schedules", "8", "--first-seed", "499", "--jobs", "6"]
+_KINDS = ["memory", "redis", "served", "shards", "files", "flushed"]
+_SCHEDULES = ["--schedules", "6", "--first-seed", "2088", "--jobs", "6"]
 _SCHEDULES += [word for kind in _KINDS for word in ("--kind", kind)]
 
 
@@ -64,7 +64,7 @@ def test_a_schedule_is_a_pure_function_of_its_seed() -> None:
 def test_disturbed_jobs_end_as_undisturbed_ones(server_binary: Path) -> None:
     tally = chaos(server_binary, _SCHEDULES)
     assert tally.endswith("ended with 0"), tally
-    assert re.search(r"DIVERGENCES +0 of 8 schedules", tally), tally
+    assert re.search(r"DIVERGENCES +0 of 6 schedules", tally), tally
     assert re.search(r"keras +[1-9]", tally), tally
     assert re.search(r"kill master +[1-9]", tally), tally
 

@@ -13,6 +13,7 @@ from elastable.master.checkpoints.checkpoint import open_checkpoint
 from tests.chaos.records import RECORDS, trainings, trainings_followed
 from tests.chaos.schedules import Schedule, Shape
 from tests.chaos.stores import forgets
+from tests.equality.jobs import trained_numbers
 
 __all__ = ["Ending", "divergences", "ending_of", "store_differs"]
 
@@ -35,16 +36,8 @@ class Ending:
 def ending_of(home: Path) -> Ending:
     """What the newest checkpoint and the run directories below `home` hold."""
     saved = open_checkpoint(home / "checkpoints")
-    numbers = dict(saved.dense())
-    for table in saved.manifest.tables:
-        blocks = list(saved.rows(table))
-        ids = np.concatenate([block.ids for block in blocks])
-        order = np.argsort(ids)
-        numbers[f"{table}/ids"] = ids[order]
-        numbers[f"{table}/weights"] = np.concatenate([block.weights for block in blocks])[order]
-        numbers[f"{table}/slots"] = np.concatenate([block.slots for block in blocks])[order]
     evaluations = [found for file in sorted((home / "runs").glob("2*/metrics.jsonl")) for found in _evaluations(file)]
-    return Ending(numbers, replace(saved.progress(), sequences={}).to_json(), evaluations)
+    return Ending(trained_numbers(home / "checkpoints"), replace(saved.progress(), sequences={}).to_json(), evaluations)
 
 
 def _evaluations(file: Path) -> list[tuple[int, str]]:

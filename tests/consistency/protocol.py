@@ -11,6 +11,12 @@ open the store then has to find the newest version exactly, or, where something
 was lost, may say so. Different attempts and different processes make different
 commits of the same version.
 
+A process may be the master of a job. Its worker reads a version while it is being
+logged, and pushes a gradient for the next one to whichever master is there. Every
+version that is in the log has to be made of a gradient that was computed on the
+commit before it in the log: one that was computed on a commit that nobody logged
+counts nowhere.
+
 `WITHOUT` names ways to do it wrong, each leaving one precaution out.
 """
 
@@ -20,6 +26,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tests.consistency.servers import execute, lose
+from tests.consistency.workers import work
 from tests.consistency.world import Broken, Store, World, applied, recovered
 from tests.consistency.writers import commit, flush
 
@@ -40,6 +47,8 @@ WITHOUT = {
     "stamps of the state": "who opens the store does not compare the stamps of rows with the state's",
     "stamps that grow": "two writes of a partition between the same two commits have the same stamp",
     "stamps at writing": "a write does not compare the partition's stamp with the one that was confirmed",
+    "join first": "a master takes a gradient from a worker that has not joined it",
+    "a job's only attempt": "a job whose version could not be logged makes another commit of it, and goes on",
 }
 
 
@@ -56,6 +65,7 @@ def steps(world: World, without: str) -> Iterator[World]:
             for store, after in act(world.store, writer, without):
                 writers = (*world.writers[:place], after, *world.writers[place + 1 :])
                 found.append(replace(world, store=store, writers=writers))
+    found += work(world, without)
     for following in found:
         _require_exact(following.store, without)
     return iter(found)
@@ -73,3 +83,7 @@ def _require_exact(store: Store, without: str) -> None:
         raise Broken(f"version {store.acked} was acknowledged, and {version} is found")
     if version != len(store.lineage) or cells != applied(((), ()), store.lineage):
         raise Broken(f"version {version} is found as {cells}, and {store.lineage} was committed")
+    for number, entry in enumerate(store.lineage):
+        before = store.lineage[number - 1].commit if number else "0"
+        if entry.based_on not in ("", before):
+            raise Broken(f"{entry.commit} follows {before}, and is made of a gradient that was computed on another one")

@@ -13,6 +13,7 @@ __all__ = [
     "Partition",
     "Stamp",
     "Store",
+    "Worker",
     "World",
     "Writer",
     "applied",
@@ -49,12 +50,14 @@ class Entry:
         commit: Its name; another attempt at the version, and another process, make another commit of it.
         parts: In how many stream entries it lies.
         images: (number, row) of the rows that it has changed, as they are after it.
+        based_on: The commit of the version that its gradient was computed on; "": nobody asks.
     """
 
     sequence: int
     commit: str
     parts: int
     images: tuple[tuple[int, Row], ...]
+    based_on: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +158,18 @@ class Writer:
     cell: int = 0
     sent: Stamp = (0, 0)
     seen: int = 1
+    workers: bool = False
+    gradient: str = ""
+    newest: str = "0"
+    job: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A worker of a job: whose, and of which of its jobs, and the version and commit that it has read last."""
+
+    joined: tuple[str, int] = ("A", 1)
+    read: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,14 +179,16 @@ class World:
     store: Store
     writers: tuple[Writer, ...]
     loses: tuple[int, ...] = ()
+    worker: Worker | None = None
 
 
 _TOUCHED = {1: (0,), 2: (1,), 3: (0, 1)}
 
 
-def entry_of(version: int, commit: str, parts: int, cells: Cells) -> Entry:
+def entry_of(version: int, commit: str, parts: int, cells: Cells, based_on: str = "") -> Entry:
     """The commit that makes a version of these rows."""
-    return Entry(version, commit, parts, tuple((cell, (*cells[cell], commit)) for cell in _TOUCHED[version]))
+    images = tuple((cell, (*cells[cell], commit)) for cell in _TOUCHED[version])
+    return Entry(version, commit, parts, images, based_on)
 
 
 def applied(cells: Cells, entries: tuple[Entry, ...]) -> Cells:

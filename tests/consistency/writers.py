@@ -20,9 +20,9 @@ def commit(store: Store, me: Writer, without: str) -> Iterator[Step]:
     elif me.at == "idle":
         if me.end == me.last:
             yield store, replace(me, at="done")
-        else:
-            entry = entry_of(me.end + 1, f"{me.end + 1}{me.name}", 2, me.cells)
-            yield store, replace(me, at="connect", entry=entry)
+        elif me.gradient or not me.workers:
+            entry = entry_of(me.end + 1, f"{me.end + 1}{me.name}", 2, me.cells, me.gradient)
+            yield store, replace(me, at="connect", entry=entry, gradient="")
     elif me.at == "connect":
         yield _connect(store, me, without)
     elif me.at == "send":
@@ -50,7 +50,8 @@ def _take_over(store: Store, me: Writer, without: str) -> Step:
     # Rows of the log are written anew: nobody knows which of them are in the tier.
     stamp = store.partition.stamp
     me = replace(me, seen=store.head.starts, known=stamp, sent=stamp)
-    return store, replace(me, at="idle", end=version, cells=cells, flushed=-1)
+    newest = store.lineage[version - 1].commit if version else "0"
+    return store, replace(me, at="idle", end=version, cells=cells, flushed=-1, newest=newest)
 
 
 def _ended(store: Store, me: Writer, why: str) -> Writer:
@@ -109,7 +110,8 @@ def _wait(store: Store, me: Writer) -> Iterator[Step]:
 
 def _appended(me: Writer) -> Writer:
     assert me.entry is not None
-    return replace(me, at="idle", end=me.entry.sequence, cells=applied(me.cells, (me.entry,)), entry=None)
+    cells, newest = applied(me.cells, (me.entry,)), me.entry.commit
+    return replace(me, at="idle", end=me.entry.sequence, cells=cells, entry=None, newest=newest)
 
 
 def _settle(store: Store, me: Writer, without: str) -> Step:
@@ -128,13 +130,15 @@ def _look(store: Store, me: Writer, without: str) -> Iterator[Step]:
         yield store, replace(me, at="taken over")
         return
     assert me.entry is not None
-    other = Entry(me.entry.sequence, me.entry.commit + "'", 1, _renamed(me.entry))
+    other = Entry(me.entry.sequence, me.entry.commit + "'", 1, _renamed(me.entry), me.entry.based_on)
+    # Another attempt is another job's: the workers of this one have to join again.
+    anew = me if without == "a job's only attempt" else replace(me, job=me.job + 1, gradient="")
     if store.head.stream and store.head.stream[-1][2] == me.entry and without != "look":
         yield replace(store, acked=me.entry.sequence), _appended(me)
-        yield cut(store, me.end), replace(me, at="connect", entry=other)
+        yield cut(store, me.end), replace(anew, at="connect", entry=other)
     else:
         yield store, replace(me, at="connect")
-        yield store, replace(me, at="connect", entry=other)
+        yield store, replace(anew, at="connect", entry=other)
 
 
 def _renamed(entry: Entry) -> tuple[tuple[int, tuple[str, ...]], ...]:
@@ -143,7 +147,7 @@ def _renamed(entry: Entry) -> tuple[tuple[int, tuple[str, ...]], ...]:
 
 def flush(store: Store, me: Writer, without: str) -> Iterator[Step]:
     """Likewise, of the thread that writes rows behind."""
-    if me.at in ("take over", "kill", "open", "taken over", "refused"):
+    if me.at in ("take over", "kill", "open", "taken over", "refused") or me.workers:
         return
     order = ["cells", "put", "trim"]
     if without == "rows before state":

@@ -1,16 +1,17 @@
-"""A job over three hosts: network namespaces joined by a bridge, with delay and loss where the kernel has netem."""
+"""Programs over three hosts: network namespaces joined by a bridge, with delay and loss where the kernel has netem."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from elastable.replicas.knowledge_graphs.training.graph_checkpoints import GraphCheckpoints
+from tests.elastable.processes import run_elastable
+from tests.equality.hosts import Host, three_hosts
 from tests.equality.jobs import MODEL, Numbers, differing, train, trained_numbers
 from tests.waiting import until
 
@@ -20,56 +21,10 @@ LIMIT_S = 400.0
 PORT, STORE_PORT = 50051, 50061
 
 
-class Host:
-    """One network namespace, in which processes see themselves and the others, and nothing else.
-
-    Attributes:
-        address: Of its only interface.
-    """
-
-    def __init__(self, name: str, address: str, held: ExitStack) -> None:
-        self._name, self.address = name, address
-        self._held = held
-
-    def start(self, log: Path, *words: str, env: dict[str, str]) -> subprocess.Popen[bytes]:
-        """Starts `elastable WORDS` there; killed at the end."""
-        command = ["ip", "netns", "exec", self._name, sys.executable, "-m", "elastable", *words]
-        with log.open("wb") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=output, env=env)
-        self._held.callback(process.wait, timeout=60)
-        self._held.callback(process.kill)
-        return process
-
-
-def ip(*words: str, of: str = "ip", needed: bool = True) -> None:
-    ran = subprocess.run([of, *words], capture_output=True, text=True, timeout=60, check=False)
-    if needed and ran.returncode:
-        raise OSError(ran.stderr)
-
-
 @pytest.fixture
-def hosts() -> Iterator[list[Host]]:
-    """Three of them, joined by a bridge that lies in a namespace of its own."""
-    mark = f"el{os.getpid() % 100_000}"
-    switch, names = f"{mark}s", [f"{mark}h{number}" for number in range(3)]
-    with ExitStack() as held:
-        try:
-            for name in (switch, *names):
-                ip("netns", "add", name)
-                held.callback(ip, "netns", "del", name, needed=False)
-            ip("-n", switch, "link", "add", "bridge0", "type", "bridge")
-            ip("-n", switch, "link", "set", "bridge0", "up")
-            for number, name in enumerate(names):
-                ip("-n", switch, "link", "add", f"port{number}", "type", "veth", "peer", "name", "eth0", "netns", name)
-                ip("-n", switch, "link", "set", f"port{number}", "master", "bridge0", "up")
-                ip("-n", name, "addr", "add", f"10.77.0.{number + 1}/24", "dev", "eth0")
-                ip("-n", name, "link", "set", "eth0", "up")
-                ip("-n", name, "link", "set", "lo", "up")
-                netem = ("-n", name, "qdisc", "add", "dev", "eth0", "root", "netem", "delay", "20ms", "loss", "1%")
-                ip(*netem, of="tc", needed=False)
-        except OSError as error:
-            pytest.skip(f"network namespaces cannot be made here: {error}")
-        yield [Host(name, f"10.77.0.{number + 1}", held) for number, name in enumerate(names)]
+def hosts(tmp_path: Path) -> Iterator[list[Host]]:
+    with three_hosts(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +53,43 @@ def test_a_job_over_three_hosts_trains_the_same_numbers(alone: Numbers, tmp_path
     assert master.wait(LIMIT_S) == 0, (tmp_path / "master.log").read_text()
     assert [worker.wait(LIMIT_S) for worker in workers] == [0, 0, 0]
     assert differing(alone, trained_numbers(tmp_path / "checkpoints")) == []
+
+
+@pytest.mark.timeout(1200)
+def test_host_embeddings_over_three_hosts_have_the_numbers_of_one(tmp_path: Path, hosts: list[Host]) -> None:
+    """Members of a replica group on each host; they exchange rows and gradients over MPI."""
+    program = ["-m", "tests.elastable.launch.host_embedding_program"]
+    for folder in ("one", "three"):
+        (tmp_path / folder).mkdir()
+    over_hosts(hosts, tmp_path, *program, str(tmp_path / "three"))
+    ran = run_elastable("replicas", "-n", "3", *program, tmp_path / "one")
+    assert ran.code == 0, ran.err
+    for rank in range(3):
+        with np.load(tmp_path / "one" / f"{rank}.npz") as here, np.load(tmp_path / "three" / f"{rank}.npz") as there:
+            assert differing(dict(here), dict(there)) == []
+
+
+@pytest.mark.timeout(1200)
+def test_a_knowledge_graph_is_trained_over_three_hosts_as_on_one(tmp_path: Path, hosts: list[Host]) -> None:
+    graph = tmp_path / "ring"
+    graph.mkdir()
+    lines = [
+        f"city-{k}\t{how}\tcity-{(k + far) % 24}" for how, far in (("next", 1), ("opposite", 12)) for k in range(24)
+    ]
+    for name, part in (("train", lines[:-6]), ("valid", lines[-6:-3]), ("test", lines[-3:])):
+        (graph / f"{name}.txt").write_text("\n".join(part) + "\n")
+    train = ["elastable", "kg", "train", str(graph), "--dim", "8", "--batch", "32", "--epochs", "2", "--run-dir"]
+    over_hosts(hosts, tmp_path, *train, str(tmp_path / "three"))
+    ran = run_elastable("replicas", "-n", "3", *train, tmp_path / "one")
+    assert ran.code == 0, ran.err
+    one, three = (
+        dict(GraphCheckpoints(tmp_path / of / "latest" / "checkpoints").newest().state) for of in ("one", "three")
+    )
+    assert differing(one, three) == []
+
+
+def over_hosts(hosts: list[Host], home: Path, *program: str) -> None:
+    """Runs `elastable replicas` from the first host with a member on each."""
+    words = ["replicas", "-n", "3", "--hosts", ",".join(host.name for host in hosts), "--deadline", "300", *program]
+    process = hosts[0].start(home / "replicas.log", *words, env=os.environ)
+    assert process.wait(LIMIT_S) == 0, (home / "replicas.log").read_text()

@@ -14,8 +14,11 @@ from typing import Any
 import pytest
 
 from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.shards.row_pushes import Committed, PushedCommit, RowPush, RowPushOutcome
 from elastable.embedding_store.shards.shard import Shard
+from elastable.embedding_store.wire.client.remote_source import RemoteSource
 from elastable.master.checkpoints.storage.checkpoint_locations import checkpoint_names, files_at
+from elastable.master.wire.client import MasterClient
 from elastable.process.exit_codes import ExitCode
 from tests.embedding_store.shards.served_shards import ServedShard
 from tests.equality.jobs import Numbers, Running, differing, train
@@ -144,6 +147,66 @@ def test_servers_die_at_every_step_and_the_master_between_two(
     assert names[0] == "ckpt-0000000010"
     assert "ckpt-0000000020" not in names, "a server died while it wrote that one"
     assert files_at(tmp_path / "checkpoints").drafts() == []
+
+
+def test_a_worker_dies_between_two_servers_and_a_slow_server_holds_up_nobody_else(
+    clipped: Numbers, tmp_path: Path, start: Callable[[int], list[ServedShard]]
+) -> None:
+    servers = start(2)
+    held = {8: False, 16: True}  # version -> whether the second server still reads the push of the worker that dies
+    between, died, slow, shown = ({at: threading.Event() for at in (*held, 24)} for _ in range(4))
+    accepted = {at: threading.Event() for at in held}
+    pushes, commit = [server.shard.push_rows for server in servers], servers[1].shard.commit
+
+    def first(push: RowPush) -> RowPushOutcome:
+        outcome = pushes[0](push)
+        if push.version in accepted:
+            accepted[push.version].set()
+        return outcome
+
+    def second(push: RowPush) -> RowPushOutcome:
+        if push.version in held and not between[push.version].is_set():
+            assert accepted[push.version].wait(DEADLINE_S), "the first server got no push"
+            between[push.version].set()
+            assert died[push.version].wait(DEADLINE_S)
+            if not held[push.version]:
+                raise StoreFailed("nobody reads this: the worker is dead")
+        return pushes[1](push)
+
+    def slowly(pushed: PushedCommit, secret: bytes) -> Committed:
+        if pushed.version == 24:
+            slow[24].set()
+            assert shown[24].wait(DEADLINE_S)
+        return commit(pushed, secret)
+
+    servers[0].shard.push_rows = first  # type: ignore[method-assign]
+    servers[1].shard.push_rows = second  # type: ignore[method-assign]
+    servers[1].shard.commit = slowly  # type: ignore[method-assign, assignment]
+
+    def disturb(job: Running) -> None:
+        for at in held:
+            assert between[at].wait(DEADLINE_S), f"no push of version {at} reached the second server"
+            job.processes[1].kill()
+            job.processes[1].wait(timeout=60)
+            died[at].set()
+            del job.processes[1]
+            job.start_worker()
+        assert slow[24].wait(DEADLINE_S), "version 24 was never committed"
+        with (
+            RemoteSource(servers[0].address, 60.0) as other,
+            RemoteSource(servers[1].address, 60.0) as late,
+            MasterClient(job.address, deadline_s=60) as master,
+        ):
+            assert other.wait_for_version(24, 60.0), "a server waits for another one"
+            assert late.version() == 23, "a server that is slow with its commit still answers"
+            until(
+                lambda: [it.address for it in master.status().servers if it.waited_s > 0] == [servers[1].address],
+                DEADLINE_S,
+            )
+        shown[24].set()
+
+    stores = [server.address for server in servers]
+    assert differing(clipped, train(tmp_path, 1, "clipped", stores=stores, during=disturb)) == []
 
 
 @pytest.mark.slow  # tests/elastable/jobs resumes jobs of one store that has lost rows

@@ -88,7 +88,7 @@ def test_numbers_do_not_depend_on_store_servers(
         "files": [f"file://{tmp_path}/rows-{number}?budget=1MiB&flush=0.01" for number in range(count)],
     }
     started = servers(*urls[place])
-    stores = [server.address for server in started]
+    stores = [f"dns://{started[0].address}?count=1"] if count == 1 else [server.address for server in started]
     assert differing(alone, train(tmp_path, workers, "adagrad", stores=stores)) == []
 
 
@@ -100,6 +100,20 @@ def test_one_worker_trains_the_same_numbers_asynchronously(tmp_path: Path, serve
     stores = [server.address for server in servers("memory", "memory")]
     ours = train(homes[1], 1, "adagrad", stores=stores, mode="async")
     assert differing(train(homes[0], 1, "adagrad", mode="async"), ours) == []
+
+
+@pytest.mark.slow  # tests/elastable/models/test_table_places.py prepares such a job
+def test_small_tables_stay_on_the_workers_beside_store_servers(tmp_path: Path, servers: Servers) -> None:
+    file = tmp_path / "locations.toml"
+    file.write_text("[weight]\nmin_elements_for_off_worker = 300\n")
+    homes = [tmp_path / "one", tmp_path / "two"]
+    for home in homes:
+        home.mkdir()
+    stores = [server.address for server in servers("memory", "memory")]
+    placed = ("--locations", str(file))
+    ours = train(homes[0], 2, "adagrad", stores=stores, options=placed)
+    assert 0 < len([name for name in ours if name.endswith("/ids")]) < 3
+    assert differing(train(homes[1], 1, "adagrad", options=placed), ours) == []
 
 
 @pytest.mark.slow  # tests/embedding_store/shards compares norms over servers, and their commits

@@ -248,6 +248,7 @@ def _pushed_rows(server: ShardClient) -> None:
 
 SHARD_QUESTIONS: dict[str, Callable[[Any], Any]] = {
     "GetOwner": lambda server: server.other_writer(),
+    "GetShardStatus": lambda server: server.shard_status(),
     "PushRows": _pushed_rows,
     "Renew": lambda server: server.require_owner(),
     "Measure": lambda server: server.measure(_SUMS),

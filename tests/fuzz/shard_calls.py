@@ -105,6 +105,7 @@ def _plain(kind: type[Any]) -> Call:
 
 SHARD_CALLS: dict[str, Call] = {
     "GetOwner": _plain(store_pb2.GetOwnerRequest),
+    "GetShardStatus": _plain(store_pb2.GetShardStatusRequest),
     "PushRows": Call(_push, store_pb2.RowPushFrame),
     "Renew": _plain(store_pb2.RenewRequest),
     "Measure": Call(lambda m: (store_pb2.MeasureRequest(sums=_sums(m)), b"")),

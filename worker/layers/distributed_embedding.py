@@ -107,7 +107,6 @@ class DistributedEmbedding(keras.layers.Layer):  # type: ignore[misc]
         if update_stats:
             raise Unsupported(f"layer {self.name!r}: update_stats=True belongs to keras-rs' JAX backend: leave it out")
         self._features = _read(feature_configs)
-        self._table_stacking = repr(table_stacking) if table_stacking is None else table_stacking
         self._tables = [_table_layer(table) for table in self._features.tables]
         # Ids are integers at every precision, and a lookup is no XLA operation.
         self.autocast = False

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec
 from elastable.embedding_store.errors import BadSpec, Unsupported
-from elastable.worker.rows.combine import COMBINERS
+from elastable.embedding_store.native.row_fold import COMBINERS
 
 __all__ = [
     "initial_weights",

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from elastable.embedding_store.errors import BadSpec
-from elastable.worker.rows.combine import COMBINERS
+from elastable.embedding_store.native.row_fold import COMBINERS
 
 __all__ = ["PLACEMENTS", "FeatureConfig", "TableConfig", "config_of_table", "refuse_feature", "table_config"]
 

@@ -104,5 +104,5 @@ def _counts_records(values: tf.Tensor) -> bool:
     return not any(operation.type.startswith(_SIZED_BY_DATA) for operation in ancestors(values))
 
 
-# AutoGraph would convert it, as it converts everything that a model calls.
+# Within a tf.function of the user AutoGraph would convert it, as it converts everything that is called there.
 keras_loss.reduce_weighted_values = tf.autograph.experimental.do_not_convert(_reduce)

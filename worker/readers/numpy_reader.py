@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.records.pytrees import (
     Leaf,
@@ -14,7 +15,7 @@ from elastable.worker.readers.records.pytrees import (
     refuse_large_ids,
 )
 from elastable.worker.readers.records.ragged import taken
-from elastable.worker.readers.records.reader import Batch, Int64, Reader, checked_indices
+from elastable.worker.readers.records.reader import Batch, Reader, checked_indices
 
 __all__ = ["NumpyReader"]
 

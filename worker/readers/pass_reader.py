@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.records.pytrees import batch_arrays
-from elastable.worker.readers.records.reader import Batch, Int64, Reader
+from elastable.worker.readers.records.reader import Batch, Reader
 from elastable.worker.readers.streams.stream_reader import (
     StreamReader,
     batch_parts,

@@ -7,10 +7,9 @@ from copy import copy
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.arrays import Array, Float32, Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.records.ragged import Array
-from elastable.worker.readers.records.reader import Batch, Int64, Reader, checked_indices
+from elastable.worker.readers.records.reader import Batch, Reader, checked_indices
 
 __all__ = ["ClassWeightReader", "PartReader"]
 

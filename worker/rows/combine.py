@@ -10,12 +10,11 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from elastable.embedding_store.errors import BadIds, BadSpec
+from elastable.embedding_store.native.row_fold import COMBINERS
 from elastable.worker.keras.structures import TensorLike
 from elastable.worker.rows.id_values import as_int64, refuse_weights_unlike, require_id_dtype
 
-__all__ = ["COMBINERS", "FlatIds", "flatten_ids", "shape_rows"]
-
-COMBINERS = ("sum", "mean", "sqrtn")
+__all__ = ["FlatIds", "flatten_ids", "shape_rows"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from elastable.worker.runtime.push_naming import push_naming
 from elastable.worker.runtime.row_pushes import RowPushes
 from elastable.worker.runtime.rows_ahead import RowsAhead
 from elastable.worker.runtime.task_feed import TaskFeed
+from elastable.worker.runtime.traces import micro_batch_span
 from elastable.worker.runtime.worker_measures import WorkerMeasures
 
 __all__ = ["Worker"]
@@ -90,7 +91,7 @@ class Worker:
         self._ahead_since: float | None = None  # since when the master has been at an earlier version
         self._stopped = False
         self._feed = TaskFeed(master, identity.incarnation, computer.prepare, ahead)
-        self._rows_ahead = RowsAhead(source, deadline_s)
+        self._rows_ahead = RowsAhead(source, deadline_s, session.job.job)
         self._row_pushes = None if rows_to is None else RowPushes(rows_to, session.job, deadline_s)
 
     def run(self) -> int:
@@ -135,7 +136,10 @@ class Worker:
             if not held:
                 self._feed.idle()
                 return 0
-            counted = self._train(prepared) if prepared.task.kind is TaskKind.TRAIN else self._evaluate(prepared)
+            task = prepared.task
+            job, computed_on = self._session.job.job, self._snapshots[task.kind].version
+            with micro_batch_span(job, task, computed_on, self._identity.incarnation):
+                counted = self._train(prepared) if task.kind is TaskKind.TRAIN else self._evaluate(prepared)
         except StaleVersion as stale:
             # Another worker computed it: its lease had been reassigned.
             _log.info("micro-batch %d dropped: %s", prepared.task.micro_batch, stale)
@@ -258,8 +262,8 @@ class Worker:
         self._feed.begin_anew(keep)
 
     def _tell(self, error: Exception) -> None:
-        if isinstance(error, JobFailed) or (isinstance(error, Unavailable) and not self._session.alive()):
-            # The master reported it, perhaps that of another job, or it cannot be reached.
+        if isinstance(error, JobFailed) or (isinstance(error, Unavailable | ShardLost) and not self._session.alive()):
+            # The master reported it, perhaps that of another job, or it cannot be reached, or has ended for it.
             return
         # What fails here fails on every worker, except an unreachable server, credentials, and too little memory.
         # The master itself decides whether a shard is lost: only this worker's connection may be broken.

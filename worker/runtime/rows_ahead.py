@@ -9,7 +9,9 @@ from queue import Empty, SimpleQueue
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.errors import FutureVersion, Unavailable
+from elastable.embedding_store.measures.spans import span
 from elastable.worker.runtime.compute import Prepared
+from elastable.worker.runtime.traces import trace_of
 
 __all__ = ["RowsAhead"]
 
@@ -29,9 +31,11 @@ class RowsAhead:
     Args:
         source: Where rows are looked up.
         deadline_s: Seconds to wait for a running lookup.
+        job: Whose traces its lookups belong to.
     """
 
-    def __init__(self, source: RowSource, deadline_s: float) -> None:
+    def __init__(self, source: RowSource, deadline_s: float, job: str = "") -> None:
+        self._job = job
         self._source = source
         self._deadline_s = deadline_s
         self._asked: Prepared | None = None
@@ -81,7 +85,10 @@ class RowsAhead:
                 prepared, rows = self._waiting.get(timeout=_IDLE_S)
             except Empty:
                 continue
+            task = prepared.task
             try:
-                rows.set_result(self._source.lookup_when(prepared.ids.unique, prepared.task.version, _WAIT_S))
+                with span("lookup ahead", trace_of(self._job, task, task.version), {"micro_batch": task.micro_batch}):
+                    found = self._source.lookup_when(prepared.ids.unique, task.version, _WAIT_S)
+                rows.set_result(found)
             except Exception as error:  # noqa: BLE001 - whoever takes the rows gets it
                 rows.set_exception(error)

@@ -87,10 +87,14 @@ class ModelStep(Generic[Output]):
     def _call(self, batch: TensorBatch, bets: Mapping[str, tf.Tensor], ids: IdSets, micro_batch: int) -> Output:
         if self._function is None:
             # A concrete function: calls skip the search for a matching trace.
-            self._function = tf.function(self._body, input_signature=self._inputs).get_concrete_function()
+            self._function = self._traced().get_concrete_function()
         flat = tf.nest.flatten(batch, expand_composites=True)
         arrays = [*(bets[table] for table in self._tables), *ids.inverses, np.int64(micro_batch)]
         return self._function(*flat, *map(tf.convert_to_tensor, arrays))
+
+    def _traced(self) -> tf.types.experimental.PolymorphicFunction:
+        """The step, compiled as `Model.fit` compiles its own: without AutoGraph."""
+        return tf.function(tf.autograph.experimental.do_not_convert(self._body), input_signature=self._inputs)
 
     def _unpack(
         self, flat: Sequence[tf.Tensor]

@@ -38,10 +38,6 @@ __all__ = [
 ]
 
 
-#: Keeps AutoGraph from converting a function; it is meant for the user's code.
-as_written = tf.autograph.experimental.do_not_convert
-
-
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """The result of one micro-batch; see `elastable.master.api.Push` for the shapes."""
@@ -174,7 +170,7 @@ class TrainStep(ModelStep[StepTensors]):
             tape.watch([bet for table, bet in bets.items() if table not in frozen])
             scope = StepScope(self._plan.layers, inverses, bets, self._lookup, tape)
             loss, penalty = self._forward(batch, scope)
-            parts = as_written(self._parts_of)(loss, penalty, recorded, flat, scope)
+            parts = self._parts_of(loss, penalty, recorded, flat, scope)
         self._unplanned = [table for table, _, _ in scope.unplanned]
         self._kinds[self._trainable, self._turn] = [part.kind for part in parts]
         return StepTensors(
@@ -236,7 +232,7 @@ class TrainStep(ModelStep[StepTensors]):
 
     def _refuse_eager(self) -> None:
         """Traces the step once, because terms are only visible in a graph; refuses a loss of several parts."""
-        tf.function(self._body, input_signature=self._inputs).get_concrete_function()
+        self._traced().get_concrete_function()
         plain = (DivisorKind.RECORDS, DivisorKind.NOTHING)
         first, *others = self._kinds[b"", 0]
         if first not in plain or any(kind is not DivisorKind.ROWS for kind in others):

@@ -18,6 +18,7 @@ from elastable.embedding_store.contract.pins import PinStatistics
 from elastable.embedding_store.contract.row_data import FlushStatus
 from elastable.embedding_store.errors import Unavailable
 from elastable.embedding_store.option import Option, check_options, required, setting
+from elastable.embedding_store.shards.server_status import ServerStatus, ShardStatus
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
 from elastable.master.api import JobStatus, Refusal
 from elastable.master.wire.client import MasterClient
@@ -95,6 +96,8 @@ def _reports(client: MasterClient, store: RemoteStore, every_s: float) -> Iterat
 
 def _shown(reported: JobStatus, pins: Sequence[PinStatistics]) -> RenderableType:
     found: list[RenderableType] = [_progress_table(reported), _workers_table(reported)]
+    if reported.servers:
+        found.append(_servers_table(reported.servers))
     if reported.flush is not None:
         found.append(_flush_table(reported.flush))
     if pins:
@@ -123,6 +126,19 @@ def _workers_table(reported: JobStatus) -> Table:
             escape(who.host), str(who.pid), "gone", str(gone.leases), f"{gone.micro_batches:,}", "", left, style="dim"
         )
     return workers
+
+
+def _servers_table(servers: Sequence[ServerStatus]) -> Table:
+    """Store servers: what each holds, and for how long the job has been waiting for it."""
+    columns = "server", "version", "rows", "bytes", "in memory", "versions behind", "waited for"
+    table = Table(*columns, title=f"{len(servers)} store servers")
+    for server in servers:
+        shard = server.shard or ShardStatus()
+        hit = "" if shard.hit_rate is None else f"{shard.hit_rate:.1%}"
+        waited = f"{server.waited_s:.1f} s" if server.waited_s else ""
+        told = f"{shard.version:,}", f"{shard.rows:,}", f"{shard.bytes:,}", hit, f"{shard.flush_lag:,}"
+        table.add_row(escape(server.address), *told, waited if not server.failure else escape(server.failure))
+    return table
 
 
 def _refusals_table(refusals: Sequence[Refusal]) -> Table:
@@ -177,7 +193,7 @@ def _flush_table(flush: FlushStatus) -> Table:
 
 
 def _as_json(reported: JobStatus, pins: Sequence[PinStatistics]) -> dict[str, object]:
-    apart = ("workers", "refusals", "gone")
+    apart = ("workers", "refusals", "gone", "servers")
     plain = {name: getattr(reported, name) for name in reported.__slots__ if name not in apart}
     plain["metrics"], plain["seconds_left"] = dict(reported.metrics), reported.seconds_left
     plain["flush"] = None if reported.flush is None else asdict(reported.flush)
@@ -200,4 +216,5 @@ def _as_json(reported: JobStatus, pins: Sequence[PinStatistics]) -> dict[str, ob
         {"host": r.worker.host, "pid": r.worker.pid, "error": r.error, "message": r.message, "count": r.count}
         for r in reported.refusals
     ]
+    plain["servers"] = [asdict(server) for server in reported.servers]
     return {**plain, "pins": [asdict(pin) for pin in pins]}

@@ -22,12 +22,21 @@ from elastable.embedding_store.support.extras import needs
 from elastable.process.quiet import import_tensorflow
 
 if TYPE_CHECKING:
+    from elastable.embedding_store.contract.arrays import Int32
     from elastable.replicas.knowledge_graphs.evaluation.candidates import Candidates
     from elastable.replicas.knowledge_graphs.evaluation.triple_candidates import TripleCandidates
-    from elastable.replicas.knowledge_graphs.graph.batch import Int32
     from elastable.replicas.knowledge_graphs.trained.trained_graph import TrainedGraph
 
-__all__ = ["GRAPH", "RUN", "classify_triples", "evaluate_run", "listed_entities", "open_run", "score_triples"]
+__all__ = [
+    "GRAPH",
+    "RUN",
+    "classify_triples",
+    "evaluate_run",
+    "listed_entities",
+    "open_run",
+    "rank_table",
+    "score_triples",
+]
 
 RUN = Option("A run directory of `elastable kg train`.", metavar="RUN", positional=True)
 GRAPH = Option("The graph, if it has moved since.", metavar="DATASET", unset="where it was when the model was trained")
@@ -117,7 +126,7 @@ def evaluate_run(options: _EvaluateOptions) -> None:
     if options.as_json:
         typer.echo(json.dumps(report))
     else:
-        Console().print(_rank_table(report, hits))
+        Console().print(rank_table(report, hits))
 
 
 def _hits(at: str) -> tuple[int, ...]:
@@ -157,12 +166,14 @@ def _candidates(trained: TrainedGraph, options: _EvaluateOptions) -> Candidates 
     return Candidates.of_types(types, len(trained.entities), trained.graph.further_types)
 
 
-def _rank_table(report: Mapping[str, object], hits: Sequence[int]) -> Table:
+def rank_table(report: Mapping[str, object], hits: Sequence[int]) -> Table:
+    """What `kg evaluate --json` prints, as a table; `hits`: the k of its hits@k."""
     kind = "filtered" if report["filtered"] else "raw"
     table = Table(title=f"{report['triples']:,} {report['split']} triples, {kind}", title_justify="left")
     names = ["mrr", *(f"hits@{k}" for k in hits), "mean_rank"]
-    for column in (str(report.get("by", "")), "queries", *names):
-        table.add_column(column, justify="left" if column == report.get("by", "") else "right")
+    table.add_column(str(report.get("by", "")), overflow="fold")  # whole names, however narrow the terminal
+    for column in ("queries", *names):
+        table.add_column(column, justify="right")
 
     def add(name: str, queries: int, metrics: Mapping[str, float], prefix: str = "") -> None:
         values = (f"{metrics[prefix + each]:.{1 if each == 'mean_rank' else 4}f}" for each in names)

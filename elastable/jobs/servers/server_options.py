@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.option import check_options, setting
-from elastable.embedding_store.support.store_url import byte_count
+from elastable.embedding_store.support.store_url import SERVERS, byte_count, server_addresses
 from elastable.embedding_store.tiers.redis.url import redacted
+from elastable.jobs.servers.dns_servers import DnsServers, is_dns_name
+from elastable.jobs.servers.store_registry import is_registry
 from elastable.jobs.shared_options import (
+    CLIENT_BYTES,
+    CLIENT_CALLS,
     HTTP,
     INSECURE,
     LISTEN,
     NOT_FINITE,
     STORE_URL,
     TRANSPORT,
+    client_limits,
     deadline,
     of_network,
     of_store,
 )
 
-__all__ = ["ServerOptions", "StoreServerOptions", "require_own_store"]
+__all__ = ["ServerOptions", "StoreServerOptions", "require_own_store", "require_servers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +45,12 @@ class ServerOptions:
     insecure: bool = setting(False, INSECURE)
     listen: str = setting("127.0.0.1:50051", LISTEN)
     http: str | None = setting(None, HTTP)
+    client_calls: int = setting(128, CLIENT_CALLS)
+    client_bytes: str | None = setting(None, CLIENT_BYTES)
 
     def __post_init__(self) -> None:
         check_options(self)
+        client_limits(self.client_calls, self.client_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +91,25 @@ class StoreServerOptions:
     insecure: bool = setting(False, INSECURE)
     listen: str = setting("127.0.0.1:50061", LISTEN)
     http: str | None = setting(None, HTTP)
+    client_calls: int = setting(128, CLIENT_CALLS)
+    client_bytes: str | None = setting(None, CLIENT_BYTES)
 
     def __post_init__(self) -> None:
         check_options(self)
+        client_limits(self.client_calls, self.client_bytes)
         byte_count(self.gradient_bytes)
         require_own_store(self.store)
         if self.register is None and (self.number is not None or self.advertise is not None):
             raise BadInput("--number and --advertise need --register: the Redis in which the server is announced")
+
+
+def require_servers(stores: Sequence[str]) -> None:
+    """Raises `BadInput` where `--stores`, split at its commas, can name no store servers."""
+    url = ",".join(stores)
+    if is_dns_name(url):
+        DnsServers.parse(url)
+    elif not is_registry(url):
+        server_addresses(SERVERS + url)
 
 
 def require_own_store(url: str) -> None:

@@ -7,16 +7,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from urllib.parse import parse_qsl, quote
 
+from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.errors import BadInput, ElastableError, StoreFailed, TakenOver, Unavailable
 from elastable.embedding_store.support.address import Address
-from elastable.embedding_store.tiers.redis.redis_connection import Deadline
-from elastable.embedding_store.tiers.redis.reply_shapes import Command
-from elastable.embedding_store.tiers.redis.topology import Topology
-from elastable.embedding_store.tiers.redis.transactions import change_if_unchanged
+from elastable.embedding_store.tiers.redis.connections.redis_connection import Deadline
+from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
+from elastable.embedding_store.tiers.redis.connections.topology import Topology
+from elastable.embedding_store.tiers.redis.connections.transactions import change_if_unchanged
 from elastable.embedding_store.tiers.redis.url import SCHEMES, RedisUrl
 
 __all__ = ["LEASE_S", "MOST_SERVERS", "Registration", "StoreRegistry", "is_registry"]
@@ -33,7 +33,7 @@ def is_registry(url: str) -> bool:
     return url.partition("://")[0] in SCHEMES
 
 
-class StoreRegistry:
+class StoreRegistry(Closing):
     """The store servers of one namespace of a Redis. For many threads at once.
 
     Args:
@@ -175,16 +175,8 @@ class StoreRegistry:
         """Closes the connections. Closing twice is harmless."""
         self._topology.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class Registration:
+class Registration(Closing):
     """A number that is held until `close`, and until its lease ends where this process dies.
 
     Attributes:
@@ -243,14 +235,6 @@ class Registration:
 
         with suppress(ElastableError):  # else its lease ends it
             self._registry.change(key, given_back)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _address(held: bytes | None) -> str | None:

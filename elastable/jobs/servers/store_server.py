@@ -25,10 +25,12 @@ from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.shared.shared_store import channels_of
 from elastable.jobs.servers.server_options import StoreServerOptions
 from elastable.jobs.servers.store_registry import Registration, StoreRegistry
+from elastable.jobs.shared_options import client_limits
 from elastable.jobs.store_watch import StoreHealth
 from elastable.master.checkpoints.servers.row_saver import CheckpointRowSaver
 from elastable.master.keras.row_optimizers.registration import register_job_optimizers
 from elastable.monitoring.metric import Source
+from elastable.monitoring.page.views import ShardView
 from elastable.monitoring.sources.server_source import server_sources
 from elastable.monitoring.sources.shard_source import shard_source
 from elastable.monitoring.sources.store_source import StoreSource
@@ -52,7 +54,7 @@ def run_store_server(options: StoreServerOptions, console: Console) -> int:
         ElastableError: the store cannot be opened, or the address not be used.
     """
     register_job_optimizers(import_tensorflow)
-    describe_process(role="store")
+    describe_process(role="store", shard=options.listen)
     with ExitStack() as held:
         registration = None if options.register is None else _registered(options, options.register, held)
         url = options.store if registration is None else url_of_server(options.store, registration.number)
@@ -61,7 +63,7 @@ def run_store_server(options: StoreServerOptions, console: Console) -> int:
         channels = channels_of(store)
         if channels is None and options.transport == "shared":
             raise BadInput(f"--transport shared: rows of the store {redacted(url)} are not in shared memory")
-        shard = Shard(store, byte_count(options.gradient_bytes), CheckpointRowSaver(store))
+        shard = Shard(store, byte_count(options.gradient_bytes), CheckpointRowSaver(store), redacted(url))
         keep_collections_short()
         stopped, taken = threading.Event(), list[str]()
         credentials = Credentials.from_environment()
@@ -69,11 +71,13 @@ def run_store_server(options: StoreServerOptions, console: Console) -> int:
         server = GrpcServer(
             options.listen,
             shard_services(shard, channels, lookups, health.not_ready),
+            client_limits(options.client_calls, options.client_bytes),
             credentials=credentials,
             insecure=options.insecure,
             anonymous=_anonymous(credentials),
         )
         with server, health.watching(store):
+            describe_process(shard=server.address)
             console.print(
                 f"store server at {server.address}, store {redacted(url)}, version {store.version()}",
                 highlight=False,
@@ -91,7 +95,8 @@ def run_store_server(options: StoreServerOptions, console: Console) -> int:
                 "pushes": partial(shard_source, shard),
                 **server_sources("store", server, lookups),
             }
-            watched = Watched(sources, server.health.not_ready)
+            view = ShardView(shard, url, health.not_ready)
+            watched = Watched(sources, server.health.not_ready, view)
             shown = watched_over_http(options.http, options.insecure, watched, console)
             with shown, stopping_on_signals(lambda reason: stopped.set(), console):
                 stopped.wait()

@@ -40,4 +40,4 @@ def _hash(html: str, tag: str) -> str:
 
 
 PAGE = LivePage.of(resources.files("elastable.monitoring.page").joinpath("live_page.html").read_text("utf-8"))
-"""Of a master or a parameter server."""
+"""Of a master, a parameter server or a store server."""

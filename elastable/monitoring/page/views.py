@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.measures.values import Histogram
+from elastable.embedding_store.shards.server_status import ServerStatus
+from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.support.printable import printable
+from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.api import GoneWorker, JobStatus, WorkerStatus
 from elastable.monitoring.checkpoint_log import CheckpointLog
 from elastable.monitoring.page.advice import advice_on
@@ -20,13 +23,14 @@ from elastable.output.curves import Curves
 if TYPE_CHECKING:
     from elastable.master.jobs.job_master import Master
 
-__all__ = ["JobView", "ServerView", "View"]
+__all__ = ["JobView", "ServerView", "ShardView", "View"]
 
 View = Callable[[], Mapping[str, object]]
 """The current state of a process; called by one thread at a time."""
 
 _PHASES = ("wait", "sum", "dense", "rows", "callbacks")
 _MOST_TABLES = 200
+_WAITED_S = 1.0  # that a version takes of a store server before the page says so
 
 
 class JobView:
@@ -65,6 +69,7 @@ class JobView:
             "curves": self._curves.points(),
             "phases": _phases(self._master),
             "workers": [*map(_worker, status.workers), *map(_gone, status.gone)],
+            "servers": [*map(_server, status.servers)],
             "store_ready": problem is None,
             **(_store(self._store) if problem is None else {"tables": [], "flush": None, "pins": []}),
             "checkpoints": [asdict(each) for each in reversed(self._checkpoints.noted())],
@@ -106,6 +111,41 @@ class ServerView:
         }
 
 
+class ShardView:
+    """Of a store server.
+
+    Args:
+        shard: That it serves.
+        store: URL of its rows; a login in it is left out.
+        not_ready: Why the store cannot be asked now; None: it can.
+    """
+
+    def __init__(self, shard: Shard, store: str, not_ready: Callable[[], str | None]) -> None:
+        self._shard, self._url, self._not_ready = shard, redacted(store), not_ready
+        self._started = time.time()
+
+    def __call__(self) -> Mapping[str, object]:
+        problem, claim = self._not_ready(), self._shard.ownership.claim
+        owner = self._shard.ownership.live_owner()
+        shown: dict[str, object] = {"tables": [], "flush": None, "pins": [], "version": None}
+        if problem is None:
+            shown = {**_store(self._shard.store), "version": self._shard.store.version()}
+        return {
+            **shown,
+            "kind": "shard",
+            "state": "failed" if problem is not None else "serving a job" if owner else "waiting for a job",
+            "store": self._url,
+            "owner": printable(owner, 256, lines=False),
+            "job": "" if claim is None else printable(claim.job, 256, lines=False),
+            "pushed_bytes": self._shard.buffered_bytes,
+            "workers": [],
+            "time": time.time(),
+            "started": self._started,
+            "store_ready": problem is None,
+            "problems": [] if problem is None else [_problem("the store", problem)],
+        }
+
+
 def _progress(status: JobStatus) -> dict[str, object]:
     return {
         "job": status.job,
@@ -142,6 +182,14 @@ def _gone(worker: GoneWorker) -> dict[str, object]:
     return {**_who(worker), "state": "gone", "records_per_s": 0.0, "silent_s": worker.seconds_ago}
 
 
+def _server(server: ServerStatus) -> dict[str, object]:
+    said = {} if server.shard is None else {**asdict(server.shard), "hit_rate": server.shard.hit_rate}
+    state = "away" if server.failure else "unknown" if server.shard is None else "waited for"
+    if state == "waited for" and server.waited_s < _WAITED_S:
+        state = "serving"
+    return {**said, "address": server.address, "state": state, "waited_s": server.waited_s}
+
+
 def _who(worker: WorkerStatus | GoneWorker) -> dict[str, object]:
     return {
         "id": worker.identity.incarnation,
@@ -171,6 +219,9 @@ def _store(store: EmbeddingStore) -> dict[str, object]:
 def _problems(status: JobStatus, problem: str | None, checkpoints: CheckpointLog) -> list[dict[str, object]]:
     """What is wrong, and what to do, the latest first."""
     found = [] if problem is None else [_problem("the store", problem)]
+    for server in status.servers:
+        if why := server.failure or (server.shard.failure if server.shard is not None else ""):
+            found.append(_problem(f"the store server {server.address}", why))
     if status.flush is not None and status.flush.failure is not None:
         found.append(_problem("writing rows to the tier", status.flush.failure))
     for it in reversed(status.refusals):

@@ -68,7 +68,11 @@ class CompositeSource(RowSource, Generic[Source]):
 
     def wait_for_version(self, version: int, timeout_s: float) -> bool:
         end = time.monotonic() + timeout_s
-        return all(source.wait_for_version(version, max(0.0, end - time.monotonic())) for source in self._sources)
+
+        def wait(source: Source) -> bool:
+            return source.wait_for_version(version, max(0.0, end - time.monotonic()))
+
+        return all(self._each(wait).values())
 
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
         """Rows of many tables. A `version` is checked on every store, also on those that hold none of the rows."""

@@ -130,19 +130,19 @@ class CompositeStore(CompositeReads[EmbeddingStore], BaseStore):
 
     @property
     def keeps_records(self) -> bool:
-        return all(store.keeps_records for store in self._sources)
+        return all(self._each(lambda store: store.keeps_records, together=False).values())
 
     def record(self) -> bytes | None:
         with self._lock.reading():
             self._require_one_version()
-            return self._sources[RECORD_STORE].record()
+            return self._each(lambda store: store.record(), (RECORD_STORE,))[RECORD_STORE]
 
     def other_writer(self) -> str | None:
-        return next((writer for store in self._sources if (writer := store.other_writer())), None)
+        writers = self._each(lambda store: store.other_writer(), together=not self._in_memory)
+        return next(filter(None, writers.values()), None)
 
     def require_owner(self) -> None:
-        for store in self._sources:
-            store.require_owner()
+        self._each(lambda store: store.require_owner(), together=not self._in_memory)
 
     def recover(self, version: int | None = None) -> int:
         """Takes back what some stores did of a commit; None: to the version that all of them have reached.
@@ -186,10 +186,10 @@ class CompositeStore(CompositeReads[EmbeddingStore], BaseStore):
         return joined_pins(list(self._each(lambda store: store.pins()).values()))
 
     def flush_status(self) -> FlushStatus | None:
-        return FlushStatus.of_all([store.flush_status() for store in self._sources])
+        return FlushStatus.of_all([*self._each(lambda store: store.flush_status(), together=False).values()])
 
     def measures(self) -> StoreMeasures:
-        return StoreMeasures.of_all([store.measures() for store in self._sources])
+        return StoreMeasures.of_all([*self._each(lambda store: store.measures(), together=False).values()])
 
     def put(self, table: str, blocks: Iterable[RowBlock]) -> None:
         """Writes one block after the other, each to all stores at once."""

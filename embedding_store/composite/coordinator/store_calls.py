@@ -16,6 +16,7 @@ from elastable.embedding_store.errors import (
     TakenOver,
     Unavailable,
 )
+from elastable.embedding_store.measures.spans import carried
 
 __all__ = ["StoreCalls"]
 
@@ -61,7 +62,7 @@ class StoreCalls:
         try:
             if executor is not None:
                 for store, call in list(calls.items())[1:]:
-                    started[store] = executor.submit(call)
+                    started[store] = executor.submit(carried(call))
             for store, call in calls.items():
                 if store not in started:
                     _keep(store, call, results, errors)

@@ -10,6 +10,7 @@ from elastable.embedding_store.composite.coordinator.commit_coordinator import R
 from elastable.embedding_store.composite.coordinator.composite_snapshot import CompositeSnapshot
 from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
 from elastable.embedding_store.composite.partitions.rows_on_servers import RowsOnServers, ServersSnapshot
+from elastable.embedding_store.composite.partitions.server_watch import ServerWatch
 from elastable.embedding_store.composite.splits.partition import Partition
 from elastable.embedding_store.composite.splits.token_split import gather_rows
 from elastable.embedding_store.contract.snapshot import Snapshot
@@ -30,9 +31,12 @@ from elastable.embedding_store.shards.row_pushes import (
     Slices,
 )
 from elastable.embedding_store.shards.row_saving import ChangedTable, TakenChanges
+from elastable.embedding_store.shards.server_status import ShardStatus
 from elastable.embedding_store.shards.shared_budget import FEW_VERSIONS, cut_of
 
 __all__ = ["ShardedStore"]
+
+_SUMMED = ("rows", "bytes", "wanted_rows", "read_rows", "log_bytes", "pushed_bytes")
 
 
 class ShardedStore(RowsOnServers[EmbeddingStore], PartitionedStore, ShardStore):
@@ -40,6 +44,9 @@ class ShardedStore(RowsOnServers[EmbeddingStore], PartitionedStore, ShardStore):
 
     A version counts once all of them have logged it, and so no process decides alone: whoever looks after a crash sees
     that all have it, or takes it back where it is (`recover`). Its record lies with the first one.
+
+    Attributes:
+        watch: What the servers said last, and which of them a version waits for.
 
     Args:
         servers: In the order in which existing tables were split; closed with this store.
@@ -53,7 +60,10 @@ class ShardedStore(RowsOnServers[EmbeddingStore], PartitionedStore, ShardStore):
     def __init__(self, servers: Sequence[ShardServer], timeout_s: float = 60.0) -> None:
         super().__init__(servers, "token", timeout_s=timeout_s, shares_budgets=True)
         self._servers = tuple(servers)
+        for number, server in enumerate(self._servers):
+            server.take_position(number, len(self._servers))
         self._decided: PushedCommit | None = None  # the last commit, with what goes of shared budgets of rows
+        self.watch = ServerWatch(servers)
 
     @property
     def address(self) -> str:
@@ -81,8 +91,20 @@ class ShardedStore(RowsOnServers[EmbeddingStore], PartitionedStore, ShardStore):
             return RowPushOutcome.STALE
         return RowPushOutcome.ACCEPTED if RowPushOutcome.ACCEPTED in outcomes else RowPushOutcome.DUPLICATE
 
+    def shard_status(self) -> ShardStatus:
+        """Of all servers together; its version is the lowest."""
+        found = self._calls.run({n: server.shard_status for n, server in enumerate(self._servers)}).values()
+        totals = {name: sum(getattr(of_server, name) for of_server in found) for name in _SUMMED}
+        failure = next((of_server.failure for of_server in found if of_server.failure), "")
+        lag = max(of_server.flush_lag for of_server in found)
+        stores = ", ".join(dict.fromkeys(of_server.store for of_server in found if of_server.store))
+        version = min(of_server.version for of_server in found)
+        return ShardStatus(version, flush_lag=lag, failure=failure, store=stores, **totals)
+
     def measure(self, sums: RowSums) -> Measured:
-        found = self._calls.run({n: partial(server.measure, sums) for n, server in enumerate(self._servers)})
+        found = self._calls.run(
+            {n: self.watch.timed(n, partial(server.measure, sums)) for n, server in enumerate(self._servers)}
+        )
         if missing := _union(measured.missing for measured in found.values()):
             return Measured(missing=missing)
         broken = {table for measured in found.values() for table in measured.not_finite}
@@ -111,7 +133,7 @@ class ShardedStore(RowsOnServers[EmbeddingStore], PartitionedStore, ShardStore):
             others = replace(commit, record=None)
             made = self._calls.run(
                 {
-                    n: partial(server.commit_pushed, commit if n == RECORD_STORE else others)
+                    n: self.watch.timed(n, partial(server.commit_pushed, commit if n == RECORD_STORE else others))
                     for n, server in enumerate(self._servers)
                 }
             )

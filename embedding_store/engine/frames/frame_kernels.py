@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Int64, UInt8
+from elastable.embedding_store.contract.arrays import Int32, Int64, UInt8
 from elastable.embedding_store.native.kernel import kernel
 
 __all__ = [
@@ -16,7 +15,6 @@ __all__ = [
     "HOTTEST",
     "TAKEN",
     "WRITING",
-    "Int32",
     "collect_changed",
     "frames_at",
     "mark_changed",
@@ -25,7 +23,6 @@ __all__ = [
     "take_frames",
 ]
 
-Int32 = npt.NDArray[np.int32]
 
 FREE, TAKEN = -1, -2
 """In place of a frame's position: nobody has it, and it is about to be given to a row."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
-from elastable.embedding_store.engine.frames.frame_kernels import Int32, frames_at
+from elastable.embedding_store.contract.arrays import Float32, Int32, Int64, UInt8
+from elastable.embedding_store.engine.frames.frame_kernels import frames_at
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.row_gather import can_stream, gather_range, rows_ahead, rows_in_piece
 from elastable.embedding_store.native.work_stealing import WorkCounter, fail_work, next_pieces

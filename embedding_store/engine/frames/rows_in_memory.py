@@ -165,7 +165,6 @@ class RowsInMemory(TableRows):
 
     def _resize(self, share: int) -> None:
         """Takes as much memory as this share allows."""
-        self._share = share
         if self._frames is None:
             if share < self._need():
                 self._change_frames(self._wanted(share))

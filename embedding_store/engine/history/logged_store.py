@@ -18,6 +18,7 @@ from elastable.embedding_store.engine.pins.memory_pin import MemoryPin
 from elastable.embedding_store.engine.pins.store_pins import StorePins
 from elastable.embedding_store.errors import BadInput, StoreBroken, TakenOver, Unavailable
 from elastable.embedding_store.log.changes import Change, CommitImages, TableImages
+from elastable.embedding_store.measures.counters import Durations
 from elastable.embedding_store.native.range_pool import RangePool
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
 
@@ -42,6 +43,7 @@ class LoggedStore(EmbeddingStore):
     _lock: ReadersWriterLock
     _pins: StorePins
     _pool: RangePool
+    _phases: Durations
     _table: Callable[[str], MemoryTable]
     _new_table: Callable[[TableSpec], MemoryTable]
     _require_open: Callable[[], None]
@@ -100,22 +102,26 @@ class LoggedStore(EmbeddingStore):
             return None
         return float(time.time() if commit.time is None else commit.time)
 
-    def _log_commit(
-        self, commit: Commit, updates: Mapping[MemoryTable, StagedUpdate], time: float | None = None
-    ) -> None:
-        """Logs a commit that was applied: `updates`, of the tables that it names. Until it is logged, nobody sees it.
+    def _note_applied(self, commit: Commit, updates: Mapping[MemoryTable, StagedUpdate], time: float | None) -> None:
+        """A commit was applied: `updates`, of the tables that it names. Until `_log_noted`, nobody sees it.
 
         `time`: what `_time_of` gave.
+        """
+        if self._history is not None:
+            kept = self._history.keeps_entries
+            self._unlogged = commit, self._images(commit, updates, time) if kept else CommitImages(commit.step, ())
+
+    def _log_noted(self, commit: Commit) -> None:
+        """Logs the commit that was applied.
 
         Raises:
             StoreFailed, Unavailable, DeadlineExceeded: it is not logged; the same commit may be made again.
         """
-        if self._history is None:
-            self._commit_logged(commit)
-            return
-        kept = self._history.keeps_entries
-        self._unlogged = commit, self._images(commit, updates, time) if kept else CommitImages(commit.step, ())
-        self._log_again(commit)
+        with self._phases.timing("append"):
+            if self._history is None:
+                self._commit_logged(commit)
+            else:
+                self._log_again(commit)
 
     def _log_again(self, commit: Commit) -> bool:
         """Logs a commit that was applied, and could not be logged before; whether there was such a one."""

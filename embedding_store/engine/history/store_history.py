@@ -6,8 +6,8 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Self
 
+from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.history.replaying import ReplayedTables
@@ -34,7 +34,7 @@ DEFAULT_LOG_BYTES = 1 << 30
 _BLOCK_ROWS = 65_536
 
 
-class StoreHistory:
+class StoreHistory(Closing):
     """A log of a store's changes in a folder, and a base: the whole store as of one entry of the log.
 
     When the log has grown beyond `log_bytes`, and beyond the last base, a new
@@ -165,12 +165,6 @@ class StoreHistory:
         """Closes the log. Closing twice is harmless."""
         self.abandon_base()
         self._log.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _apply(self, tables: ReplayedTables, payload: memoryview, version: int, where: str) -> None:
         try:

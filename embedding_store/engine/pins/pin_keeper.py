@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from types import TracebackType
-from typing import Self
 
+from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.errors import ElastableError, StaleVersion
 
@@ -15,7 +14,7 @@ __all__ = ["PinKeeper"]
 _log = logging.getLogger(__name__)
 
 
-class PinKeeper:
+class PinKeeper(Closing):
     """Renews a pin in a thread of its own until it is closed, and releases it then.
 
     A pin that is gone nevertheless is noticed by whoever reads there next, or asks here.
@@ -50,14 +49,6 @@ class PinKeeper:
             self.pin.close()
         except ElastableError as error:
             _log.warning("the pin for %s ends with its lease: %s", self._what, error)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _renew(self) -> None:
         while not self._over.wait(self._every_s):

@@ -6,9 +6,8 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.arrays import Int64, UInt64
 from elastable.embedding_store.native.kernel import kernel
-from elastable.embedding_store.native.row_gather import Words
 from elastable.embedding_store.native.slab import Slab, SlabMaker, anonymous_slab
 from elastable.embedding_store.support.scratch import Scratch
 
@@ -32,7 +31,7 @@ class RowDirectory(ABC):
         """Rows that slabs beside this directory need room for."""
 
     @property
-    def marks(self) -> Words | None:
+    def marks(self) -> UInt64 | None:
         """One bit an id for whether it has a row, where that lies at `position = id`; None where it does not."""
         return None
 
@@ -135,7 +134,7 @@ class DirectRows(RowDirectory):
         return int(self._live.array.nbytes)
 
     @property
-    def marks(self) -> Words:
+    def marks(self) -> UInt64:
         return self._marks
 
     def find(self, ids: Int64, positions: Int64) -> int:
@@ -176,12 +175,12 @@ class DirectRows(RowDirectory):
     def clear(self) -> None:
         # A bit an id, and how many of them are set: who reads them from another process asks for that, too.
         self._live = self._new_slab("live", -(-self._size // 64) + 1, 1, np.uint64)
-        self._marks: Words = self._live.array[:-1, 0]
-        self._count: Words = self._live.array[-1]
+        self._marks: UInt64 = self._live.array[:-1, 0]
+        self._count: UInt64 = self._live.array[-1]
 
 
 @kernel
-def _find(live: Words, ids: Int64, positions: Int64) -> int:
+def _find(live: UInt64, ids: Int64, positions: Int64) -> int:
     missing = 0
     for i in range(len(ids)):
         row = ids[i]
@@ -194,7 +193,7 @@ def _find(live: Words, ids: Int64, positions: Int64) -> int:
 
 
 @kernel
-def _claim(live: Words, ids: Int64, positions: Int64, fresh: Int64) -> int:
+def _claim(live: UInt64, ids: Int64, positions: Int64, fresh: Int64) -> int:
     count = 0
     for i in range(len(ids)):
         row = ids[i]
@@ -208,7 +207,7 @@ def _claim(live: Words, ids: Int64, positions: Int64, fresh: Int64) -> int:
 
 
 @kernel
-def _remove(live: Words, ids: Int64) -> int:
+def _remove(live: UInt64, ids: Int64) -> int:
     count = 0
     for i in range(len(ids)):
         row = ids[i]
@@ -220,7 +219,7 @@ def _remove(live: Words, ids: Int64) -> int:
 
 
 @kernel
-def _scan(live: Words, cursor: int, size: int, ids: Int64) -> tuple[int, int]:
+def _scan(live: UInt64, cursor: int, size: int, ids: Int64) -> tuple[int, int]:
     count = 0
     while cursor < size and count < len(ids):
         word = live[cursor >> 6] >> np.uint64(cursor & 63)

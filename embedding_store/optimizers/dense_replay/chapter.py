@@ -13,11 +13,11 @@ import threading
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.optimizers.dense_replay.coefficients import Bytes, power_sums, write_coefficients
+from elastable.embedding_store.contract.arrays import Float32, Float64, Int64, UInt8
+from elastable.embedding_store.optimizers.dense_replay.coefficients import power_sums, write_coefficients
 from elastable.embedding_store.optimizers.dense_replay.dense_form import DenseForm
 from elastable.embedding_store.optimizers.dense_replay.replay_kernels import OF_STEPS, missing_rows
-from elastable.embedding_store.optimizers.dense_replay.segments import Float64, segments_of
+from elastable.embedding_store.optimizers.dense_replay.segments import segments_of
 from elastable.embedding_store.optimizers.dense_replay.steps_at import StepsAt
 
 __all__ = ["Chapter", "Terms"]
@@ -120,7 +120,7 @@ class Chapter:
         self.count, self._logs = len(logs), np.append(0.0, logs)
         self._make_room(max(_FEWEST, self.count))
 
-    def _new_room(self, steps: int) -> tuple[Float32, Bytes]:
+    def _new_room(self, steps: int) -> tuple[Float32, UInt8]:
         rows = steps + OF_STEPS + 1
         return np.zeros((rows, self._terms.columns), np.float32), np.zeros(rows, np.uint8)
 
@@ -132,7 +132,7 @@ class Chapter:
         self._sums = np.zeros((len(self._terms.ratios), held + more + 1))
         self._summed, self._room = 0, self._new_room(held + more)
 
-    def _view(self, count: int, room: tuple[Float32, Bytes], before: tuple[StepsAt, ...]) -> StepsAt:
+    def _view(self, count: int, room: tuple[Float32, UInt8], before: tuple[StepsAt, ...]) -> StepsAt:
         logarithm = float(self._logs[count]) - self.untouched_since
         kept = math.exp(logarithm) if logarithm <= _LARGEST else math.inf
         terms, sums = self._terms, list[Float64]()

@@ -14,15 +14,11 @@ of those: no sum over missed steps is ever run through again.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32, Float64, Int64, UInt8
 from elastable.embedding_store.native.kernel import kernel, stores_in_order
-from elastable.embedding_store.optimizers.dense_replay.segments import Float64
 
-__all__ = ["Bytes", "power_sums", "write_coefficients"]
-
-Bytes = npt.NDArray[np.uint8]
+__all__ = ["power_sums", "write_coefficients"]
 
 
 @kernel
@@ -73,7 +69,7 @@ def write_coefficients(
     wanted: Int64,
     at: int,
     out: Float32,
-    known: Bytes,
+    known: UInt8,
     above: int,
 ) -> None:
     """Writes what rows caught up to the steps `wanted` need to be caught up to step `at`.

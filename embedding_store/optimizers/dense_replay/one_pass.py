@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32, Int32, Int64
 from elastable.embedding_store.native.kernel import (
     by_whole_lines,
     inlined,
@@ -18,7 +18,7 @@ from elastable.embedding_store.native.kernel import (
     prefetch_line,
 )
 from elastable.embedding_store.native.update_kernel import Scalars
-from elastable.embedding_store.optimizers.dense_replay.replay_kernels import Int32, cubic, shrunk
+from elastable.embedding_store.optimizers.dense_replay.replay_kernels import cubic, shrunk
 from elastable.embedding_store.optimizers.fused.adam import adam_step
 
 __all__ = ["read_cubic", "update_adam"]

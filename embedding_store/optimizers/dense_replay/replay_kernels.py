@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32, Int32, Int64, UInt8
 from elastable.embedding_store.native.kernel import (
     inlined,
     kernel,
@@ -22,13 +21,11 @@ from elastable.embedding_store.native.kernel import (
     prefetch_distance,
     prefetch_line,
 )
-from elastable.embedding_store.optimizers.dense_replay.coefficients import Bytes
 
 __all__ = [
     "CAUGHT_UP",
     "OF_STEPS",
     "UNTOUCHED",
-    "Int32",
     "cubic",
     "missing_rows",
     "move_rows",
@@ -38,7 +35,6 @@ __all__ = [
     "stamp_rows",
 ]
 
-Int32 = npt.NDArray[np.int32]
 
 Columns = Callable[[Float32, Float32, Float32, Float32, int, np.float32], None]
 """Moves a row: `columns(weights, moving slot, divisor, coefficients, where its segments begin, epsilon)`."""
@@ -52,7 +48,7 @@ _SMALLEST = np.float32(1.2e-38)  # smaller numbers are slow, and no optimizer se
 
 @kernel
 def rows_behind(
-    steps: Int32, positions: Int64, known: Bytes, first: int, at: int, which: Int64
+    steps: Int32, positions: Int64, known: UInt8, first: int, at: int, which: Int64
 ) -> tuple[int, int, int]:
     """Which coefficients bring rows to step `at`.
 
@@ -88,7 +84,7 @@ def rows_behind(
 
 
 @kernel
-def missing_rows(which: Int64, known: Bytes, found: Int64) -> int:
+def missing_rows(which: Int64, known: UInt8, found: Int64) -> int:
     """Writes the rows of coefficients that are asked for and missing, each once; returns how many there are.
 
     Args:

@@ -19,11 +19,11 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from elastable.embedding_store.contract.arrays import Float64
 from elastable.embedding_store.optimizers.dense_replay.dense_form import DenseForm
 
 __all__ = ["Segments", "segments_of"]
 
-Float64 = npt.NDArray[np.float64]
 
 _TOLERANCE = 2e-8  # of the whole sum, that cutting the series may cost: below float32's half unit of 6e-8
 _NEGLIGIBLE = 1e-12  # of the whole sum, that the steps beyond `reach` may add

@@ -7,16 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32, Int32, Int64, UInt8
 from elastable.embedding_store.native.row_gather import gather, scatter_rows
-from elastable.embedding_store.optimizers.dense_replay.coefficients import Bytes
 from elastable.embedding_store.optimizers.dense_replay.dense_form import DenseForm
 from elastable.embedding_store.optimizers.dense_replay.one_pass import read_cubic
 from elastable.embedding_store.optimizers.dense_replay.replay_kernels import (
     CAUGHT_UP,
     OF_STEPS,
     UNTOUCHED,
-    Int32,
     move_rows,
     rows_behind,
     shrink_slots,
@@ -47,7 +45,7 @@ class StepsAt:
         first: int,
         step: int,
         kept: float,
-        room: tuple[Float32, Bytes],
+        room: tuple[Float32, UInt8],
         fill: Callable[[StepsAt, Int64], None],
         before: tuple[StepsAt, ...] = (),
     ) -> None:

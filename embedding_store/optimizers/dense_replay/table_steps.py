@@ -8,10 +8,10 @@ from bisect import bisect_right
 
 import numpy as np
 
+from elastable.embedding_store.contract.arrays import Float64
 from elastable.embedding_store.errors import BadInput, StoreFailed
 from elastable.embedding_store.optimizers.dense_replay.chapter import Chapter, Terms
 from elastable.embedding_store.optimizers.dense_replay.dense_form import DenseForm
-from elastable.embedding_store.optimizers.dense_replay.segments import Float64
 from elastable.embedding_store.optimizers.dense_replay.steps_at import StepsAt
 
 __all__ = ["TableSteps"]

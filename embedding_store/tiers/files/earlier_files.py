@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Int64, UInt8
+from elastable.embedding_store.contract.arrays import Int64, UInt8, UInt64
 from elastable.embedding_store.contract.malformed import MALFORMED
 from elastable.embedding_store.contract.row_data import TableState
 from elastable.embedding_store.contract.spec import TableSpec
@@ -36,8 +35,6 @@ __all__ = ["EarlierFileTable", "EarlierFiles", "is_earlier_folder"]
 _MANIFEST, _FORMAT, _MAGIC = "manifest.json", "elastable-file-store-1", "elastable-rows-1"
 _PARTS = ("weights", "slots")
 _HEADER_BYTES, _LANES, _FACTOR = 4096, 4, np.uint64(0x9E3779B97F4A7C15)
-
-_Words = npt.NDArray[np.uint64]
 
 
 def is_earlier_folder(folder: Path) -> bool:
@@ -178,7 +175,7 @@ class _RowFile:
             raise StoreBroken(f"{self._path} is not the file of {part} of table {table!r}: {error}") from error
         self._words = 1 + (self._row_bytes + 7) // 8
         records = (self._path.stat().st_size - _HEADER_BYTES) // (8 * self._words)
-        self._file: _Words = np.memmap(self._path, "<u8", "r", _HEADER_BYTES, (max(0, records), self._words))
+        self._file: UInt64 = np.memmap(self._path, "<u8", "r", _HEADER_BYTES, (max(0, records), self._words))
 
     def read(self, positions: Int64) -> UInt8:
         """The rows at positions int64 `[n]`: uint8 `[n, row_bytes]`."""
@@ -194,7 +191,7 @@ class _RowFile:
         return rows
 
 
-def _checks(words: _Words, positions: Int64) -> _Words:
+def _checks(words: UInt64, positions: Int64) -> UInt64:
     """The check of each record, uint64 `[n]`: four lanes that are stirred together at the end."""
     first = positions.astype(np.uint64) + _FACTOR
     lanes = [first, first ^ np.uint64(1), first ^ np.uint64(2), first ^ np.uint64(3)]
@@ -205,8 +202,8 @@ def _checks(words: _Words, positions: Int64) -> _Words:
     return _stir(_stir(_stir(lanes[0], lanes[1]), lanes[2]), lanes[3])
 
 
-def _stir(lane: _Words, word: _Words) -> _Words:
-    mixed: _Words = (lane ^ word) * _FACTOR
+def _stir(lane: UInt64, word: UInt64) -> UInt64:
+    mixed: UInt64 = (lane ^ word) * _FACTOR
     return mixed ^ (mixed >> np.uint64(29))
 
 

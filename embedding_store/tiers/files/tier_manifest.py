@@ -23,6 +23,7 @@ MANIFEST_NAME = "tables"
 _BESIDE = f"{MANIFEST_NAME}.new"
 _FORMAT = "elastable-file-tier-1"
 _NUMBER = re.compile(r"[0-9]{6,9}")
+_NUMBER = re.compile(r"[0-9]{6,9}")
 _MOST_RECORD_BYTES = 1 << 24
 _MOST_BYTES = 1 << 32
 _MOST_SEQUENCE = 1 << 63
@@ -169,7 +170,7 @@ def _manifest(fields: dict[str, object], state: bytes) -> TierManifest:
                 base64.b64decode(entry["description"], validate=True),
                 _integer(entry["first_bytes"]),
             ),
-            str(entry["number"]),
+            _number(entry["number"]),
             bytes.fromhex(entry["token"]),
             _integer(entry["items"]),
         )
@@ -198,3 +199,10 @@ def _require_empty(folder: Path) -> None:
         raise StoreFailed(
             f"{folder} is no file tier: it holds {', '.join(found[:3])} but no {MANIFEST_NAME}; name an empty folder"
         )
+
+
+def _number(value: object) -> str:
+    """The number that the files of a table are named by; nothing else, as it becomes a part of their paths."""
+    if not isinstance(value, str) or _NUMBER.fullmatch(value) is None:
+        raise ValueError(f"{value!r} is no number of a table's files")
+    return value

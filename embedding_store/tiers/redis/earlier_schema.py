@@ -35,10 +35,10 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.spec_json import spec_from_json
 from elastable.embedding_store.errors import StaleVersion, StoreBroken
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tiers.redis.redis_connection import Deadline
-from elastable.embedding_store.tiers.redis.reply_shapes import Command
+from elastable.embedding_store.tiers.redis.connections.redis_connection import Deadline
+from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
+from elastable.embedding_store.tiers.redis.connections.topology import Topology
 from elastable.embedding_store.tiers.redis.schema import check_partitions
-from elastable.embedding_store.tiers.redis.topology import Topology
 
 __all__ = ["EarlierRedis", "EarlierRedisTable", "earlier_tables", "registry_key"]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from elastable.embedding_store.errors import StoreFailed, Unavailable
-from elastable.embedding_store.tiers.redis.redis_connection import Deadline
-from elastable.embedding_store.tiers.redis.topology import Topology
+from elastable.embedding_store.tiers.redis.connections.redis_connection import Deadline
+from elastable.embedding_store.tiers.redis.connections.topology import Topology
 
 __all__ = ["LEAST_BYTES", "ask_for_rewrites"]
 

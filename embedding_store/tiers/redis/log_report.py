@@ -8,9 +8,9 @@ from itertools import count
 from elastable.embedding_store.engine.tiered.store_state import StoreState
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreBroken, StoreFailed
 from elastable.embedding_store.log.inspection import ChangeTally, LogReport, entry_of_version
-from elastable.embedding_store.tiers.redis.redis_log import RedisLog
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
+from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
 
 __all__ = ["inspect_redis_log", "truncate_redis_log"]
 

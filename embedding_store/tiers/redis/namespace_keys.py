@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import hiredis
 
 from elastable.embedding_store.errors import StoreBroken
+from elastable.embedding_store.tiers.redis.connections.reply_errors import reply_error
+from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
-from elastable.embedding_store.tiers.redis.reply_errors import reply_error
-from elastable.embedding_store.tiers.redis.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.schema import (
     STAMP,
     all_rows_pattern,

@@ -21,16 +21,19 @@ import hiredis
 
 from elastable.embedding_store.errors import StoreFailed, TakenOver
 from elastable.embedding_store.support.address import Address
-from elastable.embedding_store.tiers.redis.connection_pool import named_clients
-from elastable.embedding_store.tiers.redis.redis_connection import Connection, Deadline
-from elastable.embedding_store.tiers.redis.reply_errors import reply_error
+from elastable.embedding_store.support.retry import Retry
+from elastable.embedding_store.tiers.redis.connections.connection_pool import named_clients
+from elastable.embedding_store.tiers.redis.connections.redis_connection import Connection, ConnectionLost, Deadline
+from elastable.embedding_store.tiers.redis.connections.reply_errors import reply_error
+from elastable.embedding_store.tiers.redis.connections.topology import Topology
 from elastable.embedding_store.tiers.redis.schema import owner_key
-from elastable.embedding_store.tiers.redis.topology import Topology
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
 __all__ = ["Ownership", "refused"]
 
 _LOG = logging.getLogger(__name__)
+
+_ATTEMPTS = 6  # to connect, against others who take over meanwhile
 
 
 class Ownership:
@@ -66,6 +69,7 @@ class Ownership:
         Taken again, it keeps even this process' own earlier connections from writing.
 
         Raises:
+            TakenOver: another process has taken over since this call began.
             StoreFailed, Unavailable, DeadlineExceeded: it may own the store, and others may still write.
         """
         reading, key = self._reading, owner_key(self._url.namespace)
@@ -76,7 +80,9 @@ class Ownership:
         if self._writing is not None:
             self._writing.close()
         forbidden = {node: line for node in reading.nodes() if (line := self._end_others(node, deadline))}
-        self._writing = Topology(self._url, self.admit)
+        # One who takes over at the same moment closes what was admitted; for the next, `admit` asks whose the store is.
+        admitted = Retry(deadline.left(self._url), lambda error: isinstance(error, ConnectionLost), attempts=_ATTEMPTS)
+        self._writing = admitted.call(lambda: Topology(self._url, self.admit))
         if forbidden:
             server, line = next(iter(forbidden.items()))
             _LOG.warning(

@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from elastable.embedding_store.tiers.redis.connections.redis_connection import Deadline
+from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
+from elastable.embedding_store.tiers.redis.connections.topology import Topology
+from elastable.embedding_store.tiers.redis.connections.transactions import change_if_unchanged
 from elastable.embedding_store.tiers.redis.ownership import Ownership
-from elastable.embedding_store.tiers.redis.redis_connection import Deadline
-from elastable.embedding_store.tiers.redis.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.schema import owner_key
-from elastable.embedding_store.tiers.redis.topology import Topology
-from elastable.embedding_store.tiers.redis.transactions import change_if_unchanged
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
 __all__ = ["RedisPlace"]

@@ -10,16 +10,16 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.tier import IndexedTier, Records, TierTable
 from elastable.embedding_store.errors import BadInput, StoreFailed, Unavailable
+from elastable.embedding_store.tiers.redis.connections.redis_connection import Deadline
 from elastable.embedding_store.tiers.redis.file_rewrite import ask_for_rewrites
-from elastable.embedding_store.tiers.redis.record_batch import Batch
-from elastable.embedding_store.tiers.redis.record_scan import listed, records_counted, scanned
-from elastable.embedding_store.tiers.redis.record_transfer import LostPartition, read_records, write_records
-from elastable.embedding_store.tiers.redis.redis_connection import Deadline
+from elastable.embedding_store.tiers.redis.records.record_batch import Batch
+from elastable.embedding_store.tiers.redis.records.record_scan import listed, records_counted, scanned
+from elastable.embedding_store.tiers.redis.records.record_transfer import LostPartition, read_records, write_records
+from elastable.embedding_store.tiers.redis.records.tier_registry import TierRegistry
+from elastable.embedding_store.tiers.redis.records.tier_state import TierState
 from elastable.embedding_store.tiers.redis.redis_kernels import listing_order
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.schema import first_stamp, sequence_of_stamp
-from elastable.embedding_store.tiers.redis.tier_registry import TierRegistry
-from elastable.embedding_store.tiers.redis.tier_state import TierState
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
 __all__ = ["RedisTier"]

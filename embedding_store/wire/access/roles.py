@@ -42,7 +42,7 @@ LEAST_ROLE: Mapping[str, Role] = MappingProxyType(
             ),
             (_STORE, Role.WORKER, "CreateTable Commit CommitStaged Put PutSightings"),
             (_STORE, Role.ADMINISTRATOR, "Delete ClearTable DropTable ResetVersion"),
-            (_SERVER, Role.READER, "GetOwner"),
+            (_SERVER, Role.READER, "GetOwner GetShardStatus"),
             (
                 _SERVER,
                 Role.WORKER,  # all but PushRows for the owner alone, whose claim was an administrator's

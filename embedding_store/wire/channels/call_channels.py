@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import grpc
 
-__all__ = ["CallChannel", "FailoverChannel", "MetadataChannel"]
+__all__ = ["Call", "CallChannel", "FailoverChannel", "MetadataChannel"]
 
 Call = Callable[..., Any]
 """A method of a server, as gRPC's channels return it: request, then options by name."""

@@ -9,11 +9,13 @@ from typing import TypeVar
 import grpc
 
 from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.measures.spans import PROCESS
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.retry import Retry
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.call_channels import FailoverChannel, MetadataChannel
 from elastable.embedding_store.wire.channels.status_codes import details_of, is_transient_code, raising, translated
+from elastable.embedding_store.wire.channels.traced_channel import TracedChannel
 from elastable.embedding_store.wire.messages.frames import MAX_FRAME_BYTES
 
 __all__ = ["KEEPALIVE_MS", "KEEPALIVE_OPTIONS", "MESSAGE_OPTIONS", "ServerConnection", "channel"]
@@ -72,6 +74,8 @@ def channel(address: str, credentials: Credentials | None = None) -> grpc.Channe
         opened = grpc.insecure_channel(str(where), options=_CHANNEL_OPTIONS)
     else:
         opened = grpc.secure_channel(str(where), secured, options=_CHANNEL_OPTIONS)
+    if PROCESS.tracer is not None:
+        opened = TracedChannel(opened)
     # Without a token the channel is used directly.
     token = credentials.sent_token
     return opened if token is None else MetadataChannel(opened, "authorization", f"Bearer {token}")

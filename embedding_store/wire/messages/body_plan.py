@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 
-__all__ = ["MAX_BODY_BYTES", "Array", "BodyPlan"]
+__all__ = ["MAX_BODY_BYTES", "BodyPlan"]
 
-Array = npt.NDArray[Any]
-"""An array whose dtype is known only at run time."""
 
 MAX_BODY_BYTES = 4 << 30
 """The longest body that a header may declare; split larger calls."""

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError, Message
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.wire.messages.body_plan import Array, BodyPlan
+from elastable.embedding_store.wire.messages.body_plan import BodyPlan
 from elastable.embedding_store.wire.messages.frames import BODY_TAG, HEADER_TAG, MAX_ENTRIES, SMALL_BYTES
 
 __all__ = ["FrameReader"]

@@ -7,11 +7,11 @@ from itertools import chain
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.arrays import Array, Int64
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
 from elastable.embedding_store.errors import BadGradient, BadIds, BadInput
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.messages.body_plan import Array, BodyPlan
+from elastable.embedding_store.wire.messages.body_plan import BodyPlan
 from elastable.embedding_store.wire.messages.frame_reader import FrameReader
 from elastable.embedding_store.wire.messages.frames import encode
 

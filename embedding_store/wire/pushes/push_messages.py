@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.shards.row_pushes import (
     Measured,
@@ -16,7 +17,7 @@ from elastable.embedding_store.shards.row_pushes import (
     TableClip,
 )
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.messages.body_plan import Array, BodyPlan
+from elastable.embedding_store.wire.messages.body_plan import BodyPlan
 from elastable.embedding_store.wire.messages.frame_reader import FrameReader
 from elastable.embedding_store.wire.messages.frames import encode
 from elastable.embedding_store.wire.pushes.offer_messages import cut_from_message, cut_to_message

@@ -7,9 +7,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadGradient, BadInput
 from elastable.embedding_store.shards.row_pushes import Slices
-from elastable.embedding_store.wire.messages.body_plan import Array, BodyPlan
+from elastable.embedding_store.wire.messages.body_plan import BodyPlan
 from elastable.embedding_store.wire.messages.frame_reader import FrameReader
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels, SharedMessage
 

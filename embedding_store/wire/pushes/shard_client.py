@@ -26,10 +26,12 @@ from elastable.embedding_store.shards.row_pushes import (
     ShardServer,
 )
 from elastable.embedding_store.shards.row_saving import RowSave, SavedRows, TakenChanges
+from elastable.embedding_store.shards.server_status import ShardStatus
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.call_channels import MetadataChannel
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
+from elastable.embedding_store.wire.channels.status_codes import raising
 from elastable.embedding_store.wire.client.remote_store import RemoteStore, WriteStub
 from elastable.embedding_store.wire.messages.spec_messages import OWNER_KEY, SERVER_SERVICE
 from elastable.embedding_store.wire.messages.upload import Upload
@@ -49,6 +51,7 @@ from elastable.embedding_store.wire.pushes.save_messages import (
 )
 from elastable.embedding_store.wire.pushes.shard_pin import ShardPin
 from elastable.embedding_store.wire.pushes.shared_upload import SharedUpload
+from elastable.embedding_store.wire.pushes.status_messages import shard_status_from_message
 from elastable.embedding_store.wire.pushes.sums_messages import sums_to_message
 
 __all__ = ["ShardClient"]
@@ -57,6 +60,7 @@ Answer = TypeVar("Answer")
 Reply = TypeVar("Reply")
 
 _MOST_EARLY = 20  # answers that a save is not done, before half the time to wait has passed
+_STATUS_S = 2.0  # for its status, which the next look asks for again
 
 
 class ShardClient(RemoteStore, ShardServer):
@@ -111,8 +115,14 @@ class ShardClient(RemoteStore, ShardServer):
             if first and self._claimed:
                 return
             self._claim.first = first
-            self._connection.call(lambda timeout: self._server.Claim(self._claim, timeout=timeout))
+            try:
+                self._connection.call(lambda timeout: self._server.Claim(self._claim, timeout=timeout))
+            except BadInput as error:
+                raise BadInput(f"store server {self.address}: {error}") from error
             self._claimed = True
+
+    def take_position(self, number: int, servers: int) -> None:
+        self._claim.number, self._claim.servers = number, servers
 
     def begin_job(self, job: str, may_overflow: bool) -> None:
         self._claim.job, self._claim.may_overflow = job, may_overflow
@@ -138,6 +148,11 @@ class ShardClient(RemoteStore, ShardServer):
 
     def push_rows(self, push: RowPush) -> RowPushOutcome:
         return self._decoded(row_outcome_from_message, self._pushes.send(push))
+
+    def shard_status(self) -> ShardStatus:
+        request = store_pb2.GetShardStatusRequest()
+        with raising(self.address, _STATUS_S):
+            return shard_status_from_message(self._server.GetShardStatus(request, timeout=_STATUS_S))
 
     def share_memory(self) -> None:
         """Lets a server on this host take gradients from memory; see `SharedUpload.share_memory`."""

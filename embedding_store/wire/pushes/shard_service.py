@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.measures.counters import LookupCounts
 from elastable.embedding_store.shards.ownership import Claim
+from elastable.embedding_store.shards.server_status import shard_status
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.channels.status_codes import answering
@@ -29,6 +30,7 @@ from elastable.embedding_store.wire.pushes.save_messages import (
     save_from_message,
     saved_to_message,
 )
+from elastable.embedding_store.wire.pushes.status_messages import shard_status_to_message
 from elastable.embedding_store.wire.pushes.sums_messages import sums_from_message
 from elastable.embedding_store.wire.server.grpc_server import Service
 from elastable.embedding_store.wire.server.handlers import Handler, control, stream, upload
@@ -79,6 +81,7 @@ def _server_service(
     }
     handlers = {
         "GetOwner": _control_with_secret(servicer.get_owner, store_pb2.GetOwnerRequest),
+        "GetShardStatus": control(servicer.get_shard_status, store_pb2.GetShardStatusRequest),
         "PushRows": upload(servicer.push_rows),
         "Claim": _control_with_secret(servicer.claim, store_pb2.ClaimRequest),
         **{call: _owned(handler, shard) for call, handler in owned.items()},
@@ -96,8 +99,12 @@ class _ShardServicer:
         owner = self._shard.ownership.live_owner(but=secret)
         return store_pb2.GetOwnerReply(owner=owner, keeps_records=self._shard.store.keeps_records)
 
+    def get_shard_status(self, request: store_pb2.GetShardStatusRequest) -> store_pb2.ShardStatus:
+        return shard_status_to_message(shard_status(self._shard.store, self._shard.buffered_bytes, self._shard.url))
+
     def claim(self, request: store_pb2.ClaimRequest, secret: bytes) -> store_pb2.ClaimReply:
-        self._shard.claim(secret, Claim(request.owner, request.job, request.may_overflow), request.first)
+        claim = Claim(request.owner, request.job, request.may_overflow, request.number, request.servers)
+        self._shard.claim(secret, claim, request.first)
         return store_pb2.ClaimReply()
 
     def renew(self, request: store_pb2.RenewRequest) -> store_pb2.RenewReply:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import grpc
 from grpc import _server as grpc_server
 
 from elastable.embedding_store.measures.counters import Counts
-from elastable.embedding_store.wire.server.handlers import Body, Handler, Interceptor
-from elastable.embedding_store.wire.server.waiting_calls import Send, begins_without_blocking, holds_no_thread
+from elastable.embedding_store.wire.server.handlers import Handler, Interceptor
+from elastable.embedding_store.wire.server.waiting_calls import at_end_of, before_each_call
 
 __all__ = ["OTHER_METHODS", "CallCounts"]
 
@@ -50,39 +49,10 @@ class CallCounts(Interceptor):
         return known[1]
 
     def _count(self, handler: Handler, method: str) -> Handler:
-        answer, replies = handler.stream_unary, handler.stream_stream
-
         def note(context: grpc.ServicerContext) -> None:
-            def ended() -> None:
-                self._counts.add(method, _code(context))
+            at_end_of(context, lambda: self._counts.add(method, _code(context)))
 
-            if not context.add_callback(ended):  # its client is gone already
-                ended()
-
-        if holds_no_thread(handler):
-            begin: Callable[..., Any] | None = replies
-            assert begin is not None
-
-            def begun(messages: Iterator[bytes], context: grpc.ServicerContext, send: Send) -> None:
-                note(context)
-                begin(messages, context, send)
-
-            return begins_without_blocking(begun)
-        if handler.response_streaming:
-            assert replies is not None
-
-            def stream(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Body]:
-                note(context)
-                return replies(messages, context)
-
-            return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
-        assert answer is not None
-
-        def one(messages: Iterator[bytes], context: grpc.ServicerContext) -> Body:
-            note(context)
-            return answer(messages, context)
-
-        return grpc.stream_unary_rpc_method_handler(one, None, handler.response_serializer)
+        return before_each_call(handler, note)
 
 
 def _code(context: grpc.ServicerContext) -> str:

@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.measures.counters import Counts
+from elastable.embedding_store.measures.spans import PROCESS
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.wire.access.callers import Callers
 from elastable.embedding_store.wire.access.credentials import Credentials
@@ -28,6 +29,7 @@ from elastable.embedding_store.wire.server.call_guard import HEALTH_CHECK, CallG
 from elastable.embedding_store.wire.server.call_limits import CallLimits
 from elastable.embedding_store.wire.server.handlers import Handler
 from elastable.embedding_store.wire.server.health import Health, NotReady
+from elastable.embedding_store.wire.server.traced_calls import TracedCalls
 
 __all__ = ["GrpcServer", "Service"]
 
@@ -67,7 +69,7 @@ class Service:
 
 
 class GrpcServer:
-    """Serves some services, with health and reflection, from construction to `stop`.
+    """Serves some services, with health, from construction to `stop`; with reflection where nothing secures it.
 
     Args:
         address: `host:port` to listen on; port 0 takes a free one.
@@ -111,6 +113,7 @@ class GrpcServer:
         self._server = grpc.server(
             self._pool,
             interceptors=[
+                *([] if PROCESS.tracer is None else [TracedCalls(served.__contains__, PROCESS.tracer)]),
                 CallCounts(served.__contains__, self.calls),
                 AccessCheck(callers),
                 self._guard,
@@ -124,8 +127,9 @@ class GrpcServer:
         )
         health_handler = grpc.method_handlers_generic_handler(health.SERVICE_NAME, {"Check": self.health.handler()})
         self._server.add_generic_rpc_handlers((health_handler,))
-        names = [service.name for service in services]
-        reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        if secured is None and not credentials.tokens:  # a secured server describes itself to nobody
+            names = [service.name for service in services]
+            reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
         try:
             port = (
                 self._server.add_insecure_port(str(where))

@@ -25,7 +25,7 @@ from elastable.embedding_store.wire.server.call_room import CallRoom, Kind, Plac
 from elastable.embedding_store.wire.server.handlers import Body, Handler
 from elastable.embedding_store.wire.server.later import Answer, Later
 
-__all__ = ["Send", "WaitingCalls", "begins_without_blocking", "holds_no_thread"]
+__all__ = ["Send", "WaitingCalls", "at_end_of", "before_each_call", "begins_without_blocking", "holds_no_thread"]
 
 Send = Callable[[Body | None], None]
 """Sends one message of an answer, waiting until it is on its way; None: ends the call with its context's status."""
@@ -45,6 +45,41 @@ def begins_without_blocking(begin: _Begin) -> Handler:
 def holds_no_thread(handler: Handler) -> bool:
     """Whether it is such a handler."""
     return getattr(handler.stream_stream, _MARK, False)
+
+
+def before_each_call(handler: Handler, do: Callable[[grpc.ServicerContext], None]) -> Handler:
+    """The handler of a call of frames, with `do(context)` before whatever the call does."""
+    answer, replies = handler.stream_unary, handler.stream_stream
+    if holds_no_thread(handler):
+        begin: Callable[..., Any] | None = replies
+        assert begin is not None
+
+        def begun(messages: Iterator[bytes], context: grpc.ServicerContext, send: Send) -> None:
+            do(context)
+            begin(messages, context, send)
+
+        return begins_without_blocking(begun)
+    if handler.response_streaming:
+        assert replies is not None
+
+        def stream(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Body]:
+            do(context)
+            return replies(messages, context)
+
+        return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
+    assert answer is not None
+
+    def one(messages: Iterator[bytes], context: grpc.ServicerContext) -> Body:
+        do(context)
+        return answer(messages, context)
+
+    return grpc.stream_unary_rpc_method_handler(one, None, handler.response_serializer)
+
+
+def at_end_of(context: grpc.ServicerContext, do: Callable[[], None]) -> None:
+    """Calls `do()` once the call has ended, however it does."""
+    if not context.add_callback(do):  # its client is gone already
+        do()
 
 
 @dataclass(slots=True, eq=False)

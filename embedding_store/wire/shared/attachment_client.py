@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 
 from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.contract.spec import TableSpec
@@ -39,13 +40,15 @@ class Attachment:
         name: Of the owner's socket.
         token: The secret that its server asks for.
         threads: For large gathers; None: one a core, at most 8.
+        ahead: Whether rows of a version are read that is still being logged, where that version is asked for.
 
     Raises:
         OSError: there is no such socket on this host.
     """
 
-    def __init__(self, name: str, token: bytes, threads: int | None = None) -> None:
+    def __init__(self, name: str, token: bytes, threads: int | None = None, ahead: bool = False) -> None:
         self._name = name
+        self._ahead = ahead
         self._token = token
         self._pool = RangePool(min(available_cores(), _MOST_THREADS) if threads is None else threads)
         self._notifications = connected(name)
@@ -87,7 +90,7 @@ class Attachment:
         """
         give_up = time.monotonic() + _LONGEST_CHANGE_S
         for _ in range(_ATTEMPTS):
-            notice = self._settled(give_up)
+            notice = self._settled(give_up, version)
             if notice is None:
                 return None
             generation, held = self._layout(notice.generation)
@@ -122,6 +125,8 @@ class Attachment:
         while True:
             notice = self._look()
             if not notice.changing and notice.version >= version:
+                return True
+            if self._is_ahead(notice, version):
                 return True
             left = end - time.monotonic()
             if left <= 0:
@@ -162,10 +167,17 @@ class Attachment:
             raise Detached
         return notice
 
-    def _settled(self, give_up: float) -> Notice | None:
-        """A state in which nothing is changing; None if there was none in time."""
+    def _is_ahead(self, notice: Notice, version: int | None) -> bool:
+        """Whether rows of the wanted version are there to be read although it is not logged yet."""
+        wanted = self._ahead and version is not None and notice.changing and notice.ahead == version
+        return wanted and self._board.unchanged(notice.sequence)
+
+    def _settled(self, give_up: float, version: int | None = None) -> Notice | None:
+        """A state in which nothing is changing, or which has the wanted version ahead; None if none came in time."""
         while True:
             notice = self._look()
+            if self._is_ahead(notice, version):
+                return replace(notice, version=notice.ahead)
             if not notice.changing and self._board.unchanged(notice.sequence):
                 return notice
             left = give_up - time.monotonic()

@@ -86,6 +86,11 @@ class AttachmentServer:
         self._thread = threading.Thread(target=self._serve, name="elastable-attach", daemon=True)
         self._thread.start()
 
+    @property
+    def attached(self) -> bool:
+        """Whether any process is."""
+        return bool(self._subscribers)
+
     def notify(self) -> None:
         """Tells all attached processes that something has changed; waits for none of them."""
         for subscriber in self._subscribers:

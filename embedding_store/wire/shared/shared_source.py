@@ -37,14 +37,19 @@ class SharedSource(RowSource):
         remote: The same store over gRPC; closed with this source.
         threads: For large gathers; None: one a core, at most 8.
         required: Whether to refuse a store that cannot be attached.
+        ahead: Whether a lookup of one version gets its rows while the store still logs it. If the store's process dies
+            before it has, there never was such a version: for workers, whose work then does not count either.
 
     Raises:
         Unsupported: it is required, and cannot be; says why.
         Unavailable: it is required, and the store cannot be reached.
     """
 
-    def __init__(self, remote: RemoteSource, threads: int | None = None, required: bool = False) -> None:
+    def __init__(
+        self, remote: RemoteSource, threads: int | None = None, required: bool = False, ahead: bool = False
+    ) -> None:
         self._remote = remote
+        self._ahead = ahead
         self._threads = threads
         self._attachment: Attachment | None = None
         self._attaching = threading.Lock()
@@ -152,7 +157,7 @@ class SharedSource(RowSource):
 
     def _attach(self) -> Attachment:
         name, token = self._remote.attach()
-        return Attachment(name, token, self._threads)
+        return Attachment(name, token, self._threads, self._ahead)
 
     def _leave(self, attachment: Attachment) -> None:
         """The owner is gone, or has closed its store."""

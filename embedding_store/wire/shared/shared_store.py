@@ -54,7 +54,7 @@ class SharedMemoryStore(MemoryStore):
         super().__init__(threads, direct_bytes=direct_bytes, before_image_bytes=before_image_bytes, timeout_s=timeout_s)
         self.new_slab = self._slabs = SharedSlabs()
         self._board = WriteBoard()
-        self._announced = True
+        self._announced_generation = self._slabs.generation
         self._laid_out: dict[str, tuple[MemoryTable, bool]] = {}
         self._lock = _AnnouncedLock(timeout_s, "the memory store", self._begin_change, self._announce)
         self._attachments = AttachmentServer(self._board.fd, self._layout)
@@ -92,25 +92,38 @@ class SharedMemoryStore(MemoryStore):
             self._board.close()
 
     def _begin_change(self) -> None:
-        """Begins a change on the board, unless one is unfinished there; the lock is held."""
-        if self._announced:
-            self._board.begin()
-            self._announced = False
+        """Begins a change on the board; the lock is held."""
+        self._board.begin()
+
+    def _show_ahead(self, version: int) -> bool:
+        if not self._attachments.attached:
+            return False
+        if self._slabs.generation != self._announced_generation or self._lies() != self._laid_out:
+            return False  # readers have to ask where rows lie now, which waits for the lock
+        self._board.ahead(version)
+        self._attachments.notify()
+        return True
 
     def _announce(self) -> None:
         """Ends a change, on the board and at the attachments; the lock is held.
 
-        What is not logged, or broke off in the middle, stays a change that has not ended: nobody reads such rows.
+        What could not be logged, or broke off in the middle, stays a change that has not ended: nobody reads such rows.
+        Where they were shown ahead, they are not any more.
         """
         if self._unlogged is not None or self._failure is not None:
+            self._board.begin()
             return
-        self._announced = True
-        laid_out = {name: (table, table.reading_slabs() is None) for name, table in self._tables.items()}
+        laid_out = self._lies()
         if laid_out != self._laid_out:
             self._slabs.changed()
             self._laid_out = laid_out
-        self._board.end(self._version, self._slabs.generation)
+        self._announced_generation = self._slabs.generation
+        self._board.end(self._version, self._announced_generation)
         self._attachments.notify()
+
+    def _lies(self) -> dict[str, tuple[MemoryTable, bool]]:
+        """Of every table: whether not all of it is in shared memory."""
+        return {name: (table, table.reading_slabs() is None) for name, table in self._tables.items()}
 
     def _layout(self) -> StoreLayout:
         with self._lock.reading():

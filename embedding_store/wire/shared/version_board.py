@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Notice", "ReadBoard", "WriteBoard"]
 
-_SEQUENCE, _VERSION, _GENERATION, _CLOSED = 0, 8, 16, 24  # int64 words, each on a cache line of its own
+# int64 words, each on a cache line of its own
+_SEQUENCE, _VERSION, _GENERATION, _CLOSED, _AHEAD = 0, 8, 16, 24, 32
 _WORDS = 512
 _ALIGNMENT = 8
 
@@ -43,12 +44,14 @@ class Notice:
         version: Of the rows.
         generation: Of the layout: which tables there are, and which memory holds them.
         closed: Whether the store was closed.
+        ahead: While a change is unfinished: the version whose rows are there, and not logged yet; 0: there is none.
     """
 
     sequence: int
     version: int
     generation: int
     closed: bool
+    ahead: int
 
     @property
     def changing(self) -> bool:
@@ -77,8 +80,12 @@ class WriteBoard:
         self._words = mapping.view(_WORDS, 1, np.dtype(np.int64))[:, 0]
 
     def begin(self) -> None:
-        """From now on readers take nothing for whole."""
+        """From now on readers take nothing for whole. Also where a change is unfinished, and what is ahead goes."""
         _begin(self._words)
+
+    def ahead(self, version: int) -> None:
+        """The rows are those of this version, in the layout of before, until the next `begin`; the change goes on."""
+        _show_ahead(self._words, version)
 
     def end(self, version: int, generation: int) -> None:
         """What was changed is whole, and is this version, in this layout."""
@@ -100,12 +107,16 @@ class ReadBoard:
 
     def look(self) -> Notice:
         """What stands there now; where `changing`, version and generation may be of before or after."""
-        sequence, version, generation, closed = _look(self._words)
-        return Notice(sequence, version, generation, bool(closed))
+        sequence, version, generation, closed, ahead = _look(self._words)
+        return Notice(sequence, version, generation, bool(closed), ahead)
 
     def unchanged(self, sequence: int) -> bool:
-        """Whether everything read since the sequence was this even number is of one state."""
-        return bool(_sequence_after_reading(self._words) == sequence)
+        """Whether everything read since the sequence was this number is of one state.
+
+        The number is even, or was there when a version was ahead: the change then ends without touching a row.
+        """
+        now = _sequence_after_reading(self._words)
+        return bool(now == sequence or (sequence & 1 and now == sequence + 1))
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -146,14 +157,22 @@ def _fence(typing_context: TypingContext) -> tuple[Signature, Callable[..., Valu
 
 @kernel
 def _begin(words: Int64) -> None:
-    _store(words, _SEQUENCE, _load(words, _SEQUENCE) + 1)
+    sequence = _load(words, _SEQUENCE)
+    _store(words, _AHEAD, 0)
+    _store(words, _SEQUENCE, sequence + 1 + (sequence & 1))
     _fence()  # the odd number is out before the first change is
+
+
+@kernel
+def _show_ahead(words: Int64, version: int) -> None:
+    _store(words, _AHEAD, version)
 
 
 @kernel
 def _end(words: Int64, version: int, generation: int) -> None:
     _store(words, _VERSION, version)
     _store(words, _GENERATION, generation)
+    _store(words, _AHEAD, 0)
     _fence()
     _store(words, _SEQUENCE, _load(words, _SEQUENCE) + 1)
 
@@ -164,11 +183,11 @@ def _close(words: Int64) -> None:
 
 
 @kernel
-def _look(words: Int64) -> tuple[int, int, int, int]:
+def _look(words: Int64) -> tuple[int, int, int, int, int]:
     sequence = _load(words, _SEQUENCE)
     version = _load(words, _VERSION)
     generation = _load(words, _GENERATION)
-    return sequence, version, generation, _load(words, _CLOSED)
+    return sequence, version, generation, _load(words, _CLOSED), _load(words, _AHEAD)
 
 
 @kernel

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.arrays import Int64, UInt64
 from elastable.embedding_store.native.kernel import kernel
 
 __all__ = ["IdBitmap"]
-
-Words = npt.NDArray[np.uint64]
 
 
 class IdBitmap:
     """Ids from 0 to `size` - 1 that were added. Words without an id take no memory until one is added near them."""
 
     def __init__(self, size: int) -> None:
-        self._words: Words = np.zeros((size + 63) // 64, np.uint64)
+        self._words: UInt64 = np.zeros((size + 63) // 64, np.uint64)
         self._count = 0
 
     @property
@@ -46,7 +43,7 @@ class IdBitmap:
 
 
 @kernel
-def _mark(words: Words, ids: Int64) -> int:
+def _mark(words: UInt64, ids: Int64) -> int:
     added = 0
     for one in ids:
         bit = np.uint64(1) << np.uint64(one & 63)
@@ -58,7 +55,7 @@ def _mark(words: Words, ids: Int64) -> int:
 
 
 @kernel
-def _marked(words: Words, following: int, found: Int64) -> tuple[int, int]:
+def _marked(words: UInt64, following: int, found: Int64) -> tuple[int, int]:
     """Ids from `following` on, until `found` is full; their number, and where to go on."""
     count = 0
     place = following >> 6

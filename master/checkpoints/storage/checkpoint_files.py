@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import stat
 import tempfile
 import uuid
 from abc import ABC, abstractmethod
@@ -11,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-__all__ = ["MANIFEST", "Bytes", "CheckpointFiles", "LocalFiles", "Part"]
+from elastable.embedding_store.contract.arrays import UInt8
 
-Bytes = npt.NDArray[np.uint8]
+__all__ = ["MANIFEST", "CheckpointFiles", "LocalFiles", "Part"]
+
 Part = memoryview
 """Contiguous bytes that are written one after the other."""
 
@@ -49,8 +51,8 @@ class CheckpointFiles(ABC):
         """Name -> bytes of every file in a folder; none where there is no such folder."""
 
     @abstractmethod
-    def read(self, path: str) -> Bytes:
-        """A file, uint8 `[bytes]`."""
+    def read(self, path: str) -> UInt8:
+        """A file, uint8 `[bytes]`; what is no file there, a link for instance, is not read."""
 
     @abstractmethod
     def begin(self, name: str) -> str:
@@ -113,9 +115,14 @@ class LocalFiles(CheckpointFiles):
         except (FileNotFoundError, NotADirectoryError):
             return {}
 
-    def read(self, path: str) -> Bytes:
-        with (self._home / path).open("rb", buffering=0) as file:
-            content = np.empty(os.fstat(file.fileno()).st_size, np.uint8)
+    def read(self, path: str) -> UInt8:
+        # Not through a link, and not from a pipe, for which opening would wait.
+        number = os.open(self._home / path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(number, "rb", buffering=0) as file:
+            status = os.fstat(number)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "it is no regular file", str(self._home / path))
+            content = np.empty(status.st_size, np.uint8)
             done = 0
             # Pages that are new are zeroed first: by pieces they are still in the cache when they are filled.
             while got := file.readinto(content.data[done : done + _MOST_AT_ONCE]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -193,6 +193,7 @@ def _parsed(fields: Mapping[str, Any], version_of_format: int, checksum: str) ->
         for name, entry in fields["files"].items()
     }
     base = None if fields["base"] is None else Base(**fields["base"])
+    _require_in_folder((*files, *(() if base is None else (base.name,))))
     return Manifest(
         int(fields["version"]),
         fields["job"],
@@ -204,3 +205,10 @@ def _parsed(fields: Mapping[str, Any], version_of_format: int, checksum: str) ->
         version_of_format,
         checksum,
     )
+
+
+def _require_in_folder(names: Iterable[object]) -> None:
+    """Raises `ValueError` for a name that would lead out of the folder that it is read from."""
+    for name in names:
+        if not isinstance(name, str) or name in ("", ".", "..") or any(part in name for part in "/\\\0"):
+            raise ValueError(f"it names {name!r}, which is no name of a file in its folder")

@@ -12,9 +12,10 @@ import numpy as np
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
+from elastable.embedding_store.contract.arrays import UInt8
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.tiers.redis.url import redacted
-from elastable.master.checkpoints.storage.checkpoint_files import MANIFEST, Bytes, CheckpointFiles, LocalFiles, Part
+from elastable.master.checkpoints.storage.checkpoint_files import MANIFEST, CheckpointFiles, LocalFiles, Part
 from elastable.master.checkpoints.storage.checkpoint_names import version_named
 
 __all__ = ["RemoteFiles", "files_at_url"]
@@ -77,7 +78,7 @@ class RemoteFiles(CheckpointFiles):
         # Some systems list a mark of the folder itself.
         return {name.rpartition("/")[2]: size for name, size in entries if name != at}
 
-    def read(self, path: str) -> Bytes:
+    def read(self, path: str) -> UInt8:
         with _as_os_errors(path):
             return np.frombuffer(self._system.cat_file(self._at(path)), np.uint8)
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from elastable.embedding_store.contract.arrays import UInt8
 from elastable.embedding_store.contract.malformed import MALFORMED
 from elastable.master.api import Tensor
-from elastable.master.checkpoints.storage.checkpoint_files import Bytes, Part
+from elastable.master.checkpoints.storage.checkpoint_files import Part
 
 __all__ = ["parts_of", "tensors_in"]
 
@@ -71,7 +72,7 @@ def parts_of(tensors: Mapping[str, Sequence[Tensor]], note: Mapping[str, str]) -
     return [head, *(block.reshape(-1).view(np.uint8).data for block in blocks if block.nbytes)]
 
 
-def tensors_in(content: Bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
+def tensors_in(content: UInt8) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a file, views of `content` uint8 `[bytes]`, and its note.
 
     Raises:
@@ -90,7 +91,7 @@ def tensors_in(content: Bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise ValueError(f"its header is none of safetensors: {error!r}") from error
 
 
-def _tensor(entry: Mapping[str, Any], content: Bytes) -> Tensor:
+def _tensor(entry: Mapping[str, Any], content: UInt8) -> Tensor:
     dtype, shape = _dtype(_NAMES[entry["dtype"]]), tuple(int(length) for length in entry["shape"])
     first, last = entry["data_offsets"]
     if not 0 <= first <= last <= len(content) or last - first != dtype.itemsize * math.prod(shape):

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32, Float64, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
@@ -18,7 +18,6 @@ from elastable.replicas.knowledge_graphs.evaluation.ranking import RankCounts, R
 from elastable.replicas.knowledge_graphs.graph.batch import Queries
 from elastable.replicas.knowledge_graphs.graph.known_triples import Exclusions, KnownTriples
 from elastable.replicas.knowledge_graphs.model import ShardedModel
-from elastable.replicas.knowledge_graphs.scores.kernels.comparison import Float64
 
 __all__ = ["AllScores", "TopAnswers"]
 

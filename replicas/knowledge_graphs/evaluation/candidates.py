@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Int64, UInt8
+from elastable.embedding_store.contract.arrays import Bools, Int32, Int64, UInt8
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
-from elastable.replicas.knowledge_graphs.graph.batch import Bools, Int32
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 
 __all__ = ["Candidates"]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from elastable.embedding_store.contract.arrays import Int32
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.knowledge_graphs.evaluation.all_scores import AllScores
@@ -13,7 +14,7 @@ from elastable.replicas.knowledge_graphs.evaluation.candidates import Candidates
 from elastable.replicas.knowledge_graphs.evaluation.query_ranks import QueryRanks
 from elastable.replicas.knowledge_graphs.evaluation.ranking import RankingMetrics, Ranks
 from elastable.replicas.knowledge_graphs.evaluation.triple_candidates import TripleCandidates
-from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Int32, Queries, Side
+from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Queries, Side
 from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.graph.partition import with_inverses
 from elastable.replicas.knowledge_graphs.model import ShardedModel

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.arrays import Bools, Int64
 from elastable.replicas.knowledge_graphs.evaluation.ranking import RankingMetrics, Ranks
-from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Bools
+from elastable.replicas.knowledge_graphs.graph.batch import SIDES
 
 __all__ = ["HITS", "QueryRanks"]
 

@@ -8,17 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Bools, Float32, Float64, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import kernel
-from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Bools, Side
+from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Side
 
 __all__ = ["TIES", "ExactScores", "RankCounts", "RankingMetrics", "Ranks"]
 
 TIES = ("average", "optimistic", "pessimistic")
 """How to rank an answer among candidates with the same score."""
 
-Float64 = npt.NDArray[np.float64]
 
 ExactScores = Callable[[Int64, Int64], Float64]
 """`exact(query, column)`, int64 `[P]` each: float64 `[P]`."""

@@ -1,7 +1,8 @@
 """One worker's part of one step, from samplers to schemes, array by array.
 
-Letters: n workers (and as many shards), p triples of each pair of shards in a
-step, so that a worker scores `n * p` triples; m candidates from each shard.
+Letters: n workers (and as many shards), p triples of each shardpair (shard of
+the head, shard of the tail) in a step, so that a worker scores `n * p` triples;
+m candidates from each shard.
 
 A worker's triples are those whose head is on its shard, in n blocks of p: block j holds those whose tail is on shard j.
 "Triple b of a worker" counts through the blocks, `b = j * p + k`. Worker and shard are the same number.
@@ -12,27 +13,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
-from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Bools, Float32, Int32, Int64
 
 __all__ = [
     "CORRUPTIONS",
     "SIDES",
-    "Bools",
     "Corruption",
-    "Int32",
     "Negatives",
     "Queries",
     "Side",
     "StepBatch",
-    "UInt64",
 ]
 
-Int32 = npt.NDArray[np.int32]
-UInt64 = npt.NDArray[np.uint64]
-Bools = npt.NDArray[np.bool_]
 
 Corruption = Literal["h", "t", "ht"]
 Side = Literal["head", "tail"]
@@ -90,7 +82,7 @@ class StepBatch:
         tail: int32 `[n, p]`, rows of this worker's shard: `tail[j]` are the tails of worker j's block `worker`. An
             all-to-all of their embeddings gives each worker the tails of its triples, block by block.
         triple: int64 `[n, p]`: positions of its triples in `PartitionedTriples.triples`;
-            -1 in blocks of an empty pair of shards, whose rows and relations are 0.
+            -1 in blocks of an empty shardpair, whose rows and relations are 0.
         mask: bool `[n, p]`: False at padding, which repeats a triple of its block, if any.
         weight: float32 `[n, p]`: weights of its triples, 0 at padding. Their mean over
             all training triples is 1 and does not depend on n. The loss of a step

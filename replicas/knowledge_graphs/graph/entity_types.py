@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from elastable.replicas.knowledge_graphs.graph.batch import Int32
+from elastable.embedding_store.contract.arrays import Int32
 from elastable.replicas.knowledge_graphs.graph.names import Names
 from elastable.replicas.knowledge_graphs.graph.triple_file import read_columns
 

@@ -11,9 +11,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.arrays import Bools, Int32, Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph.batch import Bools, Int32
 from elastable.replicas.knowledge_graphs.graph.entity_types import read_entity_types
 from elastable.replicas.knowledge_graphs.graph.formats.ogb import read_ogb
 from elastable.replicas.knowledge_graphs.graph.formats.openke import read_openke

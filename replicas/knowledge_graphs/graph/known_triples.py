@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.arrays import Bools, Int32, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import kernel
-from elastable.replicas.knowledge_graphs.graph.batch import Bools, Int32, Side
+from elastable.replicas.knowledge_graphs.graph.batch import Side
 from elastable.replicas.knowledge_graphs.graph.partition import checked_triples
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 
-__all__ = ["AnswerLists", "Exclusions", "KnownTriples"]
+__all__ = ["AnswerLists", "Exclusions", "KnownTriples", "first_at_least"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +167,7 @@ def _sort_spans(values: Int64, offsets: Int64) -> None:
 
 
 @kernel
-def _lower(values: npt.NDArray[np.integer], low: int, high: int, wanted: int) -> int:
+def first_at_least(values: npt.NDArray[np.integer], low: int, high: int, wanted: int) -> int:
     """The first position of `values[low:high]`, ascending, with a value of at least `wanted`; else `high`."""
     while low < high:
         middle = (low + high) >> 1
@@ -192,10 +192,10 @@ def _cut(
 ) -> None:
     """Each query's places in `low .. high - 1`, and whether its own is in there without being one of them."""
     for i in range(len(first)):
-        begin[i] = _lower(places, first[i], last[i], low)
-        end[i] = _lower(places, begin[i], last[i], high)
+        begin[i] = first_at_least(places, first[i], last[i], low)
+        end[i] = first_at_least(places, begin[i], last[i], high)
         if low <= own[i] < high:
-            found = _lower(places, begin[i], end[i], own[i])
+            found = first_at_least(places, begin[i], end[i], own[i])
             among[i] = not (found < end[i] and places[found] == own[i])
 
 

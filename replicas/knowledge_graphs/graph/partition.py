@@ -8,9 +8,8 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.arrays import Int32, Int64
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
-from elastable.replicas.knowledge_graphs.graph.batch import Int32
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 
 __all__ = ["PartitionMode", "PartitionedTriples", "checked_triples", "with_inverses"]

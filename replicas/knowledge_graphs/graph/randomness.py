@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.arrays import Int32, Int64, UInt64
 from elastable.embedding_store.native.kernel import kernel
-from elastable.replicas.knowledge_graphs.graph.batch import Int32, UInt64
 
 __all__ = ["derived_keys", "draw_between", "permutation", "shuffled_segments", "stream_key"]
 

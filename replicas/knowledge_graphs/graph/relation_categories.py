@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from elastable.replicas.knowledge_graphs.graph.batch import Int32
+from elastable.embedding_store.contract.arrays import Int32
 
 __all__ = ["CATEGORIES", "relation_categories"]
 

@@ -10,10 +10,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.arrays import Array, Int32, Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.groups.group import Array
-from elastable.replicas.knowledge_graphs.graph.batch import Int32
 from elastable.replicas.knowledge_graphs.graph.randomness import permutation, stream_key
 
 __all__ = ["Sharding"]

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
+from elastable.embedding_store.contract.arrays import Int32
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph.batch import Int32
 
 __all__ = ["NamedColumns", "line_of", "read_columns", "without_header"]
 

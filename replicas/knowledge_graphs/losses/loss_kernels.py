@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.arrays import Bools, Float32
 from elastable.embedding_store.native.kernel import kernel
-from elastable.replicas.knowledge_graphs.graph.batch import Bools
 from elastable.replicas.knowledge_graphs.losses.exponentials import exponentials, row_total
 
 __all__ = ["log_sigmoid_rows", "margin_ranking_rows", "softmax_rows"]

@@ -11,10 +11,9 @@ from types import MappingProxyType
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.arrays import Bools, Float32
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
-from elastable.replicas.knowledge_graphs.graph.batch import Bools
 from elastable.replicas.knowledge_graphs.losses.loss_kernels import log_sigmoid_rows, margin_ranking_rows, softmax_rows
 
 __all__ = ["LOSSES", "LogSigmoid", "Loss", "LossValue", "MarginRanking", "SampledSoftmax", "loss_function"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Int64
-from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Bools, Corruption, Int32, UInt64
+from elastable.embedding_store.contract.arrays import Bools, Int32, Int64, UInt64
+from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Corruption
 from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 from elastable.replicas.knowledge_graphs.sampling.negative_masks import mask_rows

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.arrays import Bools, Int32, Int64
 from elastable.embedding_store.native.kernel import kernel
-from elastable.replicas.knowledge_graphs.graph.batch import Bools, Int32
+from elastable.replicas.knowledge_graphs.graph.known_triples import first_at_least
 
 __all__ = ["mask_each", "mask_rows", "mask_shared"]
 
@@ -16,18 +15,6 @@ def mask_shared(entities: Int64, which: Int64, answers: Int32, first: Int64, las
     """`mask_each` for candidates that triples share: `entities` is int64 `[c]`."""
     column = np.argsort(entities, kind="stable")
     _mask_shared(entities[column], column, which, answers, first, last, mask)
-
-
-@kernel
-def _place_in(values: npt.NDArray[np.integer], low: int, high: int, wanted: int) -> int:
-    """The first position of `values[low:high]`, ascending, with a value of at least `wanted`; else `high`."""
-    while low < high:
-        middle = (low + high) >> 1
-        if values[middle] < wanted:
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 @kernel
@@ -46,7 +33,7 @@ def mask_each(entities: Int64, which: Int64, answers: Int32, first: Int64, last:
             continue
         row = which[i]
         for c in range(entities.shape[1]):
-            place = _place_in(answers, first[i], last[i], entities[row, c])
+            place = first_at_least(answers, first[i], last[i], entities[row, c])
             if place < last[i] and answers[place] == entities[row, c]:
                 mask[row, c] = False
 
@@ -60,13 +47,13 @@ def _mask_shared(
         listed = last[i] - first[i]
         if listed <= candidates:  # walk the shorter of the two, search the longer
             for a in range(first[i], last[i]):
-                place = _place_in(entities, 0, candidates, answers[a])
+                place = first_at_least(entities, 0, candidates, answers[a])
                 while place < candidates and entities[place] == answers[a]:  # a candidate may be drawn twice
                     mask[which[i], column[place]] = False
                     place += 1
         else:
             for c in range(candidates):
-                place = _place_in(answers, first[i], last[i], entities[c])
+                place = first_at_least(answers, first[i], last[i], entities[c])
                 if place < last[i] and answers[place] == entities[c]:
                     mask[which[i], column[c]] = False
 

@@ -9,18 +9,9 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.arrays import Bools, Int32, Int64, UInt64
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph.batch import (
-    CORRUPTIONS,
-    SIDES,
-    Bools,
-    Corruption,
-    Int32,
-    Negatives,
-    Side,
-    UInt64,
-)
+from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, SIDES, Corruption, Negatives, Side
 from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
 from elastable.replicas.knowledge_graphs.graph.randomness import derived_keys, stream_key
@@ -39,7 +30,7 @@ class WorkerTriples:
     """The triples of one worker in one step.
 
     Attributes:
-        triples: int32 `[n * p, 3]`, global ids; -1 if a pair of shards has none.
+        triples: int32 `[n * p, 3]`, global ids; -1 if a shardpair has none.
         source: int64 `[n * p]`: their positions in the partitioned array, or -1.
     """
 
@@ -53,7 +44,7 @@ class StepTriples:
 
     Attributes:
         step: Number of the step, from 0.
-        block: Triples of each pair of shards, p.
+        block: Triples of each shardpair, p.
         of: Worker -> its triples.
     """
 

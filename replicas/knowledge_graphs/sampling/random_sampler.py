@@ -6,8 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.replicas.knowledge_graphs.graph.batch import Bools
+from elastable.embedding_store.contract.arrays import Bools, Float32, Int64
 from elastable.replicas.knowledge_graphs.graph.randomness import derived_keys, draw_between, stream_key
 from elastable.replicas.knowledge_graphs.sampling.sampler import ShardedSampler
 
@@ -17,7 +16,7 @@ _STREAM = 0xD4A3  # of the sampler's seed
 
 
 class RandomSampler(ShardedSampler):
-    """Triples drawn with replacement, the same number from every non-empty pair of shards.
+    """Triples drawn with replacement, the same number from every non-empty shardpair.
 
     To keep the expected loss the mean over all triples for any n, a triple's weight is multiplied by its pair's share
     of the triples over its share of the draws. Arguments as of `ShardedSampler`.

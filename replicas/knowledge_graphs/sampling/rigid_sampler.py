@@ -1,4 +1,4 @@
-"""Batches that visit every triple once per epoch, with padding where a pair of shards has too few."""
+"""Batches that visit every triple once per epoch, with padding where a shardpair has too few."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections import OrderedDict
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Bools, Float32, Int64
 from elastable.embedding_store.native.kernel import kernel
-from elastable.replicas.knowledge_graphs.graph.batch import Bools
 from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
 from elastable.replicas.knowledge_graphs.graph.randomness import shuffled_segments, stream_key
 from elastable.replicas.knowledge_graphs.sampling.negatives import NegativeSampler
@@ -24,7 +23,7 @@ _EPOCHS_HELD = 2  # the current one, and the next one that a thread ahead has st
 class RigidSampler(ShardedSampler):
     """Every triple once per epoch, in a different order each time.
 
-    An epoch has as many steps as the fullest pair of shards needs. The triples of every pair are spread evenly over
+    An epoch has as many steps as the fullest shardpair needs. The triples of every shardpair are spread evenly over
     them, and short blocks are padded, so steps hardly differ in the number of triples.
 
     Args:

@@ -1,4 +1,4 @@
-"""The base of batch samplers: a step's triples, the same number from every pair of shards."""
+"""The base of batch samplers: a step's triples, the same number from every shardpair."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from hashlib import blake2b
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Bools, Float32, Int32, Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph.batch import Bools, Int32, StepBatch
+from elastable.replicas.knowledge_graphs.graph.batch import StepBatch
 from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
 from elastable.replicas.knowledge_graphs.sampling.negatives import NegativeSampler, StepTriples, WorkerTriples
 
@@ -32,7 +32,7 @@ class ShardedSampler(ABC):
         weights: float32 `[N]` by `partition.triples`, with mean 1 (`frequency_weights`); None: all weights are 1.
 
     Attributes:
-        block: Triples of each pair of shards in a step, p; a worker's step has `n * p`.
+        block: Triples of each shardpair in a step, p; a worker's step has `n * p`.
 
     Raises:
         BadInput: a partition of another mode, no triples, a batch below 1, or weights or candidates that do not fit.
@@ -71,7 +71,7 @@ class ShardedSampler(ABC):
 
     @abstractmethod
     def _place(self, step: int, pairs: Int64) -> tuple[Int64, Bools]:
-        """The triples of these pairs of shards in a step.
+        """The triples of these shardpairs in a step.
 
         Args:
             step: From 0.
@@ -87,7 +87,7 @@ class ShardedSampler(ABC):
 
     @abstractmethod
     def _pair_weights(self) -> Float32:
-        """float32 `[n * n]`: factor of the weights of each pair's triples."""
+        """float32 `[n * n]`: factor of the weights of each shardpair's triples."""
 
     def batch(self, step: int, worker: int) -> StepBatch:
         """One worker's part of a step, counted from 0 through all epochs. Raises BadInput if there is none."""

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.arrays import Int32, Int64, UInt64
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph.batch import Int32, UInt64
 from elastable.replicas.knowledge_graphs.graph.randomness import draw_between
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 

@@ -120,4 +120,5 @@ def _compile(height: int) -> tuple[Callable[..., tf.Tensor], Compiled]:
         found: list[tf.Tensor] = tape.gradient(total, [given, relation, *dense])
         return found
 
-    return tf.function(forward, reduce_retracing=True), tf.function(backward, reduce_retracing=True)
+    forwards = tf.function(forward, autograph=False, reduce_retracing=True)
+    return forwards, tf.function(backward, autograph=False, reduce_retracing=True)

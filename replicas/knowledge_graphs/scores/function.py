@@ -9,11 +9,11 @@ from typing import Literal, cast
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.arrays import Float32, Float64
 from elastable.embedding_store.contract.spec import InitializerSpec
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.batch import Side
-from elastable.replicas.knowledge_graphs.scores.kernels.comparison import Comparison, Float64
+from elastable.replicas.knowledge_graphs.scores.kernels.comparison import Comparison
 
 __all__ = ["RowPair", "ScoreFunction", "Values"]
 
@@ -109,14 +109,6 @@ class ScoreFunction(ABC):
         queries = self.query(self.prepared(heads), relations, "tail")
         return self.comparison.scores(queries, self.prepared(tails), np.arange(len(queries))[:, None])[:, 0]
 
-    def score_heads(self, candidates: Float32, relations: Float32, tails: Float32) -> Float32:
-        """float32 `[b, n]`: scores of candidate heads, `[n, width]` shared or `[b, n, width]` per triple."""
-        return self._against(candidates, tails, relations, "head")
-
-    def score_tails(self, heads: Float32, relations: Float32, candidates: Float32) -> Float32:
-        """float32 `[b, n]`: scores of candidate tails, `[n, width]` shared or `[b, n, width]` per triple."""
-        return self._against(candidates, heads, relations, "tail")
-
     def require_side(self, side: Side) -> None:
         """Raises BadInput if the function cannot query that end."""
         if side not in self.sides:
@@ -124,11 +116,3 @@ class ScoreFunction(ABC):
                 f"{self.name} answers tail queries only; train it with reciprocal relations, which turn each "
                 "head query into a tail query"
             )
-
-    def _against(self, candidates: Float32, given: Float32, relations: Float32, side: Side) -> Float32:
-        self.require_side(side)
-        rows = np.ascontiguousarray(candidates.reshape(-1, self.entity_width))
-        groups = 1 if candidates.ndim == 2 else len(candidates)
-        places = np.arange(len(rows)).reshape(groups, -1)
-        queries = self.query(self.prepared(given), relations, side)
-        return self.comparison.scores(queries, self.prepared(rows), places)

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
+from elastable.embedding_store.contract.arrays import Int32
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.knowledge_graphs.evaluation.candidates import Candidates
 from elastable.replicas.knowledge_graphs.evaluation.evaluation import as_asked
-from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Int32, Side
+from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Side
 from elastable.replicas.knowledge_graphs.sampling.queries import QueryBatches
 from elastable.replicas.knowledge_graphs.trained.trained_graph import TrainedGraph
 

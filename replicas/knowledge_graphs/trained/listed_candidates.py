@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.groups.group import Array
 from elastable.replicas.knowledge_graphs.evaluation.triple_candidates import TripleCandidates
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeGraph
 

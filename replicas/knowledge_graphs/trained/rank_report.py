@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.arrays import Bools, Float32, Int32
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.evaluation.query_ranks import HITS, QueryRanks
-from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Bools, Int32
+from elastable.replicas.knowledge_graphs.graph.batch import SIDES
 from elastable.replicas.knowledge_graphs.graph.names import Names
 from elastable.replicas.knowledge_graphs.graph.relation_categories import CATEGORIES, relation_categories
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.malformed import UNREADABLE
 from elastable.embedding_store.errors import BadInput, CheckpointError
 from elastable.master.checkpoints.storage.checkpoint_files import MANIFEST, LocalFiles
 from elastable.master.checkpoints.storage.tensor_file import parts_of, tensors_in
-from elastable.replicas.groups.group import Array
 from elastable.replicas.knowledge_graphs.scores import SCORES
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 

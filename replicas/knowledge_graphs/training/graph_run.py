@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import RangePool, available_cores
-from elastable.replicas.groups.group import Array, ReplicaGroup
+from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.knowledge_graphs.evaluation.evaluation import Evaluation
 from elastable.replicas.knowledge_graphs.graph.formats.source import GraphSource
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeGraph

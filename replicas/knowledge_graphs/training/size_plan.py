@@ -17,21 +17,22 @@ __all__ = ["DEFAULT_BUDGET_MINUTES", "GraphSize", "planned_settings"]
 DEFAULT_BUDGET_MINUTES = 40.0
 """What the defaults are chosen for, where no budget is given."""
 
-_PRODUCT_PACE, _DISTANCE_PACE = 60e9, 8e9  # multiplications and additions a second and core, measured on two cores
+_PRODUCT_PACE, _DISTANCE_PACE = 60e9, 8e9  # multiplications and additions a second and core; with AVX-512 up to 170e9
 _EXPONENTIAL = 60  # of one score, in the same unit
 _TRAINING = 0.9  # of the budget; the rest is for evaluations
-_FEWEST_EPOCHS = 20
+_FEWEST_EPOCHS, _MOST_EPOCHS = 20, 200
 _MOST_ENTITIES = 20_000  # of whole-softmax
-_LARGE, _SPARSE = 5_000, 8.0  # entities; triples of an entity
+_LARGE, _SPARSE, _MANY = 5_000, 8.0, 100  # entities; triples of an entity; relations
 _NEGATIVES = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class GraphSize:
-    """Numbers of entities and of training triples."""
+    """Numbers of entities, training triples and relations (without inverse ones)."""
 
     entities: int
     triples: int
+    relations: int
 
 
 def planned_settings(
@@ -62,9 +63,14 @@ def planned_settings(
     settings = settings_of(model, chosen)
     if settings.loss != WHOLE_SOFTMAX or "loss" in chosen or settings.model not in _PLANNED:
         return settings, ()
-    plan = _whole(settings, size, budget_minutes or DEFAULT_BUDGET_MINUTES, cores or available_cores())
+    budget, cores = budget_minutes or DEFAULT_BUDGET_MINUTES, cores or available_cores()
+    plan = _whole(settings, size, budget, cores)
     if plan is None:
-        plan = _sampled(settings, size)
+        plan = _sampled(settings, size, budget, cores)
+    plan |= _weight(settings, size)
+    if budget_minutes is not None and settings.schedule not in ("linear", "cosine"):
+        ending = f"training ends after {budget_minutes:g} minutes, or when validation MRR stops rising"
+        plan["epochs"] = (_MOST_EPOCHS, ending)
     names = [name for name in plan if name not in chosen and plan[name][0] != getattr(settings, name)]
     settings = settings_of(model, {**{name: plan[name][0] for name in names}, **chosen})
     return settings, tuple(f"{name} {plan[name][0]}: {plan[name][1]}" for name in names)
@@ -87,31 +93,49 @@ def _whole(settings: TrainSettings, size: GraphSize, budget: float, cores: int) 
         fit = int(_TRAINING * 60 * budget / seconds)
         if fit < _FEWEST_EPOCHS:
             continue
-        took = f"an epoch takes about {seconds:.0f} s on {cores} cores"
-        plan: _Plan = {
+        took = f"an epoch takes up to {seconds:.0f} s on {cores} cores"
+        return {
             "dim": (
                 dim,
-                f"with {settings.dim} values, {_FEWEST_EPOCHS} epochs take longer than {budget:g} minutes",
+                f"with {settings.dim} values, {_FEWEST_EPOCHS} epochs may take longer than {budget:g} minutes",
             ),
             "epochs": (min(settings.epochs, fit), f"{took}; these fit {budget:g} minutes"),
         }
-        if size.entities > _LARGE and settings.regularizer == "n3":
-            plan["regularization"] = (0.01, f"{size.entities:,} entities with many triples each")
-        return plan
     return None
 
 
-def _sampled(settings: TrainSettings, size: GraphSize) -> _Plan:
+def _sampled(settings: TrainSettings, size: GraphSize, budget: float, cores: int) -> _Plan:
+    """A sampled softmax, with the dimension of the model's defaults if all its epochs fit."""
+    seconds = _epoch_seconds(settings, replace(size, entities=_NEGATIVES), cores)
+    fits = settings.epochs * seconds <= _TRAINING * 60 * budget
     why = f"all {size.entities:,} entities at every step take too long; a sample corrected by its size estimates them"
-    plan: _Plan = {
+    return {
         "loss": (SampledSoftmax.name, why),
         "negatives": (_NEGATIVES, "shared by the triples of a step, one matrix product"),
-        "dim": (128, "an epoch takes a fraction of the time"),
+        "dim": (
+            settings.dim if fits else min(128, settings.dim),
+            f"with {settings.dim} values, {settings.epochs} epochs may take longer than {budget:g} minutes",
+        ),
         "evaluate_every": (4, "an evaluation scores all entities"),
     }
-    if 2 * size.triples / size.entities < _SPARSE and settings.regularizer == "n3":
-        plan["regularization"] = (0.1, f"few triples of an entity, {2 * size.triples / size.entities:.1f}")
-    return plan
+
+
+def _weight(settings: TrainSettings, size: GraphSize) -> _Plan:
+    """The weight of N3, the same for all entities and for a sample, which estimates the same loss.
+
+    The weights are the best published ones, of the same loss, optimizer and normalisation (a mean over the triples of
+    both directions): WN18RR 0.1 and FB15k-237 0.05 at ranks from 25 to 2,000 (Lacroix et al., 2018), CoDEx-M 0.01
+    (Chen et al., 2021). Of graphs with many relations, NELL-995 is also trained with 0.05; of those with few, YAGO3-10
+    with 0.005. A graph of no more than `_LARGE` entities keeps the default.
+    """
+    if settings.regularizer != "n3" or size.entities <= _LARGE:
+        return {}
+    each = 2 * size.triples / size.entities
+    if each < _SPARSE:
+        return {"regularization": (0.1, f"few triples of an entity, {each:.1f} on average, as in WN18RR")}
+    if size.relations >= _MANY:
+        return {"regularization": (0.05, f"{size.entities:,} entities and {size.relations} relations, as in FB15k-237")}
+    return {"regularization": (0.01, f"{size.entities:,} entities and only {size.relations} relations, as in CoDEx-M")}
 
 
 def _epoch_seconds(settings: TrainSettings, size: GraphSize, cores: int) -> float:

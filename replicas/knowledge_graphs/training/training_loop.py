@@ -7,7 +7,7 @@ from dataclasses import replace
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from elastable.replicas.groups.group import Array
+from elastable.embedding_store.contract.arrays import Array
 from elastable.replicas.knowledge_graphs.evaluation.evaluation import Evaluation
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.training.graph_checkpoints import RunProgress

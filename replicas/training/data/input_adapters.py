@@ -7,9 +7,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers import Batch, NumpyReader, Reader, as_reader
-from elastable.worker.readers.records.reader import Int64, checked_indices
+from elastable.worker.readers.records.reader import checked_indices
 
 __all__ = ["reader_of", "require_batch_size", "split_off"]
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import keras
 import numpy as np
 
-from elastable.replicas.groups.group import Array, ReplicaGroup
+from elastable.embedding_store.contract.arrays import Array
+from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.training.variables.exchange import Layout
 from elastable.replicas.training.variables.split import VariableSplit
 

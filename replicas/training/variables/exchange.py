@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elastable.replicas.groups.group import Array, ReplicaGroup
+from elastable.embedding_store.contract.arrays import Array
+from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.grouping import ReplicaGrouping
 from elastable.replicas.training.variables.split import VariableSplit
 

@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 from keras.optimizers import Optimizer
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import ModelError, Unsupported
-from elastable.replicas.groups.group import Array
 from elastable.replicas.training.variables.clipping import GradientClipping
 
 __all__ = ["PartOptimizer", "refuse_optimizer", "refuse_parts", "slots_of"]

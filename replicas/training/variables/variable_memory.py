@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from elastable.replicas.groups.group import Array
+from elastable.embedding_store.contract.arrays import Array
 
 __all__ = ["give_back", "held_bytes", "put", "value_of"]
 

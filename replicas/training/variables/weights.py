@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 import keras
 import numpy as np
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadSpec
-from elastable.replicas.groups.group import Array, ReplicaGroup
+from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.grouping import ReplicaGrouping
 from elastable.replicas.training.variables.exchange import Exchange, Layout
 from elastable.replicas.training.variables.placement import VariablePlacement, update_domains

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import keras
 import numpy as np
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import CheckpointError
 from elastable.replicas.groups.agreement import run_at_root
-from elastable.replicas.groups.group import Array
 from elastable.replicas.training.variables.optimizer import PartOptimizer
 from elastable.replicas.training.variables.variable_memory import put, value_of
 from elastable.replicas.training.variables.weights import ReplicaWeights

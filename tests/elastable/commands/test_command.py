@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
+import queue
 import signal
+import sys
+import threading
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import typer
@@ -22,6 +27,7 @@ from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.native.ids.string_ids import hash_ids
 from elastable.embedding_store.wire.access.credentials import ENVIRONMENT
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.messages.spec_messages import STORE_SERVICE
 from elastable.master.api import AsyncPushId, Push, PushOutcome, Slices
 from elastable.master.wire.client import MasterClient
 from elastable.process.exit_codes import ExitCode, error_of, exit_code_of
@@ -168,6 +174,8 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Finished]:
         "list_empty": ("checkpoint", "list", home / "file", "--json"),
         "serve_not_finite": ("serve", "--not-finite", "ignore"),
         "serve_deadline": ("serve", "--deadline", "-1"),
+        "serve_calls": ("serve", "--client-calls", "3"),
+        "serve_bytes": ("serve", "--client-bytes", "0MiB"),
         "serve_transport": ("serve", "--transport", "pigeon"),
         "serve_shared": ("serve", "--store", "token:memory,memory", "--transport", "shared"),
     }
@@ -222,6 +230,8 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Finished]:
         ("list_empty", ExitCode.BAD_CHECKPOINT, "no checkpoint there"),
         ("serve_not_finite", ExitCode.USAGE, "'--not-finite': ignore must be one of refuse, skip"),
         ("serve_deadline", ExitCode.USAGE, "Invalid value for '--deadline': -1.0 must be above 0"),
+        ("serve_calls", ExitCode.USAGE, "'--client-calls': 3 must be at least 16"),
+        ("serve_bytes", ExitCode.BAD_INPUT, "--client-bytes 0MiB: must be above 0"),
         ("serve_transport", ExitCode.USAGE, "'--transport': pigeon must be one of auto, grpc, shared"),
         ("serve_shared", ExitCode.BAD_INPUT, "are not in shared memory"),
     ],
@@ -232,6 +242,33 @@ def test_refused(refused: Mapping[str, Finished], name: str, code: ExitCode, tol
     assert ran.code == code
     # One line for a person, and no traceback.
     assert "Traceback" not in ran.err
+
+
+def refusal_of_silent_calls(address: str, count: int) -> str:
+    """What a server says to one of so many calls of one client that send nothing, and have no room together."""
+    ended: queue.Queue[Any] = queue.Queue()
+    leave = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        leave.wait(600)
+        yield from ()
+
+    with grpc.insecure_channel(address) as channel:
+        commit = channel.stream_unary(f"/{STORE_SERVICE}/Commit", None, None)
+
+        def begin() -> None:
+            commit.future(nothing(), timeout=600).add_done_callback(ended.put)
+
+        for _ in range(count):
+            begin()
+        try:
+            while True:
+                error = ended.get(timeout=300).exception()
+                if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                    return str(error.details())
+                begin()  # a silent call may have been ended before the others had begun
+        finally:
+            leave.set()
 
 
 class TestServe:
@@ -275,11 +312,49 @@ class TestServe:
 
     def test_its_options_are_in_force(self, tmp_path: Path) -> None:
         ids: Int64 = np.array([5], np.int64)
-        with elastable(tmp_path, "serve", "--listen", "127.0.0.1:0", "--not-finite", "skip") as server:
+        options = ("--not-finite", "skip", "--client-calls", "16")
+        with elastable(tmp_path, "serve", "--listen", "127.0.0.1:0", *options) as server:
             with MasterClient(server.address(), deadline_s=30) as client:
                 client.store().create_table(TableSpec("t", 2, optimizer=OptimizerSpec.of("sgd", learning_rate=1.0)))
                 slices = {"t": Slices(ids, np.full((1, 2), np.nan, np.float32))}
                 reply = client.report_gradient(Push(AsyncPushId("a", 1), 1, slices=slices))
             assert (reply.outcome, reply.version) == (PushOutcome.SKIPPED, 0)
+            assert "16 calls of the client ipv4:127.0.0.1:" in refusal_of_silent_calls(server.address(), 40)
             server.signal(signal.SIGTERM)
             assert server.wait() == ExitCode.DONE, server.err
+
+
+def test_traces_are_refused_where_there_are_none_to_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "http://127.0.0.1:4317"
+    monkeypatch.setenv("ELASTABLE_LOG_FORMAT", "text")  # which the command sets
+
+    def refusal(*words: str) -> BaseException | None:
+        return CliRunner().invoke(app, list(words), obj=lambda level, form: None).exception
+
+    told = refusal("--traces", url, "status", "--help")
+    assert isinstance(told, errors.BadInput)
+    assert "elastable status makes no traces; train, master, worker, serve, store do" in str(told)
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    monkeypatch.delitem(sys.modules, "elastable.monitoring.opentelemetry_tracer", raising=False)
+    told = refusal("--traces", url, "worker", "--help")
+    assert isinstance(told, errors.NotInstalled)
+    assert 'pip install "elastable[traces]"' in str(told)
+
+
+def test_a_variable_for_traces_does_not_stop_a_command_that_cannot_make_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ELASTABLE_LOG_FORMAT", "text")  # which the command sets
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4317")
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    monkeypatch.delitem(sys.modules, "elastable.monitoring.opentelemetry_tracer", raising=False)
+    log = logging.getLogger("elastable.command")
+    log.addHandler(caplog.handler)  # the log of Elastable may not propagate
+    try:
+        for command, told in (("status", False), ("worker", True)):
+            caplog.clear()
+            with caplog.at_level("WARNING", log.name):
+                assert CliRunner().invoke(app, [command, "--help"], obj=lambda level, form: None).exit_code == 0
+            assert any("nothing is traced" in record.getMessage() for record in caplog.records) == told
+    finally:
+        log.removeHandler(caplog.handler)

@@ -125,9 +125,11 @@ def _other_value(field: OptionField) -> object:
     if bool in field.kinds:
         return not field.default
     if int in field.kinds:
-        return 7
+        return max(7, field.option.at_least or 0)
     if float in field.kinds:
         return 2.5
+    if field.option.metavar == "SIZE":
+        return "2MiB"
     return ("a", "b") if tuple in field.kinds else Path("x y") if field.kinds[0] is Path else "redis://host:1"
 
 
@@ -158,9 +160,10 @@ def test_words_of_store_servers_give_them_again() -> None:
     seen: list[TrainOptions] = []
     child = typer.Typer()
     child.command()(takes(TrainOptions)(seen.append))
-    for stores, here, url in ((("3",), 3, "servers:3"), (("a:1", "b:2"), 0, "servers:a:1,b:2")):
+    dns = ("dns://stores.default.svc:50061?count=3",)
+    for stores, here in ((("3",), 3), (("a:1", "b:2"), 0), (dns, 0)):
         options = TrainOptions(Path("m.py"), stores=stores)
-        assert (options.local_stores, options.servers_url) == (here, url)
+        assert options.local_stores == here
         assert CliRunner().invoke(child, command_words(options)).exit_code == 0
         assert seen.pop() == options
 
@@ -171,9 +174,13 @@ def test_words_of_store_servers_give_them_again() -> None:
         ({"stores": ("0",)}, "from 1 to 64"),
         ({"stores": ("a:1", "a:1")}, "stands twice"),
         ({"stores": ("a",)}, "a"),
-        ({"stores": ("2",), "locations": Path("l.toml")}, "--locations"),
+        ({"stores": ("dns://stores:50061",)}, r"dns://stores:50061: write dns://name:port\?count=N, N from 1 to 1,024"),
+        ({"stores": ("dns://stores:0?count=2",)}, "port 0 is for listening"),
+        ({"stores": ("dns://stores:1?count=0",)}, "N from 1 to"),
         ({"stores": ("a:1",), "store": "file:///x"}, "each store server elsewhere has its own --store"),
         ({"stores": ("2",), "store": "token:memory,memory"}, "keeps its own rows"),
+        ({"store": "token:grpc://a:1,grpc://b:1"}, "write --stores host:port,host:port"),
+        ({"store": "encoding:memory,grpc://b:1"}, "encoding:grpc://b:1,.*every row and gradient of the job"),
     ],
 )
 def test_store_servers_that_cannot_be_are_refused_by_name(options: dict[str, Any], told: str) -> None:

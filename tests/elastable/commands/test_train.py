@@ -44,7 +44,7 @@ class TestRunDirectory:
         assert len(counted) == 2
         assert sum(counted) == 2 * 40 + 2 * HELD_OUT // 32
         assert 1 <= result["workers"] <= sum(1 for count in counted if count)
-        assert result["store"] == "memory"
+        assert (result["store"], result["store_servers"]) == ("memory", [])
         assert result["seconds"] > 0
         # The first version's seconds are the workers' way here.
         assert result["timed_examples"] == 2 * RECORDS - 2 * 32

@@ -14,7 +14,7 @@ from elastable.embedding_store.composite.partitions.partitioned_store import Par
 from elastable.embedding_store.open_store import open_store
 from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.process.exit_codes import ExitCode
-from tests.elastable.jobs.test_partial_loss import resume
+from tests.elastable.jobs.resuming.test_partial_loss import resume
 from tests.elastable.processes import CLICK_JOB, Hold, Running, elastable
 from tests.master.checkpoints.jobs import DYNAMIC, FIXED, created, dense_of, progress_of, rows, train
 from tests.master.checkpoints.jobs import JOB as SAVED
@@ -29,7 +29,7 @@ JOB = ("--epochs", "2", "--micro-batch-size", "32", "--grads-to-wait", "2", "--n
 @pytest.mark.parametrize(
     ("version", "comes_back_empty"),
     [
-        (10, False),
+        pytest.param(10, False, marks=pytest.mark.slow),  # tests/elastable/jobs/test_store_watch.py has the errors
         pytest.param(10, True, marks=pytest.mark.slow),
         pytest.param(LAST_OF_EPOCH, False, marks=pytest.mark.slow),
         (LAST_OF_EPOCH, True),
@@ -42,20 +42,22 @@ def test_a_killed_shard_ends_the_job_by_name(tmp_path: Path, version: int, comes
         def start(name: str, *arguments: str, env: dict[str, str] | None = None) -> Running:
             return processes.enter_context(elastable(tmp_path, *arguments, env=env, name=name))
 
-        shards = [start(f"shard{n}", "serve", "--listen", address) for n, address in enumerate(addresses[:2])]
+        shards = [start(f"shard{n}", "store", "--listen", address) for n, address in enumerate(addresses[:2])]
         for shard in shards:
             shard.address()
-        hold, store = Hold(tmp_path / "hold", version), f"token:grpc://{addresses[0]},grpc://{addresses[1]}"
-        job = ("master", str(CLICK_JOB), *JOB, "--store", store, "--run-dir", str(tmp_path / "runs"))
+        hold, stores = Hold(tmp_path / "hold", version), f"{addresses[0]},{addresses[1]}"
+        job = ("master", str(CLICK_JOB), *JOB, "--stores", stores, "--run-dir", str(tmp_path / "runs"))
         master = start("master", *job, "--listen", addresses[2], env=hold.environment)
         worker = start("worker", "worker", str(CLICK_JOB), "--master", addresses[2], "--deadline", "60")
         hold.wait(master)
         shards[1].signal(signal.SIGKILL)
         shards[1].wait()
         if comes_back_empty:
-            start("shard1-again", "serve", "--listen", addresses[1]).address()
+            start("shard1-again", "store", "--listen", addresses[1]).address()
         hold.go()
         codes = master.wait(), worker.wait()
+        shards[0].signal(signal.SIGTERM)
+        assert shards[0].wait() == ExitCode.DONE, shards[0].err
     assert codes == (ExitCode.STORE_FAILED, ExitCode.STORE_FAILED), f"{master.err}\n{worker.err}"
     for ended in (master, worker):
         assert re.search(r"^ShardLost: .*shard 1 of 2", ended.err, re.MULTILINE), ended.err

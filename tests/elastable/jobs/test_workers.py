@@ -46,6 +46,7 @@ class Accidents:
     late_code: int
     code: int
     killed_pid: int
+    terminated: Running
 
     @property
     def run(self) -> Path:
@@ -54,7 +55,7 @@ class Accidents:
 
 @pytest.fixture(scope="module")
 def accidents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Accidents]:
-    """A master is held; its first worker is killed, two are refused, one comes late and ends the job."""
+    """A master is held; its first worker is killed, two are refused, one leaves; one comes late and ends the job."""
     home = tmp_path_factory.mktemp("accidents")
     hold = Hold(home / "hold", HELD_AT)
     copied = home / "click_job.py"
@@ -73,10 +74,16 @@ def accidents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Accidents]:
         assert first.wait() == -signal.SIGKILL
         late = processes.enter_context(elastable(home, *worker, name="late"))
         wait_until(lambda: late.process.poll() is not None or _joined(job, late.pid), "late worker", late)
+        leaving = processes.enter_context(elastable(home, *worker, "--http", "127.0.0.1:0", name="leaving"))
+        wait_until(lambda: leaving.process.poll() is not None or "http://" in leaving.out, "leaving worker", leaving)
+        leaving.signal(signal.SIGTERM)
+        leaving.wait()
         hold.go()
         code = job.wait()
         late_code = late.wait()
-        yield Accidents(home, job, status, looked_up, other_file, other_length, late, late_code, code, first.pid)
+        yield Accidents(
+            home, job, status, looked_up, other_file, other_length, late, late_code, code, first.pid, leaving
+        )
 
 
 def _joined(master: Running, pid: int) -> bool:
@@ -94,6 +101,10 @@ class TestAccidents:
     def test_a_late_worker_computes_the_rest_and_leaves(self, accidents: Accidents) -> None:
         assert accidents.late_code == 0, accidents.late.err
         assert "micro-batches counted; the job is over" in accidents.late.err
+
+    def test_a_terminated_worker_leaves_although_the_job_stands_still(self, accidents: Accidents) -> None:
+        assert accidents.terminated.wait() == 0, accidents.terminated.err
+        assert "leaving after this micro-batch" in accidents.terminated.err
 
     def test_status(self, accidents: Accidents) -> None:
         assert accidents.status.code == 0, accidents.status.err

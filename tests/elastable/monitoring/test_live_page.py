@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -17,20 +17,25 @@ import pytest
 
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ModelError
+from elastable.embedding_store.shards.server_status import ServerStatus, ShardStatus
+from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.master.jobs.bare_master import BareMaster
+from elastable.master.wire.messages import status_from_message, status_to_message
 from elastable.monitoring.checkpoint_log import CheckpointLog
 from elastable.monitoring.endpoints import Endpoints
 from elastable.monitoring.http_server import HttpServer
 from elastable.monitoring.page import event_stream
 from elastable.monitoring.page.advice import advice_on
 from elastable.monitoring.page.live_page import PAGE
-from elastable.monitoring.page.views import JobView, ServerView, View
+from elastable.monitoring.page.views import JobView, ServerView, ShardView, View
 from elastable.monitoring.watched import Watched
 from elastable.output.curves import Curves
 from tests.certificates import TOKEN
 from tests.elastable.monitoring.http_client import LIMIT_S, get
 from tests.elastable.monitoring.test_http_server import HERE
+from tests.embedding_store.shards.served_shards import served
+from tests.embedding_store.shards.test_store_servers import JOB, begin, push_all
 from tests.master.fakes import Bench, FakeWorker, drive
 
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[31m"
@@ -205,6 +210,41 @@ def test_a_parameter_server_shows_its_tables() -> None:
         away = state_of(ServerView(BareMaster(store).status, store, lambda: "Unavailable: gone"))
     assert (state["kind"], state["state"], state["tables"]) == ("server", "training", [])
     assert (away["store_ready"], len(away["problems"])) == (False, 1)
+
+
+def test_a_store_server_shows_its_shard_and_the_job_that_claimed_it() -> None:
+    with served(1) as ((server,), store):
+        view = ShardView(server.shard, "redis://me:secret@host:6379/0", lambda: None)
+        before = state_of(view)
+        begin(store)
+        push_all(store, 0)
+        after = state_of(view)
+        away = state_of(ShardView(server.shard, "memory", lambda: "StoreFailed: disk full"))
+    assert (before["kind"], before["state"], before["tables"]) == ("shard", "waiting for a job", [])
+    assert "secret" not in str(before)
+    assert (after["state"], after["job"], after["version"]) == ("serving a job", JOB, 0)
+    assert after["pushed_bytes"] > 0
+    assert {table["name"] for table in after["tables"]} == {"fixed", "any"}
+    assert (away["state"], away["problems"][0]["what"]) == ("failed", "StoreFailed: disk full")
+
+
+def test_a_job_shows_its_store_servers_and_which_one_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    here = ServerStatus("10.0.0.1:50051", ShardStatus(3, 7, 70, 10, 4))
+    waited = ServerStatus("10.0.0.2:50051", ShardStatus(2, 5, 50), waited_s=4.0)
+    away = ServerStatus("10.0.0.3:50051", None, failure="ShardAway: " + HOSTILE)
+    monkeypatch.setattr(bench.master, "_servers", lambda: (here, waited, away))
+    state = state_of(job_view(bench))
+    assert [server["state"] for server in state["servers"]] == ["serving", "waited for", "away"]
+    assert state["servers"][0]["hit_rate"] == pytest.approx(0.6)
+    (problem,) = state["problems"]
+    assert "10.0.0.3:50051" in problem["who"]
+    assert "\x1b" not in problem["what"]
+    assert status_from_message(status_to_message(bench.master.status())).servers == (
+        here,
+        waited,
+        replace(away, failure=printable(away.failure, 1024)),
+    )
 
 
 def test_every_error_of_a_worker_has_an_advice_or_says_enough() -> None:

@@ -7,11 +7,13 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from prometheus_client import Metric as Family
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from elastable.embedding_store import RemoteStore, TableSpec
@@ -19,10 +21,15 @@ from elastable.embedding_store.errors import ElastableError
 from elastable.master.api import AsyncPushId, Push, Slices, WorkerIdentity
 from elastable.master.wire.client import MasterClient
 from elastable.monitoring.catalogue import METRICS
+from elastable.monitoring.collector import registry_of
 from elastable.monitoring.metric import Metric, MetricKind
+from elastable.monitoring.sources.shard_source import servers_source
 from tests.elastable.conftest import JOB
 from tests.elastable.monitoring.http_client import get
+from tests.elastable.monitoring.otlp_collector import ExportedSpan, collecting
 from tests.elastable.processes import CLICK_JOB, Hold, Running, elastable, run_elastable, wait_until
+from tests.embedding_store.shards.served_shards import served
+from tests.embedding_store.shards.test_store_servers import begin, commit, push_all
 
 pytestmark = pytest.mark.process
 
@@ -108,6 +115,7 @@ class Watched:
     ready: int
     code: int
     out: str
+    spans: list[ExportedSpan]
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +129,12 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     saved = ("--run-dir", home / "runs", "--checkpoint-every", "4", "--no-export", "--store", f"file://{home / 'rows'}")
     words = ("master", CLICK_JOB, *JOB, *saved, "--listen", "127.0.0.1:0", *http)
     with ExitStack() as processes:
-        job = processes.enter_context(elastable(home, *words, env=hold.environment, name="master"))
+        collector = processes.enter_context(collecting())
+        patient = {"OTEL_EXPORTER_OTLP_TIMEOUT": "120"}
+        traced = {**hold.environment, **patient, "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
+        job = processes.enter_context(elastable(home, *words, env=traced, name="master"))
         worker = ("worker", CLICK_JOB, "--master", job.address(), "--deadline", "60", *http)
-        first = processes.enter_context(elastable(home, *worker, name="first"))
+        first = processes.enter_context(elastable(home, "--traces", collector.url, *worker, env=patient, name="first"))
         other = processes.enter_context(elastable(home, *worker, name="other"))
         hold.wait(job)
         assert run_elastable("worker", copied, *worker[2:]).code != 0
@@ -137,7 +148,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         hold.go()
         code = job.wait()
         first.wait()
-        yield Watched(*shown, code, job.out)
+        yield Watched(*shown, code, job.out, collector.spans())
 
 
 def count(process: Running, name: str, /, **labels: str) -> float:
@@ -159,9 +170,49 @@ def test_the_job_goes_on_to_its_end(watched: Watched) -> None:
     assert watched.ready == 200
 
 
-def test_every_metric_of_the_page_is_there(watched: Watched, server: Scrape, store_server: Scrape) -> None:
-    found = watched.master.ours | watched.worker.ours | server.ours | store_server.ours
+def test_processes_that_are_traced_share_the_traces_of_versions(watched: Watched) -> None:
+    services: dict[str, list[ExportedSpan]] = {each.service: [] for each in watched.spans}
+    for each in watched.spans:
+        services[each.service].append(each)
+    assert set(services) == {"elastable-master", "elastable-worker"}
+    versions = {each.id: each.trace for each in services["elastable-master"] if each.name == "version"}
+    micro_batches = [each for each in services["elastable-worker"] if each.name == "micro-batch"]
+    assert micro_batches
+    assert [each for each in micro_batches if each.attributes["elastable.kind"] == "train" and each.parent in versions]
+    pushes = {each.id for each in services["elastable-worker"] if each.name == "push"}
+    assert [each for each in services["elastable-master"] if each.name == "ReportGradient" and each.parent in pushes]
+    assert {"prepare", "append", "apply"} <= {each.name for each in services["elastable-master"]}
+
+
+def test_every_metric_of_the_page_is_there(
+    watched: Watched, server: Scrape, store_server: Scrape, shards: Scrape
+) -> None:
+    found = watched.master.ours | watched.worker.ours | server.ours | store_server.ours | shards.ours
     assert set(METRICS) == found
+
+
+@pytest.fixture(scope="module")
+def shards() -> Scrape:
+    """What a master shows of its store servers, one of which is away."""
+    with served(2) as (servers, store):
+        begin(store)
+        push_all(store, 0)
+        store.commit_pushed(commit(0))
+        store.watch.look()
+        servers[1].stop()
+        store.watch.look()
+        registry = registry_of({"servers": partial(servers_source, store.watch.statuses)})
+        servers[1].start()
+        found = text_string_to_metric_families(generate_latest(registry).decode())
+        return Scrape({family.name: family for family in found})
+
+
+def test_the_master_shows_each_of_its_store_servers(shards: Scrape) -> None:
+    samples = [s for family in shards.families.values() for s in family.samples if s.name.startswith("elastable_shard")]
+    answers = [sample.value for sample in samples if sample.name == "elastable_shard_answers"]
+    assert answers == [1, 0]
+    assert [sample.value for sample in samples if sample.name == "elastable_shard_version"] == [1, 1]
+    assert min(sample.value for sample in samples if sample.name == "elastable_shard_rows") > 0
 
 
 def test_the_master_shows_its_job(watched: Watched) -> None:

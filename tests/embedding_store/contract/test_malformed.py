@@ -18,13 +18,13 @@ from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to
 from elastable.embedding_store.errors import BadInput, BadSpec, StoreBroken, StoreFailed
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.support.address import Address
+from elastable.embedding_store.tiers.redis.connections.reply_shapes import require_shapes
 from elastable.embedding_store.tiers.redis.earlier_schema import EarlierRedisTable
-from elastable.embedding_store.tiers.redis.record_replies import Awaited, RecordReplies, WriteReplies
-from elastable.embedding_store.tiers.redis.record_requests import PART
-from elastable.embedding_store.tiers.redis.record_tables import RecordTable
-from elastable.embedding_store.tiers.redis.reply_shapes import require_shapes
-from elastable.embedding_store.tiers.redis.stream_ends import read_ends
-from elastable.embedding_store.tiers.redis.tier_state import TierState
+from elastable.embedding_store.tiers.redis.records.record_replies import Awaited, RecordReplies, WriteReplies
+from elastable.embedding_store.tiers.redis.records.record_requests import PART
+from elastable.embedding_store.tiers.redis.records.record_tables import RecordTable
+from elastable.embedding_store.tiers.redis.records.tier_state import TierState
+from elastable.embedding_store.tiers.redis.streams.stream_ends import read_ends
 
 PLAIN = json.loads(spec_to_json(TableSpec("t", 2)))
 

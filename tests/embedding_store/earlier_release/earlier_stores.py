@@ -25,6 +25,7 @@ import numpy as np
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.rows.row_blocks import joined_rows
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 
@@ -113,3 +114,21 @@ def require_as_released(store: EmbeddingStore, name: str) -> None:
             if wanted is not None:
                 np.testing.assert_array_equal(values, wanted, err_msg=f"{part} of {table}")
     assert not expected
+
+
+def require_same_training(store: EmbeddingStore, until: int) -> None:
+    """Trains the store, which is at `VERSION`, to the same bits as one that was trained from the beginning."""
+    with MemoryStore(threads=1) as plain:
+        specs = [store.specs()[name] for name in IN_ORDER if name in store.specs()]
+        for spec in specs:
+            plain.create_table(spec)
+        for version in range(1, until + 1):
+            commit = commit_of(version, specs)
+            plain.commit(commit)
+            if version > VERSION:
+                store.commit(commit)
+        for spec in specs:
+            if spec.dtype != "int8":
+                ids = {spec.name: looked_up(spec.vocabulary_size is not None)}
+                np.testing.assert_array_equal(store.lookup(ids)[spec.name], plain.lookup(ids)[spec.name])
+                assert store.row_count(spec.name) == plain.row_count(spec.name)

@@ -361,6 +361,7 @@ def test_any_commit_is_made_whole_or_not_at_all(module_served: Served, history: 
             pin.close()
 
 
+@pytest.mark.slow
 def test_kernels_look_at_nothing_beyond_their_arrays() -> None:
     """A part of the tests, with kernels that are compiled to check every index, and kept for the next run."""
     engine = Path(__file__).parent

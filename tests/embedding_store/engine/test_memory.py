@@ -36,11 +36,21 @@ class TestMemoryStoreWithoutDirectRows(StoreContract):
         return lambda: MemoryStore(threads=1, direct_bytes=0)
 
 
+class Behind(MemoryStore):
+    """A store whose commits are logged on another thread."""
+
+    def commit(self, commit: Commit) -> None:
+        self.begin_commit(commit).result()
+
+    def _show_ahead(self, version: int) -> bool:
+        return True
+
+
 class TestMemoryStoreWithHistory(StoreContract):
     @pytest.fixture
     def make_store(self, tmp_path: Path) -> MakeStore:
         def make() -> MemoryStore:
-            store = MemoryStore(threads=2)
+            store = Behind(threads=2)
             store.keep_history(StoreHistory(tmp_path / uuid4().hex))
             return store
 

@@ -101,7 +101,63 @@ def step(store: EmbeddingStore, ids: list[int], seed: int, names: list[str], *, 
     store.commit(Commit(version + 1, updates, version, rates, record, ends_chapter, frozen, now))
 
 
-class AnyHistory(RuleBasedStateMachine):
+class TwoStores(RuleBasedStateMachine):
+    """Two stores that see the same calls; a subclass makes them, and disturbs `kept` alone."""
+
+    kept: MemoryStore
+    plain: MemoryStore
+
+    def table(self, name: str) -> str:
+        """The table that a rule takes where it has drawn this name."""
+        return name
+
+    def tables(self, names: list[str]) -> list[str]:
+        """Those of the names that the stores have."""
+        return names
+
+    @rule(
+        ids=IDS,
+        seed=st.integers(0, 1 << 20),
+        names=st.lists(st.sampled_from(TRAINED), max_size=4, unique=True),
+        ends_chapter=st.booleans(),
+    )
+    def commit(self, ids: list[int], seed: int, names: list[str], ends_chapter: bool) -> None:
+        for store in (self.kept, self.plain):
+            step(store, ids, seed, self.tables(names), ends_chapter=ends_chapter)
+
+    @rule(ids=IDS, name=st.sampled_from(NAMES), seed=st.integers(0, 99), touched=st.booleans())
+    def put(self, ids: list[int], name: str, seed: int, touched: bool) -> None:
+        name = self.table(name)
+        random, spec = np.random.default_rng(seed), SPECS[name]
+        slots = self.plain.read_rows(name, np.array(ids)).slots.shape[1]
+        touches = random.integers(0, 3, (len(ids), 2)) if touched and spec.eviction else None
+        weights = random.normal(size=(len(ids), spec.dim)).astype(np.float32)
+        block = RowBlock(np.array(ids), weights, random.random((len(ids), slots)).astype(np.float32), touches)
+        for store in (self.kept, self.plain):
+            store.put(name, [block])
+
+    @rule(ids=IDS, name=st.sampled_from(NAMES))
+    def delete(self, ids: list[int], name: str) -> None:
+        name = self.table(name)
+        assert self.kept.delete(name, np.array(ids)) == self.plain.delete(name, np.array(ids))
+
+    @rule(name=st.sampled_from(NAMES), again=st.booleans())
+    def clear_or_drop(self, name: str, again: bool) -> None:
+        name = self.table(name)
+        for store in (self.kept, self.plain):
+            if again:
+                store.drop_table(name)
+                store.create_table(SPECS[name])
+            else:
+                store.clear(name)
+
+    @rule(version=st.integers(0, 30))
+    def reset(self, version: int) -> None:
+        for store in (self.kept, self.plain):
+            store.reset_version(version)
+
+
+class AnyHistory(TwoStores):
     """One store with a history, and one without; both see the same calls, and only one of them is killed."""
 
     def __init__(self) -> None:
@@ -118,45 +174,6 @@ class AnyHistory(RuleBasedStateMachine):
             for spec in SPECS.values():
                 store.create_table(spec)
         self.records: list[bytes | None] = [None]
-
-    @rule(
-        ids=IDS,
-        seed=st.integers(0, 1 << 20),
-        names=st.lists(st.sampled_from(TRAINED), max_size=4, unique=True),
-        ends_chapter=st.booleans(),
-    )
-    def commit(self, ids: list[int], seed: int, names: list[str], ends_chapter: bool) -> None:
-        for store in (self.kept, self.plain):
-            step(store, ids, seed, names, ends_chapter=ends_chapter)
-
-    @rule(ids=IDS, name=st.sampled_from(NAMES), seed=st.integers(0, 99), touched=st.booleans())
-    def put(self, ids: list[int], name: str, seed: int, touched: bool) -> None:
-        random, spec = np.random.default_rng(seed), SPECS[name]
-        width = next(self.plain.scan(name), None)
-        slots = self.plain.read_rows(name, np.array(ids)).slots.shape[1] if width is None else width.slots.shape[1]
-        touches = random.integers(0, 3, (len(ids), 2)) if touched and spec.eviction else None
-        weights = random.normal(size=(len(ids), spec.dim)).astype(np.float32)
-        block = RowBlock(np.array(ids), weights, random.random((len(ids), slots)).astype(np.float32), touches)
-        for store in (self.kept, self.plain):
-            store.put(name, [block])
-
-    @rule(ids=IDS, name=st.sampled_from(NAMES))
-    def delete(self, ids: list[int], name: str) -> None:
-        assert self.kept.delete(name, np.array(ids)) == self.plain.delete(name, np.array(ids))
-
-    @rule(name=st.sampled_from(NAMES), again=st.booleans())
-    def clear_or_drop(self, name: str, again: bool) -> None:
-        for store in (self.kept, self.plain):
-            if again:
-                store.drop_table(name)
-                store.create_table(SPECS[name])
-            else:
-                store.clear(name)
-
-    @rule(version=st.integers(0, 30))
-    def reset(self, version: int) -> None:
-        for store in (self.kept, self.plain):
-            store.reset_version(version)
 
     @rule(torn=st.binary(max_size=60))
     def kill(self, torn: bytes) -> None:

@@ -19,9 +19,9 @@ from elastable.embedding_store.engine.unindexed.tier_directory import TierDirect
 from elastable.embedding_store.errors import BadInput, BadSpec
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.open_store import open_store
-from elastable.embedding_store.tiers.redis.redis_log import RedisLog
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
+from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, commit, fixed, rows_by_id, update
 from tests.embedding_store.engine.tiered_stores import tiered_stores

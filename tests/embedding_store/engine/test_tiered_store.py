@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, rule
 
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
+from elastable.embedding_store.contract.row_data import Commit, TableState, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.frames import rows_in_memory
 from elastable.embedding_store.engine.memory_store import MemoryStore
@@ -24,7 +24,15 @@ from elastable.embedding_store.log.contract import Buffer, LogEntry
 from elastable.embedding_store.log.file_log import FileLog
 from elastable.embedding_store.log.no_log import NoLog
 from tests.embedding_store.engine.failing_tier import FailingTier, IndexedFailingTier
-from tests.embedding_store.engine.test_store_history import IDS, MOST, NAMES, SPECS, TRAINED, everything, step
+from tests.embedding_store.engine.test_store_history import (
+    MOST,
+    NAMES,
+    SPECS,
+    TRAINED,
+    TwoStores,
+    everything,
+    step,
+)
 from tests.embedding_store.engine.tiered_stores import tiered_store
 
 TINY, HUGE = 1, 1 << 30
@@ -36,7 +44,7 @@ def _few_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_in_memory, "_LEAST_FRAMES", 1)
 
 
-class AnyFlush(RuleBasedStateMachine):
+class AnyFlush(TwoStores):
     """One store with a tier, and one without; both see the same calls, and only one of them is flushed and killed."""
 
     indexed = True
@@ -63,46 +71,8 @@ class AnyFlush(RuleBasedStateMachine):
         """The table of this name; where it cannot be in this store, another one."""
         return name if name in self.names else UNINDEXED[NAMES.index(name) % len(UNINDEXED)]
 
-    @rule(
-        ids=IDS,
-        seed=st.integers(0, 1 << 20),
-        names=st.lists(st.sampled_from(TRAINED), max_size=4, unique=True),
-        ends_chapter=st.booleans(),
-    )
-    def commit(self, ids: list[int], seed: int, names: list[str], ends_chapter: bool) -> None:
-        for store in (self.kept, self.plain):
-            step(store, ids, seed, [name for name in names if name in self.names], ends_chapter=ends_chapter)
-
-    @rule(ids=IDS, name=st.sampled_from(NAMES), seed=st.integers(0, 99), touched=st.booleans())
-    def put(self, ids: list[int], name: str, seed: int, touched: bool) -> None:
-        name = self.table(name)
-        random, spec = np.random.default_rng(seed), SPECS[name]
-        slots = self.plain.read_rows(name, np.array(ids)).slots.shape[1]
-        touches = random.integers(0, 3, (len(ids), 2)) if touched and spec.eviction else None
-        weights = random.normal(size=(len(ids), spec.dim)).astype(np.float32)
-        block = RowBlock(np.array(ids), weights, random.random((len(ids), slots)).astype(np.float32), touches)
-        for store in (self.kept, self.plain):
-            store.put(name, [block])
-
-    @rule(ids=IDS, name=st.sampled_from(NAMES))
-    def delete(self, ids: list[int], name: str) -> None:
-        name = self.table(name)
-        assert self.kept.delete(name, np.array(ids)) == self.plain.delete(name, np.array(ids))
-
-    @rule(name=st.sampled_from(NAMES), again=st.booleans())
-    def clear_or_drop(self, name: str, again: bool) -> None:
-        name = self.table(name)
-        for store in (self.kept, self.plain):
-            if again:
-                store.drop_table(name)
-                store.create_table(SPECS[name])
-            else:
-                store.clear(name)
-
-    @rule(version=st.integers(0, 30))
-    def reset(self, version: int) -> None:
-        for store in (self.kept, self.plain):
-            store.reset_version(version)
+    def tables(self, names: list[str]) -> list[str]:
+        return [name for name in names if name in self.names]
 
     @rule()
     def flush(self) -> None:

@@ -15,9 +15,10 @@ from unittest import mock
 
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.log.contract import Log
-from elastable.embedding_store.tiers.redis import long_request, stream_records
-from elastable.embedding_store.tiers.redis.redis_connection import Connection
-from elastable.embedding_store.tiers.redis.redis_log import RedisLog
+from elastable.embedding_store.tiers.redis.connections import long_request
+from elastable.embedding_store.tiers.redis.connections.redis_connection import Connection
+from elastable.embedding_store.tiers.redis.streams import stream_records
+from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
 from tests.embedding_store.log.log_places import open_log, read
 
 __all__ = ["FIRST", "PART", "SECOND", "main"]

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from tests.embedding_store.log.cut_appender import FIRST, SECOND
 from tests.embedding_store.log.log_places import KINDS, open_log, read
+from tests.waiting import until_stopped
 
 pytestmark = pytest.mark.process
 
@@ -36,16 +36,6 @@ def appender(address: str, how: str) -> Iterator[subprocess.Popen[str]]:
         finally:
             if process.poll() is None:
                 process.kill()
-
-
-def until_stopped(process: subprocess.Popen[str]) -> None:
-    """Returns once the process has stopped."""
-    end = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < end and process.poll() is None:
-        if Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
-            return
-        time.sleep(0.01)
-    raise AssertionError(process.communicate(timeout=_PATIENCE_S))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -164,6 +164,16 @@ def test_a_missing_segment_is_refused(tmp_path: Path) -> None:
         FileLog(tmp_path)
 
 
+def test_links_in_a_log_are_not_read(tmp_path: Path) -> None:
+    with FileLog(tmp_path / "log") as log:
+        fill(log)
+    (path,) = (tmp_path / "log").glob(segment_name(1))
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StoreFailed, match=f"{path} cannot be read"):
+        FileLog(tmp_path / "log")
+
+
 def test_a_renamed_segment_is_refused(tmp_path: Path) -> None:
     with FileLog(tmp_path) as log:
         fill(log)

@@ -19,6 +19,8 @@ from elastable.master.checkpoints.servers.row_saver import CheckpointRowSaver
 
 __all__ = ["ServedShard", "served", "stopped_with"]
 
+_DEADLINE_S = 600.0  # of a call: the first commit of a process may compile its kernels, on a machine that is busy
+
 
 class ServedShard:
     """One store server.
@@ -26,11 +28,12 @@ class ServedShard:
     Args:
         url: Of its rows.
         most_bytes: Of pushes.
+        listen: Where.
     """
 
-    def __init__(self, url: str, most_bytes: int = 1 << 26) -> None:
+    def __init__(self, url: str, most_bytes: int = 1 << 26, listen: str = "127.0.0.1:0") -> None:
         self._url, self._most_bytes = url, most_bytes
-        self._listen = "127.0.0.1:0"
+        self._listen = listen
         self.start()
 
     def start(self) -> None:
@@ -62,7 +65,7 @@ def served(count: int, folder: Path | None = None) -> Iterator[tuple[list[Served
     """Some store servers, with a log each if there is a folder; and all of them as one store."""
     servers = [ServedShard("memory" if folder is None else f"memory?log={folder}/{n}") for n in range(count)]
     try:
-        with ShardedStore([ShardClient(server.address, 60.0) for server in servers]) as store:
+        with ShardedStore([ShardClient(it.address, _DEADLINE_S) for it in servers], _DEADLINE_S) as store:
             yield servers, store
     finally:
         for server in servers:

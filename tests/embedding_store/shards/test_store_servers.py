@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
+from elastable.embedding_store.composite.splits.partition import partition
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
@@ -21,12 +23,14 @@ from elastable.embedding_store.errors import (
     JobFailed,
     NotFinite,
     NotReady,
+    ShardAway,
     ShardLost,
     TableNotFound,
     TakenOver,
     Unsupported,
 )
 from elastable.embedding_store.shards.exact_squares import exact_squares
+from elastable.embedding_store.shards.position import position_of, refuse_other_position
 from elastable.embedding_store.shards.pushed_sums import clipped_update, sum_pushes
 from elastable.embedding_store.shards.row_pushes import (
     PushedCommit,
@@ -37,6 +41,7 @@ from elastable.embedding_store.shards.row_pushes import (
     SumTerm,
     TableClip,
 )
+from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.channels.server_connection import channel
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
@@ -198,6 +203,42 @@ def test_a_server_that_lost_its_rows_is_lost() -> None:
             store.commit_pushed(commit(1))
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        lambda store: store.require_owner(),
+        lambda store: store.other_writer(),
+        lambda store: store.keeps_records,
+        lambda store: store.wait_for_version(1, 0.1),
+        lambda store: store.commit_pushed(commit(0)),
+    ],
+    ids=["owner", "other writer", "records", "wait", "commit"],
+)
+def test_a_server_that_is_away_is_named_whatever_is_asked(asked: Callable[[ShardedStore], object]) -> None:
+    with served(2) as (servers, store):
+        begin(store)
+        push_all(store, 0)
+        servers[1].stop()
+        away = store._servers[1]
+        assert isinstance(away, ShardClient)
+        away._connection.deadline_s = 0.5
+        with pytest.raises(ShardAway, match=f"shard 1 of 2: {servers[1].address} .* the deadline of 0.5 s"):
+            asked(store)
+        with pytest.raises(ShardLost, match=f"shard 1 of 2: {servers[1].address} .*taken for lost"):
+            retry(lambda: asked(store), "asking", deadline_s=0.0)
+        servers[1].start()
+
+
+def test_the_record_of_the_first_server_is_asked_by_its_name() -> None:
+    with served(2) as (servers, store):
+        begin(store)
+        servers[0].stop()
+        store._servers[0]._connection.deadline_s = 0.5  # type: ignore[attr-defined]
+        with pytest.raises(ShardAway, match=f"shard 0 of 2: {servers[0].address} .* the deadline of 0.5 s"):
+            store.record()
+        servers[0].start()
+
+
 def test_whoever_comes_after_a_master_that_died_in_mid_commit_finds_one_version(tmp_path: Path) -> None:
     with served(2, tmp_path) as (servers, store):
         begin(store)
@@ -351,6 +392,65 @@ def test_only_the_owner_changes_a_server() -> None:
         with channel(address) as opened, pytest.raises(grpc.RpcError, match="show the secret of a claim"):
             store_pb2_grpc.StoreServerStub(opened).ResetVersion(store_pb2.ResetVersionRequest(version=7), timeout=60)
         assert servers[0].store.version() == 0
+
+
+def test_servers_in_another_order_or_number_are_refused_by_name_before_anything_changes() -> None:
+    with served(2) as (servers, store):
+        begin(store)
+        push_all(store, 0)
+        store.commit_pushed(commit(0))
+        clients = [ShardClient(server.address, 60.0) for server in servers]
+        with ShardedStore(clients[::-1]) as swapped:
+            name = rf"shard 0 of 2: store server {servers[1].address}: .* 1 of 2 by its tables \(any, fixed\)"
+            with pytest.raises(BadInput, match=rf"{name}, and is named as number 0 of 2: .* in the order of before"):
+                swapped.begin_job(JOB, may_overflow=False)
+        with (
+            ShardedStore([ShardClient(servers[0].address, 60.0)]) as fewer,
+            pytest.raises(
+                BadInput, match=r"is store server 0 of 2 .*, and is named as number 0 of 1: .*elastable store rescale"
+            ),
+        ):
+            fewer.begin_job(JOB, may_overflow=False)
+        push_all(store, 1)  # of the owner of before
+        store.commit_pushed(commit(1))
+        assert_same_rows(store, 2)
+
+
+def test_two_servers_that_come_back_at_each_others_addresses_take_nothing(tmp_path: Path) -> None:
+    """Both have the version that the job is at, and would take gradients of the other's rows."""
+    with served(2, tmp_path) as (servers, store):
+        begin(store)
+        push_all(store, 0)
+        store.commit_pushed(commit(0))
+        for server in servers:
+            server.stop()
+        one, other = servers
+        one._url, other._url = other._url, one._url
+        for server in servers:
+            server.start()
+        with pytest.raises(NotReady, match="no job has claimed"):
+            push_all(store, 1)
+        with pytest.raises(BadInput, match=f"shard 0 of 2: store server {one.address}: it is store server 1 of 2"):
+            store.commit_pushed(commit(1))
+        assert [server.store.version() for server in servers] == [1, 1]
+
+
+def test_a_claim_as_a_number_that_there_is_not_is_refused() -> None:
+    for number, count in ((2, 2), (-1, 2), (1, 0)):
+        with pytest.raises(BadInput, match=f"store server {number} of {count}: they are numbered from 0"):
+            refuse_other_position({}, number, count)
+    spec = TableSpec("t", 2, 10)
+    assert position_of(spec) is None
+    refuse_other_position({"t": spec}, 1, 2)  # not of store servers: whoever reads it says what it is
+
+
+@pytest.mark.parametrize("whole", [FIXED, ANY, partition(ANY, "token", 3).shards[1]])
+def test_the_position_of_a_shard_is_that_of_its_ids(whole: TableSpec) -> None:
+    for count in (1, 2, 5):
+        shards = partition(whole, "token", count).shards
+        assert [position_of(spec) for spec in shards if spec] == [(number, count) for number in range(count)]
+    wide = partition(FIXED, "encoding", 3).shards
+    assert [position_of(spec) for spec in wide if spec] == [None] * 3
 
 
 def test_commits_of_whole_gradients_are_refused_by_name() -> None:

@@ -211,6 +211,19 @@ def test_files_that_are_not_what_was_saved_are_refused_by_name(saved: Path, name
         assert f"{path} " in refused(saved, StoreFailed if damage == "link" else StoreBroken)
 
 
+@pytest.mark.parametrize("number", ["../000001", "{home}/000001", "000001/../000001", "1", 1, ""])
+def test_a_manifest_cannot_name_files_outside_of_the_folder(saved: Path, number: str | int) -> None:
+    path = saved / "tables"
+    text, _, state = path.read_bytes()[:-4].partition(b"\n")
+    fields = json.loads(text)
+    fields["tables"][0]["number"] = number.format(home=saved.parent) if isinstance(number, str) else number
+    for part in ("rows", "ids"):  # what it names is there, and right
+        (saved.parent / f"000001.{part}").write_bytes((saved / f"000001.{part}").read_bytes())
+    body = json.dumps(fields).encode() + b"\n" + state
+    path.write_bytes(body + zlib.crc32(body).to_bytes(4, "little"))
+    assert "is no number of a table's files" in refused(saved, StoreBroken)
+
+
 def test_a_file_that_lost_its_last_record_is_refused(saved: Path) -> None:
     path = saved / "000001.rows"
     os.truncate(path, path.stat().st_size - 1)

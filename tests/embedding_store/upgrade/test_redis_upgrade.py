@@ -6,25 +6,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 
-import numpy as np
 import pytest
 import redis
 
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.tiered.store_tier import StoreTier
 from elastable.embedding_store.errors import StoreBroken, StoreFailed
-from elastable.embedding_store.tiers.redis.redis_log import RedisLog
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
+from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
 from elastable.embedding_store.upgrade.redis_upgrade import current_version, refuse_earlier_redis, upgrade_redis
 from tests.embedding_store.dying_writer import Died, dying_after
 from tests.embedding_store.earlier_release.earlier_stores import (
-    IN_ORDER,
     VERSION,
-    commit_of,
     fill_redis,
-    looked_up,
     require_as_released,
+    require_same_training,
 )
 
 _MOST = 400
@@ -89,19 +86,8 @@ def test_every_row_slot_and_record_is_as_it_was(url: str, state: str) -> None:
 def test_training_goes_on_to_the_same_bits(url: str) -> None:
     fill_redis(url, "broken off")
     upgraded(url)
-    with opened(url) as store, MemoryStore(threads=1) as plain:
-        specs = [store.specs()[name] for name in IN_ORDER if name in store.specs()]
-        for spec in specs:
-            plain.create_table(spec)
-        for version in range(1, 9):
-            commit = commit_of(version, specs)
-            plain.commit(commit)
-            if version > VERSION:
-                store.commit(commit)
-        for spec in specs:
-            ids = {spec.name: looked_up(spec.vocabulary_size is not None)}
-            if spec.dtype != "int8":
-                np.testing.assert_array_equal(store.lookup(ids)[spec.name], plain.lookup(ids)[spec.name])
+    with opened(url) as store:
+        require_same_training(store, until=8)
         store.flush()
     with opened(url) as store:
         assert store.version() == 8

@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, Unauthenticated, Unavailable
@@ -394,6 +395,34 @@ def test_nothing_else_goes_without(method: str) -> None:
         with pytest.raises(grpc.RpcError) as caught:
             next(channel.stream_stream(method, None, None)(iter([b""]), timeout=60))  # type: ignore[call-overload]
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_reflection_is_served_only_where_nothing_secures_the_server(ours: Authority) -> None:
+    certificate, key = ours.issue("server", "localhost", "127.0.0.1")
+    tls = Credentials(certificate=certificate, key=key)
+    administrator = Credentials(token=TOKEN)
+    readers = Credentials(reader_token=TOKEN)
+    for served_by, shown in ((administrator, administrator), (readers, readers), (tls, Credentials(ours.ca))):
+        with server_of(served_by) as server:
+            assert reflection_of(server.address, shown) is grpc.StatusCode.UNIMPLEMENTED
+    with server_of(Credentials()) as server:
+        assert reflection_of(server.address, Credentials()) is grpc.StatusCode.OK
+
+
+def reflection_of(address: str, credentials: Credentials) -> grpc.StatusCode:
+    """The status of a reflection call that asks for the list of services."""
+    connection = ServerConnection(address, 60, credentials)
+    call = connection.channel.stream_stream(
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", None, None
+    )
+    replies = call(iter([reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()]), timeout=60)
+    try:
+        list(replies)
+    except grpc.RpcError as error:
+        return error.code()
+    finally:
+        connection.close()
+    return replies.code()
 
 
 def test_the_token_is_in_no_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -133,7 +133,8 @@ def _update(store: EmbeddingStore, ids: Sequence[int]):  # type: ignore[no-untyp
     )["fixed"]
 
 
-def test_training_goes_on_while_servers_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def held_writes(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Servers write from now on once the second event is set; the first one says that one is about to."""
     began, go_on = threading.Event(), threading.Event()
     write = write_blocks
 
@@ -142,11 +143,16 @@ def test_training_goes_on_while_servers_write(tmp_path: Path, monkeypatch: pytes
         assert go_on.wait(DEADLINE_S)
         return write(*place)
 
+    monkeypatch.setattr(WRITE, held)
+    return began, go_on
+
+
+def test_training_goes_on_while_servers_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with served(2) as (_, store):
         job = Job(store, tmp_path)
         job.train(range(300))
         expected = rows(job.alone)
-        monkeypatch.setattr(WRITE, held)
+        began, go_on = held_writes(monkeypatch)
         thread = threading.Thread(target=job.begin())
         thread.start()
         try:
@@ -277,18 +283,10 @@ def test_a_folder_without_the_file_of_the_master_is_not_written_to(tmp_path: Pat
 
 
 def test_a_new_owner_ends_what_the_one_before_had_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    began, go_on = threading.Event(), threading.Event()
-    write = write_blocks
-
-    def held(*place):  # type: ignore[no-untyped-def]
-        began.set()
-        assert go_on.wait(DEADLINE_S)
-        return write(*place)
-
     with served(1) as (servers, store):
         job = Job(store, tmp_path)
         job.train(range(300))
-        monkeypatch.setattr(WRITE, held)
+        began, go_on = held_writes(monkeypatch)
         failed: list[ElastableError] = []
 
         def writing() -> None:

@@ -12,9 +12,9 @@ from elastable.embedding_store.contract.spec import EvictionSpec, InitializerSpe
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadGradient, BadInput, StoreFailed, Unavailable
 from elastable.master.api import JobSpec
+from elastable.master.commits.commitment import commit_rows
 from elastable.master.commits.committer import Committer
 from elastable.master.commits.dense_part import NoDense
-from elastable.master.commits.row_gradients import commit_rows
 from elastable.master.tasks.progress import Progress
 
 SPEC = TableSpec("t", 1, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd", learning_rate=1.0))

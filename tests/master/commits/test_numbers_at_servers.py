@@ -93,7 +93,8 @@ def trained(
         store.create_table(spec)
     dense = Dense(clipping, may_overflow)
     times = iter(range(1_000, 1_000 + 11 * VERSIONS, 11))
-    committer = Committer(store, dense, JobSpec(job="j", mode=mode), 60.0, clock=lambda: float(next(times)))
+    job = JobSpec(job="j", mode=mode)
+    committer = Committer(store, dense, job, 60.0, clock=lambda: float(next(times)), ahead=mode == "sync")
     servers = RowPushes(store, JobSpec(job="j", mode=mode), 60.0) if isinstance(store, ShardedStore) else None
     changed: list[set[str]] = []
     for version in range(VERSIONS):
@@ -106,6 +107,7 @@ def trained(
             # In which order they come does not matter.
             pushes = [servers.send(push, lambda: None) for push in reversed(pushes)][::-1]
         made = committer.commit(version + 1, pushes, lambda made: Progress(version + 1))  # noqa: B023 - called at once
+        assert committer.unlogged is None
         changed.append(set(made.changed))
         if version == 3:
             pinned = store.pin(None, 600.0)

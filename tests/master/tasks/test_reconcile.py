@@ -116,7 +116,7 @@ def test_nothing_is_taken_over_between_epochs() -> None:
     board.join("a")
     for number in numbers(board.lease("a", 4, 0)):
         board.complete(TaskKind.TRAIN, number)
-    board.advance()
+    board.training.advance()
     board.begin_evaluation(2)
     early = Schedule(JobSpec(mode="async", micro_batch_size=1, train_records=2, epochs=2)).task(2, 2)
     assert board.reconcile("a", [early], 2).revoked == (early,)
@@ -160,7 +160,7 @@ def test_an_idle_worker_backs_a_slow_one_up(mode: str) -> None:
     # Whoever is first counts, and it is known who.
     assert board.complete(TaskKind.TRAIN, 0, by="slow") == (True, "slow")
     assert board.complete(TaskKind.TRAIN, 0, by="idle") == (False, None)
-    assert board.training_done
+    assert board.training.current_done
 
 
 def test_no_backup_before_its_time_nor_for_a_worker_that_makes_progress() -> None:
@@ -197,7 +197,7 @@ def test_an_evaluation_that_training_waits_for_is_backed_up() -> None:
     board.join("slow")
     board.lease("slow", 1, 0)
     board.complete(TaskKind.TRAIN, 0)
-    board.advance()
+    board.training.advance()
     board.begin_evaluation(1)
     assert [task.kind for task in board.lease("slow", 1, 1)] == [TaskKind.EVALUATE]
     board.join("idle")
@@ -254,21 +254,23 @@ def test_with_a_clock_that_stands_still_every_micro_batch_is_counted_once(
     crowd = Tellers(new_board(job, Clock()), chance)
     crowd.board.open()
     for step in range(20_000):
-        if crowd.board.trained:
+        if crowd.board.training.over:
             break
         crowd.move(faults=step < 2_000)
         if restart and step == 40:
             # Another master takes over at the version that stands; its workers join it with all that they hold.
-            crowd.board = new_board(job, Clock(), position=crowd.board.position, done=crowd.board.done())
+            crowd.board = new_board(
+                job, Clock(), position=crowd.board.training.position, done=crowd.board.training.done()
+            )
             if mode == "sync":
                 now = schedule.micro_batches(crowd.version) if crowd.version < schedule.versions_total else range(0)
                 crowd.counted = [number for number in crowd.counted if number not in now]
-                crowd.board = new_board(job, Clock(), position=crowd.board.position)
+                crowd.board = new_board(job, Clock(), position=crowd.board.training.position)
             for worker in crowd.held:
                 crowd.board.join(worker)
             crowd.board.open()
-        while crowd.board.training_done:
-            crowd.board.advance()
+        while crowd.board.training.current_done:
+            crowd.board.training.advance()
             crowd.version += 1
             crowd.board.open()
     assert sorted(crowd.counted) == list(range(2 * records))

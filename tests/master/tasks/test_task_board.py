@@ -111,7 +111,7 @@ def test_a_stopped_workers_tasks_are_issued_again_after_the_lease() -> None:
     assert numbers(board.lease("b", 9, 0)) == [1]
     assert board.complete(TaskKind.TRAIN, 1)[0]
     assert board.complete(TaskKind.TRAIN, 0) == (False, None)
-    assert board.training_done
+    assert board.training.current_done
 
 
 def test_leases_of_fetched_tasks_do_not_run_before_their_version_is_open() -> None:
@@ -124,7 +124,7 @@ def test_leases_of_fetched_tasks_do_not_run_before_their_version_is_open() -> No
     board.complete(TaskKind.TRAIN, 0)
     board.lease("b", 9, 0)
     board.complete(TaskKind.TRAIN, 1)
-    board.advance()
+    board.training.advance()
     board.open()
     clock.seconds += 5
     assert board.lease("b", 9, 1) == ()
@@ -152,14 +152,14 @@ def test_async_tasks_come_in_order_and_stop_at_the_epochs_end() -> None:
     assert numbers(board.lease("a", 9, 0)) == [0, 1, 2]
     for number in (2, 0, 1):
         board.complete(TaskKind.TRAIN, number)
-    assert board.training_done
-    board.advance()
-    assert board.ends_epoch
+    assert board.training.current_done
+    board.training.advance()
+    assert board.training.ends_epoch
     assert board.lease("a", 9, 3) == ()
     board.open()
     assert numbers(board.lease("a", 1, 3)) == [3]
-    assert board.was_trained(1)
-    assert not board.was_trained(4)
+    assert board.training.was_trained(1)
+    assert not board.training.was_trained(4)
 
 
 def test_evaluation_comes_before_training() -> None:
@@ -168,7 +168,7 @@ def test_evaluation_comes_before_training() -> None:
     board.lease("a", 4, 0)
     for number in range(4):
         board.complete(TaskKind.TRAIN, number)
-    board.advance()
+    board.training.advance()
     board.begin_evaluation(1)
     tasks = board.lease("a", 3, 1)
     assert [(task.kind, task.micro_batch) for task in tasks] == [(TaskKind.EVALUATE, 0), (TaskKind.EVALUATE, 1)]
@@ -188,7 +188,7 @@ def test_evaluation_beside_training_comes_after_the_work_of_the_version_and_befo
     board.join("a")
     for number in range(4):
         board.complete(TaskKind.TRAIN, number)
-    board.advance()
+    board.training.advance()
     board.begin_evaluation(1, concurrent=True)
     board.open()
     assert [(task.kind, task.version, task.micro_batch) for task in board.lease("a", 6, 1)] == [
@@ -198,7 +198,7 @@ def test_evaluation_beside_training_comes_after_the_work_of_the_version_and_befo
     ]
     for number in range(4, 8):
         board.complete(TaskKind.TRAIN, number)
-    board.advance()
+    board.training.advance()
     board.begin_evaluation(2, concurrent=True)
     board.open()
     tasks = board.lease("a", 9, 2)
@@ -219,7 +219,7 @@ def test_whoever_has_nothing_to_do_evaluates_whatever_it_has_fetched_ahead() -> 
     assert len(board.lease("a", 6, 0)) == 6  # half of each version
     for number in range(4):
         board.complete(TaskKind.TRAIN, number)
-    board.advance()
+    board.training.advance()
     board.begin_evaluation(1, concurrent=True)
 
     def evaluated(worker: str) -> list[int]:
@@ -247,7 +247,7 @@ def test_evaluations_that_training_waits_for_come_a_few_at_a_time() -> None:
     assert len(board.lease("a", 8, 0)) == 8
     for number in range(4):
         board.complete(TaskKind.TRAIN, number)
-    board.advance()
+    board.training.advance()
     board.begin_evaluation(1)
     assert numbers(board.lease("a", 0, 1)) == [0, 1, 2, 3]
     assert board.lease("a", 0, 1) == ()
@@ -336,15 +336,15 @@ def test_the_job_always_ends_with_every_micro_batch_counted_once(
     board.open()
     begun = 0
     for _ in range(20_000):
-        if board.trained and not board.evaluations.versions:
+        if board.training.over and not board.evaluations.versions:
             break
         crowd.move()
-        if board.training_done and board.evaluations.awaited is None:
-            board.advance()
+        if board.training.current_done and board.evaluations.awaited is None:
+            board.training.advance()
             crowd.version += 1
-            if validation and (board.ends_epoch or (beside and crowd.version % beside == 0)):
+            if validation and (board.training.ends_epoch or (beside and crowd.version % beside == 0)):
                 begun += 1
-                board.begin_evaluation(crowd.version, concurrent=not board.ends_epoch)
+                board.begin_evaluation(crowd.version, concurrent=not board.training.ends_epoch)
         if (evaluated := board.evaluations.complete) is not None:
             board.end_evaluation(evaluated)
         if board.evaluations.awaited is None:

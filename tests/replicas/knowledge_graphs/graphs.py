@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Int64
-from elastable.replicas.knowledge_graphs.graph.batch import Bools, Int32, StepBatch
+from elastable.embedding_store.contract.arrays import Bools, Float32, Int32, Int64
+from elastable.replicas.knowledge_graphs.graph.batch import Side, StepBatch
 from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 from elastable.replicas.knowledge_graphs.sampling.sampler import ShardedSampler
+from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
 
 ENTITIES, RELATIONS, SHARDS = 501, 11, 5
 TYPE_OFFSETS = [0, 20, 60, 200, 341, 342]  # the peer's own test of its sharding: bess-kge, tests/test_sharding.py
@@ -54,3 +55,11 @@ def assembled(partition: PartitionedTriples, batches: list[StepBatch]) -> Int64:
         for other in range(n):  # row `worker` of what shard `other` sends comes to `worker`, at row `other`
             seen[worker, other, :, 2] = entity_at[other, batches[other].tail[worker]]
     return seen
+
+
+def scores_of(score: ScoreFunction, given: Float32, relations: Float32, candidates: Float32, side: Side) -> Float32:
+    """float32 `[b, n]`: scores of candidates, `[n, width]` shared or `[b, n, width]` per triple, for one end."""
+    rows = np.ascontiguousarray(candidates.reshape(-1, score.entity_width))
+    places = np.arange(len(rows)).reshape(1 if candidates.ndim == 2 else len(candidates), -1)
+    queries = score.query(score.prepared(given), relations, side)
+    return score.comparison.scores(queries, score.prepared(rows), places)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from elastable.embedding_store.contract.arrays import Int32
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
@@ -16,13 +17,14 @@ from elastable.replicas.knowledge_graphs.evaluation.candidates import Candidates
 from elastable.replicas.knowledge_graphs.evaluation.evaluation import Evaluation
 from elastable.replicas.knowledge_graphs.evaluation.query_ranks import QueryRanks
 from elastable.replicas.knowledge_graphs.evaluation.triple_candidates import TripleCandidates
-from elastable.replicas.knowledge_graphs.graph.batch import Int32, Side
+from elastable.replicas.knowledge_graphs.graph.batch import Side
 from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.model import ShardedModel
 from elastable.replicas.knowledge_graphs.sampling.queries import QueryBatches
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 from elastable.replicas.knowledge_graphs.training.defaults import settings_of
+from tests.replicas.knowledge_graphs.graphs import scores_of
 from tests.replicas.knowledge_graphs.test_scores import CASES, FORMULAS, WITH_NORMS
 
 ENTITIES, RELATIONS = 50, 4
@@ -37,9 +39,7 @@ def _scores(model: str, side: Side) -> np.ndarray[tuple[int, ...], np.dtype[np.f
         made = GraphTrainer(group, settings, ENTITIES, RELATIONS, TRIPLES).model
         table = made.sharding.whole_table(made.entities[None])
         relations = made.relations[TRIPLES[:, 1]]
-        if side == "tail":
-            return made.score.score_tails(table[TRIPLES[:, 0]], relations, table)
-        return made.score.score_heads(table, relations, table[TRIPLES[:, 2]])
+        return scores_of(made.score, table[TRIPLES[:, 0 if side == "tail" else 2]], relations, table, side)
 
     return run_threads(1, work)[0]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastable.replicas.groups.group import Array
+from elastable.embedding_store.contract.arrays import Array
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeGraph
 from elastable.replicas.knowledge_graphs.graph.names import Names

@@ -8,9 +8,10 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.errors import ElastableError, JobFailed, Unavailable
+from elastable.embedding_store.errors import BadGradient, ElastableError, JobFailed, ShardLost, Unavailable
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
@@ -21,6 +22,7 @@ from elastable.master.keras.discovery import create_tables, discover_tables
 from elastable.master.keras.metrics import ModelMetrics
 from elastable.master.wire.client import MasterClient
 from elastable.master.wire.master_service import master_service
+from elastable.master.wire.remote_session import RemoteSession
 from elastable.worker.layers.embedding import Embedding
 from elastable.worker.models.build import build_model, sample_batch
 from elastable.worker.readers import NumpyReader
@@ -119,6 +121,22 @@ def _run(job: _Job, worker: Worker, hooks: Hooks) -> list[BaseException]:
         job.server.stop()
     assert not thread.is_alive()
     return failures
+
+
+@pytest.mark.parametrize("error", [Unavailable("away"), ShardLost("shard 1 of 2 is lost")])
+def test_nobody_waits_for_a_master_that_has_ended_to_hear_of_a_lost_store(
+    error: ElastableError, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = _Job()
+    worker = job.worker(job.port, deadline_s=0.2)
+    job.server.stop(0.0)
+    session = worker._session
+    assert isinstance(session, RemoteSession)
+    assert session._ended.wait(60)
+    worker._tell(error)
+    assert "could not be informed" not in caplog.text
+    worker._tell(BadGradient("of the model"))
+    assert "could not be informed" in caplog.text
 
 
 def _undisturbed() -> np.ndarray:

@@ -98,6 +98,23 @@ def test_loss_gradients_states_and_metrics_equal_plain_keras() -> None:
     assert by_path["mean_absolute_error/total"] == pytest.approx(float(mae), rel=1e-5)
 
 
+def test_a_condition_on_a_tensor_is_refused_as_by_fit() -> None:
+    """`Model.fit` does not convert Python's `if` (AutoGraph); a job that did would train what Keras refuses."""
+
+    def loss(true: tf.Tensor, predicted: tf.Tensor) -> tf.Tensor:
+        squares = (true - predicted) ** 2
+        return squares if tf.reduce_sum(predicted) > 0.0 else 2.0 * squares
+
+    def refused(embedding: Callable[..., Any], train: Callable[[keras.Model], object]) -> str:
+        model = _model(embedding)
+        model.compile("sgd", loss)
+        with pytest.raises(tf.errors.OperatorNotAllowedInGraphError) as raised:
+            train(model)
+        return str(raised.value)
+
+    assert refused(_ours, _step) == refused(_theirs, lambda model: model.fit(X, Y, verbose=0))
+
+
 def test_metrics_are_of_the_micro_batch_alone() -> None:
     ours, _ = _twins()
     first, again = _step(ours), _step(ours)

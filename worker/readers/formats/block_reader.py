@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.formats.arrow_columns import ColumnChoice
 from elastable.worker.readers.records.pytrees import Leaf, batch_arrays, named_parts, records_of
 from elastable.worker.readers.records.ragged import concatenated, taken
-from elastable.worker.readers.records.reader import Batch, Int64, Reader, checked_indices
+from elastable.worker.readers.records.reader import Batch, Reader, checked_indices
 
 __all__ = ["Block", "BlockReader", "Transform"]
 

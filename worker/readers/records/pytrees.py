@@ -7,8 +7,9 @@ from typing import TypeAlias, TypeVar, cast
 
 import numpy as np
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.records.ragged import Array, Leaf, RaggedArray, SparseArray, map_values
+from elastable.worker.readers.records.ragged import Leaf, RaggedArray, SparseArray, map_values
 from elastable.worker.readers.records.tensors import from_lists, from_tensor
 
 __all__ = [

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from elastable.embedding_store.contract.arrays import Array, Int64
 from elastable.embedding_store.errors import BadInput
 
-__all__ = ["Array", "Leaf", "RaggedArray", "SparseArray", "concatenated", "map_values", "ranges", "splits_of", "taken"]
-
-Array = npt.NDArray[Any]
-Int64 = npt.NDArray[np.int64]
+__all__ = ["Leaf", "RaggedArray", "SparseArray", "concatenated", "map_values", "ranges", "splits_of", "taken"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

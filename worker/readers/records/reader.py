@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
 
-__all__ = ["Batch", "Int64", "Reader", "checked_indices"]
+__all__ = ["Batch", "Reader", "checked_indices"]
 
-Int64 = npt.NDArray[np.int64]
 
 Batch = tuple[Any, ...]
 """(x,), (x, y) or (x, y, sample_weight): arrays or pytrees of arrays whose first axis is

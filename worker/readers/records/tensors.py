@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.rows.checks import as_ids
-from elastable.worker.readers.records.ragged import Array, RaggedArray, SparseArray, splits_of
+from elastable.worker.readers.records.ragged import RaggedArray, SparseArray, splits_of
 
 __all__ = ["from_lists", "from_tensor"]
 

@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 
+from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.records.pytrees import (
     Leaf,
@@ -20,7 +21,7 @@ from elastable.worker.readers.records.pytrees import (
     records_of,
 )
 from elastable.worker.readers.records.ragged import concatenated, taken
-from elastable.worker.readers.records.reader import Batch, Int64, Reader, checked_indices
+from elastable.worker.readers.records.reader import Batch, Reader, checked_indices
 from elastable.worker.readers.streams.stream_reader import batch_parts, batches_of
 
 __all__ = ["EndlessReader"]

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
+from elastable.embedding_store.contract.arrays import Array, Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.records.ragged import Array, Leaf, RaggedArray, SparseArray, ranges, splits_of
-from elastable.worker.readers.records.reader import Int64
+from elastable.worker.readers.records.ragged import Leaf, RaggedArray, SparseArray, ranges, splits_of
 from elastable.worker.readers.streams.spool import Spool
 
 __all__ = ["AnySpool", "spool_for"]

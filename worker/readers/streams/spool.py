@@ -10,9 +10,9 @@ from typing import IO
 
 import numpy as np
 
+from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.records.pytrees import Array
-from elastable.worker.readers.records.reader import Int64
 
 __all__ = ["Spool"]
 

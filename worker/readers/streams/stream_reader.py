@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, TypeGuard, cast
 
 import numpy as np
 
+from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.records.pytrees import Leaf, batch_arrays, map_arrays, named_parts, records_of
-from elastable.worker.readers.records.reader import Batch, Int64, Reader, checked_indices
+from elastable.worker.readers.records.reader import Batch, Reader, checked_indices
 from elastable.worker.readers.streams.ragged_spool import AnySpool, spool_for
 
 if TYPE_CHECKING:

@@ -205,7 +205,7 @@ class Gathering:
         planned = self.planned[number]
         if planned.turn != self.turn:
             return
-        # AutoGraph converts a train_step and everything it calls.
+        # AutoGraph converts a train_step that is a tf.function of its own, and everything it calls.
         kind, amount = tf.autograph.experimental.do_not_convert(self._divisor)(loss)
         trained = {id(variable) for variable in self.model.trainable_weights}
         variables = [variable for variable in planned.variables if id(variable) in trained]

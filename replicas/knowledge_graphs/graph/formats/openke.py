@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from elastable.embedding_store.contract.arrays import Int32
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph.batch import Int32
 from elastable.replicas.knowledge_graphs.graph.formats.parts import GraphParts, id_triples, names_by_id
 from elastable.replicas.knowledge_graphs.graph.names import Names
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from elastable.embedding_store.contract.arrays import Int32
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph.batch import Int32
 from elastable.replicas.knowledge_graphs.graph.names import Names
 
 __all__ = ["GraphParts", "id_triples", "names_by_id"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32, Float64, Int64
 from elastable.embedding_store.native.kernel import summing_kernel
-from elastable.replicas.knowledge_graphs.scores.kernels.comparison import Float64, KernelComparison, length
+from elastable.replicas.knowledge_graphs.scores.kernels.comparison import KernelComparison, length
 from elastable.replicas.knowledge_graphs.scores.kernels.pair_kernels import pair_comparison
 
 __all__ = ["affine", "affine_of_two"]

@@ -7,15 +7,13 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 import numpy as np
-import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32, Float64, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 
-__all__ = ["NORMS", "Comparison", "Float64", "KernelComparison", "Size", "length"]
+__all__ = ["NORMS", "Comparison", "KernelComparison", "Size", "length"]
 
-Float64 = npt.NDArray[np.float64]
 
 Size = Callable[[Float64, Float64, int], Float64]
 """`size(queries, highest, norm)`: float64 `[b]`; see `KernelComparison`."""

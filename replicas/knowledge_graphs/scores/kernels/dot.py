@@ -7,10 +7,10 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32, Float64, Int64
 from elastable.embedding_store.native.kernel import summing_kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
-from elastable.replicas.knowledge_graphs.scores.kernels.comparison import Float64, KernelComparison
+from elastable.replicas.knowledge_graphs.scores.kernels.comparison import KernelComparison
 from elastable.replicas.knowledge_graphs.scores.kernels.products import product_gradients, products
 
 __all__ = ["Dot"]

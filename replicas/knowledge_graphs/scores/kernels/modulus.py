@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Float32
-from elastable.replicas.knowledge_graphs.scores.kernels.comparison import Float64, KernelComparison
+from elastable.embedding_store.contract.arrays import Float32, Float64
+from elastable.replicas.knowledge_graphs.scores.kernels.comparison import KernelComparison
 from elastable.replicas.knowledge_graphs.scores.kernels.pair_kernels import pair_comparison
 
 __all__ = ["modulus"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from elastable.command import app
+from elastable.commands.knowledge_graphs.evaluating import rank_table
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph
 from elastable.replicas.knowledge_graphs.trained.listed_candidates import read_triple_candidates
@@ -22,22 +25,10 @@ from tests.elastable.commands.knowledge_graphs.kg_runs import (
     elastable,
     float64_scores,
     ids_of,
-    trained_run,
-    write_graph,
 )
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _SIDES = ("head", "tail")
-
-
-@pytest.fixture(scope="module")
-def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_graph(tmp_path_factory.mktemp("people"))
-
-
-@pytest.fixture(scope="module")
-def run(graph: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained_run(graph, tmp_path_factory.mktemp("runs"))
 
 
 def _ranks(run: Path, graph: Path, side: str, *, filtered: bool = True, among: Array | None = None) -> Array:
@@ -245,3 +236,16 @@ def test_unknown_names_are_refused_with_similar_ones(run: Path, tmp_path: Path) 
     done = CliRunner().invoke(app, ["kg", "score", str(run), str(tmp_path / "t.txt")])
     assert "t.txt" in str(done.exception)
     assert "person-3" in str(done.exception)
+
+
+def test_long_names_are_shown_whole_in_a_narrow_terminal() -> None:
+    name = "/location/country/form_of_government/of/a/long/time/ago/and/far/away"
+    metrics = {"mrr": 0.5, "hits@1": 0.25, "mean_rank": 2.0}
+    group = {"name": name, "queries": 4, "metrics": metrics}
+    report = {
+        "triples": 2, "split": "test", "filtered": True, "metrics": metrics, "by": "relation", "groups": [group],
+    }  # fmt: skip
+    console = Console(width=60, record=True, file=io.StringIO())
+    console.print(rank_table(report, [1]))
+    columns = [line.split("│")[1].strip() for line in console.export_text().splitlines() if line.count("│") > 2]
+    assert name in "".join(columns)

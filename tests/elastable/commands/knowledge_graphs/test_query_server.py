@@ -25,15 +25,9 @@ from elastable.replicas.knowledge_graphs.trained.link_predictor import LinkPredi
 from elastable.replicas.knowledge_graphs.trained.neighbors import nearest_neighbors
 from elastable.replicas.knowledge_graphs.trained.query_service import QueryService
 from tests.certificates import TOKEN, Authority
-from tests.elastable.commands.knowledge_graphs.kg_runs import trained_run, write_graph
 from tests.elastable.processes import elastable
 
 LOCAL = Address("127.0.0.1", 0)
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained_run(write_graph(tmp_path_factory.mktemp("people")), tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from elastable.replicas.knowledge_graphs.search.search import Search
 from elastable.replicas.knowledge_graphs.search.search_space import SearchSpace, default_space
 from elastable.replicas.knowledge_graphs.trained.trained_graph import TrainedGraph
 from elastable.replicas.knowledge_graphs.training.graph_checkpoints import GraphCheckpoints
-from tests.elastable.commands.knowledge_graphs.kg_runs import elastable, write_graph
+from tests.elastable.commands.knowledge_graphs.kg_runs import elastable
 
 SPACE = {
     "learning_rate": {"low": 0.01, "high": 0.5, "log": True},
@@ -26,11 +26,6 @@ SPACE = {
     "batch": {"low": 16, "high": 32, "step": 8},
 }
 FIXED = {"epochs": 3, "evaluate_every": 1, "regularization": 0.001}
-
-
-@pytest.fixture(scope="module")
-def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_graph(tmp_path_factory.mktemp("people"))
 
 
 def _search(graph: Path, home: Path, **more: Any) -> Search:

@@ -21,21 +21,9 @@ from tests.elastable.commands.knowledge_graphs.kg_runs import (
     elastable,
     float64_scores,
     ids_of,
-    trained_run,
-    write_graph,
 )
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-
-@pytest.fixture(scope="module")
-def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_graph(tmp_path_factory.mktemp("people"))
-
-
-@pytest.fixture(scope="module")
-def run(graph: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained_run(graph, tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -70,6 +71,9 @@ def test_only_the_processes_of_a_run_reach_its_store_servers(tmp_path: Path) -> 
         hold.go()
         assert job.wait() == 0, job.err
         said = [job.out, job.err, *commands]
+    result = json.loads((run / "result.json").read_text())
+    assert result["store"] == "servers:" + ",".join(addresses)
+    assert result["store_servers"] == [{"address": address, "store": "memory"} for address in addresses]
     assert not [secret for secret in secrets if any(secret in text for text in said)]
     files = [file for file in run.rglob("*") if file.is_file()]
     assert not [file for file in files for secret in secrets if secret.encode() in file.read_bytes()]

@@ -11,7 +11,7 @@ from elastable.embedding_store.errors import BadInput, TakenOver, Unavailable
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 from elastable.jobs.options import JobOptions
 from elastable.jobs.servers.server_options import StoreServerOptions
-from elastable.jobs.servers.store_registry import Registration, StoreRegistry
+from elastable.jobs.servers.store_registry import Registration, StoreRegistry, is_registry
 from tests.elastable.processes import CLICK_JOB
 
 
@@ -112,6 +112,6 @@ def test_what_cannot_be_is_refused(redis_url: str) -> None:
     with pytest.raises(BadInput, match="--number and --advertise need --register"):
         StoreServerOptions(number=1)
     options = JobOptions(CLICK_JOB, stores=("redis://a:1", "b:2"))
-    assert options.registry == "redis://a:1,b:2"
-    assert len(RedisUrl.parse(options.registry).seeds) == 2
-    assert JobOptions(CLICK_JOB, stores=("a:1", "b:2")).registry is None
+    assert len(RedisUrl.parse(",".join(options.stores)).seeds) == 2
+    for stores in (options.stores, ("a:1", "b:2")):
+        assert is_registry(",".join(stores)) == (stores == options.stores)

@@ -11,9 +11,15 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.contract.arrays import UInt8
-from elastable.embedding_store.tiers.redis.connection_pool import ConnectionPool
-from elastable.embedding_store.tiers.redis.exchange import _WINDOW_BYTES, Conversation, Replies, Requests, exchange
-from elastable.embedding_store.tiers.redis.redis_connection import _PINGS, Deadline
+from elastable.embedding_store.tiers.redis.connections.connection_pool import ConnectionPool
+from elastable.embedding_store.tiers.redis.connections.exchange import (
+    _WINDOW_BYTES,
+    Conversation,
+    Replies,
+    Requests,
+    exchange,
+)
+from elastable.embedding_store.tiers.redis.connections.redis_connection import _PINGS, Deadline
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
 COMMAND = b"c" * 100

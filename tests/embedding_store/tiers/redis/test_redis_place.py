@@ -6,8 +6,8 @@ import pytest
 import redis
 
 from elastable.embedding_store.errors import StoreFailed, TakenOver
+from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
-from elastable.embedding_store.tiers.redis.reply_shapes import Command
 
 KEY = b"{elastable}:something"
 

@@ -13,7 +13,7 @@ import pytest
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.tier import Records, TierTable
 from elastable.embedding_store.errors import BadInput, StoreFailed, Unavailable
-from elastable.embedding_store.tiers.redis.record_transfer import LostPartition
+from elastable.embedding_store.tiers.redis.records.record_transfer import LostPartition
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 from tests.sentinels import Watched, running_watched

@@ -12,12 +12,12 @@ import redis
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.tier import Records, TierTable
 from elastable.embedding_store.errors import BadInput, SpecConflict, StoreBroken, TakenOver, Unsupported
-from elastable.embedding_store.tiers.redis import record_scan
-from elastable.embedding_store.tiers.redis.redis_connection import Deadline
+from elastable.embedding_store.tiers.redis.connections.redis_connection import Deadline
+from elastable.embedding_store.tiers.redis.connections.topology import Topology
+from elastable.embedding_store.tiers.redis.records import record_scan
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.schema import partition_of, rows_key
-from elastable.embedding_store.tiers.redis.topology import Topology
 
 TABLE = TierTable("t", 24, b"described")
 IDS = np.random.default_rng(1).permutation(np.arange(-500, 500, dtype=np.int64) << 40)
@@ -117,7 +117,7 @@ def test_deletions_go_before_records(tier: RedisTier) -> None:
 def test_scans_in_one_piece_and_in_many(
     tier: RedisTier, width: int | None, most_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("elastable.embedding_store.tiers.redis.record_scan._PIECE_BYTES", most_bytes)
+    monkeypatch.setattr("elastable.embedding_store.tiers.redis.records.record_scan._PIECE_BYTES", most_bytes)
     rows = rows_of(6)
     tier.write([records(IDS, rows)], {}, 1)
     blocks = list(tier.scan("t", 300, width))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,22 +15,15 @@ import pytest
 import redis
 
 from elastable.embedding_store.errors import StoreFailed, TakenOver, Unavailable
+from elastable.embedding_store.tiers.redis.ownership import Ownership
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from tests.embedding_store.tiers.redis.tier_samples import IDS, TABLE, changed, read_back, rows_of
 from tests.servers import Server
+from tests.waiting import until_stopped
 
 pytestmark = pytest.mark.process
 
 _PATIENCE_S = 60.0
-
-
-def wait_until_stopped(process: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < end and process.poll() is None:
-        if Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
-            return
-        time.sleep(0.01)
-    raise AssertionError(process.communicate(timeout=_PATIENCE_S))
 
 
 @pytest.mark.parametrize("server", ["redis_url", "valkey_url", "redis_cluster_url"])
@@ -45,7 +38,7 @@ def test_a_writer_that_wakes_up(server: str, request: pytest.FixtureRequest) -> 
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
         ) as old:
             try:
-                wait_until_stopped(old)
+                until_stopped(old)
                 with RedisTier(url) as another:
                     found = read_back(another)
                     new = (found == rows_of(2)).all(axis=1)
@@ -158,33 +151,40 @@ def test_a_server_that_forbids_to_end_connections(
             client.execute_command("ACL", "DELUSER", "meek")
 
 
-def test_two_that_take_over_at_once(redis_url: str) -> None:
+def test_one_that_is_taken_over_while_it_takes_over(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first connection was admitted, and is closed by another process before it is used."""
+    with RedisTier(redis_url) as first, RedisTier(redis_url) as second:
+        require = Ownership.require
+        others = iter([second.take_over])
+
+        def overtaken(ownership: Ownership, owner: bytes | None) -> None:
+            next(others, lambda: None)()
+            require(ownership, owner)
+
+        monkeypatch.setattr(Ownership, "require", overtaken)
+        with pytest.raises(TakenOver, match="was taken over"):
+            first.take_over()
+        second.create(TABLE)
+        second.write(changed(2), {}, 2)
+
+
+def test_some_that_take_over_at_once(redis_url: str) -> None:
     with RedisTier(redis_url) as tier:
         tier.create(TABLE)
         tier.write(changed(2), {}, 2)
-    tiers = [RedisTier(redis_url) for _ in range(4)]
-    ended: list[object] = []
 
     def run(tier: RedisTier) -> None:
-        try:
+        with contextlib.suppress(StoreFailed, Unavailable):  # another one took over later
             tier.take_over()
             tier.write(changed(3), {}, 3)
             tier.put_state(b"three")
-            ended.append(tier)
-        except StoreFailed as error:  # another one took over later
-            ended.append(str(error))
 
-    threads = [threading.Thread(target=run, args=(tier,), daemon=True) for tier in tiers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(_PATIENCE_S)
-        assert not thread.is_alive()
-    assert len(ended) == len(tiers)
-    with RedisTier(redis_url) as last:
-        last.take_over()
-        last.write(changed(3), {}, 3)
-        np.testing.assert_array_equal(read_back(last), rows_of(3))
-        assert set(last.tables()) == {"t"}
-    for tier in tiers:
-        tier.close()
+    with contextlib.ExitStack() as closing, ThreadPoolExecutor(4) as threads:
+        tiers = [closing.enter_context(RedisTier(redis_url)) for _ in range(4)]
+        for ended in [threads.submit(run, tier) for tier in tiers]:
+            ended.result(_PATIENCE_S)
+        with RedisTier(redis_url) as last:
+            last.take_over()
+            last.write(changed(3), {}, 3)
+            np.testing.assert_array_equal(read_back(last), rows_of(3))
+            assert set(last.tables()) == {"t"}

@@ -1,0 +1,25 @@
+"""Objects that are closed once, by a `with` block or by hand."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Self
+
+__all__ = ["Closing"]
+
+
+class Closing(ABC):
+    """Is closed at the end of a `with` block."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Frees connections, threads, files and memory. Closing twice has no effect."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

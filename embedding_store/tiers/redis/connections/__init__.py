@@ -1,0 +1,1 @@
+"""How commands reach the servers of a Redis: sockets, pools, topology, redirections, and replies that are accepted."""

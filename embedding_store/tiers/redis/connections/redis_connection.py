@@ -1,0 +1,244 @@
+"""One socket to one Redis server, and idle ones kept for the next caller.
+
+Every wait ends at a `Deadline`. Control commands go through `call`; bulk
+replies are received straight into `inbox` by `elastable.embedding_store.tiers.redis.connections.exchange`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import select
+import socket
+import ssl
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import hiredis
+import numpy as np
+import numpy.typing as npt
+
+from elastable.embedding_store.contract.arrays import UInt8
+from elastable.embedding_store.errors import BadInput, DeadlineExceeded, StoreFailed, Unavailable
+from elastable.embedding_store.support.address import Address
+from elastable.embedding_store.support.compile_clock import compile_seconds
+from elastable.embedding_store.tiers.redis.connections.reply_errors import reply_error
+from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, packed_command, require_shapes
+from elastable.embedding_store.tiers.redis.url import RedisUrl
+
+__all__ = ["Connection", "ConnectionLost", "Deadline"]
+
+_INBOX_BYTES = 1 << 20  # stays in the second-level cache while it is decoded
+
+_PINGS = 3  # one may meet a server, or a machine, that is busy
+
+
+class ConnectionLost(Unavailable):
+    """The server closed or broke a connection that stood."""
+
+
+class Deadline:
+    """A moment after which nothing waits any more.
+
+    Time in which this process compiles kernels is not counted: no server has to answer for it, and the first
+    commit on a fresh machine compiles for longer than a store may be away.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._end = time.monotonic() + seconds
+        self._compiled = compile_seconds()
+
+    def left(self, waiting_for: object) -> float:
+        """Seconds left, above 0.
+
+        Raises:
+            DeadlineExceeded: none is; names `waiting_for` and the deadline.
+        """
+        left = self._end + (compile_seconds() - self._compiled) - time.monotonic()
+        if left <= 0:
+            raise self.exceeded(waiting_for)
+        return left
+
+    def exceeded(self, waiting_for: object) -> DeadlineExceeded:
+        """The error of a wait for `waiting_for` that reached this deadline."""
+        return DeadlineExceeded(f"no answer from redis at {waiting_for} within the deadline of {self.seconds:g} s")
+
+
+class Connection:
+    """A socket that is logged in, to one server. For one thread at a time.
+
+    Attributes:
+        address: Of the server.
+        socket: Non-blocking.
+        inbox: uint8, where bulk replies are received.
+        round_trip_s: Seconds that the fastest of some PINGs took when the connection was made.
+        name: That the server knows it by, no other one's; "": it has none.
+        verified: Of each table the partitions whose stamps were read on this connection, by what a writer counts in.
+    """
+
+    def __init__(self, url: RedisUrl, address: Address, deadline: Deadline) -> None:
+        """Connects and logs in.
+
+        Raises:
+            Unavailable, DeadlineExceeded: naming address and deadline.
+            StoreFailed: the server refused the login or the database.
+            NotReady: it is loading its data.
+        """
+        self.address = address
+        self.inbox: UInt8 = np.empty(_INBOX_BYTES, np.uint8)
+        self.socket = _connected_socket(url, address, deadline)
+        self.round_trip_s = 0.0
+        self.name = ""
+        self.verified: dict[object, npt.NDArray[np.bool_]] = {}
+        try:
+            self._log_in(url, deadline)
+        except BaseException:
+            self.close()
+            raise
+
+    def _log_in(self, url: RedisUrl, deadline: Deadline) -> None:
+        greeting: list[Command] = []
+        if url.password or url.username:
+            greeting.append(("AUTH", url.username or "default", url.password))
+        if url.db:
+            greeting.append(("SELECT", url.db))
+        for reply in self.call(greeting, deadline):
+            if isinstance(reply, hiredis.ReplyError):
+                raise reply_error(f"redis at {self.address} refused the login", str(reply), url)
+        self.round_trip_s = min(self._ping(deadline) for _ in range(_PINGS))
+
+    def _ping(self, deadline: Deadline) -> float:
+        """Seconds to the server and back."""
+        began = time.monotonic()
+        self.call([("PING",)], deadline)
+        return time.monotonic() - began
+
+    def call(self, commands: Sequence[Command], deadline: Deadline) -> list[Any]:
+        """Sends the commands in one go; the replies in order, errors as `hiredis.ReplyError` objects."""
+        request = memoryview(b"".join(packed_command(command) for command in commands))
+        reader = hiredis.Reader(notEnoughData=Connection)
+        replies: list[Any] = []
+        while len(replies) < len(commands):
+            if request:
+                request = request[self.send(request) :]
+            received = self.receive(0)
+            if received:
+                reader.feed(self.inbox[:received].tobytes())
+                replies += self._whole_replies(reader)
+            elif len(replies) < len(commands):
+                self.wait(bool(request), deadline)
+        if len(replies) > len(commands):
+            raise StoreFailed(f"redis at {self.address} sent more than it was asked for")
+        require_shapes(commands, replies, self.address)
+        return replies
+
+    def _whole_replies(self, reader: hiredis.Reader) -> Iterator[object]:
+        try:
+            while (reply := reader.gets()) is not Connection:
+                yield reply
+        except hiredis.ProtocolError as error:
+            raise StoreFailed(f"what listens at {self.address} speaks no Redis: {error}") from error
+
+    def wait(self, to_send: bool, deadline: Deadline) -> None:
+        """Returns when something can be received, or sent if there is something `to_send`."""
+        poller = select.poll()
+        poller.register(self.socket, select.POLLIN | (select.POLLOUT if to_send else 0))
+        if not poller.poll(1000 * deadline.left(self.address)):
+            raise deadline.exceeded(self.address)
+
+    def send(self, request: memoryview) -> int:
+        """Bytes that went out at once, 0 if none can go now."""
+        try:
+            return self.socket.send(request)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return 0
+        except OSError as error:
+            raise self.lost(error) from error
+
+    def receive(self, start: int) -> int:
+        """Bytes received to `inbox[start:]`, 0 if none are there now."""
+        try:
+            received = self.socket.recv_into(self.inbox.data[start:])
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return 0
+        except OSError as error:
+            raise self.lost(error) from error
+        if not received:
+            raise self.lost("the server closed it")
+        return received
+
+    def quiet(self) -> bool:
+        """Whether nothing can be received: on an idle connection that would be its end."""
+        poller = select.poll()
+        poller.register(self.socket, select.POLLIN)
+        return not poller.poll(0)
+
+    def holds_decrypted(self) -> bool:
+        """Whether bytes have come that `wait` does not see: TLS decrypts whole records."""
+        return isinstance(self.socket, ssl.SSLSocket) and self.socket.pending() > 0
+
+    def lost(self, why: object) -> ConnectionLost:
+        """The error of a connection that broke."""
+        return ConnectionLost(f"the connection to redis at {self.address} broke: {why}")
+
+    def close(self) -> None:
+        """Closes the socket. Closing twice is harmless."""
+        self.socket.close()
+
+
+def _connected_socket(url: RedisUrl, address: Address, deadline: Deadline) -> socket.socket:
+    failure: OSError | None = None
+    for family, kind, protocol, _, place in _resolved(address, deadline):
+        raw = socket.socket(family, kind, protocol)
+        try:
+            raw.settimeout(deadline.left(address))
+            raw.connect(place)
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            return _encrypted(raw, url, address, deadline)
+        except TimeoutError as error:
+            raw.close()
+            raise deadline.exceeded(address) from error
+        except OSError as error:
+            raw.close()
+            failure = error
+        except BaseException:
+            raw.close()
+            raise
+    raise _unreachable(address, deadline, failure) from failure
+
+
+def _encrypted(raw: socket.socket, url: RedisUrl, address: Address, deadline: Deadline) -> socket.socket:
+    if url.tls:
+        try:
+            context = ssl.create_default_context(cafile=url.ca or None)
+        except OSError as error:
+            raise BadInput(f"ca={url.ca} of {url} cannot be read: {error}") from error
+        raw.settimeout(deadline.left(address))
+        raw = context.wrap_socket(raw, server_hostname=address.host)
+    raw.setblocking(False)
+    return raw
+
+
+def _resolved(address: Address, deadline: Deadline) -> Sequence[tuple[int, int, int, str, tuple[object, ...]]]:
+    """`getaddrinfo`, which knows no timeout, within the deadline."""
+    try:
+        ipaddress.ip_address(address.host)
+    except ValueError:
+        resolver = ThreadPoolExecutor(1, "resolve")
+        try:
+            looking_up = resolver.submit(socket.getaddrinfo, address.host, address.port, 0, socket.SOCK_STREAM)
+            return looking_up.result(deadline.left(address))
+        except TimeoutError as error:
+            raise deadline.exceeded(address) from error
+        except OSError as error:
+            raise _unreachable(address, deadline, error) from error
+        finally:
+            resolver.shutdown(wait=False)
+    return socket.getaddrinfo(address.host, address.port, 0, socket.SOCK_STREAM)
+
+
+def _unreachable(address: Address, deadline: Deadline, why: object) -> Unavailable:
+    return Unavailable(f"redis at {address} cannot be reached: {why} (the deadline was {deadline.seconds:g} s)")

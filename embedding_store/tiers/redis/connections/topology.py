@@ -1,0 +1,300 @@
+"""Which server owns which hash slot, and how a redirected command finds its way.
+
+One server and a Cluster look alike from here: one server owns every slot. So
+does the master that Sentinels watch; which server that is, they are asked again
+whenever a connection fails.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import hiredis
+import numpy as np
+
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.errors import (
+    BadInput,
+    DeadlineExceeded,
+    ElastableError,
+    NotReady,
+    Unavailable,
+)
+from elastable.embedding_store.support.address import Address
+from elastable.embedding_store.support.retry import Retry
+from elastable.embedding_store.tiers.redis.connections.connection_pool import Admit, ConnectionPool
+from elastable.embedding_store.tiers.redis.connections.redis_connection import Connection, Deadline
+from elastable.embedding_store.tiers.redis.connections.reply_errors import is_transient, reply_error
+from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
+from elastable.embedding_store.tiers.redis.connections.sentinels import master_address
+from elastable.embedding_store.tiers.redis.connections.slot_map import SlotMap, address_in
+from elastable.embedding_store.tiers.redis.schema import hash_slot
+from elastable.embedding_store.tiers.redis.url import RedisUrl
+
+__all__ = ["Route", "Topology"]
+
+# Long enough for a failover or a moving slot, and not for a server that is gone.
+_ROUNDS = 6
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.03, 0.4
+_REDIRECTIONS = ("MOVED", "ASK")
+_DEMOTED = ("READONLY",)  # a master that has become a replica: the Sentinels know the new one
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where some commands go in one round.
+
+    Attributes:
+        address: The server.
+        asking: It owns the slot only for commands that ASKING precedes.
+        items: int64, the commands.
+    """
+
+    address: Address
+    asking: bool
+    items: Int64
+
+
+class Topology:
+    """The servers of one store, with connections to them. For many threads at once."""
+
+    def __init__(self, url: RedisUrl, admit: Admit | None = None) -> None:
+        """Asks the seeds who they are.
+
+        Args:
+            url: Of the store.
+            admit: As of `ConnectionPool`.
+
+        Raises:
+            What `refresh` and `admit` raise.
+        """
+        self.url = url
+        self.pool = ConnectionPool(url, admit)
+        self._map = SlotMap.empty()
+        self._doubtful = False  # the last operation lost its server
+        try:
+            deadline = Deadline(url.deadline)
+            self._repeated(lambda: self.refresh(deadline), self._watched, deadline)
+        except BaseException:
+            self.pool.close()
+            raise
+
+    def refresh(self, deadline: Deadline) -> None:
+        """Learns anew which server owns which slot, from the first that answers.
+
+        Raises:
+            Unavailable, DeadlineExceeded: none does; names the last asked.
+            StoreFailed: a server refused the login or the question.
+            BadInput: the URL asks of the servers what they are not.
+        """
+        if self.url.service:
+            self._map = self._ask_master(master_address(self.url, deadline), deadline)
+            return
+        candidates = list(dict.fromkeys((*self._map.nodes, *self.url.seeds)))
+        for tried, address in enumerate(candidates, start=1):
+            # Each gets its share of the time, so that one that swallows packets leaves some to the rest.
+            share = Deadline(deadline.left(address) / (len(candidates) - tried + 1))
+            try:
+                self._map = self._ask(address, deadline if tried == len(candidates) else share)
+                return
+            except Unavailable:
+                if tried == len(candidates):
+                    raise
+
+    def _ask_master(self, address: Address, deadline: Deadline) -> SlotMap:
+        """Makes sure that the server which the Sentinels name is a master by now; it may not have been told yet."""
+        (told,) = self.call_at(address, [("INFO", "replication")], deadline)
+        if isinstance(told, hiredis.ReplyError):
+            raise reply_error(f"redis at {address} does not say what it is", str(told), self.url)
+        if b"role:master" not in told:
+            raise NotReady(f"redis at {address}, which the Sentinels of {self.url} name, is no master (yet)")
+        return SlotMap.of_one(address)
+
+    def _ask(self, address: Address, deadline: Deadline) -> SlotMap:
+        told, ranges = self.call_at(address, [("INFO", "cluster"), ("CLUSTER", "SLOTS")], deadline)
+        if isinstance(told, hiredis.ReplyError):
+            raise reply_error(f"redis at {address} does not say what it is", str(told), self.url)
+        if b"cluster_enabled:1" not in told:
+            if len(self.url.seeds) > 1:
+                raise BadInput(f"{self.url} names several servers, but {address} is no node of a Cluster: name one")
+            return SlotMap.of_one(address)
+        if isinstance(ranges, hiredis.ReplyError):
+            raise reply_error(f"redis at {address} does not tell its slots", str(ranges), self.url)
+        return SlotMap.of_ranges(ranges, address)
+
+    def call(self, commands: Sequence[tuple[bytes, Command]], deadline: Deadline) -> list[Any]:
+        """Runs control commands, (key, words), each at the owner of its key.
+
+        Those of one owner run in order on one connection.
+
+        Returns:
+            The replies, in the order of the commands.
+
+        Raises:
+            StoreFailed: a server answered with an error.
+            Unavailable, DeadlineExceeded: as `complete`.
+        """
+        replies: list[Any] = [None] * len(commands)
+
+        def attempt(routes: list[Route]) -> dict[int, str]:
+            failures: dict[int, str] = {}
+            for route in routes:
+                items = route.items.tolist()
+                for item, reply in zip(
+                    items, self._call_at(route, [commands[i][1] for i in items], deadline), strict=True
+                ):
+                    replies[item] = reply
+                    if isinstance(reply, hiredis.ReplyError):
+                        failures[item] = str(reply)
+            return failures
+
+        slots = np.array([hash_slot(key) for key, _ in commands], np.int64)
+        self.complete(slots, attempt, deadline)
+        return replies
+
+    def _call_at(self, route: Route, commands: list[Command], deadline: Deadline) -> list[Any]:
+        if not route.asking:
+            return self.call_at(route.address, commands, deadline)
+        pairs = [word for command in commands for word in (("ASKING",), command)]
+        return self.call_at(route.address, pairs, deadline)[1::2]
+
+    def call_at(self, address: Address, commands: Sequence[Command], deadline: Deadline) -> list[Any]:
+        """Runs commands in order on one connection to one server; errors stand among the replies."""
+        with self.connection_to(address, deadline) as connection:
+            return connection.call(commands, deadline)
+
+    @contextmanager
+    def connection_to(self, address: Address, deadline: Deadline) -> Iterator[Connection]:
+        """A connection to one server, closed where its use fails."""
+        connection = self.pool.take(address, deadline)
+        try:
+            yield connection
+        except BaseException:
+            self.pool.abandon(connection)
+            raise
+        self.pool.give_back(connection)
+
+    def connection(self, key: bytes, deadline: Deadline) -> AbstractContextManager[Connection]:
+        """A connection to the owner of a key, as far as that is known; as `connection_to`."""
+        return self.connection_to(self.address_of(key), deadline)
+
+    def address_of(self, key: bytes) -> Address:
+        """The server that owns a key, as far as that is known. Raises `NotReady` where none does."""
+        current = self._map
+        owner = int(current.owners[hash_slot(key)])
+        if owner < 0:
+            raise NotReady(f"hash slot {hash_slot(key)} is served by no node of the Cluster at {self.url}")
+        return current.nodes[owner]
+
+    def nodes(self) -> tuple[Address, ...]:
+        """All servers that own slots."""
+        return self._map.nodes
+
+    def passes(self, line: str) -> bool:
+        """Whether an error line tells of a moving slot, a failover or a restart, and not of something that lasts."""
+        word = line.split(" ", 1)[0]
+        return word in _REDIRECTIONS or is_transient(line) or (bool(self.url.service) and word in _DEMOTED)
+
+    def complete(
+        self,
+        slots: Int64,
+        attempt: Callable[[list[Route]], Mapping[int, str]],
+        deadline: Deadline,
+        repeat_lost: bool = True,
+    ) -> None:
+        """Runs commands until none is redirected any more, a bounded number of rounds.
+
+        Args:
+            slots: int64, the hash slot of each command.
+            attempt: Runs the commands of the routes; command -> error line of those that failed.
+            deadline: Of all rounds together.
+            repeat_lost: A round in which a connection broke is run again, too.
+
+        Raises:
+            StoreFailed: a command failed for good.
+            NotReady: a server went on answering that it is not ready yet.
+            Unavailable, DeadlineExceeded: naming address and deadline.
+        """
+        todo, asked, redirected, rounds = np.arange(len(slots)), dict[int, Address](), list[ElastableError](), count()
+
+        def attempt_round() -> None:
+            nonlocal todo, asked
+            if next(rounds) or self._doubtful:
+                self.refresh(deadline)
+                self._doubtful = False
+            failures = attempt(self._routes(slots, todo, asked))
+            if failures:
+                self._refuse_lasting(failures.values())
+                asked = {item: address_in(line) for item, line in failures.items() if line.startswith("ASK ")}
+                todo = np.array(sorted(failures), np.int64)
+                line = next(iter(failures.values()))
+                redirected.append(reply_error(f"redis at {self.url} answered {_ROUNDS} times", line, self.url))
+                raise redirected[-1]
+
+        def again(error: Exception) -> bool:
+            if redirected and error is redirected[-1]:
+                return True
+            if isinstance(error, Unavailable):
+                self._doubtful = self._watched(error)
+                if repeat_lost:
+                    self.pool.drop_idle()
+            return repeat_lost and isinstance(error, Unavailable)
+
+        self._repeated(attempt_round, again, deadline)
+
+    def _watched(self, error: Exception) -> bool:
+        """Whether Sentinels may soon name another server for the one that is away."""
+        return bool(self.url.service) and isinstance(error, Unavailable)
+
+    def _repeated(self, attempt: Callable[[], None], again: Callable[[Exception], bool], deadline: Deadline) -> None:
+        """Repeats some rounds; where Sentinels watch, until the deadline: a failover takes them seconds."""
+        causes: list[Exception] = []
+
+        def noted(error: Exception) -> bool:
+            causes.extend([error] * (not isinstance(error, DeadlineExceeded)))
+            return again(error)
+
+        try:
+            Retry(
+                math.inf,  # the deadline stands still while kernels are compiled; `left` raises once it has passed
+                noted,
+                attempts=None if self.url.service else _ROUNDS,
+                first_pause_s=_FIRST_PAUSE_S,
+                longest_pause_s=_LONGEST_PAUSE_S,
+                pause=lambda seconds: time.sleep(min(seconds, deadline.left(self.url))),
+            ).call(attempt)
+        except DeadlineExceeded as error:
+            if self.url.service and causes:
+                raise DeadlineExceeded(f"{error}; before that: {causes[-1]}") from causes[-1]
+            raise
+
+    def _refuse_lasting(self, errors: Iterable[str]) -> None:
+        """Raises `StoreFailed` for the first error that another round would not mend."""
+        for line in errors:
+            if not self.passes(line):
+                raise reply_error(f"redis at {self.url} answered with an error", line, self.url)
+
+    def _routes(self, slots: Int64, todo: Int64, asked: Mapping[int, Address]) -> list[Route]:
+        """The owners of the slots of `todo`, or the servers to ask instead."""
+        current = self._map
+        owners = current.owners[slots[todo]]
+        if len(owners) and owners.min() < 0:
+            slot = slots[todo[owners.argmin()]]
+            raise Unavailable(f"hash slot {slot} is served by no node of the Cluster at {self.url}")
+        if not asked:
+            return [Route(current.nodes[node], False, todo[owners == node]) for node in np.unique(owners)]
+        places: dict[tuple[Address, bool], list[int]] = {}
+        for item, owner in zip(todo.tolist(), owners.tolist(), strict=True):
+            place = (asked[item], True) if item in asked else (current.nodes[owner], False)
+            places.setdefault(place, []).append(item)
+        return [Route(address, asking, np.array(items)) for (address, asking), items in places.items()]
+
+    def close(self) -> None:
+        """Closes all connections. Closing twice is harmless."""
+        self.pool.close()

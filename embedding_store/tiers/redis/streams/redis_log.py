@@ -1,0 +1,256 @@
+"""The write-ahead log of a store in Redis: a Redis Stream."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from elastable.embedding_store.errors import (
+    BadInput,
+    ElastableError,
+    FutureVersion,
+    StaleVersion,
+    StoreBroken,
+    StoreFailed,
+)
+from elastable.embedding_store.log.contract import Buffer, Log, LogEntry
+from elastable.embedding_store.log.framing import Header
+from elastable.embedding_store.tiers.redis.connections.redis_connection import Deadline
+from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
+from elastable.embedding_store.tiers.redis.connections.server_start import START_QUESTIONS, server_start
+from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
+from elastable.embedding_store.tiers.redis.schema import log_key
+from elastable.embedding_store.tiers.redis.streams.stream_appender import StreamAppender
+from elastable.embedding_store.tiers.redis.streams.stream_ends import StreamEnd, StreamEnds, ends_questions, read_ends
+from elastable.embedding_store.tiers.redis.streams.stream_reading import (
+    LAST_PART,
+    last_part,
+    oldest_part,
+    stream_entries,
+)
+from elastable.embedding_store.tiers.redis.streams.stream_records import (
+    MAX_ENTRY_BYTES,
+    NewEntry,
+    joined_entries,
+    part_of,
+)
+from elastable.embedding_store.tiers.redis.url import RedisUrl
+
+__all__ = ["RedisLog"]
+
+
+class RedisLog(Log):
+    """Entries in the stream `{namespace}:log`; `stream_records` has their form.
+
+    Opening it only reads. The first change takes the store over, unless the place has done so already. An entry is as
+    durable as the server makes it (`appendfsync`, replicas); `sync` waits for its append-only file.
+    """
+
+    def __init__(self, place: RedisPlace | RedisUrl | str) -> None:
+        """Opens the log; there may be no entry yet.
+
+        Args:
+            place: Where it is; a `RedisPlace` is shared with the tier, and left open by `close`.
+
+        Raises:
+            BadInput: no such URL can be.
+            StoreBroken: the stream is not one of a log.
+            StoreFailed, Unavailable, DeadlineExceeded: the server cannot be asked.
+        """
+        self._place = place if isinstance(place, RedisPlace) else RedisPlace(place)
+        self._shared = isinstance(place, RedisPlace)
+        url = self._place.url
+        self._key = log_key(url.namespace)
+        self._name = f"the log of the store at {url} (namespace {url.namespace!r})"
+        self._appending = threading.Lock()
+        self._guard = threading.Lock()  # of what is known of both ends
+        self._closed = False
+        self._ends = StreamEnds()
+        self._read = StreamEnd(-1)  # the entry that was read last
+        self._appender = StreamAppender(self._place, self._name, self._ends.end)
+        self._server = b""
+        try:
+            started = [(self._key, words) for words in START_QUESTIONS]
+            self._server = server_start(self._place.topology.call(started, self._place.deadline()))
+            self.refresh()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def first(self) -> int:
+        with self._guard:
+            return self._ends.first
+
+    @property
+    def last(self) -> int:
+        with self._guard:
+            return self._ends.end.last
+
+    @property
+    def bytes(self) -> int:
+        with self._guard:
+            return self._ends.end.total - self._ends.begin
+
+    def refresh(self) -> None:
+        """Reads anew where the log begins and ends, as another process may have changed it.
+
+        Raises:
+            StoreBroken, StoreFailed, Unavailable, DeadlineExceeded: as when the log was opened.
+        """
+        with self._appending:
+            self._require_open()
+            deadline = self._place.deadline()
+            self._appender.settle(deadline)
+            questions = [(self._key, words) for words in ends_questions(self._key)]
+            ends = read_ends(self._place.topology.call(questions, deadline), self._name)
+            self._appender.end = ends.end
+            with self._guard:
+                self._ends = ends
+
+    def append(self, sequence: int, version: int, parts: Sequence[Buffer]) -> None:
+        with self._appending:
+            self._require_open()
+            end = self._appender.end
+            if sequence != end.last + 1:
+                error = StaleVersion if sequence <= end.last else FutureVersion
+                raise error(f"{self._name}: entry {sequence} cannot be appended, the next one is {end.last + 1}")
+            entry = NewEntry.of(sequence, version, parts, end.total, end.check)
+            if entry.length > MAX_ENTRY_BYTES:
+                raise StoreFailed(
+                    f"{self._name}: entry {sequence} takes {entry.length:,} bytes, and Redis takes {MAX_ENTRY_BYTES:,} "
+                    "at once: change fewer rows at a time"
+                )
+            self._appender.append(entry, self._place.deadline())
+            self._publish()
+
+    def entries(self, after: int = 0) -> Iterator[LogEntry]:
+        """As of `Log`, up to the newest entry that is known; `refresh` learns of those that another process appended.
+
+        Raises:
+            StaleVersion: the entry `after`, which was read from this object before, has been taken back since.
+        """
+        with self._appending:
+            self._require_open()
+        with self._guard:
+            ends, read = self._ends, self._read
+        last, previous = ends.end.last, read.check if read.last == after else None
+        if previous is not None and (last < after or (last == after and ends.end.check != previous)):
+            raise self._taken_back(after)
+        if after >= last:
+            return
+        if ends.first > after + 1:
+            raise self._trimmed(ends.first, after)
+        sequence = after
+        try:
+            for entry, header in self._between(after, last):
+                if previous is not None and header.previous != previous:
+                    raise self._taken_back(sequence)
+                sequence, previous = entry.sequence, header.check
+                with self._guard:
+                    self._read = StreamEnd(sequence, header.check)
+                yield entry
+            if sequence < last:
+                raise StoreBroken(f"{self._name} is corrupt: entries {sequence + 1} to {last} are missing")
+        except StoreBroken as error:
+            raise self._changed_while_read(sequence, last) or error from error
+
+    def follow(self, after: int, wait_s: float) -> Iterator[LogEntry]:
+        """The entries after a sequence number, as soon as there are any; none where `wait_s` seconds pass before.
+
+        Raises:
+            What `entries` raises.
+        """
+        self.refresh()
+        if self.last <= after:
+            deadline = Deadline(wait_s + self._place.url.deadline)
+            begin = b"%d-%d" % (after, LAST_PART)
+            words = ("XREAD", "COUNT", 1, "BLOCK", max(1, int(1000 * wait_s)), "STREAMS", self._key, begin)
+            self._place.topology.call([(self._key, words)], deadline)
+            self.refresh()
+        yield from self.entries(after)
+
+    def sync(self) -> None:
+        """Waits until the server's append-only file is on its disk, where it has one (Redis 7.2, Valkey)."""
+        with self._appending:
+            self._require_open()
+            self._appender.sync(self._place.deadline())
+
+    def trim(self, through: int) -> None:
+        """Removes entries; `through` itself stays, as what follows names it, and so does the newest one.
+
+        Whatever made them unnecessary is on the same server. One that was started again since the last call, or since
+        the log was opened, may have come back without it: nothing is removed then before the next call.
+        """
+        self._require_open()
+        keep, deadline = min(through, self.last), self._place.deadline()
+        if keep <= self.first:
+            return
+
+        there: Command = ("XREVRANGE", self._key, b"%d-%d" % (keep, LAST_PART), b"%d-0" % keep, "COUNT", 1)
+
+        def trimmed(answers: list[Any]) -> list[Command]:
+            if not answers.pop():
+                raise StoreBroken(f"{self._name} is corrupt: entry {keep} is missing, which was appended")
+            before, self._server = self._server, server_start(answers)
+            return [("XTRIM", self._key, "MINID", "=", b"%d-0" % keep)] if before == self._server else []
+
+        self._place.change([*START_QUESTIONS, there], trimmed, deadline)
+        oldest = oldest_part(self._place.topology, self._name, deadline)
+        with self._guard:
+            if oldest is not None and oldest.sequence <= self._ends.end.last:
+                self._ends = StreamEnds(oldest.sequence, oldest.begin, self._ends.end)
+
+    def truncate(self, after: int) -> None:
+        """Takes entries back; entry `after` has to be in the log, unless nothing was trimmed and it is 0."""
+        with self._appending:
+            self._require_open()
+            first, deadline = self.first, self._place.deadline()
+            if not (after >= first or (after == 0 and first == 1)):
+                raise BadInput(f"{self._name} begins with entry {first}: it cannot be truncated after entry {after}")
+            self._appender.settle(deadline)
+            if after >= self.last:
+                return
+            part = last_part(self._place.topology, self._name, after, deadline) if after else None
+            if after and (part is None or part.header is None):
+                raise StoreBroken(f"{self._name} is corrupt: the last part of entry {after} is missing")
+            self._appender.cut(StreamEnd() if part is None else StreamEnd.of(part), deadline)
+            self._publish()
+
+    def close(self) -> None:
+        with self._appending:
+            if self._closed:
+                return
+            self._closed = True
+            self._appender.drop()
+            if not self._shared:
+                self._place.close()
+
+    def _between(self, after: int, last: int) -> Iterator[tuple[LogEntry, Header]]:
+        found = stream_entries(self._place.topology, b"%d-0" % (after + 1), b"%d-%d" % (last, LAST_PART))
+        return joined_entries((part_of(entry, self._name) for entry in found), after + 1, self._name)
+
+    def _changed_while_read(self, sequence: int, last: int) -> ElastableError | None:
+        """Why the entry after `sequence` cannot be read, if another process has trimmed or cut the log meanwhile."""
+        self.refresh()
+        if self.first > sequence + 1:
+            return self._trimmed(self.first, sequence)
+        return self._taken_back(self.last) if self.last < last else None
+
+    def _trimmed(self, first: int, after: int) -> BadInput:
+        return BadInput(f"{self._name} begins with entry {first}: those after {after} were trimmed")
+
+    def _taken_back(self, sequence: int) -> StaleVersion:
+        return StaleVersion(f"{self._name}: entry {sequence} or one after it was taken back since it was read")
+
+    def _publish(self) -> None:
+        """Makes what the appender knows of the end known to everybody."""
+        end = self._appender.end
+        with self._guard:
+            begin = self._ends.begin if end.last else 0
+            self._ends = StreamEnds(self._ends.first if end.last else 1, begin, end)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise StoreFailed(f"{self._name} is closed")

@@ -1,0 +1,79 @@
+"""Store servers behind one name: found once all have an address, and in the order of their tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
+from elastable.embedding_store.errors import BadInput, Unavailable
+from elastable.embedding_store.support.store_url import server_addresses
+from elastable.embedding_store.wire.pushes.shard_client import ShardClient
+from elastable.jobs.servers.dns_servers import DnsServers, Resolve, ordered_servers, resolved
+from elastable.jobs.servers.finding import find_servers
+from tests.embedding_store.shards.served_shards import ServedShard
+from tests.embedding_store.shards.test_store_servers import begin, commit, push_all
+
+HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
+
+
+@pytest.fixture
+def servers() -> Iterator[list[ServedShard]]:
+    """On three addresses of this host, at one port."""
+    started: list[ServedShard] = []
+    while len(started) < len(HOSTS):
+        port = started[0].address.rpartition(":")[2] if started else "0"
+        try:
+            started.append(ServedShard("memory", listen=f"{HOSTS[len(started)]}:{port}"))
+        except BadInput:  # another process has this port there
+            while started:
+                started.pop().stop()
+    yield started
+    for server in started:
+        server.stop()
+
+
+def addresses(stores: list[str], resolve: Resolve) -> list[str]:
+    return server_addresses(find_servers(stores, 60.0, resolve))
+
+
+def test_servers_are_found_in_the_order_that_their_tables_say(servers: list[ServedShard]) -> None:
+    port = servers[0].address.rpartition(":")[2]
+    stores = [f"dns://stores.example:{port}?count=3"]
+    seen: list[str] = []
+
+    def resolve(host: str) -> tuple[str, ...]:
+        """One server has no address yet when it is asked for first."""
+        seen.append(host)
+        return HOSTS[:2] if len(seen) == 1 else HOSTS
+
+    found = addresses(stores, resolve)
+    assert (found, seen) == ([f"{host}:{port}" for host in HOSTS], ["stores.example"] * 2)
+    trained = [found[2], found[0], found[1]]
+    with ShardedStore([ShardClient(address, 60.0) for address in trained]) as store:
+        begin(store)
+        push_all(store, 0)
+        store.commit_pushed(commit(0))
+    assert addresses(stores, lambda host: HOSTS) == trained
+    with pytest.raises(BadInput, match=rf"127\.0\.0\.1:{port} has tables of number 1 of 3, and 2 servers are given"):
+        addresses([f"dns://stores.example:{port}?count=2"], lambda host: HOSTS[:2])
+
+
+def test_a_name_with_another_number_of_addresses_is_named() -> None:
+    name = DnsServers.parse("dns://127.0.0.1:50061?count=2")
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1 resolves to 127\.0\.0\.1 after 0 s, and .* 2 store servers"):
+        name.addresses(0.0)
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1 resolves to nothing after 0 s"):
+        name.addresses(0.0, lambda host: ())
+    assert resolved("127.0.0.1") == ("127.0.0.1",)
+
+
+def test_servers_without_tables_get_the_numbers_that_are_left() -> None:
+    assert ordered_servers({"c:1": [], "a:1": [], "b:1": [(0, 3)]}) == ["b:1", "a:1", "c:1"]
+    with pytest.raises(BadInput, match="a:1 and b:1 both have the tables of number 1"):
+        ordered_servers({"b:1": [(1, 3)], "a:1": [(1, 3)], "c:1": []})
+    with pytest.raises(BadInput, match="a:1 has tables of number 0 of 2, of number 1 of 2, and 2 servers"):
+        ordered_servers({"a:1": [(0, 2), (1, 2)], "b:1": []})
+    with pytest.raises(BadInput, match="a:1 has tables of no store server"):
+        ordered_servers({"a:1": [None], "b:1": []})

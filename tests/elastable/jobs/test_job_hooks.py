@@ -1,0 +1,85 @@
+"""Whoever tells others of a version waits until it is logged: callbacks, the run directory, checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import keras
+import pytest
+
+from elastable.callbacks.best_versions import BestVersions
+from elastable.callbacks.callback_list import JobCallbacks
+from elastable.callbacks.freezing import Freezing
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.jobs import job_hooks
+from elastable.jobs.job_hooks import JobHooks
+from elastable.master.api import JobSpec
+from elastable.master.keras.dense import DenseState
+from elastable.master.tasks.progress import Progress
+from elastable.master.tasks.schedule import Schedule
+from elastable.output.run_directory import RunDirectory
+
+JOB = JobSpec(micro_batch_size=10, epochs=2, train_records=100)
+
+
+@pytest.fixture(scope="module")
+def model() -> keras.Model:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def hooks_of(
+    model: keras.Model,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+    run: RunDirectory | None = None,
+    saved: list[int] | None = None,
+) -> JobHooks:
+    dense = DenseState(model)
+    best = BestVersions(callbacks, MemoryStore(), dense, JOB, Progress)
+    called = JobCallbacks(callbacks, model, 2, 10, Freezing(model, dense), best)
+    called.begin()
+    save = None if saved is None else lambda: saved.append(1)
+    return JobHooks(called, Schedule(JOB), lambda reason: None, run, save, checkpoint_every=4)
+
+
+def test_nobody_is_told_of_a_version_that_nothing_hears_of(model: keras.Model) -> None:
+    assert not any(hooks_of(model).waits_for_log(version) for version in range(1, 20))
+    epochs = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None)
+    assert not any(hooks_of(model, [epochs]).waits_for_log(version) for version in range(1, 20))
+
+
+def test_callbacks_of_batches_hear_of_logged_versions(model: keras.Model) -> None:
+    batches = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
+    assert all(hooks_of(model, [batches]).waits_for_log(version) for version in range(1, 20))
+
+
+def test_versions_that_are_saved_are_logged(model: keras.Model) -> None:
+    saved: list[int] = []
+    hooks = hooks_of(model, saved=saved)
+    for version in range(1, 10):
+        waits, before = hooks.waits_for_log(version), len(saved)
+        hooks.on_version(version, {})
+        assert waits == (len(saved) > before) == (version % 4 == 0)
+
+
+def test_versions_in_the_run_directory_are_logged(
+    model: keras.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(job_hooks, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    run = RunDirectory(tmp_path / "run")
+    hooks = hooks_of(model, run=run)
+    waited = set()
+    for version in range(1, 10):
+        if hooks.waits_for_log(version):
+            waited.add(version)
+        now[0] += 0.3  # waiting takes long enough for a version to be due that was not
+        hooks.on_version(version, {"loss": 1.0})
+    run.close()
+    lines = (run.path / "metrics.jsonl").read_text().splitlines()
+    assert {json.loads(line)["version"] for line in lines} == waited
+    assert 1 < len(waited) < 9

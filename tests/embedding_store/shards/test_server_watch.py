@@ -1,0 +1,103 @@
+"""What a master knows of its store servers: what they hold, which one does not answer, and which one it waits for."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from elastable.embedding_store.composite.partitions.server_watch import ServerWatch
+from elastable.embedding_store.shards.server_status import ShardStatus, shard_status
+from elastable.embedding_store.v1 import store_pb2
+from elastable.embedding_store.wire.pushes.status_messages import shard_status_from_message, shard_status_to_message
+from tests.embedding_store.shards.served_shards import served
+from tests.embedding_store.shards.test_store_servers import begin, commit, push_all
+
+LIMIT_S = 120.0
+
+
+def test_each_server_says_what_it_holds_and_one_that_is_away_keeps_what_it_said() -> None:
+    with served(2) as (servers, store):
+        assert [status.shard for status in store.watch.statuses()] == [None, None]
+        begin(store)
+        push_all(store, 0)
+        store.watch.look()
+        pushed = [status.shard for status in store.watch.statuses()]
+        assert [it.pushed_bytes for it in pushed if it] == [it.shard.buffered_bytes for it in servers]
+        store.commit_pushed(commit(0))
+        store.watch.look()
+        found = store.watch.statuses()
+        assert [status.address for status in found] == [server.address for server in servers]
+        assert [status.shard.version for status in found if status.shard] == [1, 1]
+        rows = [status.shard.rows for status in found if status.shard]
+        assert min(rows) > 0
+        assert sum(rows) == sum(store.table_statistics(name).rows for name in store.specs())
+        assert store.shard_status().rows == sum(rows)
+        assert all(status.failure == "" and status.waited_s == 0 for status in found)
+
+        servers[1].stop()
+        store.watch.look()
+        there, away = store.watch.statuses()
+        assert there == found[0]
+        assert servers[1].address in away.failure
+        assert away.shard == found[1].shard
+        servers[1].start()
+
+
+def test_the_server_that_a_version_waits_for_is_named() -> None:
+    with served(2) as (servers, store):
+        begin(store)
+        push_all(store, 0)
+        assert servers[1].shard._committing.acquire(timeout=LIMIT_S)
+        try:
+            committing = threading.Thread(target=store.commit_pushed, args=(commit(0),))
+            committing.start()
+            give_up = threading.Event()
+            while True:  # the first server has answered, and the second one cannot
+                waited = [status.waited_s for status in store.watch.statuses()]
+                if servers[0].store.version() == 1 and waited[0] == 0 and waited[1] > 0:
+                    break
+                assert committing.is_alive()
+                give_up.wait(0.01)
+        finally:
+            servers[1].shard._committing.release()
+        committing.join(LIMIT_S)
+        assert [status.waited_s for status in store.watch.statuses()] == [0, 0]
+
+
+def test_a_status_of_a_store_with_a_tier_has_its_lag_and_hit_rate(tmp_path: Path) -> None:
+    from elastable.embedding_store import TableSpec
+    from elastable.embedding_store.open_store import open_store
+
+    with open_store(f"file://{tmp_path}/rows") as store:
+        store.create_table(TableSpec("t", dim=2, vocabulary_size=10))
+        found = shard_status(store, 7)
+        assert (found.pushed_bytes, found.rows, found.failure, found.hit_rate) == (7, 0, "", None)
+    assert ShardStatus(wanted_rows=10, read_rows=4).hit_rate == pytest.approx(0.6)
+
+
+def test_a_message_says_all_of_a_status_and_no_number_is_below_zero() -> None:
+    status = ShardStatus(1, 2, 3, 4, 5, 6, 7, 8, "disk full", "file:///rows")
+    assert shard_status_from_message(shard_status_to_message(status)) == status
+    hostile = shard_status_from_message(
+        store_pb2.ShardStatus(rows=-5, failure="\x1b[31m" + "x" * 9_000, store="a\nb" * 9_000)
+    )
+    assert hostile.rows == 0
+    assert "\x1b" not in hostile.failure
+    assert len(hostile.failure) < 1_100
+    assert len(hostile.store) < 2_100
+    assert "\n" not in hostile.store
+
+
+def test_a_look_asks_each_server_once_whatever_a_call_waits_for() -> None:
+    now = [10.0]
+    with served(1) as (_, store):
+        watch = ServerWatch(store._servers, lambda: now[0])
+
+        def waits() -> float:
+            now[0] = 12.5
+            return watch.statuses()[0].waited_s
+
+        assert watch.timed(0, waits)() == 2.5
+        assert watch.statuses()[0].waited_s == 0
