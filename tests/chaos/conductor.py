@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.chaos.cluster import Cluster, Failed, Process
 from tests.chaos.schedules import Schedule
-from tests.chaos.stores import filled_in, lasts
+from tests.chaos.stores import filled_in, in_files, lasts
 from tests.chaos.strikes import STRIKES
 from tests.chaos.verdict import Ending, divergences, ending_of, store_differs
 
@@ -122,7 +122,7 @@ class _Conductor:
     def look_into_store(self, ending: Ending) -> list[str]:
         """What the store itself holds, where it is still there."""
         template, cluster = self._schedule.store, self._cluster
-        if "file:" not in template and not lasts(template):
+        if not in_files(template) and not lasts(template):
             return []
         while None in [redis.pid for redis in cluster.redis.values()]:
             cluster.turn()
@@ -136,7 +136,7 @@ class _Conductor:
         outcome.gave_up = cluster.gave_up
         filled, emptied = "fill master" in outcome.struck, "kill store" in outcome.struck
         # A last checkpoint; or rows: a disk that fails in the middle of a change ends a file store, and its job.
-        unwritten = ("8", "6", "7") if "file:" in self._schedule.store else ("8",)
+        unwritten = ("8", "6", "7") if in_files(self._schedule.store) else ("8",)
         for told, count in cluster.gave_up.items():
             role, code, *at_work = told.split(maxsplit=2)
             if code == "1":

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tests.chaos.records import MICRO_BATCH, RECORDS
-from tests.chaos.stores import REDIS_SERVERS, servers_of, store_of
+from tests.chaos.stores import REDIS_SERVERS, in_files, servers_of, store_of
 
 __all__ = ["KINDS", "LEASE_S", "Fault", "Schedule", "Shape", "schedule_of"]
 
-KINDS = ("memory", "redis", "served", "files", "shards", "flushed", "every", "index")
+KINDS = ("memory", "redis", "served", "files", "shards", "flushed", "every", "index", "logged", "every-redis")
 """Where rows are: in the master, in Redis, in a store of a process of its own, in the master's files, split over
 two Redis servers; "flushed": in files or in Redis, where changed rows are written all the time;
 "every": anywhere but in Redis, and they follow every step (`lazy=False`); "index": in Redis,
-without an index of ids."""
+without an index of ids; "logged": in the master, which logs them in files; "every-redis": in Redis, and they follow
+every step."""
 
 LEASE_S = 1.0
 """Of a micro-batch, in every schedule: so that a fault may be longer."""
@@ -149,7 +150,7 @@ def _of_store(store: str) -> _Weighted:
     """Faults that only schedules of such a store have."""
     servers = servers_of(store)
     if not servers:
-        return _IN_FILES if "file:" in store else _IN_MASTER
+        return _IN_FILES if in_files(store) else _IN_MASTER
     faults = _OF_REDIS if servers[0] in REDIS_SERVERS else _OF_STORE
     if "redis2" in servers:
         faults += tuple((words.replace("redis", "redis2"), often) for words, often in faults if "redis" in words)
@@ -179,7 +180,7 @@ def schedule_of(kind: str, seed: int, model: str | None = None, faults: int | No
     # A string: the hash of a tuple differs between processes.
     chance = random.Random(f"{kind}/{seed}")
     drawn = "keras" if chance.random() < _KERAS_OF_ALL else "light"
-    store, lazy = store_of(kind, seed), kind != "every"
+    store, lazy = store_of(kind, seed), not kind.startswith("every")
     shape = Shape(
         model or drawn, chance.choice(_OPTIMIZERS if lazy else _FOLLOWED), chance.choice((2, 4, 4)), lazy=lazy
     )
@@ -203,7 +204,7 @@ def _faults(chance: random.Random, store: str, shape: Shape) -> list[Fault]:
     words = _drawn(chance, (*_ALWAYS, *_of_store(store), *(() if shape.lazy else _RESUMED)))
     action, target = words.split()
     gate, number = _place(chance, store, shape, target)
-    if words == "fill master" and not ("file:" in store and chance.random() < 0.5):
+    if words == "fill master" and not (in_files(store) and chance.random() < 0.5):
         gate, number = "disk", chance.randrange(1, 60)
     found = [Fault(gate, number, action, target, _seconds(chance, action))]
     if (action, target) == ("kill", "master") and chance.random() < 0.25:

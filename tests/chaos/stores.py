@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Mapping
 
-__all__ = ["REDIS_SERVERS", "filled_in", "forgets", "lasts", "patient", "servers_of", "store_of"]
+__all__ = ["REDIS_SERVERS", "filled_in", "forgets", "in_files", "lasts", "patient", "servers_of", "store_of"]
 
 REDIS_SERVERS = ("redis", "redis2")
 """Names of the Redis servers that a template may hold; "store" is a bare parameter server."""
@@ -16,6 +16,7 @@ _TWO_REDIS = "redis://{redis}?partitions=2&deadline=2", "redis://{redis2}?partit
 _FLUSHED = "redis://{redis}?partitions=4&deadline=2&flush=0.02"
 _FILES = "file://{home}/rows?budget=1MiB"
 _INDEXED = f"{_FLUSHED}&budget=1MiB&index=redis"
+_LOGGED = "memory?log={home}/rows"
 _SERVED = "grpc://{store}"
 
 _OF_KIND: dict[str, tuple[str, ...]] = {
@@ -25,6 +26,8 @@ _OF_KIND: dict[str, tuple[str, ...]] = {
     "files": (_FILES,),
     "shards": (f"token:{','.join(_TWO_REDIS)}", f"encoding:{','.join(_TWO_REDIS)}"),
     "index": (_INDEXED,),
+    "logged": (_LOGGED, f"{_LOGGED}&log_bytes=64KiB"),
+    "every-redis": (_FLUSHED, _REDIS, f"token:{','.join(_TWO_REDIS)}"),
     "flushed": (_FLUSHED, f"{_FILES}&flush=0.02"),
     "every": ("memory", "memory", _FILES, _SERVED, "token:memory,memory"),
 }
@@ -47,9 +50,14 @@ def filled_in(template: str, servers: Mapping[str, str], home: str) -> str:
 
 
 def lasts(template: str) -> bool:
-    """Whether all rows are in Redis: such a store outlives the master, and keeps the record of its versions."""
+    """Whether the store outlives the master, in Redis or in files, and keeps the record of its versions."""
     named = servers_of(template)
-    return template.startswith("file:") or (bool(named) and set(named) <= set(REDIS_SERVERS))
+    return template.startswith(("file:", _LOGGED)) or (bool(named) and set(named) <= set(REDIS_SERVERS))
+
+
+def in_files(template: str) -> bool:
+    """Whether the master writes rows, or their changes, to files of its own."""
+    return "file:" in template or template.startswith(_LOGGED)
 
 
 def patient(template: str) -> str:
