@@ -148,7 +148,8 @@ class EmbeddingStore(Snapshot):
 
         Args:
             version: The version to return to: the current one (None) or the one before it. Rows, slots, version and
-                record are then those of that version.
+                record are then those of that version. Pins of a store that goes back are given up, so that no reader
+                can keep a job from going on.
 
         Returns:
             How many rows were restored.

@@ -145,8 +145,7 @@ def test_servers_die_at_every_step_and_the_master_between_two(
     assert differing(clipped, train(tmp_path, 2, "clipped", stores=stores, during=kill_master, options=options)) == []
     assert faults.left == {}
     listed = list_checkpoints(tmp_path / "checkpoints", verify=True)
-    # A server dies in each of the first two at the latest. One that is saved from a pin ends with its server; one that
-    # is saved between two versions, as after a failed one, goes on once the server is back.
+    # A checkpoint that is saved from a pin ends with its server; one that is saved between two versions goes on.
     assert [one.damage for one in listed] == [""] * len(listed)
     assert listed[-1].checkpoint is not None
     assert listed[-1].checkpoint.version == 50

@@ -91,7 +91,6 @@ class LoggedStore(EmbeddingStore):
             return super().recover(version)
         history.abandon_base()
         with self._lock.writing():
-            self._pins.refuse_change(f"the store cannot go back to version {version}")
             rows = history.take_back(version)
             self._replay_anew(history, f"the store went back to version {version}")
             return rows

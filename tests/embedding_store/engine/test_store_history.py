@@ -216,12 +216,16 @@ def test_the_version_before_can_be_gone_back_to(tmp_path: Path) -> None:
         for seed in range(6):
             before, record = everything(store), store.record()
             step(store, [1, 2, 5 + seed], seed, TRAINED)
+        pin = store.pin()
         assert store.recover() == 0
+        pin.renew()
         assert store.recover(5) == 3 * len(TRAINED) - 3, (
             "id 10 of `rare` and of `admitted` is not admitted yet, and of `often` evicted"
         )
         assert everything(store) == before
         assert store.record() == record
+        with pytest.raises(StaleVersion, match="the pin of version 6 is gone: the store went back to version 5"):
+            pin.renew()
         with pytest.raises(StaleVersion):
             store.recover(3)
         step(store, [7], 9, TRAINED)

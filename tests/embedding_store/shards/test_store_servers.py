@@ -25,6 +25,7 @@ from elastable.embedding_store.errors import (
     NotReady,
     ShardAway,
     ShardLost,
+    StaleVersion,
     TableNotFound,
     TakenOver,
     Unsupported,
@@ -167,8 +168,12 @@ def test_a_server_that_lost_its_pushes_has_the_others_take_the_version_back(tmp_
             push_all(store, version)
             assert store.commit_pushed(commit(version)).missing == ()
         push_all(store, 2)
+        readers = [server.store.pin() for server in servers]  # as of a checkpoint that is being written
         stopped_with(servers, 1)
         assert store.commit_pushed(commit(2)).missing == (0, 1)
+        for reader in readers:
+            with pytest.raises(StaleVersion, match=r"closed|went back to version 2"):
+                reader.renew()
         assert [server.store.version() for server in servers] == [2, 2, 2]
         assert_same_rows(store, 2)
         # Those that were not started again have the pushes still.
