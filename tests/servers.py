@@ -20,7 +20,7 @@ from redis.retry import Retry
 
 from tests.ports import free_port
 
-__all__ = ["START_S", "Server", "redis_binary", "running_cluster", "running_server", "valkey_binary"]
+__all__ = ["START_S", "Server", "join_cluster", "redis_binary", "running_cluster", "running_server", "valkey_binary"]
 
 START_S = 60.0
 _STARTS = 5  # a port found free may be taken before the server binds it
@@ -87,7 +87,7 @@ class Server:
         self.port = port = port or self.port
         command = [str(self.binary), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(self.directory)]
         command += ["--save", "", "--logfile", str(self.directory / "log"), *self.options]
-        if "--cluster-enabled" in self.options:
+        if "--cluster-enabled" in self.options and "--cluster-port" not in self.options:
             command += ["--cluster-port", str(free_port())]
         self._spawn(command)
 
@@ -136,15 +136,21 @@ def running_cluster(binary: Path, directory: Path, nodes: int = 3) -> Iterator[l
         servers = [
             stack.enter_context(running_server(binary, directory / f"node{node}", options)) for node in range(nodes)
         ]
-        for node, server in enumerate(servers):
-            first, stop = _HASH_SLOTS * node // nodes, _HASH_SLOTS * (node + 1) // nodes
-            with server.client() as client:
-                client.execute_command("CLUSTER SET-CONFIG-EPOCH", node + 1)
-                client.execute_command("CLUSTER ADDSLOTSRANGE", first, stop - 1)
-                client.execute_command("CLUSTER MEET", "127.0.0.1", servers[0].port, *_bus_port(servers[0]))
-        for server in servers:
-            _wait_for_cluster(server, nodes)
+        join_cluster(servers)
         yield servers
+
+
+def join_cluster(servers: Sequence[Server]) -> None:
+    """Makes servers that have just been started one Cluster, and returns once it serves."""
+    nodes = len(servers)
+    for node, server in enumerate(servers):
+        first, stop = _HASH_SLOTS * node // nodes, _HASH_SLOTS * (node + 1) // nodes
+        with server.client() as client:
+            client.execute_command("CLUSTER SET-CONFIG-EPOCH", node + 1)
+            client.execute_command("CLUSTER ADDSLOTSRANGE", first, stop - 1)
+            client.execute_command("CLUSTER MEET", "127.0.0.1", servers[0].port, *_bus_port(servers[0]))
+    for server in servers:
+        _wait_for_cluster(server, nodes)
 
 
 def _bus_port(server: Server) -> tuple[str, ...]:

@@ -5,11 +5,12 @@ a few in CI. How to use it, and what a schedule is, stands in docs/testing.md.
 
 | module | |
 | --- | --- |
-| `stores`, `schedules` | A kind of store and a seed -> one job and its faults; a pure function. |
+| `stores`, `weights`, `schedules` | A kind of store and a seed -> one job and its faults; a pure function. |
 | `gates` | Places in a process at which a fault may strike. |
 | `child` | One process of a cluster: the `elastable` command, forked from a process that has imported everything. |
 | `links` | The proxy of one link: passes bytes, cuts, delays, falls silent, counts transactions. |
-| `cluster`, `redis_server` | The processes and links of one schedule, in one loop of one thread. |
+| `cluster`, `life`, `beside` | The processes and links of one schedule, in one loop of one thread. |
+| `redis_server`, `redis_group` | Its Redis servers: single ones, a Cluster, a primary and a replica with Sentinels. |
 | `command_lines` | What its processes are started with. |
 | `strikes` | What each fault does. |
 | `conductor` | One schedule from its start to its verdict. |

@@ -38,7 +38,7 @@ class ChildPlan:
     """What one process is to be.
 
     Attributes:
-        role: "master", "worker" or "store".
+        role: "master", "worker", "store" or "shard".
         model: As of `tests.chaos.schedules.Shape`.
         arguments: Of the command.
         log: File that gets what it writes.
@@ -74,9 +74,11 @@ def import_everything() -> None:
     import matplotlib
 
     import elastable.commands.job
+    import elastable.commands.stores.store_server
     import elastable.commands.worker
     import elastable.jobs.master_process
     import elastable.jobs.parameter_server
+    import elastable.jobs.servers.store_server
     import elastable.jobs.worker_process  # noqa: F401
     from elastable.embedding_store.contract.spec import OptimizerSpec
     from elastable.embedding_store.warm import warm_lookups, warm_updates
@@ -150,7 +152,14 @@ def _use_own_links(ports: Mapping[int, int]) -> None:
             url = url.replace(f"127.0.0.1:{theirs}", f"127.0.0.1:{own}")
         return plain(url, follow, deadline_s)
 
+    addresses: Callable[[str], list[str]] = worker_process.server_addresses  # type: ignore[attr-defined]
+
+    def of_own_links(url: str) -> list[str]:
+        own = {f"127.0.0.1:{theirs}": f"127.0.0.1:{port}" for theirs, port in ports.items()}
+        return [own.get(address, address) for address in addresses(url)]
+
     worker_process.open_reader = through_own_link  # type: ignore[attr-defined]
+    worker_process.server_addresses = of_own_links  # type: ignore[attr-defined]
 
 
 def _use_little_memory() -> None:

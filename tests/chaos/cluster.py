@@ -9,57 +9,27 @@ import os
 import secrets
 import selectors
 import signal
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.chaos.child import ChildPlan, fork_child
 from tests.chaos.command_lines import arguments_of
+from tests.chaos.life import Failed, Process
 from tests.chaos.links import Link, Timers
+from tests.chaos.redis_group import RedisGroup
 from tests.chaos.redis_server import RedisServer
 from tests.chaos.schedules import Schedule
-from tests.chaos.stores import REDIS_SERVERS, lasts, servers_of
+from tests.chaos.stores import lasts, processes_of, redis_of
 
-__all__ = ["Cluster", "Failed", "Process"]
+__all__ = ["Cluster"]
 
 _RESTART_S = 0.05
 _LEFT_TOO_EARLY_S = 6.0
 _PR_SET_CHILD_SUBREAPER = 36
 _PLAIN_OUTPUT = {"NO_COLOR": "1", "COLUMNS": "200"}
-
-
-class Failed(Exception):
-    """The schedule cannot go on; says why."""
-
-
-@dataclass
-class Process:
-    """One life of one process of the cluster.
-
-    Attributes:
-        role: "master", "worker" or "store".
-        number: Which one of its role.
-        pid: Its process id.
-        control: To its gates; None: it has closed its end.
-        pidfd: Becomes readable when it ends.
-        saved: The newest version in a whole checkpoint when it was started.
-        killed: Whether it was, by a fault, or has been given up for another in its place.
-        at_work: Of a master: whether its job has begun.
-    """
-
-    role: str
-    number: int
-    pid: int
-    control: socket.socket | None
-    pidfd: int
-    saved: int
-    killed: bool = False
-    superseded: bool = False
-    at_work: bool = False
 
 
 class Cluster:
@@ -77,6 +47,7 @@ class Cluster:
         over: Whether a master has ended well.
         acknowledged: The newest version that a master has told of.
         redis: The Redis servers, by name.
+        redis_group: What they are together; None: there are none.
         lost: Promises that were broken, in words.
         gave_up: "role code" of processes that ended by themselves before the job did.
     """
@@ -96,6 +67,7 @@ class Cluster:
         self.processes: dict[int, Process] = {}
         self.links: dict[str, list[Link]] = {}
         self.redis: dict[str, RedisServer] = {}
+        self.redis_group: RedisGroup | None = None
         self.over = False
         self.acknowledged = 0
         self.lost: list[str] = []
@@ -122,17 +94,14 @@ class Cluster:
         # Orphans become children of this process: none gets lost.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self.links["worker-master"] = [Link(self.selector, self.timers) for _ in range(self.schedule.workers)]
-        servers = servers_of(self.schedule.store)
-        for name in (name for name in servers if name in REDIS_SERVERS):
-            self.redis[name] = RedisServer(self.home / name, self.selector, self.timers)
-            self._link_store(name, self.redis[name].port)
-        if "store" in servers:
-            self._link_store("store", None)
-            self.start("store", 0)
-            while self.links["master-store"][0].target is None:
+        self._start_redis(redis_of(self.schedule.store))
+        for name in processes_of(self.schedule.store):
+            self._link_store(name, self.schedule.workers)
+            self.start(*_role_and_number(name))
+            while self.links[f"master-{name}"][0].target is None:
                 self.turn()
                 if time.monotonic() > give_up:
-                    raise Failed("the store does not start")
+                    raise Failed(f"{name} does not start")
         self.start("master", 0)
         for number in range(self.schedule.workers):
             self.start("worker", number)
@@ -158,7 +127,7 @@ class Cluster:
         plan = ChildPlan(
             role=role,
             model=shape.model,
-            arguments=arguments_of(self.schedule, role, number, self.home, self.links, saved),
+            arguments=arguments_of(self.schedule, role, number, self.home, self.links, self.addresses, saved),
             log=log,
             environment={
                 "CHAOS_OPTIMIZER": shape.optimizer,
@@ -191,7 +160,7 @@ class Cluster:
         return {
             links[0].port: self.links[name.replace("master", "worker")][number].port
             for name, links in self.links.items()
-            if name == "master-store"
+            if name.replace("master-", "") in processes_of(self.schedule.store)
         }
 
     def _hear(self, process: Process) -> None:
@@ -217,7 +186,8 @@ class Cluster:
                     process.control.send(b"go")
         elif "address" in message:
             port = int(message["address"].rpartition(":")[2])
-            names = ("worker-master",) if process.role == "master" else ("master-store", "worker-store")
+            store = process.name
+            names = ("worker-master",) if process.role == "master" else (f"master-{store}", f"worker-{store}")
             for link in (link for name in names for link in self.links[name]):
                 link.target = port
         elif "begins" in message:
@@ -254,13 +224,29 @@ class Cluster:
 
     # Stores.
 
-    def _link_store(self, store: str, target: int | None) -> None:
-        direct = self.schedule.workers if store == "store" else 0  # rows in Redis are looked up at the master
-        master, *workers = (Link(self.selector, self.timers, target) for _ in range(1 + direct))
+    def _start_redis(self, names: tuple[str, ...]) -> None:
+        if not names:
+            return
+        for name in names:
+            self._link_store(name, 0)  # rows in Redis are looked up at the master
+        links = {name: self.links[f"master-{name}"][0] for name in names}
+        self.redis_group = RedisGroup(names, links, self.home, self.selector, self.timers)
+        self.redis = self.redis_group.servers
+        self.redis_group.watch(self.turn)
+
+    def _link_store(self, store: str, direct: int) -> None:
+        master, *workers = (Link(self.selector, self.timers) for _ in range(1 + direct))
         self.links[f"master-{store}"], self.links[f"worker-{store}"] = [master], workers
-        seen = "exec2" if store == "redis2" else "exec"
+        seen = {"redis2": "exec2", "node1": "exec2", "node2": "exec3", "replica": "exec2"}.get(store, "exec")
         master.awaited = {number for gate, number in self.armed if gate == seen}
         master.on_transaction = lambda number: self._reached(seen, number, None)
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """host:port of all that a store's URL may name, through the master's links."""
+        own = [name for name in self.links if name.startswith("master-")]
+        found = {name.removeprefix("master-"): f"127.0.0.1:{self.links[name][0].port}" for name in own}
+        return found | (self.redis_group.sentinels if self.redis_group is not None else {})
 
     # The end.
 
@@ -278,8 +264,8 @@ class Cluster:
         for process in self.processes.values():
             os.kill(process.pid, signal.SIGKILL)
             os.waitpid(process.pid, 0)
-        for redis in self.redis.values():
-            redis.kill()
+        if self.redis_group is not None:
+            self.redis_group.kill()
         for link in (link for links in self.links.values() for link in links):
             link.close()
         left = [int(word) for word in Path("/proc/thread-self/children").read_text().split()]
@@ -287,3 +273,7 @@ class Cluster:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         return [f"process {pid} was left over" for pid in left]
+
+
+def _role_and_number(name: str) -> tuple[str, int]:
+    return (name, 0) if name == "store" else ("shard", int(name.removeprefix("shard")))

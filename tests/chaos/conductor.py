@@ -9,9 +9,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.chaos.cluster import Cluster, Failed, Process
+from tests.chaos.beside import beside
+from tests.chaos.cluster import Cluster
+from tests.chaos.life import Failed, Process
 from tests.chaos.schedules import Schedule
-from tests.chaos.stores import filled_in, in_files, lasts
+from tests.chaos.stores import PRIMARY_AND_REPLICA, REDIS_SERVERS, filled_in, forgets, in_files, redis_of
 from tests.chaos.strikes import STRIKES
 from tests.chaos.verdict import Ending, divergences, ending_of, store_differs
 
@@ -107,7 +109,7 @@ class _Conductor:
     def _let_leave(self) -> None:
         """After the master's end workers leave by themselves, or find out that there is nobody."""
         for process in self._cluster.processes.values():
-            if process.role == "store":
+            if process.role in ("store", "shard"):
                 os.kill(process.pid, signal.SIGTERM)
             elif process.superseded:
                 os.kill(process.pid, signal.SIGKILL)
@@ -122,19 +124,25 @@ class _Conductor:
     def look_into_store(self, ending: Ending) -> list[str]:
         """What the store itself holds, where it is still there."""
         template, cluster = self._schedule.store, self._cluster
-        if not in_files(template) and not lasts(template):
+        redis = redis_of(template)
+        if not in_files(template) and not redis:
             return []
-        while None in [redis.pid for redis in cluster.redis.values()]:
+        while None in [server.pid for server in cluster.redis.values()]:
             cluster.turn()
-        servers = {name: f"127.0.0.1:{redis.port}" for name, redis in cluster.redis.items()}
-        return store_differs(filled_in(template, servers, str(cluster.home)), ending)
+        if set(redis) <= set(REDIS_SERVERS):
+            servers = {name: f"127.0.0.1:{server.port}" for name, server in cluster.redis.items()}
+            return store_differs(filled_in(template, servers, str(cluster.home)), ending)
+        url = filled_in(template, cluster.addresses, str(cluster.home))
+        return beside(lambda: store_differs(url, ending), cluster.selector, cluster.turn)
 
     def close(self) -> None:
         """Ends what is left, and says what should not have been."""
         outcome, cluster = self._outcome, self._cluster
         outcome.divergences += [*cluster.lost, *cluster.close()]
         outcome.gave_up = cluster.gave_up
-        filled, emptied = "fill master" in outcome.struck, "kill store" in outcome.struck
+        filled = "fill master" in outcome.struck
+        emptied = forgets(self._schedule.store) and any(told.startswith("kill s") for told in outcome.struck)
+        emptied = emptied or redis_of(self._schedule.store) == PRIMARY_AND_REPLICA  # which lost what was confirmed
         # A last checkpoint; or rows: a disk that fails in the middle of a change ends a file store, and its job.
         unwritten = ("8", "6", "7") if in_files(self._schedule.store) else ("8",)
         for told, count in cluster.gave_up.items():

@@ -37,13 +37,14 @@ GATES = {
     "half": "of several shards one has made a version, and the others have not",
     "disk": "the n-th file operation on checkpoints, or on a file store, in one life of a master",
     "restore": "the n-th block of rows restored in one life of a master",
-    "logged": "the n-th entry of one life of a master is in a log, and nobody knows of it",
-    "writing": "the n-th time in one life of a master that changed rows are about to be written to a tier",
+    "logged": "the n-th entry of one life of a master or a store server is in a log, and nobody knows of it",
+    "writing": "the n-th time in one life of either that changed rows are about to be written to a tier",
     "written": "they are written there, and the store's state does not say so",
-    "stated": "the n-th state that one life of a master put beside the rows says so, and the log still has the changes",
-    "stored": "a store of its own process has committed a version",
+    "stated": "the n-th state that one life of either put beside the rows says so, and the log still has the changes",
+    "stored": "a store of its own process, or a store server, has committed a version",
     "exec": "the n-th transaction of the master has reached Redis (seen by the proxy)",
     "exec2": "the n-th transaction of the master has reached the second Redis",
+    "exec3": "the n-th transaction of the master has reached the third Redis",
     "start": "the n-th life of the master begins",
 }
 """All gates, and where each lies."""
@@ -92,7 +93,7 @@ def lay_gates(gates: Gates, role: str, folders: Sequence[Path]) -> None:
 
     Args:
         gates: Where they lead.
-        role: "master", "worker" or "store".
+        role: "master", "worker", "store" or "shard".
         folders: Those whose file operations count as "disk".
     """
     if role == "worker":
@@ -106,6 +107,9 @@ def lay_gates(gates: Gates, role: str, folders: Sequence[Path]) -> None:
         _lay_disk(gates, folders)
     if role == "store":
         _lay_store(gates)
+    if role == "shard":
+        _lay_shard(gates)
+        _lay_tiers(gates)
 
 
 def _around(
@@ -203,6 +207,12 @@ def _lay_store(gates: Gates) -> None:
     from elastable.embedding_store.engine.memory_store import MemoryStore
 
     _around(MemoryStore, "commit", after=lambda _, __, commit, *___: gates.reach("stored", commit.version))
+
+
+def _lay_shard(gates: Gates) -> None:
+    from elastable.embedding_store.shards.shard import Shard
+
+    _around(Shard, "commit", after=lambda _, __, commit, *___: gates.reach("stored", commit.version))
 
 
 def _lay_shards(gates: Gates) -> None:

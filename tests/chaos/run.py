@@ -18,7 +18,7 @@ import numpy as np
 from tests.chaos.child import import_everything
 from tests.chaos.conductor import LIMIT_S, Outcome, conduct
 from tests.chaos.schedules import Schedule, Shape
-from tests.chaos.stores import patient
+from tests.chaos.stores import patient, redis_of
 from tests.chaos.verdict import Ending
 
 __all__ = ["Run", "run_schedules", "run_undisturbed"]
@@ -96,7 +96,7 @@ def _undisturbed(shape: Shape, seed: int) -> Schedule:
 
 def _compiling(asked: Sequence[Schedule], seed: int) -> list[Schedule]:
     """An undisturbed job on each kind of store, so patient that kernels can be compiled: those of faults are not."""
-    first = {schedule.store: schedule for schedule in reversed(asked) if "redis" in schedule.store}
+    first = {schedule.store: schedule for schedule in reversed(asked) if redis_of(schedule.store)}
     return [
         replace(_undisturbed(of.shape, seed - number), kind=of.kind, store=patient(template))
         for number, (template, of) in enumerate(sorted(first.items()))

@@ -7,16 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tests.chaos.records import MICRO_BATCH, RECORDS
-from tests.chaos.stores import REDIS_SERVERS, in_files, servers_of, store_of
+from tests.chaos.stores import in_files, store_of
+from tests.chaos.weights import faults_of, gates_of
 
 __all__ = ["KINDS", "LEASE_S", "Fault", "Schedule", "Shape", "schedule_of"]
 
-KINDS = ("memory", "redis", "served", "files", "shards", "flushed", "every", "index", "logged", "every-redis")
+KINDS = (
+    "memory", "redis", "served", "files", "shards", "flushed", "every", "index", "logged", "every-redis", "cluster",
+    "sentinel", "servers", "async",
+)  # fmt: skip
 """Where rows are: in the master, in Redis, in a store of a process of its own, in the master's files, split over
 two Redis servers; "flushed": in files or in Redis, where changed rows are written all the time;
 "every": anywhere but in Redis, and they follow every step (`lazy=False`); "index": in Redis,
 without an index of ids; "logged": in the master, which logs them in files; "every-redis": in Redis, and they follow
-every step."""
+every step; "cluster": in a Redis Cluster; "sentinel": in a Redis with a replica, watched by Sentinels; "servers": at
+two store servers; "async": in one of several of these, and the job is asynchronous."""
 
 LEASE_S = 1.0
 """Of a micro-batch, in every schedule: so that a fault may be longer."""
@@ -33,6 +38,7 @@ class Shape:
         epochs: Passes over the records.
         lazy: Whether a step moves the rows alone that its batch touches.
         chapter: Versions between the rounding of rows that follow every step: those between checkpoints.
+        mode: As of `elastable master`; asynchronous jobs never repeat exactly, and keep the count of trainings alone.
     """
 
     model: str
@@ -41,6 +47,7 @@ class Shape:
     epochs: int = 2
     lazy: bool = True
     chapter: int = 0
+    mode: str = "sync"
 
     @property
     def micro_batches(self) -> int:
@@ -65,8 +72,8 @@ class Fault:
     Attributes:
         gate, number: Where; see `tests.chaos.gates`.
         action: One of `tests.chaos.strikes.STRIKES`.
-        target: "master", "worker" (the one at the gate, or any), "redis",
-            "store", or a link as "worker-master".
+        target: "master", "worker" (the one at the gate, or any), "service" (whichever Redis server is the primary),
+            a server by its name in `tests.chaos.stores`, or a link as "worker-master".
         seconds: How long it lasts; of a killed process, until it is started again.
     """
 
@@ -120,52 +127,11 @@ class Schedule:
         )
 
 
+_OLDER = ("memory", "redis", "served")  # whose schedules have no store in their name
 _WORKER_GATES = ("prepared", "looked-up", "computed", "reported")
 _PUSH_GATES = ("arrived", "counted")
 _VERSION_GATES = ("commit", "rows", "version")
-_OLDER = ("memory", "redis", "served")  # whose schedules have no store in their name
-
-# Action and target, and how often of all.
-_Weighted = tuple[tuple[str, int], ...]
-_ALWAYS: _Weighted = (
-    ("kill worker", 6), ("kill master", 5),
-    ("stop worker", 4), ("stop master", 2), ("cut worker-master", 4),
-    ("delay worker-master", 2), ("silence worker-master", 1), ("fill master", 2),
-)  # fmt: skip
-_IN_MASTER: _Weighted = (("supersede master", 2),)
-_IN_FILES: _Weighted = (("kill master", 3), ("fill master", 4))
-_RESUMED: _Weighted = (("kill master", 8),)
-_OF_REDIS: _Weighted = (
-    ("supersede master", 4),
-    ("kill redis", 4), ("stop redis", 2), ("fill redis", 2), ("cut master-redis", 4),
-    ("delay master-redis", 1), ("silence master-redis", 1),
-)  # fmt: skip
-_OF_STORE: _Weighted = (
-    ("kill store", 2), ("stop store", 2), ("cut master-store", 4), ("cut worker-store", 2),
-    ("delay master-store", 1), ("delay worker-store", 1),
-)  # fmt: skip
-
-
-def _of_store(store: str) -> _Weighted:
-    """Faults that only schedules of such a store have."""
-    servers = servers_of(store)
-    if not servers:
-        return _IN_FILES if in_files(store) else _IN_MASTER
-    faults = _OF_REDIS if servers[0] in REDIS_SERVERS else _OF_STORE
-    if "redis2" in servers:
-        faults += tuple((words.replace("redis", "redis2"), often) for words, often in faults if "redis" in words)
-        faults += (("kill master", 5),)  # between the shards
-    return faults
-
-
-def _gates_of_store(store: str) -> tuple[str, ...]:
-    """Places that only a process with such a store comes to."""
-    servers = servers_of(store)
-    if "flush=" in store:
-        return ("logged",) * 4 + ("writing", "written", "stated") * 4
-    if "redis2" in servers:
-        return ("exec",) * 3 + ("exec2",) * 3 + ("half",) * 6
-    return {"redis": ("exec",) * 6, "store": ("stored",) * 4}.get(servers[0], ()) if servers else ()
+_COUNTED_BY_VERSION = ("commit", "rows", "version", "stored", "half", "logged")
 
 
 def schedule_of(kind: str, seed: int, model: str | None = None, faults: int | None = None) -> Schedule:
@@ -184,6 +150,8 @@ def schedule_of(kind: str, seed: int, model: str | None = None, faults: int | No
     shape = Shape(
         model or drawn, chance.choice(_OPTIMIZERS if lazy else _FOLLOWED), chance.choice((2, 4, 4)), lazy=lazy
     )
+    if kind == "async":
+        shape = replace(shape, grads_to_wait=1, mode="async")
     count = chance.choice((1, 1, 2, 2, 3, 4)) if faults is None else faults
     struck = tuple(fault for _ in range(count) for fault in _faults(chance, store, shape))
     made = Schedule(
@@ -201,7 +169,7 @@ def schedule_of(kind: str, seed: int, model: str | None = None, faults: int | No
 
 
 def _faults(chance: random.Random, store: str, shape: Shape) -> list[Fault]:
-    words = _drawn(chance, (*_ALWAYS, *_of_store(store), *(() if shape.lazy else _RESUMED)))
+    words = _drawn(chance, faults_of(store, shape.lazy))
     action, target = words.split()
     gate, number = _place(chance, store, shape, target)
     if words == "fill master" and not (in_files(store) and chance.random() < 0.5):
@@ -221,12 +189,12 @@ def _drawn(chance: random.Random, weighted: Sequence[tuple[str, int]]) -> str:
 def _place(chance: random.Random, store: str, shape: Shape, target: str) -> tuple[str, int]:
     if target == "worker":
         gates: tuple[str, ...] = _WORKER_GATES
-    elif target in (*REDIS_SERVERS, "store") or "-" in target:
+    elif target != "master":
         gates = (*_WORKER_GATES[1:], *_PUSH_GATES, *_VERSION_GATES)
     else:
         gates = (*_PUSH_GATES, *_VERSION_GATES, *_VERSION_GATES, "disk")
-    gate = chance.choice((*gates, *(_gates_of_store(store) if target != "worker" else ())))
-    if gate in ("commit", "rows", "version", "stored", "half", "logged"):
+    gate = chance.choice((*gates, *(gates_of(store) if target != "worker" else ())))
+    if gate in _COUNTED_BY_VERSION:
         return gate, chance.randrange(1, shape.versions)
     if gate == "disk":
         return gate, chance.randrange(1, 80)
@@ -240,6 +208,8 @@ def _place(chance: random.Random, store: str, shape: Shape, target: str) -> tupl
 def _seconds(chance: random.Random, action: str) -> float:
     if action in ("kill", "fill"):
         return chance.choice((0.0, 0.1, 0.5))
+    if action in ("fail", "failover"):
+        return 4.0  # until the one that fell comes back: Sentinels agree on another one before that
     if action in ("stop", "supersede"):
         return chance.choice((0.1, 0.5, 1.5 * LEASE_S))
     if action == "silence":

@@ -7,8 +7,10 @@ import os
 import resource
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 
-from tests.chaos.cluster import Cluster, Process
+from tests.chaos.cluster import Cluster
+from tests.chaos.life import Process
 from tests.chaos.links import Link
 from tests.chaos.schedules import Fault
 
@@ -61,6 +63,19 @@ def _supersede(cluster: Cluster, fault: Fault, at: Process | None) -> bool:
     return True
 
 
+def _fail(cluster: Cluster, fault: Fault, at: Process | None) -> bool:
+    """The primary dies, and is away for longer than Sentinels wait."""
+    assert cluster.redis_group is not None
+    primary = cluster.redis_group.primary()
+    return primary is not None and _kill(cluster, replace(fault, target=primary), None)
+
+
+def _failover(cluster: Cluster, fault: Fault, at: Process | None) -> bool:
+    """The replica becomes the primary while the primary serves."""
+    assert cluster.redis_group is not None
+    return cluster.redis_group.fail_over()
+
+
 def _go_on(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
@@ -109,10 +124,10 @@ def _silence(cluster: Cluster, fault: Fault, at: Process | None) -> bool:
 
 def _aimed_at(cluster: Cluster, fault: Fault, at: Process | None) -> Process | None:
     """The process at the gate where it is of the right role, else the first that is."""
-    if at is not None and at.role == fault.target and not at.killed:
+    if at is not None and at.name == fault.target and not at.killed:
         return at
     alive = (process for process in cluster.processes.values() if not process.killed)
-    return next((process for process in alive if process.role == fault.target), None)
+    return next((process for process in alive if process.name == fault.target), None)
 
 
 def _links(cluster: Cluster, fault: Fault) -> list[Link]:
@@ -124,6 +139,8 @@ STRIKES: dict[str, Callable[[Cluster, Fault, Process | None], bool]] = {
     "kill": _kill,
     "stop": _stop,
     "supersede": _supersede,
+    "fail": _fail,
+    "failover": _failover,
     "fill": _fill,
     "cut": _cut,
     "delay": _delay,

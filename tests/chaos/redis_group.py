@@ -1,0 +1,128 @@
+"""The Redis servers of a schedule: single ones, a Cluster, or a primary and a replica with Sentinels."""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import redis
+
+from tests.chaos.links import Link, Timers
+from tests.chaos.redis_server import ConfiguredServer, RedisServer, server_binary
+from tests.chaos.stores import CLUSTER, PRIMARY_AND_REPLICA, SERVICE
+from tests.ports import free_port
+from tests.servers import join_cluster
+
+__all__ = ["RedisGroup"]
+
+_DOWN_MS = 500  # shorter than some stops and silences: Sentinels then take a primary for dead that is not
+_READY_S = 60.0
+_SENTINELS = 3
+
+
+class RedisGroup:
+    """Servers by name, each behind a link, which is what it calls itself to others: all traffic passes the links.
+
+    Args:
+        names: Of the servers.
+        links: To each of them.
+        home: Folder for all that they write.
+        selector, timers: The conductor's.
+
+    Attributes:
+        servers: By name.
+        sentinels: Addresses by name; empty where nobody watches.
+    """
+
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        links: Mapping[str, Link],
+        home: Path,
+        selector: selectors.BaseSelector,
+        timers: Timers,
+    ) -> None:
+        self._links, self._home = links, home
+        self._sentinels: list[ConfiguredServer] = []
+        self.servers: dict[str, RedisServer] = {}
+        for name in names:
+            options, lines = self._settings(name)
+            self.servers[name] = RedisServer(home / name, selector, timers, options, lines)
+            links[name].target = self.servers[name].port
+        if CLUSTER[0] in names:
+            join_cluster([self.servers[name].server for name in names])
+
+    @property
+    def sentinels(self) -> dict[str, str]:
+        return {f"sentinel{number}": sentinel.address for number, sentinel in enumerate(self._sentinels)}
+
+    def watch(self, turn: Callable[[], None]) -> None:
+        """Starts Sentinels where the servers need some, and turns the conductor's loop until all know each other."""
+        if PRIMARY_AND_REPLICA[0] not in self.servers:
+            return
+        lines = (
+            f"sentinel monitor {SERVICE} 127.0.0.1 {self._links[PRIMARY_AND_REPLICA[0]].port} 2",
+            f"sentinel down-after-milliseconds {SERVICE} {_DOWN_MS}",
+            f"sentinel failover-timeout {SERVICE} 3000",
+        )
+        for number in range(_SENTINELS):
+            folder = self._home / f"sentinel{number}"
+            folder.mkdir()
+            sentinel = ConfiguredServer(server_binary(), folder, port=free_port(), lines=lines, words=("--sentinel",))
+            sentinel.start()
+            self._sentinels.append(sentinel)
+        end = time.monotonic() + _READY_S
+        while not self._complete():
+            turn()
+            if time.monotonic() > end:
+                raise RuntimeError(f"Sentinels are not ready after {_READY_S:g} s")
+
+    def primary(self) -> str | None:
+        """The name of the server that the first Sentinel takes for the primary."""
+        with self._sentinels[0].client() as client:
+            told = client.sentinel_get_master_addr_by_name(SERVICE)
+        return next((name for name in self.servers if told and self._links[name].port == int(told[1])), None)
+
+    def fail_over(self) -> bool:
+        """Asks for another primary, which may lack what this one has confirmed; whether there will be one."""
+        try:
+            with self._sentinels[0].client() as client:
+                client.execute_command("SENTINEL FAILOVER", SERVICE)
+        except redis.ResponseError:  # there is none that could be, or one is on its way
+            return False
+        return True
+
+    def kill(self) -> None:
+        """All of them, for good."""
+        for sentinel in self._sentinels:
+            sentinel.kill()
+        for server in self.servers.values():
+            server.kill()
+
+    def _settings(self, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        port = self._links[name].port
+        if name in CLUSTER:
+            options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "5000", "--cluster-port", str(free_port()))
+            return (*options, "--cluster-announce-port", str(port)), ()
+        if name not in PRIMARY_AND_REPLICA:
+            return (), ()
+        own = f"replica-announce-port {port}"
+        lines: tuple[str, ...] = ("repl-diskless-sync-delay 0", "replica-announce-ip 127.0.0.1", own)
+        if name == PRIMARY_AND_REPLICA[1]:
+            lines += (f"replicaof 127.0.0.1 {self._links[PRIMARY_AND_REPLICA[0]].port}",)
+        return (), lines
+
+    def _complete(self) -> bool:
+        with self.servers[PRIMARY_AND_REPLICA[0]].server.client() as client:
+            told = client.info("replication")
+        replica = told.get("slave0", {})
+        if replica.get("state") != "online" or replica["offset"] < told["master_repl_offset"]:
+            return False
+        for sentinel in self._sentinels:
+            with sentinel.client() as client:
+                state, replicas = client.sentinel_master(SERVICE), client.sentinel_slaves(SERVICE)
+            if state["num-other-sentinels"] != _SENTINELS - 1 or [one["flags"] for one in replicas] != ["slave"]:
+                return False
+        return True
