@@ -13,7 +13,7 @@ from tests.chaos.beside import beside
 from tests.chaos.cluster import Cluster
 from tests.chaos.life import Failed, Process
 from tests.chaos.schedules import Schedule
-from tests.chaos.stores import PRIMARY_AND_REPLICA, REDIS_SERVERS, filled_in, forgets, in_files, redis_of
+from tests.chaos.stores import PRIMARY_AND_REPLICA, REDIS_SERVERS, filled_in, forgets, in_files, lasts, redis_of
 from tests.chaos.strikes import STRIKES
 from tests.chaos.verdict import Ending, divergences, ending_of, store_differs
 
@@ -133,7 +133,8 @@ class _Conductor:
             servers = {name: f"127.0.0.1:{server.port}" for name, server in cluster.redis.items()}
             return store_differs(filled_in(template, servers, str(cluster.home)), ending)
         url = filled_in(template, cluster.addresses, str(cluster.home))
-        return beside(lambda: store_differs(url, ending), cluster.selector, cluster.turn)
+        loses = not lasts(template)  # what was written behind the back of a new primary
+        return beside(lambda: store_differs(url, ending, loses), cluster.selector, cluster.turn)
 
     def close(self) -> None:
         """Ends what is left, and says what should not have been."""

@@ -8,6 +8,7 @@ place of Keras' in a process that has just been forked.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -167,6 +168,7 @@ class Computer:
         from elastable.worker.runtime.compute import Prepared
         from elastable.worker.step.id_set import make_id_sets
 
+        time.sleep(float(os.environ["CHAOS_PAUSE"]))
         reader = self._readers[task.kind]
         shuffled = self._job.shuffle and task.kind == "train"
         order = record_order(len(reader), task.epoch, self._job.seed, shuffled, reader.shuffle_block)

@@ -27,6 +27,7 @@ class RedisGroup:
 
     Args:
         names: Of the servers.
+        line: For the configuration of those that Sentinels watch; "": none.
         links: To each of them.
         home: Folder for all that they write.
         selector, timers: The conductor's.
@@ -39,12 +40,13 @@ class RedisGroup:
     def __init__(
         self,
         names: tuple[str, ...],
+        line: str,
         links: Mapping[str, Link],
         home: Path,
         selector: selectors.BaseSelector,
         timers: Timers,
     ) -> None:
-        self._links, self._home = links, home
+        self._line, self._links, self._home = line, links, home
         self._sentinels: list[ConfiguredServer] = []
         self.servers: dict[str, RedisServer] = {}
         for name in names:
@@ -109,7 +111,7 @@ class RedisGroup:
         if name not in PRIMARY_AND_REPLICA:
             return (), ()
         own = f"replica-announce-port {port}"
-        lines: tuple[str, ...] = ("repl-diskless-sync-delay 0", "replica-announce-ip 127.0.0.1", own)
+        lines: tuple[str, ...] = ("repl-diskless-sync-delay 0", "replica-announce-ip 127.0.0.1", own, self._line)
         if name == PRIMARY_AND_REPLICA[1]:
             lines += (f"replicaof 127.0.0.1 {self._links[PRIMARY_AND_REPLICA[0]].port}",)
         return (), lines

@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.chaos.links import Timers
 from tests.servers import Server, redis_binary, valkey_binary
 
-__all__ = ["ConfiguredServer", "RedisServer", "server_binary"]
+__all__ = ["ConfiguredServer", "RedisServer", "is_server", "server_binary"]
 
 _RESTART_S = 0.05
 
@@ -23,6 +23,14 @@ def server_binary() -> Path:
     binary = redis_binary() or valkey_binary()
     assert binary is not None, "no redis-server and no valkey-server"
     return binary
+
+
+def is_server(pid: int) -> bool:
+    """Whether a process runs the server program: a server, or a fork of one that writes its files."""
+    try:
+        return Path(f"/proc/{pid}/exe").readlink().name == server_binary().resolve().name
+    except OSError:  # it has ended
+        return "redis" in Path(f"/proc/{pid}/comm").read_text() or "valkey" in Path(f"/proc/{pid}/comm").read_text()
 
 
 @dataclass

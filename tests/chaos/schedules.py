@@ -127,6 +127,7 @@ class Schedule:
         )
 
 
+_PAUSE_S = 0.25  # a job as long as it takes Sentinels to make a server that was the primary a replica
 _OLDER = ("memory", "redis", "served")  # whose schedules have no store in their name
 _WORKER_GATES = ("prepared", "looked-up", "computed", "reported")
 _PUSH_GATES = ("arrived", "counted")
@@ -164,6 +165,7 @@ def schedule_of(kind: str, seed: int, model: str | None = None, faults: int | No
         transport=chance.choice(("auto", "grpc")),
         faults=struck,
         store=store,
+        pause_s=_PAUSE_S if kind == "sentinel" else 0.0,
     )
     return made if lazy else replace(made, shape=replace(shape, chapter=made.checkpoint_every))
 

@@ -19,6 +19,7 @@ __all__ = [
     "patient",
     "processes_of",
     "redis_of",
+    "server_line",
     "servers_of",
     "shard_store",
     "store_of",
@@ -36,6 +37,7 @@ PRIMARY_AND_REPLICA = ("primary", "replica")
 SERVICE = "service"
 """What the two are to whoever asks a Sentinel."""
 
+_KEPT_IN = " with "  # behind it stands what is no part of the URL
 _REDIS = "redis://{redis}?partitions=4&deadline=2"
 _TWO_REDIS = "redis://{redis}?partitions=2&deadline=2", "redis://{redis2}?partitions=2&deadline=2"
 _FLUSHED = "redis://{redis}?partitions=4&deadline=2&flush=0.02"
@@ -46,8 +48,8 @@ _SERVED = "grpc://{store}"
 # A node of a Cluster that was started again takes no writes for two seconds.
 _NODES = "redis://{node0},{node1},{node2}?partitions=8&deadline=15"
 _WATCHED = "redis+sentinel://{sentinel0},{sentinel1},{sentinel2}?service=service&partitions=4&deadline=15"
+_CAREFUL = f"{_KEPT_IN}min-replicas-to-write 1"
 _SHARDS = "servers:{shard0},{shard1}"
-_KEPT_IN = " with "
 _SERVERS = f"{_SHARDS}{_KEPT_IN}memory?log={{home}}/shard{{number}}"
 _FILE_SERVERS = f"{_SHARDS}{_KEPT_IN}file://{{home}}/shard{{number}}?budget=1MiB&flush=0.02"
 _FORGETTING_SERVERS = f"{_SHARDS}{_KEPT_IN}memory"
@@ -64,7 +66,7 @@ _OF_KIND: dict[str, tuple[str, ...]] = {
     "flushed": (_FLUSHED, f"{_FILES}&flush=0.02"),
     "every": ("memory", "memory", _FILES, _SERVED, "token:memory,memory"),
     "cluster": (_NODES, f"{_NODES}&flush=0.02"),
-    "sentinel": (_WATCHED, f"{_WATCHED}&flush=0.02"),
+    "sentinel": (_WATCHED, f"{_WATCHED}&flush=0.02", f"{_WATCHED}{_CAREFUL}", f"{_WATCHED}&flush=0.02{_CAREFUL}"),
     "servers": (_SERVERS, _SERVERS, _FILE_SERVERS, _FORGETTING_SERVERS),
     "async": ("memory", _LOGGED, _FLUSHED, _FILES, _SERVERS),
 }
@@ -102,6 +104,11 @@ def on_store_servers(template: str) -> bool:
 def shard_store(template: str, number: int, home: str) -> str:
     """The URL of what a store server keeps its rows in."""
     return template.partition(_KEPT_IN)[2].format(home=home, number=number)
+
+
+def server_line(template: str) -> str:
+    """A line for the configuration of the Redis servers; "": none."""
+    return template.partition(_KEPT_IN)[2] if redis_of(template) else ""
 
 
 def filled_in(template: str, servers: Mapping[str, str], home: str) -> str:
