@@ -14,13 +14,18 @@ from elastable.embedding_store.engine.tiered.flusher import Flusher
 from elastable.embedding_store.engine.tiered.store_state import StoreState
 from elastable.embedding_store.engine.tiered.store_tier import StoreTier
 from elastable.embedding_store.engine.tiered.tiered_table import TieredTable
+from elastable.embedding_store.errors import DeadlineExceeded, Unavailable
 from elastable.embedding_store.measures.counters import Counts, Durations
 from elastable.embedding_store.measures.values import StoreMeasures
+from elastable.embedding_store.support.retry import Retry
 from elastable.embedding_store.tables.lookup_request import LookupRequest
 
 __all__ = ["DEFAULT_EVERY_S", "WrittenBehind"]
 
 _NEAR_ROWS = 1 << 14  # rows that lookups have read, until they are given frames
+
+# A server that is started again is back within seconds; a node of a Cluster takes no writes for two more.
+_CLOSING_S = 10.0
 
 DEFAULT_EVERY_S = 5.0
 """Seconds between two times that changed rows are written."""
@@ -35,6 +40,7 @@ class WrittenBehind(LoggedStore, StoreReads):
     _store_tier: StoreTier | None = None
     _flusher: Flusher | None = None
     _undecided = False
+    _closing_s = 0.0
 
     def keep_tier(
         self,
@@ -43,6 +49,7 @@ class WrittenBehind(LoggedStore, StoreReads):
         log_bytes: int = DEFAULT_LOG_BYTES,
         every_s: float = DEFAULT_EVERY_S,
         timeout_s: float = 60.0,
+        closing_s: float = _CLOSING_S,
     ) -> None:
         """Brings the empty store to the last version of a tier and its log, and keeps them up to date.
 
@@ -53,12 +60,13 @@ class WrittenBehind(LoggedStore, StoreReads):
             log_bytes: Of changes that are not in the tier; beyond it, commits wait.
             every_s: Seconds between two times that changed rows are written.
             timeout_s: Seconds that a commit waits for the tier.
+            closing_s: Seconds for which `close` tries again where the tier is away.
 
         Raises:
             BadInput: the store is not empty.
             StoreBroken: tier or log are corrupt, or one has lost what the other needs.
         """
-        self._store_tier = tier
+        self._store_tier, self._closing_s = tier, closing_s
         self.keep_history(tier)
         self._flusher = Flusher(
             tier,
@@ -208,7 +216,16 @@ class WrittenBehind(LoggedStore, StoreReads):
         if flusher is None or tier is None or self._closed:
             return
         flusher.stop()
+        # One that does not answer has been waited for already.
+        away = Retry(self._closing_s, _is_away)
+        away.call(lambda: self._flush_what_is_decided(tier))
+
+    def _flush_what_is_decided(self, tier: StoreTier) -> None:
         with self._lock.writing():
             undecided = self._undecided and tier.log.keeps_entries
             if self._failure is None and self._unlogged is None and tier.owned and not undecided:
                 self._flush_alone(tier)
+
+
+def _is_away(error: Exception) -> bool:
+    return isinstance(error, Unavailable) and not isinstance(error, DeadlineExceeded)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from unittest.mock import patch
@@ -15,11 +15,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
+from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import Commit, TableState, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.tier import Records
 from elastable.embedding_store.engine.frames import rows_in_memory
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.errors import StaleVersion, StoreBroken, Unavailable
+from elastable.embedding_store.errors import NotReady, StaleVersion, StoreBroken, Unavailable
 from elastable.embedding_store.log.contract import Buffer, LogEntry
 from elastable.embedding_store.log.file_log import FileLog
 from elastable.embedding_store.log.no_log import NoLog
@@ -206,6 +208,27 @@ def test_commits_wait_for_a_tier_that_is_slow_and_fail_where_it_is_gone(tmp_path
                 step(store, list(range(MOST)), seed, ["dynamic"])
         tier.left = None
         before = everything(store)
+    with tiered_store(tier, FileLog(tmp_path), HUGE) as store:
+        assert everything(store) == before
+
+
+def test_a_store_that_is_closed_waits_for_a_tier_that_is_away(tmp_path: Path) -> None:
+    class Away(FailingTier):
+        """Away for the first three tries."""
+
+        tries = 0
+
+        def write(self, changed: Sequence[Records], deleted: Mapping[str, tuple[Int64, Int64]], sequence: int) -> None:
+            self.tries += 1
+            if self.tries <= 3:
+                raise NotReady("the Cluster is down")
+            super().write(changed, deleted, sequence)
+
+    tier = Away(keeps_positions=False)
+    with tiered_store(tier, FileLog(tmp_path), HUGE, closing_s=60.0) as store:
+        trained(store)
+        before = everything(store)
+    assert tier.tries > 3  # all of it is in the tier: the log has nothing left to apply
     with tiered_store(tier, FileLog(tmp_path), HUGE) as store:
         assert everything(store) == before
 

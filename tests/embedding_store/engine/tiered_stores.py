@@ -23,6 +23,7 @@ def tiered_store(
     log_bytes: int = 1 << 30,
     direct_bytes: int = 100,
     timeout_s: float = 60.0,
+    closing_s: float = 0.0,
     threads: int = 1,
     indexed: bool = True,
 ) -> MemoryStore:
@@ -32,7 +33,11 @@ def tiered_store(
         stack.enter_context(log)
         store = stack.enter_context(MemoryStore(threads, direct_bytes=direct_bytes))
         store.keep_tier(
-            StoreTier(tier, log, budget, indexed=indexed), log_bytes=log_bytes, every_s=every_s, timeout_s=timeout_s
+            StoreTier(tier, log, budget, indexed=indexed),
+            log_bytes=log_bytes,
+            every_s=every_s,
+            timeout_s=timeout_s,
+            closing_s=closing_s,
         )
         stack.pop_all()
     return store
