@@ -13,6 +13,7 @@ from elastable.embedding_store.errors import ElastableError
 from elastable.launch.program import Program
 from elastable.process.exit_codes import ExitCode, exit_code_of
 from elastable.process.heap import keep_freed_memory
+from elastable.process.quiet import quiet_when_imported
 
 __all__ = ["main"]
 
@@ -23,6 +24,7 @@ def main() -> None:
     """Runs the program; the first argument is the file descriptor to say what it failed by, the rest the program."""
     _die_with_parent()
     keep_freed_memory()
+    quiet_when_imported()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     report_to, words = int(sys.argv[1]), sys.argv[2:]  # the program gets its own arguments

@@ -9,13 +9,51 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
 
-__all__ = ["import_tensorflow"]
+__all__ = ["import_tensorflow", "quiet_when_imported"]
 
 
 def import_tensorflow() -> None:
     """Imports TensorFlow; what it writes is shown only if it fails."""
+    with _shown_if_it_fails():
+        import tensorflow as tf
+
+        # Looking for devices is what it complains of most.
+        tf.config.list_physical_devices()
+
+
+def quiet_when_imported() -> None:
+    """The same for a program that may import TensorFlow itself, and need not."""
+    sys.meta_path.insert(0, _QuietTensorFlow())
+
+
+class _QuietTensorFlow(MetaPathFinder):
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != "tensorflow":
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        run = spec.loader.exec_module
+
+        def run_quietly(module: ModuleType) -> None:
+            with _shown_if_it_fails():
+                run(module)
+                module.config.list_physical_devices()
+
+        spec.loader.exec_module = run_quietly  # type: ignore[method-assign]
+        return spec
+
+
+@contextmanager
+def _shown_if_it_fails() -> Iterator[None]:
     if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+        yield
         return
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
     sys.stderr.flush()
@@ -23,10 +61,7 @@ def import_tensorflow() -> None:
     with tempfile.TemporaryFile() as written:
         os.dup2(written.fileno(), 2)
         try:
-            import tensorflow as tf
-
-            # Looking for devices is what it complains of most.
-            tf.config.list_physical_devices()
+            yield
         except BaseException:
             written.seek(0)
             os.write(kept, written.read())

@@ -31,6 +31,20 @@ def test_replicas_do_their_work_and_say_who_says_what(tmp_path: Path) -> None:
     assert not any(is_running(pid) for pid in pids(tmp_path, 3))
 
 
+@pytest.mark.parametrize("asked_for", [False, True])
+def test_tensorflow_starts_without_noise_unless_asked_for(
+    asked_for: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "sums.py"
+    program.write_text("import keras\nimport tensorflow as tf\nprint(float(tf.reduce_sum(tf.ones(3))))\n")
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    if asked_for:
+        monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
+    ran = run_elastable("replicas", "-n", "1", program, new=True)
+    assert (ran.code, ran.out) == (0, "[0] 3.0\n"), ran.err
+    assert bool(ran.err) is asked_for
+
+
 def test_one_that_fails_is_named_and_ends_the_others(tmp_path: Path) -> None:
     ran = run_elastable(
         "replicas", "-n", "3", "-m", "tests.elastable.launch.replica_program", "fail", tmp_path, new=True
