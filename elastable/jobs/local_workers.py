@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -27,7 +28,7 @@ class LocalWorkers:
 
     Args:
         count: Number of processes.
-        options: Of each.
+        options: Of each; the first alone makes a profile.
         logs: Directory for the log files.
         environment: Variables in which their environment differs from this process'.
     """
@@ -40,6 +41,7 @@ class LocalWorkers:
         self._reported: set[int] = set()
         for log in self._logs:
             self._processes.append(start_elastable(["worker", *command_words(options)], log, environment))
+            options = replace(options, profile=None)  # two profilers of one host would write to one file
 
     def __enter__(self) -> Self:
         return self

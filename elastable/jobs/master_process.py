@@ -158,6 +158,7 @@ def _local_workers(
         model=options.model_file,
         deadline_s=options.deadline_s,
         transport=options.transport,
+        profile=options.local_profile,
     )
     return LocalWorkers(options.local_workers, worker, run.path, environment)
 

@@ -18,6 +18,7 @@ from elastable.jobs.shared_options import (
     LISTEN,
     NOT_FINITE,
     OFFLOAD_ABOVE,
+    PROFILE,
     STORE_URL,
     TRANSPORT,
     client_limits,
@@ -224,6 +225,11 @@ class JobOptions:
         return 0
 
     @property
+    def local_profile(self) -> Path | None:
+        """Where the first of them writes a profile."""
+        return None
+
+    @property
     def default_grads_to_wait(self) -> int:
         """Micro-batches of one update where neither `grads_to_wait` nor the optimizer sets them."""
         return max(1, self.local_workers) if self.mode == "sync" else 1
@@ -234,11 +240,16 @@ class TrainOptions(JobOptions):
     """Settings of `elastable train`."""
 
     workers: int = setting(2, of_job("Worker processes to start on this machine.", at_least=1))
+    profile: Path | None = setting(None, PROFILE)
     listen: str = setting("127.0.0.1:0", LISTEN)
 
     @property
     def local_workers(self) -> int:
         return self.workers
+
+    @property
+    def local_profile(self) -> Path | None:
+        return self.profile
 
     @property
     def local_stores(self) -> int:
@@ -269,6 +280,7 @@ class WorkerOptions:
     )
     deadline_s: float = setting(60.0, deadline("How long the master or the store may be unreachable."))
     transport: str = setting("auto", TRANSPORT)
+    profile: Path | None = setting(None, PROFILE)
     insecure: bool = setting(False, of_network("With --http: serve others than this host without TLS and tokens."))
     http: str | None = setting(None, HTTP)
 

@@ -18,6 +18,7 @@ __all__ = [
     "LISTEN",
     "NOT_FINITE",
     "OFFLOAD_ABOVE",
+    "PROFILE",
     "STORE_URL",
     "TRANSPORT",
     "client_limits",
@@ -65,6 +66,9 @@ CLIENT_BYTES = of_network(
 TRANSPORT = of_network(
     "How processes on this host read rows: auto takes the server's shared memory where that is possible, else gRPC.",
     choices=("auto", "grpc", "shared"),
+)
+PROFILE = of_workers(
+    "Write a profile of ten micro-batches of a worker to this folder, for TensorBoard.", metavar="DIR", unset="none"
 )
 NOT_FINITE = of_job("What to do with gradients that hold NaN or Inf.", choices=KNOWN_VALUES["not_finite"])
 

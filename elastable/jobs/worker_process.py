@@ -50,6 +50,7 @@ from elastable.worker.models.model_file import ModelFile, load_model_file
 from elastable.worker.readers import Reader
 from elastable.worker.runtime.compute import MicroBatchComputer, require_same_records
 from elastable.worker.runtime.loop import Worker
+from elastable.worker.runtime.step_profile import StepProfile
 from elastable.worker.runtime.worker_measures import WorkerMeasures
 
 __all__ = ["run_worker"]
@@ -81,7 +82,7 @@ def run_worker(options: WorkerOptions) -> int:
         readers = _readers(job, file)
         everywhere = True
         computer = _computer(job, file, readers, source, deadline_s)
-        measures = WorkerMeasures()
+        measures = WorkerMeasures(None if options.profile is None else StepProfile(options.profile))
         worker = Worker(
             client, computer, source, session, identity, deadline_s=deadline_s, measures=measures, rows_to=servers
         )

@@ -39,7 +39,6 @@ from elastable.worker.runtime.push_naming import push_naming
 from elastable.worker.runtime.row_pushes import RowPushes
 from elastable.worker.runtime.rows_ahead import RowsAhead
 from elastable.worker.runtime.task_feed import TaskFeed
-from elastable.worker.runtime.traces import micro_batch_span
 from elastable.worker.runtime.worker_measures import WorkerMeasures
 
 __all__ = ["Worker"]
@@ -118,6 +117,7 @@ class Worker:
             self._rows_ahead.close()
             self._session.close()
             self._feed.join()
+            self._measures.close()
         return counted
 
     def not_ready(self) -> dict[str, str]:
@@ -131,14 +131,14 @@ class Worker:
     def _attempt(self, prepared: Prepared) -> int:
         """Computes the task if its version is committed; 1 if the result counted."""
         try:
-            with self._measures.phases.timing("wait"):
+            with self._measures.phase("wait"):
                 held = self._hold(prepared.task)
             if not held:
                 self._feed.idle()
                 return 0
             task = prepared.task
             job, computed_on = self._session.job.job, self._snapshots[task.kind].version
-            with micro_batch_span(job, task, computed_on, self._identity.incarnation):
+            with self._measures.micro_batch(job, task, computed_on, self._identity.incarnation):
                 counted = self._train(prepared) if task.kind is TaskKind.TRAIN else self._evaluate(prepared)
         except StaleVersion as stale:
             # Another worker computed it: its lease had been reassigned.
@@ -174,7 +174,7 @@ class Worker:
     def _train(self, prepared: Prepared) -> int:
         rows = self._look_up(prepared)
         self._look_ahead(prepared)
-        with self._measures.phases.timing("compute"):
+        with self._measures.phase("compute"):
             result = self._computer.train(prepared, rows)
         push = Push(
             id=self._naming.next_id(prepared.task),
@@ -190,7 +190,7 @@ class Worker:
             losses=result.losses,
             parts=result.parts,
         )
-        with self._measures.phases.timing("push"):
+        with self._measures.phase("push"):
             if self._row_pushes is not None:
                 push = self._row_pushes.send(push, self._feed.refuse_failed)
             reply = self._master.report_gradient(push)
@@ -211,7 +211,7 @@ class Worker:
         if not asked:
             return {}
         self._measures.lookups.add(asked)
-        with self._measures.phases.timing("lookup"):
+        with self._measures.phase("lookup"):
             rows = self._rows_ahead.take(prepared)
             return self._look_up_now(prepared) if rows is None else rows
 

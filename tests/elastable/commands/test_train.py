@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
 from typer.testing import CliRunner
 
 from elastable.command import app
@@ -102,11 +104,21 @@ assert not ours, ours
         assert np.mean((predicted[:, 0] > 0.5) == y) > 0.8
 
 
-def test_one_seed_is_one_result(trained: Trained, tmp_path: Path) -> None:
+def test_one_seed_is_one_result_profiled_or_not(trained: Trained, tmp_path: Path) -> None:
     """Dense weights, rows, slots and states of a second run, by one worker, are those of the first to the bit."""
-    again = run_elastable("train", CLICK_JOB, "--workers", "1", *JOB, "--run-dir", tmp_path, "--deadline", "60")
+    options = ("--run-dir", tmp_path, "--deadline", "60", "--profile", tmp_path / "profile")
+    again = run_elastable("train", CLICK_JOB, "--workers", "1", *JOB, *options)
     assert again.code == 0, again.err
-    trained.require_same_numbers((tmp_path / "latest").resolve())
+    run = (tmp_path / "latest").resolve()
+    trained.require_same_numbers(run)
+    # And it was profiled: ten micro-batches, with the phases of each.
+    (log,) = (tmp_path / "profile" / "plugins" / "profile").glob("*/*.xplane.pb")
+    assert f"a profile of 10 micro-batches is in {tmp_path / 'profile'}" in (run / "worker-0.log").read_text()
+    counted = Counter[str]()
+    for plane in xplane_pb2.XSpace.FromString(log.read_bytes()).planes:
+        for line in plane.lines:
+            counted.update(plane.event_metadata[event.metadata_id].name for event in line.events)
+    assert [counted[label] for label in ("micro-batch", "lookup", "compute", "push")] == [10] * 4
 
 
 class TestCheckpoint:
