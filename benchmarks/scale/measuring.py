@@ -25,6 +25,7 @@ from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.shards.row_pushes import PushedCommit, RowPush, RowSums, Slices, SumTerm
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.jobs.servers.local_stores import LocalStores
+from elastable.jobs.servers.server_options import StoreServerOptions
 from elastable.jobs.servers.store_access import StoreAccess
 
 __all__ = ["measured", "shares"]
@@ -121,8 +122,9 @@ def _stores(setting: Setting, home: Path) -> Iterator[tuple[LocalStores, list[in
             host, _, port = address.rpartition(":")
             with redis.Redis(host, int(port)) as client:
                 of_redis = [int(client.info("server")["process_id"])]
+        options = StoreServerOptions(store=url, transport="grpc", listen="127.0.0.1:0")
         anybody = StoreAccess(Credentials.from_environment(), {}, {})
-        yield held.enter_context(LocalStores(setting.stores, url, "grpc", home, anybody)), of_redis
+        yield held.enter_context(LocalStores(setting.stores, options, home, anybody)), of_redis
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from elastable.jobs.options import JobOptions, WorkerOptions
 from elastable.jobs.prepare import PreparedJob, prepare_job
 from elastable.jobs.servers.finding import find_servers
 from elastable.jobs.servers.local_stores import LocalStores
+from elastable.jobs.servers.server_options import StoreServerOptions
 from elastable.jobs.servers.store_access import StoreAccess
 from elastable.jobs.shared_options import client_limits
 from elastable.jobs.store_watch import StoreHealth
@@ -73,9 +74,8 @@ def run_job(options: JobOptions, console: Console) -> int:
         stores, run, stores_access = None, None, None
         if options.local_stores:
             run, stores_access = _run_directory(options, held), StoreAccess.for_run()
-            stores = held.enter_context(
-                LocalStores(options.local_stores, options.store, options.transport, run.path, stores_access)
-            )
+            settings = _store_server(options)
+            stores = held.enter_context(LocalStores(options.local_stores, settings, run.path, stores_access))
         placed = _with_servers(options, stores)
         prepared = prepare_job(placed, None if stores_access is None else stores_access.credentials)
         held.callback(prepared.store.close)
@@ -91,7 +91,7 @@ def run_job(options: JobOptions, console: Console) -> int:
                     store_service(prepared.store, lookups=lookups, not_ready=health.not_ready),
                     master_service(master, channels_of(prepared.store)),
                 ],
-                client_limits(options.client_calls, options.client_bytes),
+                client_limits(options.client_calls, options.client_bytes, options.client_rate),
                 credentials=access.credentials,
                 insecure=options.insecure,
                 anonymous=access.anonymous,
@@ -147,6 +147,17 @@ def _master(options: JobOptions, prepared: PreparedJob) -> Master:
     )
     return Master(
         prepared.job, prepared.store, prepared.dense, prepared.metrics, start=prepared.progress, options=settings
+    )
+
+
+def _store_server(options: JobOptions) -> StoreServerOptions:
+    return StoreServerOptions(
+        store=options.store,
+        transport=options.transport,
+        listen="127.0.0.1:0",
+        client_calls=options.client_calls,
+        client_bytes=options.client_bytes,
+        client_rate=options.client_rate,
     )
 
 

@@ -13,6 +13,7 @@ from elastable.jobs.servers.server_options import require_own_store, require_ser
 from elastable.jobs.shared_options import (
     CLIENT_BYTES,
     CLIENT_CALLS,
+    CLIENT_RATE,
     HTTP,
     INSECURE,
     LISTEN,
@@ -185,10 +186,11 @@ class JobOptions:
     http: str | None = setting(None, HTTP)
     client_calls: int = setting(128, CLIENT_CALLS)
     client_bytes: str | None = setting(None, CLIENT_BYTES)
+    client_rate: int | None = setting(None, CLIENT_RATE)
 
     def __post_init__(self) -> None:
         check_options(self)
-        client_limits(self.client_calls, self.client_bytes)
+        client_limits(self.client_calls, self.client_bytes, self.client_rate)
         if self.warm_tables and self.warm_start is None:
             raise BadInput("--warm-tables needs --warm-start: the checkpoint to take the rows from")
         self._check_stores()

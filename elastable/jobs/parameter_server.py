@@ -63,7 +63,7 @@ def run_parameter_server(options: ServerOptions, console: Console) -> int:
         health, lookups = StoreHealth(), LookupCounts()
         rows = store_service(store, writable=True, lookups=lookups, not_ready=health.not_ready)
         services = [rows, master_service(master, channels)]
-        limits = client_limits(options.client_calls, options.client_bytes)
+        limits = client_limits(options.client_calls, options.client_bytes, options.client_rate)
         server = GrpcServer(options.listen, services, limits, insecure=options.insecure)
         with server, health.watching(store):
             console.print(

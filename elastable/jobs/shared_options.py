@@ -7,12 +7,13 @@ from functools import partial
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.option import Option
 from elastable.embedding_store.support.store_url import byte_count
-from elastable.embedding_store.wire.server.call_limits import CallLimits
+from elastable.embedding_store.wire.server.limits.call_limits import CallLimits
 from elastable.master.job_spec import KNOWN_VALUES
 
 __all__ = [
     "CLIENT_BYTES",
     "CLIENT_CALLS",
+    "CLIENT_RATE",
     "HTTP",
     "INSECURE",
     "LISTEN",
@@ -63,6 +64,10 @@ CLIENT_BYTES = of_network(
     "Bytes of requests of one client that this server receives at once; for more it is told so, and waits.",
     metavar="SIZE", unset="a sixteenth of the memory, at least 512 MiB",
 )  # fmt: skip
+CLIENT_RATE = of_network(
+    "Calls a second that one client may make at this server; for one more it is told so, and waits.",
+    at_least=10, metavar="N", unset="no limit",
+)  # fmt: skip
 TRANSPORT = of_network(
     "How processes on this host read rows: auto takes the server's shared memory where that is possible, else gRPC.",
     choices=("auto", "grpc", "shared"),
@@ -77,8 +82,8 @@ def deadline(meaning: str) -> Option:
     return of_network(meaning, flags=("--deadline",), above=0, metavar="SECONDS")
 
 
-def client_limits(calls: int, size: str | None) -> CallLimits:
-    """The limits of a server whose options are `CLIENT_CALLS` and `CLIENT_BYTES`.
+def client_limits(calls: int, size: str | None, rate: int | None) -> CallLimits:
+    """The limits of a server whose options are `CLIENT_CALLS`, `CLIENT_BYTES` and `CLIENT_RATE`.
 
     Raises:
         BadInput: a size that is none, or nothing.
@@ -86,4 +91,4 @@ def client_limits(calls: int, size: str | None) -> CallLimits:
     most = None if size is None else byte_count(size)
     if most == 0:
         raise BadInput(f"--client-bytes {size}: must be above 0")
-    return CallLimits(calls_of_a_client=calls, upload_bytes_of_a_client=most)
+    return CallLimits(calls_of_a_client=calls, upload_bytes_of_a_client=most, calls_a_second_of_a_client=rate)

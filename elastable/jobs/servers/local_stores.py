@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -31,8 +32,7 @@ class LocalStores:
 
     Args:
         count: How many.
-        store: URL of the job's store.
-        transport: As of `elastable store`.
+        options: Of each, with the job's store.
         logs: Directory for the log files.
         access: Who may call them.
 
@@ -40,13 +40,12 @@ class LocalStores:
         ElastableError: a server did not start; with the end of its log.
     """
 
-    def __init__(self, count: int, store: str, transport: str, logs: Path, access: StoreAccess) -> None:
+    def __init__(self, count: int, options: StoreServerOptions, logs: Path, access: StoreAccess) -> None:
         self._logs = [logs / f"store-{number}.log" for number in range(count)]
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
             for number, log in enumerate(self._logs):
-                part = url_of_server(store, number)
-                server = StoreServerOptions(store=part, transport=transport, listen="127.0.0.1:0")
+                server = replace(options, store=url_of_server(options.store, number))
                 words = ["store", *command_words(server)]
                 self._processes.append(start_elastable(words, log, {"PYTHONUNBUFFERED": "1", **access.servers}))
             self.url = SERVERS + ",".join(self._address(number) for number in range(len(self._logs)))

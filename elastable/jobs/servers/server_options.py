@@ -15,6 +15,7 @@ from elastable.jobs.servers.store_registry import is_registry
 from elastable.jobs.shared_options import (
     CLIENT_BYTES,
     CLIENT_CALLS,
+    CLIENT_RATE,
     HTTP,
     INSECURE,
     LISTEN,
@@ -47,10 +48,11 @@ class ServerOptions:
     http: str | None = setting(None, HTTP)
     client_calls: int = setting(128, CLIENT_CALLS)
     client_bytes: str | None = setting(None, CLIENT_BYTES)
+    client_rate: int | None = setting(None, CLIENT_RATE)
 
     def __post_init__(self) -> None:
         check_options(self)
-        client_limits(self.client_calls, self.client_bytes)
+        client_limits(self.client_calls, self.client_bytes, self.client_rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +95,11 @@ class StoreServerOptions:
     http: str | None = setting(None, HTTP)
     client_calls: int = setting(128, CLIENT_CALLS)
     client_bytes: str | None = setting(None, CLIENT_BYTES)
+    client_rate: int | None = setting(None, CLIENT_RATE)
 
     def __post_init__(self) -> None:
         check_options(self)
-        client_limits(self.client_calls, self.client_bytes)
+        client_limits(self.client_calls, self.client_bytes, self.client_rate)
         byte_count(self.gradient_bytes)
         require_own_store(self.store)
         if self.register is None and (self.number is not None or self.advertise is not None):

@@ -71,7 +71,7 @@ def run_store_server(options: StoreServerOptions, console: Console) -> int:
         server = GrpcServer(
             options.listen,
             shard_services(shard, channels, lookups, health.not_ready),
-            client_limits(options.client_calls, options.client_bytes),
+            client_limits(options.client_calls, options.client_bytes, options.client_rate),
             credentials=credentials,
             insecure=options.insecure,
             anonymous=_anonymous(credentials),

@@ -24,9 +24,9 @@ from google.protobuf.message import DecodeError
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.wire.channels.status_codes import answering
-from elastable.embedding_store.wire.server.call_limits import CallLimits
-from elastable.embedding_store.wire.server.call_room import CallRoom, Kind, Place
 from elastable.embedding_store.wire.server.handlers import Body, Handler, Interceptor
+from elastable.embedding_store.wire.server.limits.call_limits import CallLimits
+from elastable.embedding_store.wire.server.limits.call_room import CallRoom, Kind, Place
 from elastable.embedding_store.wire.server.waiting_calls import WaitingCalls
 
 __all__ = ["HEALTH_CHECK", "MAX_CONTROL_BYTES", "CallGuard"]

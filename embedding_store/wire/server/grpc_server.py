@@ -26,9 +26,9 @@ from elastable.embedding_store.wire.server.access_check import AccessCheck
 from elastable.embedding_store.wire.server.audit import AuditedCalls
 from elastable.embedding_store.wire.server.call_counts import CallCounts
 from elastable.embedding_store.wire.server.call_guard import HEALTH_CHECK, CallGuard
-from elastable.embedding_store.wire.server.call_limits import CallLimits
 from elastable.embedding_store.wire.server.handlers import Handler
 from elastable.embedding_store.wire.server.health import Health, NotReady
+from elastable.embedding_store.wire.server.limits.call_limits import CallLimits
 from elastable.embedding_store.wire.server.traced_calls import TracedCalls
 
 __all__ = ["GrpcServer", "Service"]

@@ -20,10 +20,10 @@ from google.protobuf.message import Message
 from grpc import _server as grpc_server
 
 from elastable.embedding_store.wire.channels.status_codes import answering
-from elastable.embedding_store.wire.server.call_limits import CallLimits
-from elastable.embedding_store.wire.server.call_room import CallRoom, Kind, Place
 from elastable.embedding_store.wire.server.handlers import Body, Handler
 from elastable.embedding_store.wire.server.later import Answer, Later
+from elastable.embedding_store.wire.server.limits.call_limits import CallLimits
+from elastable.embedding_store.wire.server.limits.call_room import CallRoom, Kind, Place
 
 __all__ = ["Send", "WaitingCalls", "at_end_of", "before_each_call", "begins_without_blocking", "holds_no_thread"]
 

@@ -7,7 +7,7 @@ import resource
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,11 @@ from elastable.embedding_store.wire.access.roles import Role
 from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY, answering
 from elastable.embedding_store.wire.client.remote_source import RemoteSource
 from elastable.embedding_store.wire.messages.spec_messages import STORE_SERVICE
-from elastable.embedding_store.wire.server import call_room
 from elastable.embedding_store.wire.server.call_guard import MAX_CONTROL_BYTES
-from elastable.embedding_store.wire.server.call_limits import CallLimits
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from elastable.embedding_store.wire.server.later import Later
+from elastable.embedding_store.wire.server.limits import call_room
+from elastable.embedding_store.wire.server.limits.call_limits import CallLimits
 from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_samples import fixed, int64
 
@@ -297,6 +297,26 @@ def test_one_client_cannot_have_all_calls(held: ExitStack) -> None:
     leave.set()
     assert {call.result(timeout=WAIT_S) for call in calls} == {b"held"}
     assert work(b"", timeout=WAIT_S) == b"held"
+
+
+def test_one_client_cannot_make_all_calls(held: ExitStack) -> None:
+    service = Service("test.Quick", {"Work": unary(lambda request, context: b"done")})
+    _, address = served(held, CallLimits(threads=16, calls_a_second_of_a_client=0.001), service)
+    greedy, other = (
+        held.enter_context(
+            grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+        ).unary_unary("/test.Quick/Work", None, None)
+        for _ in range(2)
+    )  # fmt: skip
+    assert greedy(b"", timeout=WAIT_S) == b"done"
+    refused(greedy, "makes more than 0.001 calls a second; try again")
+    assert other(b"", timeout=WAIT_S) == b"done"
+
+
+def test_clients_beyond_their_rate_wait(held: ExitStack) -> None:
+    _, address = served(held, CallLimits(threads=16, calls_a_second_of_a_client=4))
+    source = held.enter_context(closing(RemoteSource(address, WAIT_S)))
+    assert [source.version() for _ in range(8)] == [source.version()] * 8
 
 
 @pytest.mark.parametrize(

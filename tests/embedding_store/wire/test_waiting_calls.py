@@ -13,9 +13,9 @@ import pytest
 from elastable.embedding_store.errors import StaleVersion
 from elastable.embedding_store.wire.access.roles import Role
 from elastable.embedding_store.wire.channels.status_codes import answering
-from elastable.embedding_store.wire.server.call_limits import CallLimits
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from elastable.embedding_store.wire.server.later import Answer, Later
+from elastable.embedding_store.wire.server.limits.call_limits import CallLimits
 
 WAIT_S = 60
 LIMITS = CallLimits(threads=4, parked=100, sessions=100)

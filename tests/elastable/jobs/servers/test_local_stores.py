@@ -44,7 +44,8 @@ def command_of(pid: int) -> str:
 def test_only_the_processes_of_a_run_reach_its_store_servers(tmp_path: Path) -> None:
     hold = Hold(tmp_path / "hold", 10)
     words = ("train", CLICK_JOB, "--workers", "1", "--stores", "2", *JOB, "--run-dir", tmp_path / "runs", "--no-export")
-    with elastable(tmp_path, *words, env=hold.environment) as job:
+    limits = ("--client-calls", "99", "--client-bytes", "1GiB", "--client-rate", "5000")
+    with elastable(tmp_path, *words, *limits, env=hold.environment) as job:
         hold.wait(job)
         run = (tmp_path / "runs" / "latest").resolve()
         logs = [(run / f"store-{number}.log").read_text() for number in range(2)]
@@ -59,6 +60,7 @@ def test_only_the_processes_of_a_run_reach_its_store_servers(tmp_path: Path) -> 
         servers = [said for command, said in told.values() if "store" in command.split("\0")]
         (worker,) = [said for command, said in told.values() if "worker" in command.split("\0")]
         assert len(servers) == 2
+        assert sum("\0".join(limits) in command for command, _ in told.values()) == 2
         secrets = {servers[0][GIVEN_ADMINISTRATOR_TOKEN], servers[0][GIVEN_TOKEN]}
         assert worker[STORES_TOKEN] == servers[0][GIVEN_TOKEN]
         assert servers[0][GIVEN_ADMINISTRATOR_TOKEN] not in worker.values()

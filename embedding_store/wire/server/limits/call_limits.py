@@ -24,6 +24,8 @@ class CallLimits:
         sessions: Workers whose sessions are open at once. They hold no threads.
         parked: Calls that wait for something to happen here: a task, a version, a commit. They hold no threads.
         calls_of_a_client: Calls of one client under way or waiting, sessions apart.
+        calls_a_second_of_a_client: Begun by one client, sessions and health checks apart; as many may come at once.
+            None: any number.
         upload_bytes: Of all requests that are being received or worked on, together; the oldest one may be larger.
             None: an eighth of the memory here, at least 1 GiB.
         upload_bytes_of_a_client: The same of one client. None: half of `upload_bytes`.
@@ -37,6 +39,7 @@ class CallLimits:
     sessions: int = 4_096
     parked: int = 16_384
     calls_of_a_client: int = 128
+    calls_a_second_of_a_client: float | None = None
     upload_bytes: int | None = None
     upload_bytes_of_a_client: int | None = None
     first_message_s: float = 10.0

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import grpc
 
 from elastable.embedding_store.wire.channels.status_codes import CallRefused
-from elastable.embedding_store.wire.server.call_limits import CallLimits
+from elastable.embedding_store.wire.server.limits.call_limits import CallLimits
+from elastable.embedding_store.wire.server.limits.call_rates import CallRates
 
 __all__ = ["CallRoom", "Kind", "Place"]
 
@@ -79,6 +80,7 @@ class CallRoom:
         self.sessions = Kind("sessions", limits.sessions)
         self.parked = Kind("waiting calls", limits.parked)
         self.answers = Kind("answers", limits.answering)
+        self._rates = CallRates(limits.calls_a_second_of_a_client)
         self._lock = threading.Lock()
         self._under_way: Counter[Kind] = Counter()
         self._most_leaving = max(1, spare // 2)
@@ -103,6 +105,9 @@ class CallRoom:
             CallRefused: there is no room for it.
         """
         client = context.peer() if kind is self.work else ""
+        if client and not self._rates.take(client):
+            most = self._limits.calls_a_second_of_a_client
+            raise CallRefused(f"the client {client} makes more than {most:g} calls a second; try again")
         place = Place(kind, self.sessions if kind is self.joining else self.parked, _host(client), client)
         with self._lock:
             full, crowded = self._full(kind), self._crowded(place)
