@@ -20,7 +20,7 @@ from elastable.embedding_store.native.range_pool import RangePool, available_cor
 from elastable.embedding_store.native.slab import SlabMaker, anonymous_slab
 from elastable.embedding_store.rows.checks import require_block, require_ids
 from elastable.embedding_store.rows.commit_checks import require_version
-from elastable.embedding_store.support.memory_limit import before_image_bytes_here, direct_bytes_here
+from elastable.embedding_store.support.memory.memory_limit import before_image_bytes_here, direct_bytes_here
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
 from elastable.embedding_store.tables.base_store import BaseStore
 from elastable.embedding_store.tables.table_reader import TableReader

@@ -20,11 +20,11 @@ that a missing file is noticed.
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elastable.embedding_store.log.contract import Buffer
+from elastable.embedding_store.support.checksums import crc32_of
 
 __all__ = [
     "HEADER_BYTES",
@@ -75,7 +75,7 @@ def frame_header(sequence: int, version: int, parts: Sequence[Buffer], previous:
     length = crc32 = 0
     for part in parts:
         view = memoryview(part).cast("B")
-        length, crc32 = length + len(view), zlib.crc32(view, crc32)
+        length, crc32 = length + len(view), crc32_of(view, crc32)
     header = header_of(sequence, version, length, crc32, previous)
     return header, int.from_bytes(header[_FIELDS.size :], "little")
 
@@ -83,7 +83,7 @@ def frame_header(sequence: int, version: int, parts: Sequence[Buffer], previous:
 def header_of(sequence: int, version: int, length: int, crc32: int, previous: int) -> bytes:
     """The header of an entry, by its values."""
     fields = _FIELDS.pack(MAGIC, sequence, version, length, crc32, previous, 0)
-    return fields + _CHECK.pack(zlib.crc32(fields))
+    return fields + _CHECK.pack(crc32_of(fields))
 
 
 def parse_header(content: Buffer, offset: int = 0) -> Header | None:
@@ -93,7 +93,7 @@ def parse_header(content: Buffer, offset: int = 0) -> Header | None:
     fields = bytes(content[offset : offset + _FIELDS.size])
     magic, sequence, version, length, crc32, previous, zero = _FIELDS.unpack(fields)
     (check,) = _CHECK.unpack_from(content, offset + _FIELDS.size)
-    if magic != MAGIC or check != zlib.crc32(fields) or zero or length > MAX_PAYLOAD_BYTES:
+    if magic != MAGIC or check != crc32_of(fields) or zero or length > MAX_PAYLOAD_BYTES:
         return None
     return Header(sequence, version, length, crc32, previous, check)
 
@@ -117,4 +117,4 @@ def next_intact(content: memoryview, offset: int) -> tuple[int, Header] | None:
 def is_intact(content: memoryview, offset: int, header: Header) -> bool:
     """Whether the whole payload follows the header at `offset`, and is the one that was written."""
     payload = content[offset + HEADER_BYTES : offset + header.entry_bytes]
-    return len(payload) == header.length and zlib.crc32(payload) == header.crc32
+    return len(payload) == header.length and crc32_of(payload) == header.crc32

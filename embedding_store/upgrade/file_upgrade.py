@@ -9,7 +9,7 @@ from pathlib import Path
 
 from elastable.embedding_store.contract.tier import Tier
 from elastable.embedding_store.errors import StoreFailed
-from elastable.embedding_store.log.folder_lock import FolderLock, sync_folder
+from elastable.embedding_store.log.files.folder_lock import FolderLock, sync_folder
 from elastable.embedding_store.tiers.files.earlier_files import EarlierFiles, is_earlier_folder
 from elastable.embedding_store.upgrade.rewriting import EarlierTable, write_store
 

@@ -19,7 +19,7 @@ from elastable.embedding_store.errors import BadInput, StaleVersion, StoreBroken
 from elastable.embedding_store.log.changes import Change, CommitImages, decode_change, encode_change
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.native.slab import SlabMaker, anonymous_slab
-from elastable.embedding_store.support.row_budget import RowBudget
+from elastable.embedding_store.support.memory.row_budget import RowBudget
 
 __all__ = ["StoreTier"]
 

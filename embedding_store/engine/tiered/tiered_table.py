@@ -28,7 +28,7 @@ from elastable.embedding_store.native.range_pool import RangePool
 from elastable.embedding_store.native.slab import SlabMaker
 from elastable.embedding_store.optimizers.base import RowOptimizer
 from elastable.embedding_store.rows.checks import require_ids
-from elastable.embedding_store.support.row_budget import RowBudget
+from elastable.embedding_store.support.memory.row_budget import RowBudget
 
 __all__ = ["Captured", "TieredTable"]
 

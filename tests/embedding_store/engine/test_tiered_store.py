@@ -23,7 +23,7 @@ from elastable.embedding_store.engine.frames import rows_in_memory
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import NotReady, StaleVersion, StoreBroken, Unavailable
 from elastable.embedding_store.log.contract import Buffer, LogEntry
-from elastable.embedding_store.log.file_log import FileLog
+from elastable.embedding_store.log.files.file_log import FileLog
 from elastable.embedding_store.log.no_log import NoLog
 from tests.embedding_store.engine.failing_tier import FailingTier, IndexedFailingTier
 from tests.embedding_store.engine.test_store_history import (

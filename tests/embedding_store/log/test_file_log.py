@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import BadInput, FutureVersion, StaleVersion, StoreBroken, StoreFailed
-from elastable.embedding_store.log import reserved_blocks
-from elastable.embedding_store.log.file_log import FileLog, FsyncPolicy
+from elastable.embedding_store.log.files import reserved_blocks
+from elastable.embedding_store.log.files.file_log import FileLog, FsyncPolicy
+from elastable.embedding_store.log.files.segment import segment_name
 from elastable.embedding_store.log.framing import HEADER_BYTES
-from elastable.embedding_store.log.segment import segment_name
 
 RANDOM = np.random.default_rng(0)
 PAYLOADS = [RANDOM.bytes(length) for length in (0, 1, 47, 48, 49, 5_000, 70_000)]
@@ -248,7 +250,9 @@ def test_after_an_fsync_that_failed_nothing_is_appended(tmp_path: Path, monkeypa
 
 APPENDER = """
 import sys
-from elastable.embedding_store.log.file_log import FileLog
+import threading
+import time
+from elastable.embedding_store.log.files.file_log import FileLog
 
 log = FileLog(sys.argv[1], fsync="never", segment_bytes=20_000)
 version = log.last
@@ -348,3 +352,39 @@ def test_segments_that_cannot_be_removed_are_kept(tmp_path: Path, monkeypatch: p
         assert read(log) == appended
         log.trim(4)
         assert read(log, after=3) == appended[3:]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux what its page cache holds")
+def test_a_log_that_is_on_the_disk_does_not_stay_in_the_page_cache(tmp_path: Path) -> None:
+    # What the file system of `tmp_path` does with a file that is on the disk: one in memory keeps its pages.
+    other = tmp_path / "other"
+    with other.open("wb") as file:
+        file.write(bytes(1 << 20))
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    forgets = not cached(other)
+    with FileLog(tmp_path / "log", fsync="never", segment_bytes=3 << 20) as log:
+        log.append(1, 1, [bytes(1 << 20)])
+        [first] = segments_of(log.folder)
+        assert cached(first), "what was just written is in memory"
+        log.sync()
+        assert cached(first) == (not forgets)
+    with FileLog(tmp_path / "interval", fsync_interval_s=3_600) as log:
+        for sequence in range(1, 7):
+            log.append(sequence, sequence, [bytes(8 << 20)])
+        [first] = segments_of(log.folder)
+        late = time.monotonic() + 60
+        while forgets and cached(first):
+            assert time.monotonic() < late, "what is not on the disk is bounded, whatever the interval"
+            threading.Event().wait(0.01)
+
+
+def cached(path: Path) -> bool:
+    """Whether the first pages of a file can be read without asking the disk."""
+    with path.open("rb") as file:
+        try:
+            return os.preadv(file.fileno(), [bytearray(4096)], 0, os.RWF_NOWAIT) > 0
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True  # a file system that cannot say, such as one in memory

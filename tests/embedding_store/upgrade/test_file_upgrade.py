@@ -12,7 +12,7 @@ import pytest
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.tiered.store_tier import StoreTier
 from elastable.embedding_store.errors import StoreBroken, StoreFailed
-from elastable.embedding_store.log.folder_lock import FolderLock
+from elastable.embedding_store.log.files.folder_lock import FolderLock
 from elastable.embedding_store.log.no_log import NoLog
 from elastable.embedding_store.tiers.files.file_tier import FileTier
 from elastable.embedding_store.upgrade import file_upgrade

@@ -17,13 +17,13 @@ All parts are added in one transaction.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from elastable.embedding_store.errors import StoreBroken
 from elastable.embedding_store.log.contract import Buffer, LogEntry
 from elastable.embedding_store.log.framing import HEADER_BYTES, Header, header_of, parse_header
+from elastable.embedding_store.support.checksums import crc32_of
 from elastable.embedding_store.tiers.redis.connections.reply_shapes import packed_command
 
 __all__ = ["MAX_ENTRY_BYTES", "PART_BYTES", "NewEntry", "StreamPart", "joined_entries", "part_of"]
@@ -72,7 +72,7 @@ class NewEntry:
         """The header, as bytes and as values."""
         crc32 = 0
         for part in self.parts:
-            crc32 = zlib.crc32(part, crc32)
+            crc32 = crc32_of(part, crc32)
         return self._header(crc32)
 
     def requests(self, key: bytes) -> Iterator[tuple[list[Buffer], Header | None]]:
@@ -84,7 +84,7 @@ class NewEntry:
         yield [_MULTI], None
         for number, (part_id, pieces) in enumerate(zip(ids, self._cut(), strict=True), 1):
             for piece in pieces:
-                crc32 = zlib.crc32(piece, crc32)
+                crc32 = crc32_of(piece, crc32)
             length = sum(len(piece) for piece in pieces)
             if number < len(ids):
                 yield [*self._add(key, part_id, length, 9), *pieces, b"\r\n"], None
@@ -213,7 +213,7 @@ def joined_entries(parts: Iterator[StreamPart], sequence: int, place: str) -> It
 def _check(part: StreamPart, header: Header, payload: bytes, place: str) -> None:
     if (header.sequence, header.version, header.length) != (part.sequence, part.version, len(payload)):
         raise _corrupt(place, part.id.decode(), "its header is that of another entry")
-    if header.crc32 != zlib.crc32(payload):
+    if header.crc32 != crc32_of(payload):
         raise _corrupt(place, part.id.decode(), "the checksum of the payload is another one")
 
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from elastable.embedding_store.errors import StoreBroken, StoreFailed
-from elastable.embedding_store.log.segment import Segment, SegmentReader, segment_first
+from elastable.embedding_store.log.files.segment import Segment, SegmentReader, segment_first
 
 __all__ = ["check_segments", "open_segments", "segment_names"]
 

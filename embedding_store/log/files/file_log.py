@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Literal, NoReturn, get_args
 
 from elastable.embedding_store.errors import BadInput, FutureVersion, StaleVersion, StoreBroken, StoreFailed
-from elastable.embedding_store.log.base_file import base_paths
 from elastable.embedding_store.log.contract import Buffer, Log, LogEntry
-from elastable.embedding_store.log.folder_lock import FolderLock, sync_folder
+from elastable.embedding_store.log.files.background_sync import BackgroundSync
+from elastable.embedding_store.log.files.base_file import base_paths
+from elastable.embedding_store.log.files.folder_lock import FolderLock, sync_folder
+from elastable.embedding_store.log.files.forgotten_pages import forget_pages
+from elastable.embedding_store.log.files.reserved_blocks import ReservedBlocks
+from elastable.embedding_store.log.files.segment import Segment, SegmentReader, segment_name, write_all
+from elastable.embedding_store.log.files.segments import open_segments, segment_names
 from elastable.embedding_store.log.framing import frame_header
-from elastable.embedding_store.log.reserved_blocks import ReservedBlocks
-from elastable.embedding_store.log.segment import Segment, SegmentReader, segment_name, write_all
-from elastable.embedding_store.log.segments import open_segments, segment_names
 
 __all__ = ["FileLog", "FsyncPolicy"]
 
@@ -65,9 +67,7 @@ class FileLog(Log):
         self._guard = threading.Lock()  # of the list of segments and of the file that is written
         self._failure: str | None = None
         self._fd, self._reserved = -1, ReservedBlocks()
-        self._unsynced = threading.Event()
-        self._closing = threading.Event()
-        self._syncing: threading.Thread | None = None
+        self._syncing: BackgroundSync | None = None
         self._lock = FolderLock(self.folder)
         try:
             self._segments = open_segments(self.folder)
@@ -77,10 +77,7 @@ class FileLog(Log):
             self._lock.release()
             raise
         if fsync == "interval":
-            self._syncing = threading.Thread(
-                target=self._sync_regularly, args=(fsync_interval_s,), name="log-fsync", daemon=True
-            )
-            self._syncing.start()
+            self._syncing = BackgroundSync(fsync_interval_s, self._duplicate, self._sync_failed)
 
     @classmethod
     def delete_all(cls, folder: Path) -> None:
@@ -129,6 +126,7 @@ class FileLog(Log):
             if newest is None or newest.bytes >= self._segment_bytes:
                 self._begin_segment(sequence, previous)
             segment = self._segments[-1]
+            begin = segment.bytes
             self._reserved.reserve(self._fd, segment.bytes, [header, *parts])
             try:
                 segment.bytes += write_all(self._fd, [header, *parts], segment.bytes)
@@ -137,7 +135,8 @@ class FileLog(Log):
             segment.last, segment.check = sequence, check
             if self._policy == "always":
                 self._sync()
-        self._unsynced.set()
+        if self._syncing is not None:
+            self._syncing.appended(segment.bytes - begin)
 
     def entries(self, after: int = 0) -> Iterator[LogEntry]:
         with self._guard:
@@ -186,10 +185,8 @@ class FileLog(Log):
                 raise StoreBroken(f"{self.folder}: {self._failure}") from error
 
     def close(self) -> None:
-        self._closing.set()
-        self._unsynced.set()
         if self._syncing is not None:
-            self._syncing.join()
+            self._syncing.close()
         with self._guard:
             fd, self._fd = self._fd, -1
             if fd >= 0:
@@ -210,6 +207,7 @@ class FileLog(Log):
                 self._reserved.give_back(self._fd, self._segments[-1].bytes)
                 if self._policy != "never":
                     os.fdatasync(self._fd)
+                    forget_pages(self._fd)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             sync_folder(self.folder)
         except OSError as error:
@@ -259,28 +257,19 @@ class FileLog(Log):
     def _sync(self) -> None:
         try:
             os.fdatasync(self._fd)
+            forget_pages(self._fd)
         except OSError as error:
             # What the system could not write may be gone from its cache: a second fsync would report success.
             self._failure = f"fsync failed: {error.strerror}"
             raise StoreBroken(f"{self.folder}: {self._failure}") from error
 
-    def _sync_regularly(self, interval_s: float) -> None:
-        while not self._closing.is_set():
-            self._unsynced.wait()
-            if self._closing.wait(interval_s):
-                return
-            self._unsynced.clear()
-            with self._guard:
-                fd = os.dup(self._fd) if self._fd >= 0 else -1
-            if fd < 0:
-                continue
-            try:
-                os.fdatasync(fd)  # not under the guard: commits continue meanwhile
-            except OSError as error:
-                with self._guard:
-                    self._failure = f"fsync failed: {error.strerror}"
-            finally:
-                os.close(fd)
+    def _duplicate(self) -> int:
+        with self._guard:
+            return os.dup(self._fd) if self._fd >= 0 else -1
+
+    def _sync_failed(self, why: str) -> None:
+        with self._guard:
+            self._failure = f"fsync failed: {why}"
 
     def _require_usable(self) -> None:
         if self._failure is not None:
