@@ -27,13 +27,14 @@ _ROWS = 4096  # formatted at once
 def export_embeddings(trained: TrainedGraph, folder: Path, kind: str, spaces: str | None = None) -> list[Path]:
     """Writes a model into a new folder, in which a file `model.json` says what the columns of rows are.
 
-    Entities have the order of their ids; relations too, with inverse ones (named `NAME (inverse)`) behind all others.
+    Entities have the order of their ids; relations too, with inverse ones behind all others, named
+    `NAME (inverse)`, or `NAME_(inverse)` in word2vec, whose names hold no spaces.
 
     Args:
         trained: The model.
         folder: Must not exist, or be empty.
         kind: One of `FORMATS`.
-        spaces: What replaces spaces in names, for word2vec, whose names hold none; None: such names are refused.
+        spaces: What replaces spaces in names, for word2vec; None: names of the graph with spaces are refused.
 
     Returns:
         The files.
@@ -48,10 +49,11 @@ def export_embeddings(trained: TrainedGraph, folder: Path, kind: str, spaces: st
         raise BadInput(f"names in {kind} may hold spaces; only word2vec replaces them")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder} exists; export writes a new folder")
-    relations = _relation_names(trained)
-    names = {"entities": list(trained.entities), "relations": relations}
+    names = {"entities": list(trained.entities), "relations": list(trained.relations)}
     if kind == "word2vec":
         names = {table: _words(of, spaces) for table, of in names.items()}
+    if trained.settings.reciprocal:
+        names["relations"] += inverse_names(names["relations"], (spaces or "_") if kind == "word2vec" else " ")
     draft = folder.with_name(f".{folder.name}.new")
     try:
         shutil.rmtree(draft, ignore_errors=True)
@@ -67,11 +69,6 @@ def export_embeddings(trained: TrainedGraph, folder: Path, kind: str, spaces: st
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return sorted(folder.iterdir())
-
-
-def _relation_names(trained: TrainedGraph) -> list[str]:
-    names = list(trained.relations)
-    return [*names, *inverse_names(names)] if trained.settings.reciprocal else names
 
 
 def _about(trained: TrainedGraph, dense: Mapping[str, Float32]) -> dict[str, object]:

@@ -69,7 +69,7 @@ def planned_settings(
         plan = _sampled(settings, size, budget, cores)
     plan |= _weight(settings, size)
     if budget_minutes is not None and settings.schedule not in ("linear", "cosine"):
-        ending = f"training ends after {budget_minutes:g} minutes, or when validation MRR stops rising"
+        ending = f"training ends after {_told(budget_minutes)}, or when validation MRR stops rising"
         plan["epochs"] = (_MOST_EPOCHS, ending)
     names = [name for name in plan if name not in chosen and plan[name][0] != getattr(settings, name)]
     settings = settings_of(model, {**{name: plan[name][0] for name in names}, **chosen})
@@ -97,9 +97,9 @@ def _whole(settings: TrainSettings, size: GraphSize, budget: float, cores: int) 
         return {
             "dim": (
                 dim,
-                f"with {settings.dim} values, {_FEWEST_EPOCHS} epochs may take longer than {budget:g} minutes",
+                f"with {settings.dim} values, {_FEWEST_EPOCHS} epochs may take longer than {_told(budget)}",
             ),
-            "epochs": (min(settings.epochs, fit), f"{took}; these fit {budget:g} minutes"),
+            "epochs": (min(settings.epochs, fit), f"{took}; these fit {_told(budget)}"),
         }
     return None
 
@@ -114,10 +114,14 @@ def _sampled(settings: TrainSettings, size: GraphSize, budget: float, cores: int
         "negatives": (_NEGATIVES, "shared by the triples of a step, one matrix product"),
         "dim": (
             settings.dim if fits else min(128, settings.dim),
-            f"with {settings.dim} values, {settings.epochs} epochs may take longer than {budget:g} minutes",
+            f"with {settings.dim} values, {settings.epochs} epochs may take longer than {_told(budget)}",
         ),
         "evaluate_every": (4, "an evaluation scores all entities"),
     }
+
+
+def _told(minutes: float) -> str:
+    return f"{minutes:g} minutes" if minutes >= 1 else f"{60 * minutes:g} s"
 
 
 def _weight(settings: TrainSettings, size: GraphSize) -> _Plan:

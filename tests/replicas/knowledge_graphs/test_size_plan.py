@@ -46,6 +46,8 @@ def test_a_short_budget_takes_a_smaller_dimension_and_then_a_sample() -> None:
     assert any(reason.startswith("dim 128: ") and "25 minutes" in reason for reason in reasons)
     shorter, _ = planned_settings("ComplEx", {}, DENSE, 5.0, cores=2)
     assert (shorter.loss, shorter.budget_minutes) == ("softmax", 5.0)
+    _, reasons = planned_settings("ComplEx", {}, DENSE, 0.5, cores=2)
+    assert any("30 s" in reason for reason in reasons)
 
 
 @pytest.mark.parametrize(("size", "weight"), [(SMALL, 0.003), (DENSE, 0.05), (MIDDLE, 0.01), (SPARSE, 0.1)])

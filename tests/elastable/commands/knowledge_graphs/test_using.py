@@ -147,6 +147,17 @@ def test_export_as_word2vec(run: Path, graph: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(rows[0], LinkPredictor(run).trained.embeddings())  # every digit that float32 has
 
 
+def test_inverse_relations_are_no_obstacle_to_word2vec(tmp_path: Path) -> None:
+    (tmp_path / "graph").mkdir()
+    (tmp_path / "graph" / "train.txt").write_text("a\tr\tb\nb\tr_(inverse)\tc\nc\tr\ta\n")
+    home = tmp_path / "runs"
+    elastable("kg", "train", tmp_path / "graph", "--dim", "4", "--epochs", "1", "--run-dir", home)
+    elastable("kg", "export", home / "latest", "--format", "word2vec", "--output", tmp_path / "out")
+    _, *lines = (tmp_path / "out" / "relations.txt").read_text().splitlines()
+    names = [line.split(" ")[0] for line in lines]
+    assert names == ["r", "r_(inverse)", "r_(inverse)_(inverse)", "r_(inverse)_(inverse)_(inverse)"]
+
+
 def test_export_for_torch(run: Path, conve: Path, graph: Path, tmp_path: Path) -> None:
     elastable("kg", "export", run, "--format", "torch", "--output", tmp_path / "out")
     tensors = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
