@@ -113,7 +113,7 @@ bench-peers: $(TEST_STAMP) ## race other libraries, installed below .peers/ for 
 	$(BIN)/python -m benchmarks.peers
 
 bench-kg: $(TEST_STAMP) ## quality of knowledge-graph models, with settings and time (long; ARGS="codex-s-complex")
-	$(BIN)/python -m benchmarks.kg_quality $(ARGS)
+	$(BIN)/python -m benchmarks.graphs.kg_quality $(ARGS)
 
 compose-test: ## docker-compose on a real engine, a worker killed in the middle
 	deploy/compose-test.sh

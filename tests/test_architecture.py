@@ -270,6 +270,9 @@ def test_a_package_has_few_loose_modules() -> None:
     for module, path in MODULES.items():
         if path.name != "__init__.py":
             loose.setdefault(package_of(module), []).append(path.name)
+    for path in (ROOT / "benchmarks").rglob("*.py"):
+        if path.name != "__init__.py":
+            loose.setdefault(str(path.parent.relative_to(ROOT)), []).append(path.name)
     many = {package: sorted(names) for package, names in loose.items() if len(names) > MOST_LOOSE_MODULES}
     assert not many, f"more than {MOST_LOOSE_MODULES} loose modules: divide them into rooms"
 

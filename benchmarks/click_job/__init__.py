@@ -1,1 +1,1 @@
-"""The job of `benchmarks/click.py`, and its contenders."""
+"""The job of `benchmarks/jobs/click.py`, and its contenders."""

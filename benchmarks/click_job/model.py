@@ -1,4 +1,4 @@
-"""The click model of `benchmarks/click.py`, for plain Keras and Elastable.
+"""The click model of `benchmarks/jobs/click.py`, for plain Keras and Elastable.
 
 A model file: `python -m elastable master benchmarks/click_job/model.py` trains it, too. Environment
 variables set the rows of its tables together (CLICK_ROWS), the optimizer (CLICK_OPTIMIZER), how ids are drawn

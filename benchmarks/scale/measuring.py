@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import redis
 
+from benchmarks.jobs.stores import running_redis
 from benchmarks.processes import busy_s, processor_s
 from benchmarks.scale.processes import TABLE, drawn_ids, run_master, run_worker, table_spec
 from benchmarks.scale.setting import Run, Setting
-from benchmarks.stores import running_redis
 from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.shards.row_pushes import PushedCommit, RowPush, RowSums, Slices, SumTerm

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.kg_beyond_memory import trial
+from benchmarks.graphs.kg_beyond_memory import trial
 
 
 def test_entities_in_files_are_trained_to_the_same_bits(tmp_path: Path) -> None:

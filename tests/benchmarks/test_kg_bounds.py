@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.kg_bounds import product_row, row_reads_row
+from benchmarks.graphs.kg_bounds import product_row, row_reads_row
 
 
 def test_a_step_is_compared_with_what_it_cannot_avoid() -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks import kg_drawn, kg_quality
-from benchmarks.kg_drawn import DrawnSize, HiddenModel, drawn_graph
+from benchmarks.graphs import kg_drawn, kg_quality
+from benchmarks.graphs.kg_drawn import DrawnSize, HiddenModel, drawn_graph
 from elastable.embedding_store.errors import BadInput
 
 SIZE = DrawnSize(entities=1_500, relations=30, train=4_500, valid=100, test=120)

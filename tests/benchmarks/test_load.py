@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from benchmarks.load import Load, measure
-from benchmarks.silent_clients import SilentClients
+from benchmarks.calls.load import Load, measure
+from benchmarks.calls.silent_clients import SilentClients
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.wire.messages.spec_messages import STORE_SERVICE

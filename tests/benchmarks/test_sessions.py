@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.sessions import serving, stub_workers
+from benchmarks.calls.sessions import serving, stub_workers
 from elastable.master.wire.client import MasterClient
 
 DEADLINE_S = 300

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from benchmarks.redis_log import COMPOSE_LIMITS
+from benchmarks.storage.redis_log import COMPOSE_LIMITS
 from elastable.command import app
 from elastable.embedding_store.wire.access.credentials import ENVIRONMENT
 from elastable.process.exit_codes import ExitCode

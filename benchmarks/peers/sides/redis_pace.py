@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.peers import workloads
 from benchmarks.peers.rounds import Turn
 from benchmarks.peers.sides.elastable_redis import filled_tier
-from benchmarks.redis_pace import read_pace, write_pace
+from benchmarks.storage.redis_pace import read_pace, write_pace
 
 __all__ = ["prepare"]
 

@@ -21,7 +21,7 @@ from elastable.embedding_store.optimizers.base import RowOptimizer
 __all__ = ["UnindexedRows"]
 
 _FREE = 254  # heat of a position that no row has
-_BESIDE = 34 + 2  # bytes of a row in memory: its id in the index, whether it has changed, its heat
+_BESIDE = 33 + 2  # bytes of a row in memory: its id in the index, whether it has changed, its heat
 _PRESSED_SHARE = 4  # of the rows that there is room for
 
 

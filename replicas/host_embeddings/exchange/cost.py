@@ -29,7 +29,7 @@ class StepBytes:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Constants of `seconds_per_step`, measured by `benchmarks/host_embeddings.py` (docs/host-embeddings.md).
+    """Constants of `seconds_per_step`, measured by `benchmarks/replicas/host_embeddings.py` (docs/host-embeddings.md).
 
     Attributes:
         id_s: Seconds per id of all replicas, to group or sort it.

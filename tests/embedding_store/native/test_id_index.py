@@ -263,3 +263,16 @@ def test_eight_threads_find_at_once() -> None:
         thread.join(JOIN_S)
         assert not thread.is_alive()
     assert wrong == [0] * 160
+
+
+def test_a_row_takes_at_most_33_bytes_also_while_the_index_grows() -> None:
+    """As docs/tiers.md and docs/dynamic-tables.md say."""
+    index, ids = IdIndex(), np.random.default_rng(5).integers(-(2**62), 2**62, 200_000)
+    worst = 0.0
+    for start in range(0, len(ids), 500):
+        some = ids[start : start + 500]
+        index.reserve(len(some))
+        index.claim(some, np.empty(len(some), np.int64))
+        if index.count >= 20_000:  # the first segments are larger than few rows need
+            worst = max(worst, index.bytes / index.count)
+    assert 24 < worst <= 33

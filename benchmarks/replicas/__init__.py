@@ -1,0 +1,1 @@
+"""Replica groups: exchanges and what is trained with them."""

@@ -1,0 +1,1 @@
+"""What keeps rows: tiers, logs, checkpoints, Redis."""

@@ -1,0 +1,1 @@
+"""Tables in memory: lookups, updates, and what kinds of them cost."""

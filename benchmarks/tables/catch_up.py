@@ -1,0 +1,152 @@
+"""Updates with `lazy=False`, compared with lazy updates and with Keras, which steps the whole table.
+
+A table of 2 million rows of 64 values; 24 different batches of ids in turn, so
+that each touched row has missed between 1 and some dozen steps. Updates are
+commits; lookups are of rows that have missed steps. Then the same with replay
+epochs (see `elastable.embedding_store.optimizers.dense_replay.table_steps`)
+that end so often that all rows have missed some steps.
+
+    python -m benchmarks.tables.catch_up
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.harness import Row, compare, interleaved, publish, rate
+from benchmarks.peers import workloads
+from benchmarks.tables.table_filling import filled_blocks
+from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, TableSpec, TableUpdate
+from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.process.heap import keep_freed_memory
+
+__all__ = ["main"]
+
+ROWS, DIM, BATCH = workloads.ROWS, workloads.DIM, workloads.BATCH
+_SMALL = 4096
+_ROUNDS = 9
+_TURN = 24  # commits after which a batch comes again
+_CHAPTERS = 1, 4, 24  # that have ended by then
+_OPTIMIZERS: dict[str, dict[str, float]] = {
+    "adam": {},
+    "adamw": {"weight_decay": 0.01},
+    "sgd": {"momentum": 0.9},
+    "rmsprop": {"momentum": 0.9},
+}
+
+
+def main() -> None:
+    """Measures, prints and writes `results/catch_up.json`."""
+    keep_freed_memory()
+    rows = [row for name, settings in _OPTIMIZERS.items() for row in _vs_lazy(name, settings, BATCH)]
+    rows += [*_vs_lazy("adam", {}, _SMALL), _vs_keras()]
+    rows += [row for chapters in _CHAPTERS for row in _with_chapters(chapters)]
+    title = f"Rows that follow every step: {ROWS:,} rows x {DIM}, {workloads.THREADS} threads"
+    publish("catch_up", title, rows)
+
+
+def _vs_lazy(name: str, settings: dict[str, float], batch: int) -> list[Row]:
+    told = f"{name}{''.join(f', {key}={value:g}' for key, value in settings.items())}, {batch:,} different ids"
+    pairs = tuple(sorted({"learning_rate": 1e-3, **settings}.items()))
+    with _filled(OptimizerSpec(name, pairs)) as lazy, _filled(OptimizerSpec(name, pairs, lazy=False)) as following:
+        updates = {"ours": _updates(following, batch), "lazy": _updates(lazy, batch)}
+        figures = interleaved({key: rate(work, batch, 0.1) for key, work in updates.items()}, _ROUNDS)
+        rows = [compare(f"update, lazy=False vs. lazy: {told}", "ids/s", figures["ours"], figures["lazy"])]
+        lookups = {"ours": _lookups(following, batch), "lazy": _lookups(lazy, batch)}
+        figures = interleaved({key: rate(work, batch, 0.1) for key, work in lookups.items()}, _ROUNDS)
+        return [*rows, compare(f"lookup, lazy=False vs. lazy: {told}", "ids/s", figures["ours"], figures["lazy"])]
+
+
+def _with_chapters(chapters: int) -> list[Row]:
+    """Rows that have missed up to this many replay epochs, compared with rows that have missed steps of one."""
+    told = f"adam, {BATCH:,} different ids, behind by up to {chapters} replay epoch{'s' if chapters > 1 else ''}"
+    optimizer = OptimizerSpec.of("adam", lazy=False, learning_rate=1e-3)
+    every = _TURN // chapters
+    with _filled(optimizer) as one, _filled(optimizer) as many:
+        updates = {"ours": _updates(many, BATCH, every), "reference": _updates(one, BATCH)}
+        for _ in range(_TURN):
+            updates["ours"]()
+        figures = interleaved({key: rate(work, BATCH, 0.1) for key, work in updates.items()}, _ROUNDS)
+        rows = [
+            compare(f"update, with replay epochs vs. without: {told}", "ids/s", figures["ours"], figures["reference"])
+        ]
+        lookups = {"ours": _lookups(many, BATCH), "reference": _lookups(one, BATCH)}
+        figures = interleaved({key: rate(work, BATCH, 0.1) for key, work in lookups.items()}, _ROUNDS)
+        name = f"lookup, with replay epochs vs. without: {told}"
+        return [*rows, compare(name, "ids/s", figures["ours"], figures["reference"])]
+
+
+def _vs_keras() -> Row:
+    """Keras' dense Adam, whose step reads and writes every row of the table."""
+    with _filled(OptimizerSpec.of("adam", lazy=False, learning_rate=1e-3)) as store:
+        contenders = {
+            "ours": rate(_updates(store, BATCH), BATCH, 0.2),
+            "keras": rate(_keras_steps(), BATCH, 0.2),
+        }
+        figures = interleaved(contenders, 3)
+    name = f"update, lazy=False vs. Keras' dense Adam, {BATCH:,} different ids"
+    return compare(name, "ids/s", figures["ours"], figures["keras"])
+
+
+def _keras_steps() -> Callable[[], object]:
+    import keras
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(workloads.THREADS)
+    table = keras.Variable(np.ones((ROWS, DIM), np.float32))
+    optimizer = keras.optimizers.Adam(1e-3)
+    optimizer.build([table])
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step(ids: Any, values: Any) -> None:
+        optimizer.apply([tf.IndexedSlices(values, ids, (ROWS, DIM))], [table])
+
+    turns, gradients = _turns(BATCH)
+    return lambda: step(tf.constant(next(turns)), tf.constant(next(gradients)))
+
+
+def _turns(batch: int) -> tuple[Iterator[npt.NDArray[np.int64]], Iterator[npt.NDArray[np.float32]]]:
+    random = np.random.default_rng(1)
+    ids = [some[:batch].copy() for some in workloads.unique()]
+    return cycle(ids), cycle([random.standard_normal((batch, DIM), np.float32) for _ in range(4)])
+
+
+def _updates(store: MemoryStore, batch: int, chapter: int = 0) -> Callable[[], object]:
+    """Commits; `chapter`: how many of them make one, 0: none ends."""
+    turns, gradients = _turns(batch)
+
+    def work() -> None:
+        version = store.version()
+        ends = chapter > 0 and version % chapter == 0
+        update = TableUpdate(next(turns), next(gradients))
+        store.commit(Commit(version + 1, {"t": update}, version, {}, ends_chapter=ends))
+
+    return work
+
+
+def _lookups(store: MemoryStore, batch: int) -> Callable[[], object]:
+    turns, _ = _turns(batch)
+    return lambda: store.lookup({"t": next(turns)})
+
+
+@contextmanager
+def _filled(optimizer: OptimizerSpec) -> Iterator[MemoryStore]:
+    """A table of which all rows hold values of their own, after a round of updates."""
+    with MemoryStore(workloads.THREADS, direct_bytes=1 << 33) as store:
+        store.create_table(TableSpec("t", DIM, ROWS, optimizer=optimizer))
+        slots = row_optimizer(optimizer).initial_slots(DIM)
+        store.put("t", filled_blocks(ROWS, DIM, slots))
+        work = _updates(store, BATCH)
+        for _ in range(_TURN):
+            work()
+        yield store
+
+
+if __name__ == "__main__":
+    main()
