@@ -1,7 +1,7 @@
 """Quality of knowledge-graph models: filtered MRR, with settings and training time.
 
     python -m benchmarks.graphs.kg_quality [CASE ...]     # codex-s-complex, ...; default: all but the budgets
-    python -m benchmarks.graphs.kg_quality budgets        # FB15k-237, CoDEx-M, WN18RR, 40 minutes each on two quiet cores
+    python -m benchmarks.graphs.kg_quality budgets        # FB15k-237, CoDEx-M, WN18RR, 40 minutes each, on quiet cores
     python -m benchmarks.graphs.kg_quality drawn          # drawn graphs of the sizes of FB15k-237 and CoDEx-M
 
 The graphs are folders of triples in `ELASTABLE_GRAPHS` (default `../shared/data`), such as `elastable kg download

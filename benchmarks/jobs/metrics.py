@@ -1,8 +1,8 @@
 """What metrics cost a running job: examples/s and processor time with `--http` while scraped, and without.
 
 The job is that of `benchmarks/jobs/click.py`: a master and a worker in separate processes. Two of them run in
-turns: one whose master and worker both serve metrics and are both scraped once a second, some fifteen times as often as usual; and
-one without `--http`.
+turns: one whose master and worker both serve metrics and are both scraped once a second, some fifteen times as often as
+usual; and one without `--http`.
 
     python -m benchmarks.jobs.metrics
 """
