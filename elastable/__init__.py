@@ -15,6 +15,7 @@
 * saving: `save`; export: `export_keras`
 * tables in replicas' own memory: `create_host_embedding`, `HostEmbedding`, `HostEmbeddingOptimizerSpec`,
   `HostEmbeddingSGDGAOptimizerSpec`, `save_host_embedding`, `load_host_embedding`
+* traces: `exporting_traces`
 * errors: `ElastableError`; its kinds are in `elastable.embedding_store.errors`
 
 A name whose libraries are not installed raises `NotInstalled`, which says which extra of `elastable` brings them.
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from elastable.in_process.fitting import fit
     from elastable.in_process.tape_step import step
     from elastable.models.saving import save
+    from elastable.monitoring.tracing import exporting_traces
     from elastable.replicas.groups.grouping import CommGroup
     from elastable.replicas.host_embeddings.embedding import HostEmbedding, create_host_embedding
     from elastable.replicas.host_embeddings.file import load_host_embedding, save_host_embedding
@@ -110,6 +112,7 @@ __all__ = [
     "averaged",
     "create_host_embedding",
     "export_keras",
+    "exporting_traces",
     "fit",
     "hash_ids",
     "load_host_embedding",
@@ -134,6 +137,7 @@ _NAMES_OF = {
     "elastable.in_process.fitting": "fit",
     "elastable.in_process.tape_step": "step",
     "elastable.models.saving": "save",
+    "elastable.monitoring.tracing": "exporting_traces",
     "elastable.replicas.groups.grouping": "CommGroup",
     "elastable.replicas.host_embeddings.embedding": "HostEmbedding create_host_embedding",
     "elastable.replicas.host_embeddings.file": "load_host_embedding save_host_embedding",
@@ -151,7 +155,9 @@ _NAMES_OF = {
     ),
 }
 _HOMES = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
-_WITHOUT_KERAS = ("elastable.embedding_store", "elastable.worker.readers", "elastable.replicas.groups")
+_WITHOUT_KERAS = (
+    "elastable.embedding_store", "elastable.monitoring", "elastable.replicas.groups", "elastable.worker.readers"
+)  # fmt: skip
 
 
 # What keras.Model's own methods do for models with tables in a store.

@@ -16,8 +16,10 @@ from typing import Self, TypeVar
 from opentelemetry import context as contexts
 from opentelemetry import trace
 from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.common import http as http_exporter
 from opentelemetry.exporter.otlp.proto.grpc import exporter as grpc_exporter
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as PostingExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
@@ -36,8 +38,9 @@ _VERSION = "version"
 _MOST_TRACES, _MOST_SPANS = (1 << 128) - 1, (1 << 64) - 1
 _TIMEOUT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
 
-# It draws the pauses between attempts from the random numbers of the program, which may have seeded them.
-setattr(grpc_exporter, "random", random.SystemRandom())  # noqa: B010 - the module's own name of another kind
+# They draw the pauses between attempts from the random numbers of the program, which may have seeded them.
+for _exporter in (grpc_exporter, http_exporter):
+    setattr(_exporter, "random", random.SystemRandom())  # noqa: B010 - the module's own name of another kind
 
 
 class OpenTelemetryTracer:
@@ -70,9 +73,13 @@ class OpenTelemetryTracer:
             service: As of the class.
             timeout_s: Of one export, repeats included, unless the environment says how long that may take.
         """
-        said = any(os.environ.get(name) for name in _TIMEOUT_VARIABLES)
-        exporter = OTLPSpanExporter(endpoint=url, insecure=url.startswith("http:"), timeout=None if said else timeout_s)
-        return cls(exporter, service)
+        plain = url.startswith("http:")
+        return cls(OTLPSpanExporter(endpoint=url, insecure=plain, timeout=_timeout(timeout_s)), service)
+
+    @classmethod
+    def posting(cls, url: str, service: str, timeout_s: float) -> Self:
+        """Exports by OTLP over HTTP, to a URL with its path; else as `exporting`."""
+        return cls(PostingExporter(endpoint=url, timeout=_timeout(timeout_s)), service)
 
     def close(self) -> None:
         """Exports what waits, and ends."""
@@ -139,6 +146,11 @@ class OpenTelemetryTracer:
         flags = TraceFlags(TraceFlags.SAMPLED if sampled else TraceFlags.DEFAULT)
         of = SpanContext(trace_id, span_id, is_remote=True, trace_flags=flags)
         return trace.set_span_in_context(NonRecordingSpan(of), Context())
+
+
+def _timeout(seconds: float) -> float | None:
+    """None where the environment says it."""
+    return None if any(os.environ.get(name) for name in _TIMEOUT_VARIABLES) else seconds
 
 
 class _Ids(IdGenerator):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import grpc
 import pytest
 
+import elastable as et
 from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
 from elastable.embedding_store.errors import BadInput, NotInstalled
 from elastable.embedding_store.measures.counters import Durations
@@ -35,7 +36,7 @@ from elastable.worker.readers import NumpyReader
 from elastable.worker.runtime.compute import MicroBatchComputer
 from elastable.worker.runtime.loop import Worker
 from elastable.worker.runtime.worker_measures import WorkerMeasures
-from tests.elastable.monitoring.otlp_collector import ExportedSpan, collecting
+from tests.elastable.monitoring.otlp_collector import ExportedSpan, collecting, collecting_posts
 from tests.embedding_store.shards.served_shards import served
 from tests.ports import free_address
 from tests.worker.runtime.test_loop import IDS, LABELS, _model
@@ -247,9 +248,53 @@ def test_what_is_no_collector_is_refused(url: str) -> None:
 
 
 def test_another_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
-    with pytest.raises(BadInput, match=r"http/protobuf.*set it to grpc"), exporting_traces("http://c:4317", "s"):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
+    with pytest.raises(BadInput, match=r"http/json.*over grpc or http/protobuf"), exporting_traces("http://c:1", "s"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("given", "variable", "path"),
+    [
+        ("", None, "/v1/traces"),
+        ("/", None, "/v1/traces"),
+        ("/elsewhere", None, "/elsewhere"),
+        ("/otlp", "OTEL_EXPORTER_OTLP_ENDPOINT", "/otlp/v1/traces"),
+        ("/otlp", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "/otlp"),
+    ],
+)
+def test_spans_are_posted_over_http(
+    monkeypatch: pytest.MonkeyPatch, given: str, variable: str | None, path: str
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    with collecting_posts() as collector:
+        url = collector.url + given
+        if variable is not None:
+            monkeypatch.setenv(variable, url)
+        random.seed(3)
+        expected = random.getstate()
+        with exporting_traces(url, "s"), Durations().timing_version(0.0, VersionTrace("j", 1)), span("inner", None):
+            pass
+        assert random.getstate() == expected
+        assert {each.name for each in collector.spans()} == {"version", "inner"}
+        assert collector.paths == {path}
+
+
+def test_a_program_that_trains_in_its_own_process_is_traced() -> None:
+    model = _model()
+    model.compile(optimizer="sgd", loss="binary_crossentropy")
+    with collecting() as collector:
+        with et.exporting_traces(collector.url):
+            model.fit(IDS[:64], LABELS[:64], batch_size=16, epochs=1, verbose=0)
+        spans = collector.spans()
+    versions = [each for each in spans if each.name == "version"]
+    assert [each.attributes["elastable.version"] for each in versions] == [1, 2, 3, 4]
+    assert {each.service for each in spans} == {"elastable"}
+    for version in versions:
+        inside = {each.name for each in spans if each.parent == version.id}
+        assert {"sum", "dense", "rows", "micro-batch"} <= inside
+    (commit, *_) = [each for each in spans if each.name == "apply"]
+    assert commit.parent in {each.id for each in spans if each.name == "rows"}
 
 
 @pytest.mark.parametrize("lacking", ["opentelemetry", "opentelemetry.sdk", "opentelemetry.exporter"])

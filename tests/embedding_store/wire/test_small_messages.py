@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import grpc
 import numpy as np
@@ -108,7 +109,12 @@ def test_unread_replies_do_not_add_up(held: ExitStack, monkeypatch: pytest.Monke
         client.lookup({"wide": np.arange(4_096)})
     assert client.lookup({"cities": np.arange(3)})["cities"].shape == (3, 4)
     first.cancel()
-    assert client.lookup({"wide": np.arange(4_096)})["wide"].shape == (4_096, 1024)
+    late = time.monotonic() + WAIT_S
+    while True:  # until the server has heard of it
+        with suppress(DeadlineExceeded):
+            assert client.lookup({"wide": np.arange(4_096)})["wide"].shape == (4_096, 1024)
+            return
+        assert time.monotonic() < late
 
 
 def test_a_scan_cannot_ask_for_blocks_of_any_size(held: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
