@@ -125,12 +125,12 @@ def test_an_index_in_redis_gives_the_same_bits_and_keeps_them(alone: Numbers, tm
             np.testing.assert_array_equal(rows, alone[f"{name}/weights"], err_msg=name)
 
 
-# tests/chaos compares jobs over files, flushed seldom and all the time, too.
+# tests/chaos compares jobs over files, flushed seldom and all the time, too; test_store_servers.py, with flush=0.01.
 @pytest.mark.parametrize(
     "options",
     [
         pytest.param("", marks=pytest.mark.slow),
-        "&flush=0.01",
+        pytest.param("&flush=0.01", marks=pytest.mark.slow),
         "&log=none&flush=0.01",
     ],
 )

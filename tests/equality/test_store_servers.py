@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -18,9 +16,11 @@ from elastable.jobs.servers.store_registry import StoreRegistry
 from tests.embedding_store.shards.served_shards import served
 from tests.equality.jobs import Numbers, Running, differing, train
 from tests.ports import free_port
+from tests.preloaded.client import PreloadedProcess
 from tests.tcp_proxy import tcp_proxy
 from tests.waiting import until
 
+ROOT = Path(__file__).parents[2]
 START_S = 120.0
 
 
@@ -42,7 +42,7 @@ class StoreProcess:
         """Returns once it answers."""
         words = ["-m", "elastable", "store", "--listen", self.address, "--store", self._store, *self._more]
         with self._log.open("ab") as output:
-            self.process = subprocess.Popen([sys.executable, *words], stdout=output, stderr=output)
+            self.process = PreloadedProcess(words, output, output, ROOT)
         with RemoteSource(self.address, START_S) as rows:
             rows.version()
 

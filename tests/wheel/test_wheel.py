@@ -105,14 +105,27 @@ def serving(environment: Environment, folder: Path) -> Iterator[str]:
             server.wait(LIMIT_S)
 
 
-@pytest.mark.timeout(900)
-def test_a_model_file_trains_and_resumes_beside_them(folder: Path) -> None:
-    job = ["-m", "elastable", "train", "model.py", "--workers", "1", "--micro-batch-size", "16"]
-    run(folder, HERE, *job, "--checkpoint-dir", "c")
-    told = run(folder, HERE, *job, "--checkpoint-dir", "c", "--epochs", "2", "--resume")
-    assert "resuming at version 4" in told
+JOB = ("-m", "elastable", "train", "model.py", "--workers", "1", "--micro-batch-size", "16", "--checkpoint-dir", "c")
+
+
+def result_of(folder: Path) -> tuple[int, int]:
+    """Version and examples of the newest run."""
     result = json.loads((folder / "runs" / "latest" / "result.json").read_text())
-    assert (result["version"], result["examples"]) == (8, 64)
+    return result["version"], result["examples"]
+
+
+@pytest.mark.timeout(900)
+def test_a_model_file_trains_beside_them(folder: Path) -> None:
+    run(folder, HERE, *JOB)
+    assert result_of(folder) == (4, 64)
+
+
+@pytest.mark.slow  # the test above starts the same processes; tests/elastable/jobs resumes
+@pytest.mark.timeout(900)
+def test_a_model_file_resumes_beside_them(folder: Path) -> None:
+    run(folder, HERE, *JOB)
+    assert "resuming at version 4" in run(folder, HERE, *JOB, "--epochs", "2", "--resume")
+    assert result_of(folder) == (8, 64)
 
 
 def test_a_wheel_holds_one_name_and_all_of_ours(wheel: Path) -> None:
