@@ -26,7 +26,7 @@ SERVICES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "StoreServer": (SHARD_CALLS, SHARD_QUESTIONS),
     "Master": (MASTER_CALLS, MASTER_QUESTIONS),
 }
-SECONDS = 1.0  # the nightly workflow runs `make fuzz` with the seed of the day
+SECONDS = 0.5  # the nightly workflow runs `make fuzz` with the seed of the day
 GENEROUS = 0.5  # of memory; `make fuzz` holds to a tenth of it, over far more rounds
 
 

@@ -89,8 +89,8 @@ def touching() -> tuple[Any, Any]:
     ("wait", "lazy", "optimizers"),
     [
         (1, False, adam_and_momentum),
-        (1, False, decaying),
-        (3, False, adam_and_momentum),
+        pytest.param(1, False, decaying, marks=pytest.mark.slow),
+        pytest.param(3, False, adam_and_momentum, marks=pytest.mark.slow),
         (3, False, decaying),
         (3, True, touching),
     ],

@@ -249,7 +249,7 @@ def _exact_ranks(made: ShardedModel, triples: Int32, model: str, norm: int) -> A
 def test_ranks_are_those_of_double_precision(model: str, norm: int) -> None:
     """Among 5,000 entities with embeddings drawn at random, whose float32 errors do change ranks."""
     draw = np.random.default_rng(8)
-    triples = draw.integers(0, [MANY, RELATIONS, MANY], (120, 3)).astype(np.int32)
+    triples = draw.integers(0, [MANY, RELATIONS, MANY], (60, 3)).astype(np.int32)
     settings = TrainSettings(
         model=model,
         dim=16 if model == "TuckER" else 64,  # its formula costs the cube of it
