@@ -27,7 +27,9 @@ def channel(address: str) -> grpc.Channel:
         return grpc.insecure_channel(address)
     # Where a server asks clients for no certificate, no authority is set: its own certificate is known beside it.
     trusted = certificate if authority is None else authority
-    return grpc.secure_channel(address, grpc.ssl_channel_credentials(trusted, key, certificate))
+    name = os.environ.get("ELASTABLE_TLS_NAME")
+    options = [("grpc.ssl_target_name_override", name)] if name else None
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(trusted, key, certificate), options)
 
 
 def main(address: str) -> int:

@@ -44,6 +44,9 @@ def test_mutual_tls(authority: Authority) -> None:
     mutual = authority.mutual()
     ran = check(mutual, CA=authority.ca, CERT=str(mutual.certificate), KEY=str(mutual.key))
     assert ran.returncode == 0, ran.stderr
+    assert (
+        check(mutual, CA=authority.ca, CERT=str(mutual.certificate), KEY=str(mutual.key), NAME="other").returncode == 1
+    )
     assert check(mutual, CA=authority.ca).returncode == 1
     assert check(mutual).returncode == 1
 

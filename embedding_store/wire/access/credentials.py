@@ -27,6 +27,7 @@ ENVIRONMENT = {
     "ELASTABLE_WORKER_TOKEN_FILE": "file of the workers' token: it trains, and neither drops tables nor stops jobs",
     "ELASTABLE_READER_TOKEN_FILE": "file of the readers' token: it looks rows and the status up, and changes nothing",
     "ELASTABLE_CERTIFICATE_ROLES": "roles of clients by the names in their certificates: NAME=ROLE,...; * is any name",
+    "ELASTABLE_TLS_NAME": "the name in servers' certificates, where they are called by other names or addresses",
 }
 """Variables that every process reads -> one line of help."""
 
@@ -41,7 +42,7 @@ STORES_TOKEN = "ELASTABLE_STORES_TOKEN"
 
 _NAMES = dict(
     zip(
-        ("ca", "certificate", "key", "token", "worker_token", "reader_token", "certificate_roles"),
+        ("ca", "certificate", "key", "token", "worker_token", "reader_token", "certificate_roles", "server_name"),
         ENVIRONMENT,
         strict=True,
     )
@@ -58,8 +59,8 @@ _TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
 class Credentials:
     """What a process shows to others and asks of them; nothing at all: plain text, for anyone who reaches the port.
 
-    A client speaks TLS where `ca` is set, and then with no server that `ca` does not vouch for by the name it is called
-    by. A server speaks TLS, and nothing else, where `certificate` and `key` are set; with `ca` as well it takes only
+    A client speaks TLS where `ca` is set, and then with no server that `ca` does not vouch for by `server_name`, or
+    else by the name it is called by. A server speaks TLS, and nothing else, where `certificate` and `key` are set; with `ca` as well it takes only
     clients whose certificate `ca` vouches for. A server that has tokens takes no call without one of them, and the
     token shown is the caller's role. A client sends one token with every call, that of the highest role it has. Over
     plain text tokens are for one host alone.
@@ -73,6 +74,7 @@ class Credentials:
         worker_token, reader_token: Likewise, of those roles.
         certificate_roles: Of a server with `ca` and `certificate`: name in a client's certificate -> "reader", "worker"
             or "administrator"; "*" is any name. Empty: certificates say nothing of roles.
+        server_name: The name that a client asks of every server's certificate; None: the name or address that it calls.
 
     Raises:
         BadInput: a file that cannot be read or is not of its kind, a key without its certificate or of another one, a
@@ -87,6 +89,7 @@ class Credentials:
     worker_token: str | None = field(default=None, repr=False)
     reader_token: str | None = field(default=None, repr=False)
     certificate_roles: Mapping[str, str] = field(default_factory=dict)
+    server_name: str | None = None
 
     def __post_init__(self) -> None:
         if self.ca is not None:
@@ -140,7 +143,8 @@ class Credentials:
         tokens["token"] = environment.get(GIVEN_ADMINISTRATOR_TOKEN) or tokens["token"]
         tokens["worker_token"] = environment.get(GIVEN_TOKEN) or tokens["worker_token"]
         roles = _roles_of(said["certificate_roles"] or "")
-        return cls(said["ca"], said["certificate"], said["key"], **tokens, certificate_roles=roles)
+        files = (said["ca"], said["certificate"], said["key"])
+        return cls(*files, **tokens, certificate_roles=roles, server_name=said["server_name"])
 
     @classmethod
     def for_store_servers(cls, environment: Mapping[str, str] = os.environ) -> Self:
@@ -156,14 +160,16 @@ class Credentials:
         """What a channel to `address` is secured by; None: plain text.
 
         Raises:
-            BadInput: there is a certificate and nothing to know the server by, or the token would leave this host in
-                plain text.
+            BadInput: there is a certificate or a name and no authority to know the server by, or the token would leave
+                this host in plain text.
         """
         if self.ca is not None:
             return grpc.ssl_channel_credentials(_read(self.ca, "ca"), *(self._pair() or (None, None)))
-        if self.certificate is not None:
+        for name in ("certificate", "server_name"):
+            if (said := getattr(self, name)) is None:
+                continue
             raise BadInput(
-                f"{_named('certificate')} is {str(self.certificate)!r} and {_named('ca')} is not set: "
+                f"{_named(name)} is {str(said)!r} and {_named('ca')} is not set: "
                 f"a client cannot verify the server at {address}; name the authority of its certificate"
             )
         self._require_token_stays_here(address)

@@ -73,7 +73,8 @@ def channel(address: str, credentials: Credentials | None = None) -> grpc.Channe
     if secured is None:
         opened = grpc.insecure_channel(str(where), options=_CHANNEL_OPTIONS)
     else:
-        opened = grpc.secure_channel(str(where), secured, options=_CHANNEL_OPTIONS)
+        named = [] if credentials.server_name is None else [("grpc.ssl_target_name_override", credentials.server_name)]
+        opened = grpc.secure_channel(str(where), secured, options=[*_CHANNEL_OPTIONS, *named])
     if PROCESS.tracer is not None:
         opened = TracedChannel(opened)
     # Without a token the channel is used directly.

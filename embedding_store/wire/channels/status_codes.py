@@ -70,7 +70,8 @@ _DISTRUST = {
         "its certificate is not of the authority in ELASTABLE_TLS_CA (ca=), or it has expired or is not valid yet"
     ),
     "Hostname Verification Check failed": (
-        "its certificate is not for that name or address: call it by one of the certificate's subject alternative names"
+        "its certificate is not for that name or address: call it by one of the certificate's subject alternative "
+        "names, or set ELASTABLE_TLS_NAME to one"
     ),
     "WRONG_VERSION_NUMBER": (
         "it speaks plain text and this client TLS: give the server ELASTABLE_TLS_CERT and ELASTABLE_TLS_KEY"

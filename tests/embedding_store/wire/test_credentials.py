@@ -28,7 +28,7 @@ from tests.certificates import TOKEN, Authority
 
 LOOPBACK = Address("127.0.0.1", 50051)
 ELSEWHERE = Address("192.0.2.1", 50051)
-FILES = [name for name in ENVIRONMENT if name != "ELASTABLE_CERTIFICATE_ROLES"]
+FILES = [name for name in ENVIRONMENT if name not in ("ELASTABLE_CERTIFICATE_ROLES", "ELASTABLE_TLS_NAME")]
 TOKENS = (TOKEN, f"{TOKEN}-of-workers", f"{TOKEN}-of-readers")
 
 
@@ -64,9 +64,10 @@ def environment(files: dict[str, Path], *names: str) -> dict[str, str]:
 def test_every_variable_is_read(files: dict[str, Path]) -> None:
     ca, certificate, key, *_ = files.values()
     roles = {"ELASTABLE_CERTIFICATE_ROLES": "ops.example=administrator, trainer = worker,*=reader"}
-    found = Credentials.from_environment({name: str(file) for name, file in files.items()} | roles)
+    others = {**roles, "ELASTABLE_TLS_NAME": "elastable"}
+    found = Credentials.from_environment({name: str(file) for name, file in files.items()} | others)
     named = {"ops.example": "administrator", "trainer": "worker", "*": "reader"}
-    assert found == Credentials(str(ca), str(certificate), str(key), *TOKENS, named)
+    assert found == Credentials(str(ca), str(certificate), str(key), *TOKENS, named, "elastable")
     assert found.tokens == dict(zip(TOKENS, reversed(Role), strict=True))
 
 
@@ -445,6 +446,16 @@ def test_a_server_by_another_name_is_refused_at_once(ours: Authority) -> None:
     certificate, key = ours.issue("elsewhere", "elsewhere.example")
     with server_of(Credentials(certificate=certificate, key=key)) as server:
         assert "is not for that name or address" in refused_at_once(server.address, Credentials(ours.ca))
+
+
+def test_a_server_at_any_address_is_known_by_the_name_that_was_set(ours: Authority) -> None:
+    certificate, key = ours.issue("elsewhere", "elsewhere.example")
+    with server_of(Credentials(certificate=certificate, key=key)) as server:
+        assert ask(server.address, Credentials(ours.ca, server_name="elsewhere.example")) == b"said"
+        another = Credentials(ours.ca, server_name="another.example")
+        assert "set ELASTABLE_TLS_NAME to one" in refused_at_once(server.address, another)
+    with pytest.raises(BadInput, match=r"server_name \(ELASTABLE_TLS_NAME\) is 'a'.*ELASTABLE_TLS_CA\) is not set"):
+        Credentials(server_name="a").for_client(LOOPBACK)
 
 
 def test_a_server_in_plain_text_is_refused_at_once(ours: Authority) -> None:
