@@ -117,8 +117,8 @@ def test_users_of_redis_are_those_of_the_page(compose: dict[str, Any]) -> None:
     assert len(page) == 2
     command = compose["services"]["redis"]["command"][-1]
     for user, rules in page:
-        assert f"user {user} on >$$ELASTABLE_REDIS_PASSWORD {rules}\n" in command
-    assert "user default off\n" in command
+        password = {"master": "ELASTABLE_REDIS_PASSWORD", "reader": "ELASTABLE_REDIS_READER_PASSWORD"}[user]
+        assert f"user {user} on >$${password} {rules}\n" in command
     assert "user health on nopass +ping\n" in command
     assert compose["services"]["master"]["environment"]["ELASTABLE_REDIS_USER"] == "master"
     assert "ELASTABLE_REDIS_PASSWORD" not in compose["services"]["worker"].get("environment", {})

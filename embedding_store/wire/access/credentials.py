@@ -60,10 +60,10 @@ class Credentials:
     """What a process shows to others and asks of them; nothing at all: plain text, for anyone who reaches the port.
 
     A client speaks TLS where `ca` is set, and then with no server that `ca` does not vouch for by `server_name`, or
-    else by the name it is called by. A server speaks TLS, and nothing else, where `certificate` and `key` are set; with `ca` as well it takes only
-    clients whose certificate `ca` vouches for. A server that has tokens takes no call without one of them, and the
-    token shown is the caller's role. A client sends one token with every call, that of the highest role it has. Over
-    plain text tokens are for one host alone.
+    else by the name it is called by. A server speaks TLS, and nothing else, where `certificate` and `key` are set;
+    with `ca` as well it takes only clients whose certificate `ca` vouches for. A server that has tokens takes no call
+    without one of them, and the token shown is the caller's role. A client sends one token with every call, that of
+    the highest role it has. Over plain text tokens are for one host alone.
 
     Attributes:
         ca: Path of the certificates to trust, PEM.

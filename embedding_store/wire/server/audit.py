@@ -17,6 +17,7 @@ from elastable.embedding_store.errors import Unauthenticated
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.wire.access.callers import Callers
 from elastable.embedding_store.wire.access.roles import Role, least_role
+from elastable.embedding_store.wire.server.call_guard import HEALTH_CHECK
 from elastable.embedding_store.wire.server.handlers import Body, Handler, Interceptor
 
 __all__ = ["AuditedCalls", "audit"]
@@ -76,7 +77,7 @@ _Behaviour = Callable[..., Body]
 
 
 class AuditedCalls(Interceptor):
-    """Logs every call that is for administrators alone, once its role was checked.
+    """Logs every call that is for administrators alone, once its role was checked, and no health check.
 
     It stands behind the server's other interceptors, so that it sees requests as they were parsed.
     """
@@ -91,7 +92,9 @@ class AuditedCalls(Interceptor):
     ) -> Handler | None:
         """The handler of the call, with its line in the log."""
         handler, method = continuation(handler_call_details), handler_call_details.method
-        if handler is None or handler.response_streaming or least_role(method) is not Role.ADMINISTRATOR:
+        if handler is None or handler.response_streaming or method == HEALTH_CHECK:
+            return handler
+        if least_role(method) is not Role.ADMINISTRATOR:
             return handler
         if handler.request_streaming:
             bulk = self._audited(method, handler.stream_unary)
