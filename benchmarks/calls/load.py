@@ -1,4 +1,4 @@
-"""How long a client waits for a server with silent clients, with busy clients, and with both.
+"""How long a client waits for a server with silent clients, busy ones, workers that push, slow ones, and all of them.
 
 The server and the busy clients run in separate processes.
 
@@ -18,7 +18,9 @@ from dataclasses import dataclass
 import grpc
 import numpy as np
 
+from benchmarks.calls.sessions import STILL, serving, stub_workers
 from benchmarks.calls.silent_clients import SilentClients
+from benchmarks.calls.slow_clients import slow_clients
 from benchmarks.harness import Row, publish
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
@@ -27,25 +29,34 @@ from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.client.remote_source import RemoteSource
 from elastable.embedding_store.wire.messages.frames import encode
 from elastable.embedding_store.wire.messages.spec_messages import STORE_SERVICE
-from elastable.embedding_store.wire.server.grpc_server import GrpcServer
-from elastable.embedding_store.wire.service.store_service import store_service
 
-__all__ = ["Load", "Waits", "busy_clients", "main", "measure", "serving"]
+__all__ = ["Load", "Waits", "busy_clients", "main", "measure"]
 
-_SPEC = TableSpec("t", 16, 100_000)
+_SPEC = TableSpec(STILL, 16, 100_000)
 _IDS = 64
 _PROCESSES = 4
+_GRADS_TO_WAIT = 8
 _SERVES_S = 600.0
 _DEADLINE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The other clients."""
+    """The other clients.
+
+    Attributes:
+        name: For the rows.
+        silent: Connections whose message never comes.
+        busy: Clients that look rows up all the time.
+        pushing: Workers that push gradients all the time.
+        slow: Whether there are one that does not read on, and one that does not say on.
+    """
 
     name: str
     silent: int = 0
     busy: int = 0
+    pushing: int = 0
+    slow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +83,9 @@ _LOADS = (
     Load("1,000 silent clients", silent=1_000),
     Load("200 busy clients", busy=200),
     Load("1,000 silent and 200 busy clients", silent=1_000, busy=200),
+    Load("200 workers that push", pushing=200),
+    Load("a slow reader and a slow sender", slow=True),
+    Load("1,000 silent clients, 200 workers that push, both slow ones", silent=1_000, pushing=200, slow=True),
 )
 
 
@@ -79,8 +93,8 @@ def main() -> None:
     """Measures, prints and writes `results/load.json`."""
     rows: list[Row] = []
     for load in _LOADS:
-        with serving() as address:
-            waits = measure(address, load, seconds=10.0)
+        with serving(_GRADS_TO_WAIT) as served:
+            waits = measure(served.address, load, seconds=10.0)
         alone = rows[0].value if rows else None
         for what, share in (("p50", 50.0), ("p99", 99.0)):
             took = 1e6 * waits.percentile(share)
@@ -95,12 +109,16 @@ def measure(address: str, load: Load, seconds: float = 0.0, lookups: int = 1) ->
     with ExitStack() as held:
         own = held.enter_context(MemoryStore(1))
         own.create_table(_SPEC)
-        expected = own.lookup({"t": ids})["t"]
+        expected = own.lookup({STILL: ids})[STILL]
         if load.silent:
             method = f"/{STORE_SERVICE}/LookupSmall"
             held.enter_context(SilentClients(address, method, load.silent))
         if load.busy:
             held.enter_context(busy_clients(address, load.busy))
+        if load.pushing:
+            held.enter_context(stub_workers(address, load.pushing))
+        if load.slow:
+            held.enter_context(slow_clients(address, STILL))
         source = held.enter_context(RemoteSource(address, _DEADLINE_S))
         waits: list[float] = []
         wrong = unanswered = 0
@@ -108,19 +126,11 @@ def measure(address: str, load: Load, seconds: float = 0.0, lookups: int = 1) ->
         while time.monotonic() < end or len(waits) < lookups:
             began = time.perf_counter()
             try:
-                wrong += not np.array_equal(source.lookup({"t": ids})["t"], expected)
+                wrong += not np.array_equal(source.lookup({STILL: ids})[STILL], expected)
             except Unavailable:
                 unanswered += 1
             waits.append(time.perf_counter() - began)
         return Waits(tuple(waits), wrong, unanswered)
-
-
-@contextmanager
-def serving() -> Iterator[str]:
-    """A server in a process of its own; its address."""
-    with _process("serve") as server:
-        assert server.stdout is not None
-        yield server.stdout.readline().decode().strip()
 
 
 @contextmanager
@@ -146,17 +156,9 @@ def _process(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def _serve() -> None:
-    with MemoryStore() as store:
-        store.create_table(_SPEC)
-        with GrpcServer("127.0.0.1:0", [store_service(store)]) as server:
-            print(server.address, flush=True)
-            time.sleep(_SERVES_S)
-
-
 def _keep_busy(address: str, count: int) -> None:
     ids = np.arange(_IDS, dtype=np.int64) * 11
-    header = store_pb2.LookupHeader(tables=[store_pb2.TableIds(table="t", count=_IDS)])
+    header = store_pb2.LookupHeader(tables=[store_pb2.TableIds(table=STILL, count=_IDS)])
     frame = next(encode(header.SerializeToString(), [ids]))
     connected = threading.Barrier(count + 1)
 
@@ -179,9 +181,7 @@ def _keep_busy(address: str, count: int) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["serve"]:
-        _serve()
-    elif sys.argv[1:2] == ["busy"]:
+    if sys.argv[1:2] == ["busy"]:
         _keep_busy(sys.argv[2], int(sys.argv[3]))
     else:
         main()

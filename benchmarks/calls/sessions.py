@@ -31,7 +31,10 @@ from elastable.master.jobs.job_master import Master
 from elastable.master.wire.master_service import master_service
 from elastable.process.heap import keep_collections_short
 
-__all__ = ["Pace", "main", "pace", "serving", "stub_workers"]
+__all__ = ["STILL", "Pace", "main", "pace", "serving", "stub_workers"]
+
+STILL = "still"
+"""A table that nobody trains."""
 
 _PROCESSES = 4
 _GRADS_TO_WAIT = 8
@@ -134,6 +137,7 @@ def _serve(grads_to_wait: int, runs: bool) -> None:
     )  # fmt: skip
     with MemoryStore() as store:
         store.create_table(TableSpec(TABLE, DIM, ROWS))
+        store.create_table(TableSpec(STILL, DIM, ROWS))
         master = Master(job, store, NoDense())
         keep_collections_short()
         with GrpcServer("127.0.0.1:0", [store_service(store), master_service(master)]) as server:

@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from benchmarks.calls.load import Load, measure
+from benchmarks.calls.sessions import STILL, serving
 from benchmarks.calls.silent_clients import SilentClients
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
@@ -23,7 +24,7 @@ WAIT_S = 60.0
 @pytest.fixture
 def address() -> Iterator[str]:
     with MemoryStore(1) as store:
-        store.create_table(TableSpec("t", 16, 100_000))
+        store.create_table(TableSpec(STILL, 16, 100_000))
         limits = CallLimits(threads=16, first_message_s=1.0)
         with GrpcServer("127.0.0.1:0", [store_service(store)], limits) as server:
             yield server.address
@@ -31,6 +32,14 @@ def address() -> Iterator[str]:
 
 def test_a_good_client_is_answered_beside_silent_and_busy_ones(address: str) -> None:
     waits = measure(address, Load("some of each", silent=100, busy=8), lookups=50)
+    assert (waits.wrong, waits.unanswered) == (0, 0)
+    assert len(waits.seconds) == 50
+
+
+def test_a_good_client_is_answered_beside_workers_that_push_and_slow_clients() -> None:
+    with serving(grads_to_wait=2) as served:
+        waits = measure(served.address, Load("all of it", silent=20, pushing=4, slow=True), lookups=50)
+        assert served.mark()["pushes"] > 0
     assert (waits.wrong, waits.unanswered) == (0, 0)
     assert len(waits.seconds) == 50
 
