@@ -74,7 +74,7 @@ class TestSeeds:
 
     def test_a_random_seed_is_told_and_can_be_given_again(self, suite: pytest.Pytester) -> None:
         suite.makepyfile(DRAWS)
-        ran = suite.runpytest_inprocess("-s", "--seed", "random")
+        ran = suite.runpytest_inprocess("-s", "-q", "--seed", "random")
         (line,) = [line for line in ran.outlines if line.startswith("seed: ")]
         told = sorted(line.split("drawn ")[1] for line in ran.outlines if "drawn " in line)
         assert drawn(suite, "--seed", line.removeprefix("seed: ")) == told

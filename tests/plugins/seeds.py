@@ -21,8 +21,8 @@ __all__ = [
     "pytest_addoption",
     "pytest_configure",
     "pytest_fixture_setup",
-    "pytest_report_header",
     "pytest_runtest_call",
+    "pytest_terminal_summary",
 ]
 
 # Kernels compile at their first call: a time limit on each example would fail on a fresh machine.
@@ -51,9 +51,10 @@ def pytest_configure(config: pytest.Config) -> None:
         hypothesis.settings.load_profile("elastable-random")
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    """The seed, to run the same again."""
-    return f"seed: {_seed_of(config)}"
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The seed, to run the same again: at the end, as `-q` leaves out what is told at the beginning."""
+    if str(terminalreporter.config.option.seed).startswith("random "):
+        terminalreporter.write_line(f"seed: {_seed_of(terminalreporter.config)}")
 
 
 @pytest.hookimpl(tryfirst=True)
