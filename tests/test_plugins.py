@@ -79,6 +79,15 @@ class TestSeeds:
         told = sorted(line.split("drawn ")[1] for line in ran.outlines if "drawn " in line)
         assert drawn(suite, "--seed", line.removeprefix("seed: ")) == told
 
+    @pytest.mark.process
+    def test_all_processes_of_a_run_have_one_random_seed(self, suite: pytest.Pytester) -> None:
+        suite.makepyfile(DRAWS)
+        ran = suite.runpytest_subprocess("-n", "2", "--dist", "load", "-rP", "--random-order", "--seed", "random")
+        told = sorted(line.split("drawn ")[1] for line in ran.outlines if "drawn " in line)
+        (line,) = [line for line in ran.outlines if line.startswith("seed: ")]
+        assert len(told) == 2
+        assert drawn(suite, "--seed", line.removeprefix("seed: ")) == told
+
 
 class TestOrder:
     def test_random_order_keeps_modules_and_classes_together(self, suite: pytest.Pytester) -> None:

@@ -20,10 +20,13 @@ __all__ = [
     "examples",
     "pytest_addoption",
     "pytest_configure",
+    "pytest_configure_node",
     "pytest_fixture_setup",
     "pytest_runtest_call",
     "pytest_terminal_summary",
 ]
+
+_KEY = "elastable-seed"
 
 # Kernels compile at their first call: a time limit on each example would fail on a fresh machine.
 hypothesis.settings.register_profile("elastable", deadline=None, derandomize=True)
@@ -43,12 +46,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Draws a random seed once, for all processes of the run."""
-    drawn = config.option.seed == "random"
-    hypothesis.settings.load_profile("elastable-random" if drawn else "elastable")
-    if drawn:
+    told = getattr(config, "workerinput", {}).get(_KEY)  # by the process that started this one
+    if told is not None:
+        config.option.seed = told
+    elif config.option.seed == "random":
         config.option.seed = f"random {random.SystemRandom().randrange(2**31)}"
-    elif config.option.seed.startswith("random "):  # the controller of this process has drawn it
-        hypothesis.settings.load_profile("elastable-random")
+    drawn = str(config.option.seed).startswith("random ")
+    hypothesis.settings.load_profile("elastable-random" if drawn else "elastable")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """pytest-xdist's: a process of the run reads the options of the command again, and would draw a seed of its own."""
+    node.workerinput[_KEY] = node.config.option.seed
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
