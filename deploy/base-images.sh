@@ -76,6 +76,9 @@ python_image() {
 redis_image() {
   local root=$work/redis
   bootstrap "$root" redis-server
+  # The number that the official image has: docker-compose.yml names it.
+  chroot "$root" groupmod --gid 999 redis
+  chroot "$root" usermod --uid 999 redis
   install -d -m 0755 "$root/data"
   chroot "$root" chown redis:redis /data
   load "$root" "$REDIS_IMAGE" 'ENV LANG=C.UTF-8' 'WORKDIR /data' 'VOLUME /data' 'EXPOSE 6379' 'USER redis' 'CMD ["redis-server"]'

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from elastable.embedding_store.wire.access.credentials import ENVIRONMENT
 from elastable.process.exit_codes import ExitCode
 
 ROOT = Path(__file__).parents[2]
-SERVICES = ("redis", "master", "worker")
+SERVICES = ("redis", "store", "master", "worker")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def dockerfile() -> list[str]:
     return [line for line in text.replace("\\\n", " ").splitlines() if line.strip()]
 
 
-def test_there_are_three_services_and_no_more(compose: dict[str, Any]) -> None:
+def test_there_are_four_services_and_no_more(compose: dict[str, Any]) -> None:
     assert tuple(compose["services"]) == SERVICES
 
 
@@ -51,7 +52,8 @@ def test_a_service_can_be_scaled_and_says_whether_it_is_healthy(compose: dict[st
 
 def test_each_waits_for_the_one_it_needs_to_be_healthy(compose: dict[str, Any]) -> None:
     services = compose["services"]
-    assert services["master"]["depends_on"] == {"redis": {"condition": "service_healthy"}}
+    assert services["store"]["depends_on"] == {"redis": {"condition": "service_healthy"}}
+    assert services["master"]["depends_on"] == {"store": {"condition": "service_healthy"}}
     assert services["worker"]["depends_on"] == {"master": {"condition": "service_healthy"}}
 
 
@@ -60,8 +62,8 @@ def test_workers_name_the_file_that_the_master_runs(compose: dict[str, Any]) -> 
     assert compose["services"]["worker"]["command"][2] == compose["services"]["master"]["command"][2]
 
 
-def test_two_workers_by_default(compose: dict[str, Any]) -> None:
-    assert compose["services"]["worker"]["scale"] == 2
+def test_one_store_server_and_two_workers_by_default(compose: dict[str, Any]) -> None:
+    assert {name: of["scale"] for name, of in compose["services"].items() if "scale" in of} == {"store": 1, "worker": 2}
 
 
 def test_rows_and_runs_lie_on_named_volumes(compose: dict[str, Any]) -> None:
@@ -86,10 +88,10 @@ def test_the_image_brings_compiled_kernels_in_a_folder_of_its_user(dockerfile: l
     assert f"COPY --from=kernels --chown=elastable:elastable {folder} {folder}" in dockerfile
 
 
-def test_master_and_worker_are_one_image(compose: dict[str, Any]) -> None:
-    master, worker = (compose["services"][name] for name in ("master", "worker"))
-    assert master["image"] == worker["image"]
-    assert master["build"] == worker["build"]
+def test_store_master_and_worker_are_one_image(compose: dict[str, Any]) -> None:
+    store, master, worker = (compose["services"][name] for name in ("store", "master", "worker"))
+    assert store["image"] == master["image"] == worker["image"]
+    assert store["build"] == master["build"] == worker["build"]
     assert (ROOT / master["build"]["dockerfile"]).is_file()
 
 
@@ -97,8 +99,23 @@ def test_nobody_runs_as_root(compose: dict[str, Any], dockerfile: list[str]) -> 
     users = [line.split()[1] for line in dockerfile if line.startswith("USER ")]
     assert users == ["10001:10001"]  # Kubernetes' runAsNonRoot takes no name
     assert any("useradd --uid 10001 --user-group" in line for line in dockerfile)
-    assert compose["services"]["redis"]["user"] == "redis"
-    assert not any("user" in compose["services"][name] for name in ("master", "worker"))
+    assert compose["services"]["redis"]["user"] == "999:999"
+    assert "usermod --uid 999 redis" in (ROOT / "deploy/base-images.sh").read_text()
+    assert not any("user" in compose["services"][name] for name in ("store", "master", "worker"))
+
+
+def test_who_is_started_again(compose: dict[str, Any]) -> None:
+    restarts = {name: settings.get("restart") for name, settings in compose["services"].items()}
+    several = "on-failure:5"
+    # worker.sh starts its worker again, and ends where that would be in vain.
+    assert restarts == {"redis": "on-failure", "store": several, "master": several, "worker": None}
+
+
+def test_the_labels_are_those_of_the_package(dockerfile: list[str]) -> None:
+    (label,) = [line for line in dockerfile if line.startswith("LABEL ")]
+    labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]+)"', label))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (labels["version"], labels["licenses"]) == (project["version"], "Apache-2.0")
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -142,7 +159,7 @@ def test_what_the_image_copies_is_let_through_to_the_engine(dockerfile: list[str
 
 
 def test_variables_of_the_compose_test_are_those_of_the_compose_file() -> None:
-    known = set(re.findall(r"\$\{(ELASTABLE_\w+|PYTHON_IMAGE|REDIS_IMAGE)", (ROOT / "docker-compose.yml").read_text()))
+    known = set(re.findall(r"\$\{(\w+)", (ROOT / "docker-compose.yml").read_text()))
     script = (ROOT / "deploy/compose-test.sh").read_text()
     exported = {
         name for line in re.findall(r"^export (.+)$", script, re.MULTILINE) for name in re.findall(r"(\w+)=", line)
@@ -153,57 +170,50 @@ def test_variables_of_the_compose_test_are_those_of_the_compose_file() -> None:
 def test_the_dockerfile_and_the_compose_files_are_well_written() -> None:
     scripts = Path(sys.executable).parent
     relaxed = "{extends: relaxed, rules: {line-length: disable}}"
-    files = ["docker-compose.yml", "deploy/tls.yml", "deploy/stores.yml", "deploy/kubernetes"]
+    files = ["docker-compose.yml", "deploy/tls.yml", "deploy/kubernetes"]
     for command in (["hadolint", "deploy/Dockerfile"], ["yamllint", "--strict", "-d", relaxed, *files]):
         words = [str(scripts / command[0]), *command[1:]]
         ran = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
         assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_tls_adds_files_and_variables_to_master_and_workers() -> None:
+def test_tls_adds_files_and_variables_to_every_service_but_redis() -> None:
     added: dict[str, Any] = yaml.safe_load((ROOT / "deploy/tls.yml").read_text())
-    assert set(added["services"]) == {"master", "worker"}
-    files = {"ELASTABLE_TLS_CA", "ELASTABLE_TLS_CERT", "ELASTABLE_TLS_KEY", "ELASTABLE_WORKER_TOKEN_FILE"}
-    variables = {"master": files | {"ELASTABLE_TOKEN_FILE"}, "worker": files}
+    services = ("store", "master", "worker")
+    assert set(added["services"]) == set(services)
+    every = {f"ELASTABLE_TLS_{name}" for name in ("CA", "CERT", "KEY", "NAME")} | {"ELASTABLE_WORKER_TOKEN_FILE"}
+    variables = {name: every if name == "worker" else every | {"ELASTABLE_TOKEN_FILE"} for name in services}
     for name, settings in added["services"].items():
-        assert set(settings) <= {"environment", "volumes", "healthcheck"}
-        assert set(settings["environment"]) == variables[name] <= set(ENVIRONMENT)
+        assert set(settings) == {"environment", "volumes"}
+        environment = dict(settings["environment"])
+        assert set(environment) == variables[name] <= set(ENVIRONMENT)
+        # The name that docs/security.md gives the certificate.
+        assert environment.pop("ELASTABLE_TLS_NAME") == "${ELASTABLE_TLS_NAME:-master}"
         mounted = {volume.removesuffix(":ro").rpartition(":")[2] for volume in settings["volumes"]}
-        paths = set(settings["environment"].values())
         # Workers are given the very files that they read, and so not the administrator's token.
-        assert mounted == (paths if name == "worker" else {"/run/tls"})
-        assert {str(Path(path).parent) for path in paths} == {"/run/tls"}
-    assert added["services"]["master"]["healthcheck"]["test"] == ["CMD", "master-health.py", "master:50051"]
+        assert mounted == (set(environment.values()) if name == "worker" else {"/run/tls"})
+        assert {str(Path(path).parent) for path in environment.values()} == {"/run/tls"}
     if shutil.which("docker-compose"):
         command = ["docker-compose", "-f", "docker-compose.yml", "-f", "deploy/tls.yml", "config"]
-        environment = {**os.environ, "ELASTABLE_TLS_DIR": "/somewhere"}
-        ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=True)
-        services = yaml.safe_load(ran.stdout)["services"]
-        for name in ("master", "worker"):
-            assert variables[name] <= set(services[name]["environment"])
+        variables_of_test = {**os.environ, "ELASTABLE_TLS_DIR": "/somewhere"}
+        ran = subprocess.run(
+            command, cwd=ROOT, env=variables_of_test, capture_output=True, text=True, timeout=60, check=True
+        )
+        merged = yaml.safe_load(ran.stdout)["services"]
+        for name in services:
+            assert variables[name] <= set(merged[name]["environment"])
             # As one string or as a mapping: Compose 1 and 2 differ.
-            assert any(
-                "/somewhere" in str(volume) and "/run/tls" in str(volume) for volume in services[name]["volumes"]
-            )
+            assert any("/somewhere" in str(volume) and "/run/tls" in str(volume) for volume in merged[name]["volumes"])
 
 
-def test_store_servers_are_confined_and_the_master_finds_them_where_they_register(compose: dict[str, Any]) -> None:
-    added: dict[str, Any] = yaml.safe_load((ROOT / "deploy/stores.yml").read_text())
-    assert set(added["services"]) == {"store", "master"}
-    store, master, before = added["services"]["store"], added["services"]["master"], compose["services"]["master"]
-    for name in ("image", "read_only", "tmpfs", "cap_drop", "security_opt", "pids_limit", "mem_limit", "logging"):
-        assert store[name] == before[name], name
-    assert store["environment"] == before["environment"]
-    assert store["volumes"] == before["volumes"]  # every store server writes its part of a checkpoint
-    assert "ports" not in store
-    assert "container_name" not in store
+def test_the_master_finds_store_servers_where_they_register(compose: dict[str, Any]) -> None:
+    store, master = compose["services"]["store"], compose["services"]["master"]
+    assert store["environment"] == master["environment"]
+    assert store["volumes"] == master["volumes"]  # every store server writes its part of a checkpoint
     (register,) = [word.partition("=")[2] for word in store["command"] if word.startswith("--register=")]
-    assert f"--store={register}" in store["command"]
-    # All else is as without store servers.
-    others = [word for word in before["command"] if not word.startswith("--store=")]
-    assert [word for word in master["command"] if word != f"--stores={register}"] == others
+    assert f"--store={register}" in store["command"]  # rows are in Redis, too
     assert f"--stores={register}" in master["command"]
-    assert master["depends_on"] == {"store": {"condition": "service_healthy"}}
+    assert not any(word.startswith("--store=") for word in master["command"])
     for words in (store["command"], master["command"]):
         known = CliRunner().invoke(app, [words[1], "--help"], env={"COLUMNS": "300"}).output
         assert not [word for word in words if word.startswith("--") and word.partition("=")[0] not in known]
