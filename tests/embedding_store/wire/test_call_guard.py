@@ -33,7 +33,7 @@ from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_samples import fixed, int64
 
 LIMITS = CallLimits(threads=16)
-WAIT_S = 60
+WAIT_S = 180.0
 HEALTH = "/grpc.health.v1.Health/Check"
 
 

@@ -87,14 +87,13 @@ assert all(getattr(sys.modules[name], "__file__", None) is None or sys.modules[n
 """
 
 
-def test_the_pages_client_runs_as_it_stands_there(address: str, tmp_path: Path) -> None:
-    ran = run_client(tmp_path, address)
+def test_the_pages_client_runs_as_it_stands_there_and_again_with_its_address_from_the_environment(
+    address: str, tmp_path: Path
+) -> None:
+    ran = run_client(tmp_path / "first", address)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == block("text")
-
-
-def test_it_runs_again_with_its_address_from_the_environment(address: str, tmp_path: Path) -> None:
-    ran = run_client(tmp_path, ELASTABLE_ADDRESS=address)
+    ran = run_client(tmp_path / "again", ELASTABLE_ADDRESS=address)
     assert ran.returncode == 0, ran.stderr
     assert "rows are the new ones" in ran.stdout
 
