@@ -44,6 +44,7 @@ ELASTABLE = [
     "averaged",
     "create_host_embedding",
     "export_keras",
+    "exporting_traces",
     "fit",
     "hash_ids",
     "load_host_embedding",
