@@ -296,7 +296,7 @@ wait_for_middle
 require_confined redis 999:999 on-failure:0
 require_confined store 10001:10001 on-failure:5
 require_confined master 10001:10001 on-failure:5
-require_confined worker 10001:10001 no:0 # worker.sh starts its worker again
+require_confined worker 10001:10001 no:0
 docker kill "$(container redis)" >/dev/null
 redis_killed=yes
 say "killed Redis at version $reached"

@@ -176,13 +176,11 @@ class JobRun:
     def _look(self, progress: JobProgress) -> None:
         """Shows the job, and looks after local workers."""
         progress.show(self._master.status())
-        if self.workers is None:
+        if self.workers is None or self._master.stop_reason is not None:
+            # They leave as soon as the job stops, while the last commit or a callback may still run.
             return
         for line in self.workers.newly_dead():
             self._console.print(f"[yellow]{escape(line)}[/yellow]", highlight=False)
-        if self._master.stop_reason is not None:
-            # They leave as soon as the job stops, while the last commit or a callback may still run.
-            return
         try:
             self.workers.require_some_alive()
         except ElastableError as error:

@@ -18,6 +18,7 @@ from elastable.embedding_store.composite.partitions.sharded_store import Sharded
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.errors import (
     ElastableError,
+    JobFailed,
     ModelError,
     NotReady,
     PermissionDenied,
@@ -65,6 +66,7 @@ def run_worker(options: WorkerOptions) -> int:
         Micro-batches that counted.
 
     Raises:
+        JobFailed: the master was stopped before the job's last version.
         ElastableError: why it did not join, or left. A model file or data that differ from the master's send away this
             worker alone; what fails in the model itself would fail on every worker, and ends the job.
     """
@@ -106,7 +108,10 @@ def run_worker(options: WorkerOptions) -> int:
         "process": partial(process_source, "worker"),
     }
     with watched_over_http(options.http, options.insecure, Watched(sources, worker.not_ready), Console()):
-        return worker.run()
+        counted = worker.run()
+    if worker.early_end is not None:
+        raise JobFailed(worker.early_end)
+    return counted
 
 
 def _source(

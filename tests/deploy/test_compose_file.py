@@ -107,8 +107,7 @@ def test_nobody_runs_as_root(compose: dict[str, Any], dockerfile: list[str]) -> 
 def test_who_is_started_again(compose: dict[str, Any]) -> None:
     restarts = {name: settings.get("restart") for name, settings in compose["services"].items()}
     several = "on-failure:5"
-    # worker.sh starts its worker again, and ends where that would be in vain.
-    assert restarts == {"redis": "on-failure", "store": several, "master": several, "worker": None}
+    assert restarts == {"redis": "on-failure", "store": several, "master": several, "worker": "no"}
 
 
 def test_the_labels_are_those_of_the_package(dockerfile: list[str]) -> None:

@@ -35,6 +35,7 @@ from elastable.master.api import (
     WorkerIdentity,
 )
 from elastable.worker.runtime.compute import MicroBatchComputer, Prepared
+from elastable.worker.runtime.early_end import early_end
 from elastable.worker.runtime.push_naming import push_naming
 from elastable.worker.runtime.row_pushes import RowPushes
 from elastable.worker.runtime.rows_ahead import RowsAhead
@@ -63,6 +64,9 @@ class Worker:
         ahead: Number of tasks to read and plan ahead.
         measures: Counts what it does; None: nobody wants to know.
         rows_to: Where gradients of rows go: the job's store servers; None: to the master, with all others.
+
+    Attributes:
+        early_end: After `run`: why the job ended before its last version; None: it did not.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class Worker:
         self._snapshots: dict[TaskKind, DenseSnapshot] = {}
         self._ahead_since: float | None = None  # since when the master has been at an earlier version
         self._stopped = False
+        self.early_end: str | None = None
         self._feed = TaskFeed(master, identity.incarnation, computer.prepare, ahead)
         self._rows_ahead = RowsAhead(source, deadline_s, session.job.job)
         self._row_pushes = None if rows_to is None else RowPushes(rows_to, session.job, deadline_s)
@@ -109,6 +114,8 @@ class Worker:
                     self._rejoin()
                 elif prepared is not None:
                     counted += self._attempt(prepared)
+            if not self._stopped and self._session.alive():
+                self.early_end = early_end(self._master)
         except Exception as error:
             self._tell(error)
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import signal
 from pathlib import Path
@@ -88,3 +89,27 @@ def test_interrupted_twice_and_resumed_equals_uninterrupted(trained: Trained, tm
     assert (told["version"], told["examples"]) == (40, 0)
     assert told["metrics"] == result["metrics"]
     assert told["auc"] == result["auc"]
+
+
+@pytest.mark.timeout(900)
+def test_a_worker_of_a_stopped_master_does_not_end_as_one_whose_job_is_done(tmp_path: Path) -> None:
+    # Containers and Kubernetes start it again for the master that resumes the job; one that ends with 0 is done.
+    hold = Hold(tmp_path / "hold", 7)
+    where = (
+        "--listen",
+        "127.0.0.1:0",
+        "--run-dir",
+        tmp_path / "runs",
+        "--no-export",
+        "--checkpoint-dir",
+        tmp_path / "c",
+    )
+    with elastable(tmp_path, "master", CLICK_JOB, *JOB, *where, env=hold.environment, name="master") as master:
+        address = master.address()
+        with elastable(tmp_path, "worker", CLICK_JOB, "--master", address, "--deadline", "60", name="worker") as worker:
+            hold.wait(master)
+            master.signal(signal.SIGINT)
+            hold.go()
+            codes = (master.wait(), worker.wait())
+    assert codes == (130, 7), worker.err
+    assert re.search(r"JobFailed: the master was stopped at version \d+ of 40; start this worker again", worker.err)
