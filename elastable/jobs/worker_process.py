@@ -36,7 +36,7 @@ from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.shared.shared_source import SharedSource
 from elastable.jobs.options import WorkerOptions
-from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
+from elastable.master.api import JobSpec, JobStatus, TaskKind, WorkerIdentity
 from elastable.master.wire.client import MasterClient
 from elastable.monitoring.metric import Source
 from elastable.monitoring.sources.process_source import process_source
@@ -45,6 +45,7 @@ from elastable.monitoring.sources.worker_source import WorkerSource
 from elastable.monitoring.watched import Watched
 from elastable.monitoring.watching import watched_over_http
 from elastable.process.logs import describe_process
+from elastable.process.stopping import SIGNAL_REASONS
 from elastable.worker.keras.tensorflow_threads import set_intra_op_threads
 from elastable.worker.models.build import make_model, sample_batch
 from elastable.worker.models.model_file import ModelFile, load_model_file
@@ -54,7 +55,7 @@ from elastable.worker.runtime.loop import Worker
 from elastable.worker.runtime.step_profile import StepProfile
 from elastable.worker.runtime.worker_measures import WorkerMeasures
 
-__all__ = ["run_worker"]
+__all__ = ["refuse_early_end", "run_worker"]
 
 _log = logging.getLogger(__name__)
 
@@ -109,9 +110,22 @@ def run_worker(options: WorkerOptions) -> int:
     }
     with watched_over_http(options.http, options.insecure, Watched(sources, worker.not_ready), Console()):
         counted = worker.run()
-    if worker.early_end is not None:
-        raise JobFailed(worker.early_end)
+    refuse_early_end(worker.job_ended)
     return counted
+
+
+def refuse_early_end(ended: JobStatus | None) -> None:
+    """A signal ended the master and not the job: whoever starts masters again is to start workers again, too.
+
+    Raises:
+        JobFailed: so it is.
+    """
+    # By its reason and not its state: a master that was asked to stop may be through with its last version by now.
+    if ended is not None and ended.stopped in SIGNAL_REASONS.values():
+        raise JobFailed(
+            f"the master was {ended.stopped} at version {ended.version:,} of {ended.versions_total:,}; start this "
+            "worker again for the master that resumes the job"
+        )
 
 
 def _source(

@@ -283,6 +283,7 @@ class JobState:
             records_total=job.train_records * job.epochs,
             records_per_s=self.throughput.rate(self._now()),
             gone=self.workers.gone(),
+            stopped=self.stop_reason or "",
         )
 
 

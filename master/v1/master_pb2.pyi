@@ -1229,6 +1229,7 @@ class GetStatusReply(_message.Message):
     RECORDS_PER_S_FIELD_NUMBER: _builtins.int
     GONE_FIELD_NUMBER: _builtins.int
     SERVERS_FIELD_NUMBER: _builtins.int
+    STOPPED_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     state: _builtins.str
     """waiting | training | evaluating | finished | stopping | failed"""
@@ -1243,6 +1244,8 @@ class GetStatusReply(_message.Message):
     """of all epochs; 0: the job has no end"""
     records_per_s: _builtins.float
     """over the last minute"""
+    stopped: _builtins.str
+    """why the job was stopped, by a signal or StopJob; "": it was not"""
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     @_builtins.property
@@ -1283,10 +1286,11 @@ class GetStatusReply(_message.Message):
         records_per_s: _builtins.float = ...,
         gone: _abc.Iterable[Global___GoneWorker] | None = ...,
         servers: _abc.Iterable[Global___ServerStatus] | None = ...,
+        stopped: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_flush", b"_flush", "flush", b"flush"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_flush", b"_flush", "epoch", b"epoch", "epochs", b"epochs", "flush", b"flush", "gone", b"gone", "job", b"job", "metrics", b"metrics", "mode", b"mode", "records_per_s", b"records_per_s", "records_total", b"records_total", "records_trained", b"records_trained", "refusals", b"refusals", "servers", b"servers", "state", b"state", "store", b"store", "version", b"version", "versions_total", b"versions_total", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_flush", b"_flush", "epoch", b"epoch", "epochs", b"epochs", "flush", b"flush", "gone", b"gone", "job", b"job", "metrics", b"metrics", "mode", b"mode", "records_per_s", b"records_per_s", "records_total", b"records_total", "records_trained", b"records_trained", "refusals", b"refusals", "servers", b"servers", "state", b"state", "stopped", b"stopped", "store", b"store", "version", b"version", "versions_total", b"versions_total", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__flush: _TypeAlias = _typing.Literal["flush"]  # noqa: Y015
     _WhichOneofArgType__flush: _TypeAlias = _typing.Literal["_flush", b"_flush"]  # noqa: Y015

@@ -152,7 +152,7 @@ def status_to_message(status: JobStatus) -> master_pb2.GetStatusReply:
     """How far a job is; the message has the fields of `JobStatus`, by name."""
     names = (
         *("job", "state", "mode", "version", "versions_total", "epoch", "epochs", "records_trained", "store"),
-        *("records_total", "records_per_s"),
+        *("records_total", "records_per_s", "stopped"),
     )
     reply = master_pb2.GetStatusReply(**{name: getattr(status, name) for name in names}, metrics=dict(status.metrics))
     for worker in status.workers:
@@ -221,6 +221,7 @@ def status_from_message(message: master_pb2.GetStatusReply) -> JobStatus:
         records_per_s=message.records_per_s,
         gone=tuple(GoneWorker(_identity(it), it.leases, it.micro_batches, it.seconds_ago) for it in message.gone),
         servers=tuple(map(_server_from_message, message.servers)),
+        stopped=printable(message.stopped),
     )
 
 

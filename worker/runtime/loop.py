@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 from dataclasses import fields
 
 from elastable.embedding_store.contract.arrays import Float32
@@ -26,6 +27,7 @@ from elastable.master.api import (
     DenseSnapshot,
     EvaluationReport,
     JobSpec,
+    JobStatus,
     MasterApi,
     Push,
     PushOutcome,
@@ -35,7 +37,6 @@ from elastable.master.api import (
     WorkerIdentity,
 )
 from elastable.worker.runtime.compute import MicroBatchComputer, Prepared
-from elastable.worker.runtime.early_end import early_end
 from elastable.worker.runtime.push_naming import push_naming
 from elastable.worker.runtime.row_pushes import RowPushes
 from elastable.worker.runtime.rows_ahead import RowsAhead
@@ -66,7 +67,7 @@ class Worker:
         rows_to: Where gradients of rows go: the job's store servers; None: to the master, with all others.
 
     Attributes:
-        early_end: After `run`: why the job ended before its last version; None: it did not.
+        job_ended: After `run`: the last status of the job; None: its master is gone, or this worker left before.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Worker:
         self._snapshots: dict[TaskKind, DenseSnapshot] = {}
         self._ahead_since: float | None = None  # since when the master has been at an earlier version
         self._stopped = False
-        self.early_end: str | None = None
+        self.job_ended: JobStatus | None = None
         self._feed = TaskFeed(master, identity.incarnation, computer.prepare, ahead)
         self._rows_ahead = RowsAhead(source, deadline_s, session.job.job)
         self._row_pushes = None if rows_to is None else RowPushes(rows_to, session.job, deadline_s)
@@ -115,7 +116,8 @@ class Worker:
                 elif prepared is not None:
                     counted += self._attempt(prepared)
             if not self._stopped and self._session.alive():
-                self.early_end = early_end(self._master)
+                with suppress(ElastableError):  # it waits for open sessions before it goes, and so answers
+                    self.job_ended = self._master.status()
         except Exception as error:
             self._tell(error)
             raise

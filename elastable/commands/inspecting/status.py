@@ -158,7 +158,7 @@ def _progress_table(reported: JobStatus) -> Table:
         table.add_row("version", f"{reported.version:,}")
         table.add_row("records pushed", f"{reported.records_trained:,}")
         return table
-    table.add_row("state", escape(reported.state))
+    table.add_row("state", escape(reported.state + (f" ({reported.stopped})" if reported.stopped else "")))
     table.add_row("mode", escape(reported.mode))
     table.add_row("store", escape(reported.store))
     table.add_row("version", f"{reported.version:,} of {reported.versions_total:,}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -63,6 +64,12 @@ def test_it_says_how_fast_it_is_how_long_it_takes_and_who_is_gone() -> None:
         assert text in out.getvalue()
     assert at(1).seconds_left == 225.0
     assert at(1, "finished").seconds_left is None
+
+
+def test_a_job_that_was_stopped_does_not_look_like_one_that_trained_all() -> None:
+    out = StringIO()
+    Console(file=out, width=120).print(_shown(replace(at(3, "finished"), stopped="interrupted"), ()))
+    assert "finished (interrupted)" in out.getvalue()
 
 
 def test_it_is_watched_until_the_job_ends() -> None:

@@ -6,11 +6,15 @@ import json
 import re
 import shlex
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from elastable.embedding_store.errors import JobFailed
+from elastable.jobs.worker_process import refuse_early_end
+from elastable.master.api import JobStatus
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from tests.elastable.conftest import JOB, Trained
 from tests.elastable.processes import CLICK_JOB, Hold, elastable, is_running, run_elastable
@@ -91,6 +95,19 @@ def test_interrupted_twice_and_resumed_equals_uninterrupted(trained: Trained, tm
     assert told["auc"] == result["auc"]
 
 
+@pytest.mark.parametrize(("state", "stopped", "again"), [
+    ("stopping", "terminated", True),
+    ("finished", "interrupted", True),
+    ("finished", "an administrator's reason", False),
+    ("finished", "", False),
+])  # fmt: skip
+def test_a_worker_is_started_again_where_its_master_will_be(state: str, stopped: str, again: bool) -> None:
+    ended = JobStatus("j", state, "sync", 8, 40, 0, 2, 64, {}, (), "memory", stopped=stopped)
+    told = pytest.raises(JobFailed, match=f"was {stopped} at version 8 of 40") if again else nullcontext()
+    with told:
+        refuse_early_end(ended)
+
+
 @pytest.mark.timeout(900)
 def test_a_worker_of_a_stopped_master_does_not_end_as_one_whose_job_is_done(tmp_path: Path) -> None:
     # Containers and Kubernetes start it again for the master that resumes the job; one that ends with 0 is done.
@@ -112,4 +129,4 @@ def test_a_worker_of_a_stopped_master_does_not_end_as_one_whose_job_is_done(tmp_
             hold.go()
             codes = (master.wait(), worker.wait())
     assert codes == (130, 7), worker.err
-    assert re.search(r"JobFailed: the master was stopped at version \d+ of 40; start this worker again", worker.err)
+    assert re.search(r"JobFailed: the master was interrupted at version \d+ of 40; start this worker again", worker.err)

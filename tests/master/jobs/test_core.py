@@ -143,7 +143,8 @@ def test_hooks_may_change_the_rate_and_stop_at_an_exact_version() -> None:
         bench = Bench()
         results.append(result(bench, workers, Clicking(bench)))
         assert (bench.master.status().version, bench.master.stop_reason) == (6, "seen enough")
-        assert bench.master.status().state == "finished"
+        status = bench.master.status()
+        assert (status.state, status.stopped) == ("finished", "seen enough")
         assert bench.store.version() == 6
         assert bench.master.progress().records == RECORDS + 12
     assert same(*results)

@@ -207,6 +207,8 @@ def test_a_status_comes_back_as_it_was() -> None:
     refusals = (Refusal(WorkerIdentity("", "h", 7), "ModelError", "another file", 3),)
     status = JobStatus("j", "training", "sync", 1, 2, 3, 4, 5, {"loss": 0.5, "auc": 0.75}, workers, "memory", refusals)
     assert status_from_message(status_to_message(status)) == status
+    stopped = replace(status, state="finished", stopped="terminated")
+    assert status_from_message(status_to_message(stopped)) == stopped
     for failure in (None, "redis is away"):
         behind = replace(status, flush=FlushStatus(1, 0, 7, 1 << 40, 3, 0.25, failure))
         assert status_from_message(status_to_message(behind)) == behind
