@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from benchmarks.storage.redis_log import COMPOSE_LIMITS
 from elastable.command import app
 from elastable.embedding_store.wire.access.credentials import ENVIRONMENT
+from elastable.monitoring.tracing import ENDPOINT_VARIABLES
 from elastable.process.exit_codes import ExitCode
 
 ROOT = Path(__file__).parents[2]
@@ -138,6 +139,13 @@ def test_users_of_redis_are_those_of_the_page(compose: dict[str, Any]) -> None:
     assert "user health on nopass +ping\n" in command
     assert compose["services"]["master"]["environment"]["ELASTABLE_REDIS_USER"] == "master"
     assert "ELASTABLE_REDIS_PASSWORD" not in compose["services"]["worker"].get("environment", {})
+
+
+def test_every_process_of_ours_can_be_traced(compose: dict[str, Any]) -> None:
+    # Empty where it is not set, which says the same as no variable (elastable.commands).
+    for service, settings in compose["services"].items():
+        told = settings["environment"].get(ENDPOINT_VARIABLES[-1])
+        assert told == (None if service == "redis" else "${OTEL_EXPORTER_OTLP_ENDPOINT:-}")
 
 
 def test_the_image_builds_with_the_classic_builder(dockerfile: list[str]) -> None:

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import kubernetes_validate
 import pytest
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 from elastable.command import app
 from elastable.embedding_store.wire.access.credentials import ENVIRONMENT
+from elastable.monitoring.tracing import ENDPOINT_VARIABLES
 from elastable.process.exit_codes import ExitCode
 
 ROOT = Path(__file__).parents[2]
@@ -171,7 +173,9 @@ def test_an_overlay_is_rendered_and_valid(overlay: str) -> None:
         kubernetes_validate.validate(document, "1.30", strict=True)
     master, workers = job(found, "elastable-master"), job(found, "elastable-workers")
     redis = [one for one in found if one["metadata"]["name"] == "elastable-redis"]
-    (settings,) = [one["data"] for one in found if one["metadata"]["name"].startswith("elastable-job-")]
+    ((name, settings),) = [
+        (one["metadata"]["name"], one["data"]) for one in found if one["metadata"]["name"].startswith("elastable-job-")
+    ]
     if overlay == "stores":
         assert not redis
         require_stores(found, settings["STORES"], master["args"])
@@ -191,6 +195,12 @@ def test_an_overlay_is_rendered_and_valid(overlay: str) -> None:
         assert {one["name"] for one in master["env"]} >= {"ELASTABLE_REDIS_USER", "ELASTABLE_REDIS_PASSWORD"}
     else:
         assert "--insecure" in master["args"]
+    if overlay == "traces":
+        assert urlsplit(settings[ENDPOINT_VARIABLES[-1]]).port == 4317
+        for container in (master, workers):
+            assert [one["configMapRef"]["name"] for one in container["envFrom"]] == [name]
+    else:
+        assert not set(ENDPOINT_VARIABLES) & set(settings)
     if overlay == "own-model":
         assert settings["MODEL"] == "/model/model.py"
         for container in (master, workers):
