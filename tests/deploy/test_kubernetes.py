@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,18 @@ def test_the_model_of_the_overlay_is_the_smallest_example() -> None:
     """Kustomize takes no file from outside of its folder, so this one is a copy."""
     copied = FOLDER / "overlays" / "own-model" / "model.py"
     assert copied.read_text() == (ROOT / "examples" / "minimal.py").read_text()
+
+
+def test_images_have_the_version_of_the_package() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    tags = [
+        image["newTag"]
+        for kustomization in FOLDER.rglob("kustomization.yaml")
+        for image in yaml.safe_load(kustomization.read_text()).get("images", ())
+    ]
+    assert len(tags) == 2
+    assert set(tags) == {version}
+    assert f"/elastable:{version} " in (ROOT / "deploy/README.md").read_text()
 
 
 def test_every_pod_is_confined() -> None:

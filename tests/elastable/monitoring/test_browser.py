@@ -1,6 +1,6 @@
 """The live page in Chromium, beside a real job: numbers move, a worker dies, the job ends.
 
-Pictures go to the folder that ELASTABLE_SCREENSHOTS names, if any: those of docs/metrics.md were made so.
+Pictures go to the folder that ELASTABLE_SCREENSHOTS names, if any.
 """
 
 from __future__ import annotations
