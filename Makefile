@@ -27,6 +27,9 @@ generate = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I
 install-graphs = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps pykeen -c constraints.txt
 SOURCES     := embedding_store master worker replicas elastable benchmarks docs examples tests
 
+# Hundreds of processes import the same modules: where this is set, each of them would compile all of these again.
+unexport PYTHONDONTWRITEBYTECODE
+
 RUN_STAMP  := $(VENV)/.installed-run
 TEST_STAMP := $(VENV)/.installed-test
 DEV_STAMP  := $(VENV)/.installed-dev
