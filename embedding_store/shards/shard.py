@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
@@ -24,11 +23,9 @@ from elastable.embedding_store.errors import (
 )
 from elastable.embedding_store.rows.checks import require_finite_of, require_gradients, require_ids
 from elastable.embedding_store.rows.commit_checks import MAX_VERSION
-from elastable.embedding_store.shards.exact_squares import exact_squares
 from elastable.embedding_store.shards.ownership import LONGEST_NAME, Claim, ShardOwnership
 from elastable.embedding_store.shards.position import refuse_other_position
 from elastable.embedding_store.shards.push_buffer import PushBuffer
-from elastable.embedding_store.shards.pushed_sums import clipped_update, sum_pushes
 from elastable.embedding_store.shards.row_pushes import (
     Committed,
     Measured,
@@ -38,10 +35,10 @@ from elastable.embedding_store.shards.row_pushes import (
     RowPushOutcome,
     RowSums,
     Slices,
-    TableClip,
 )
 from elastable.embedding_store.shards.row_saving import RowSave, RowSaver, SavedRows, TakenChanges
 from elastable.embedding_store.shards.shared_budget import offer_of
+from elastable.embedding_store.shards.version_sums import Pushes, VersionSums
 
 __all__ = ["MOST_PARTS", "Shard"]
 
@@ -68,7 +65,7 @@ class Shard:
         self._buffer = PushBuffer(most_bytes)
         self._pushing = threading.Lock()  # the buffer
         self._committing = threading.Lock()  # the version, and the sums of the next one
-        self._summed: tuple[RowSums, dict[str, TableUpdate]] | None = None
+        self._sums = VersionSums(self._pushes)
 
     @property
     def buffered_bytes(self) -> int:
@@ -90,7 +87,7 @@ class Shard:
             if not stays:
                 with self._pushing:
                     self._buffer.clear()
-                self._summed = None
+                self._sums.forget()
                 if self._saver is not None:
                     self._saver.abandon()
 
@@ -140,9 +137,7 @@ class Shard:
             refuse_other_version(self.store.version(), sums.version)
             if missing := self._missing(sums):
                 return Measured(missing=missing)
-            squares = {table: exact_squares(update.gradients) for table, update in self._sums(sums).items()}
-        finite = {table: square for table, square in squares.items() if square is not None}
-        return Measured(finite, tuple(table for table in squares if table not in finite))
+            return self._sums.measured(sums)
 
     def offer_rows(self, commit: PushedCommit, most: int, ids: Mapping[str, tuple[int, int]]) -> RowOffers:
         """As `ShardServer.offer_rows`."""
@@ -150,8 +145,7 @@ class Shard:
             refuse_other_version(self.store.version(), commit.sums.version)
             if not commit.dropped and (missing := self._missing(commit.sums)):
                 return RowOffers(missing=missing)
-            updates = {} if commit.dropped else self._sums(commit.sums)
-            left = self.store.staying_rows(_commit_of(commit, updates))
+            left = self.store.staying_rows(self._sums.unclipped(commit))
         return RowOffers({table: offer_of(rows, most, ids.get(table)) for table, rows in left.items()})
 
     def commit(self, commit: PushedCommit, secret: bytes) -> Committed:
@@ -163,25 +157,25 @@ class Shard:
             refuse_other_version(self.store.version(), commit.sums.version)
             if not commit.dropped and (missing := self._missing(commit.sums)):
                 return Committed(missing)
-            updates = {} if commit.dropped else self._clipped(commit.sums, commit.clips)
+            rows = self._sums.to_commit(commit)
             if self._saver is not None:
-                self._saver.rows_changed(updates)
+                self._saver.rows_changed(rows.updates)
             # In two halves: a version that has been staged and finished can be taken back.
-            self.store.stage(_commit_of(commit, updates))()
-            self._summed = None
-        return Committed(tables=tuple(updates))
+            self.store.stage(rows)()
+            self._sums.forget()
+        return Committed(tables=tuple(rows.updates))
 
     def take_back(self, version: int | None, secret: bytes) -> int:
         """As `EmbeddingStore.recover`, for the owner with that secret. Pushes of that version are kept."""
         with self._alone():
             self.ownership.require(secret)
-            self._summed = None
+            self._sums.forget()
             return self.store.recover(version)
 
     def reset_version(self, version: int, record: bytes | None) -> None:
         """As `EmbeddingStore.reset_version`."""
         with self._alone():
-            self._summed = None
+            self._sums.forget()
             self.store.reset_version(version, record)
 
     def take_changes(self, mark: bytes, base: bytes) -> TakenChanges:
@@ -211,18 +205,9 @@ class Shard:
                 )
         return ()
 
-    def _sums(self, sums: RowSums) -> dict[str, TableUpdate]:
-        if self._summed is None or self._summed[0] != sums:
-            with self._pushing:
-                parts = self._buffer.parts(sums.sender)
-            self._summed = sums, sum_pushes(sums, parts)
-        return self._summed[1]
-
-    def _clipped(self, sums: RowSums, clips: Mapping[str, TableClip]) -> dict[str, TableUpdate]:
-        return {
-            table: clipped_update(update, clips[table]) if table in clips else update
-            for table, update in self._sums(sums).items()
-        }
+    def _pushes(self, sums: RowSums) -> Pushes:
+        with self._pushing:
+            return self._buffer.parts(sums.sender)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -233,20 +218,6 @@ class Shard:
             yield
         finally:
             self._committing.release()
-
-
-def _commit_of(commit: PushedCommit, updates: Mapping[str, TableUpdate]) -> Commit:
-    return Commit(
-        commit.version,
-        updates,
-        commit.step,
-        commit.learning_rates,
-        commit.record,
-        commit.ends_chapter,
-        commit.sums.frozen,
-        commit.time,
-        commit.cuts,
-    )
 
 
 def _check_slices(spec: TableSpec, slices: Slices, finite: bool) -> None:

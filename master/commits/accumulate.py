@@ -1,4 +1,4 @@
-"""Many pushes -> one: sums in micro-batch order, so that the order of arrival changes no bit."""
+"""Many pushes -> one: sums in micro-batch order, so that the order of arrival changes no bit. Rows: how to sum them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.shards.pushed_sums import each_row_once, table_updates
 from elastable.embedding_store.shards.row_pushes import RowSums, SumTerm
-from elastable.master.api import AsyncPushId, Divisor, DivisorKind, GradientPart, Push, Slices, Tensor
+from elastable.embedding_store.shards.version_sums import Pushes
+from elastable.master.api import AsyncPushId, Divisor, DivisorKind, GradientPart, Push, Tensor
 
-__all__ = ["Accumulated", "accumulate", "add_metrics", "row_sums"]
+__all__ = ["Accumulated", "accumulate", "add_metrics", "row_parts", "row_sums"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Accumulated:
     Attributes:
         records: Records behind it; 0 where every push was skipped.
         dense: Gradient of every trainable dense variable, in model order.
-        updates: Table name -> coalesced gradient.
+        updates: Table name -> coalesced gradient, once it is committed; nothing where store servers hold them.
         states: Every non-trainable variable, in model order.
         metrics: Summed metric state; floats as float64, integers as int64.
         changed: Tables that have a gradient, once it is committed; at store servers, too.
@@ -40,7 +40,7 @@ class Accumulated:
 
 
 def accumulate(pushes: Sequence[Push], average: str) -> Accumulated:
-    """One gradient out of the pushes of a version.
+    """One gradient out of the pushes of a version, but that of the rows; see `row_sums`.
 
     Every part of a push weighs as its divisor says (`elastable.master.api.DivisorKind`),
     in dense variables and tables alike, so that the sum is the gradient of one
@@ -70,14 +70,13 @@ def accumulate(pushes: Sequence[Push], average: str) -> Accumulated:
             _weighted_sum([(part.dense[place], part.share) for part in parts if place in part.dense])
             for place in range(len(pushes[0].dense))
         ),
-        updates=table_updates([part.slices for part in parts], [part.share for part in parts]),
         states=tuple(_weighted_mean(state, shares) for state in states),
         metrics=_with_losses(metrics, parts),
     )
 
 
 def row_sums(version: int, pushes: Sequence[Push], average: str, frozen: Sequence[str]) -> RowSums:
-    """How store servers sum the rows' part of the same gradient, of which the pushes hold nothing here.
+    """How the shards of a job sum the rows' part of the same gradient.
 
     Args:
         version: That is updated.
@@ -98,8 +97,13 @@ def row_sums(version: int, pushes: Sequence[Push], average: str, frozen: Sequenc
     return RowSums(version, terms, once, tuple(frozen), sender)
 
 
+def row_parts(pushes: Sequence[Push]) -> Pushes:
+    """The rows' part of pushes that brought it here, named as `row_sums` names it."""
+    return {_number(push): (push.slices, *(part.slices for part in push.parts)) for push in pushes}
+
+
 def _number(push: Push) -> int:
-    """What names its rows' part at store servers, besides its sender."""
+    """What names its rows' part, besides its sender."""
     return push.id.sequence if isinstance(push.id, AsyncPushId) else push.id.micro_batch
 
 
@@ -113,7 +117,6 @@ class _WeightedPart:
     share: float
     loss_share: float
     dense: Mapping[int, Tensor]
-    slices: Mapping[str, Slices]
     losses: Mapping[int, float]
 
 
@@ -121,7 +124,7 @@ def _weighted_parts(pushes: Sequence[Push], average: str) -> list[_WeightedPart]
     """All parts of all pushes: first of every push the first, in push order, then the second, ..."""
     meant = _MEANT.get(average, Divisor(DivisorKind.RECORDS))
     every = [
-        (GradientPart(push.divisor or meant, dict(enumerate(push.dense)), push.slices, push.losses), *push.parts)
+        (GradientPart(push.divisor or meant, dict(enumerate(push.dense)), losses=push.losses), *push.parts)
         for push in pushes
     ]
     records = [push.records for push in pushes]
@@ -131,10 +134,9 @@ def _weighted_parts(pushes: Sequence[Push], average: str) -> list[_WeightedPart]
         shares = _shares([part.divisor for part in alike], records)
         # A loss of rows is only known of all rows of a micro-batch together: shown is its mean.
         loss_shares = [count / sum(records) for count in records] if by_rows else shares
-        slices = each_row_once([part.slices for part in alike]) if by_rows else [part.slices for part in alike]
         found += [
-            _WeightedPart(share, loss_share, part.dense, of_part, part.losses)
-            for share, loss_share, part, of_part in zip(shares, loss_shares, alike, slices, strict=True)
+            _WeightedPart(share, loss_share, part.dense, part.losses)
+            for share, loss_share, part in zip(shares, loss_shares, alike, strict=True)
         ]
     return found
 

@@ -15,11 +15,11 @@ from elastable.embedding_store.measures.counters import Durations
 from elastable.embedding_store.optimizers.registry import follows_steps
 from elastable.embedding_store.shards.row_pushes import ShardStore, TableClip
 from elastable.master.api import JobSpec, Push, Tensor
-from elastable.master.commits.accumulate import Accumulated, accumulate, row_sums
+from elastable.master.commits.accumulate import Accumulated, accumulate, row_parts, row_sums
 from elastable.master.commits.clipping import Clipping, clip
-from elastable.master.commits.commitment import DONE, Commitment
 from elastable.master.commits.dense_part import DensePart, OptimizerStep
-from elastable.master.commits.row_gradients import HeldRows, PushedRows, RowGradients, RowStep
+from elastable.master.commits.embedded_shard import LOGGED, EmbeddedShard
+from elastable.master.commits.row_gradients import RowGradients, RowShard, RowStep
 from elastable.master.commits.version_record import VersionRecord, job_as_json
 from elastable.master.tasks.progress import Progress
 
@@ -53,9 +53,13 @@ class Committer:
         clock: Callable[[], float] = time.time,
         ahead: bool = False,
     ) -> None:
+        self._store = store
+        self._embedded: EmbeddedShard | None = None
         if isinstance(store, ShardStore):
             store.begin_job(job.job, dense.may_overflow)
-        self._store = store
+            self._shard: RowShard = store
+        else:
+            self._shard = self._embedded = EmbeddedShard(store, ahead)
         self._dense = dense
         self._average = job.average
         self._slows_stale = job.staleness_modulation == "inverse"
@@ -64,8 +68,7 @@ class Committer:
         self._ends_chapter = ends_chapter
         self._phases = phases or Durations()
         self._clock = clock
-        self._ahead = ahead
-        self._commitment, self._before = DONE, dict[str, Tensor]()
+        self._logging, self._before = LOGGED, dict[str, Tensor]()
         self._prepared: tuple[OptimizerStep, ...] | None = None
         self._known_specs: dict[str, TableSpec] | None = None
 
@@ -100,12 +103,11 @@ class Committer:
             gradient, rows = self._accumulated(version, pushes, frozen)
             if gradient.records and not gradient.overflowed:
                 gradient = replace(gradient, dense=_clipped(gradient.dense, rows, steps))
-            gradient = replace(gradient, updates=rows.updates)
         share = 1.0 / (1 + _behind(pushes, version)) if self._slows_stale else 1.0
         rates = {table: _times(rate, share) for table, rate in _rates(self._tables(rows), steps).items()}
         number = next((step.number for step in steps if step.tables != ()), steps[0].number)
         number = version - 1 if number is None else number
-        step = RowStep(version, number, rates, self._ends_chapter(version), frozen, self._clock())
+        step = RowStep(version, number, rates, self._ends_chapter(version), self._clock())
         if self._store.keeps_records:
             self._commit_with_record(rows, step, gradient, share, progress(gradient))
         else:
@@ -113,12 +115,13 @@ class Committer:
             with self._phases.timing("rows"):
                 rows.commit(step, self._deadline_s)
             self._apply(gradient, share)
-        return replace(gradient, changed=tuple(rows.changed))
+        updates = {} if self._embedded is None else self._embedded.updates
+        return replace(gradient, updates=updates, changed=tuple(rows.changed))
 
     @property
     def unlogged(self) -> int | None:
         """The version that was committed and is not logged yet; None: there is none."""
-        return self._commitment.unlogged()
+        return self._logging.unlogged()
 
     def settle(self, wait: bool = True) -> None:
         """Waits until the store has logged the version that was committed last.
@@ -129,14 +132,14 @@ class Committer:
         Raises:
             StoreFailed, Unavailable: the store failed until the deadline; the dense part is that of the version before.
         """
-        if not wait and not self._commitment.over():
+        if not wait and not self._logging.over():
             return
         try:
-            self._commitment.wait()
+            self._logging.wait()
         except BaseException:
             self._dense.restore(self._before)
             raise
-        self._commitment, self._before = DONE, {}
+        self._logging, self._before = LOGGED, {}
 
     def _accumulated(
         self, version: int, pushes: Sequence[Push], frozen: tuple[str, ...]
@@ -144,27 +147,25 @@ class Committer:
         """The gradient of a version; none, if it overflowed and the optimizer's loss scale answers that."""
         if not self._dense.may_overflow:
             gradient = accumulate(pushes, self._average)
-            return gradient, self._rows_of(version, gradient, pushes, frozen)
+            return gradient, self._rows_of(version, pushes, frozen)
         with np.errstate(invalid="ignore", over="ignore"):
             gradient = accumulate(pushes, self._average)
-        rows = self._rows_of(version, gradient, pushes, frozen)
+            rows = self._rows_of(version, pushes, frozen)
         if all(np.isfinite(part).all() for part in gradient.dense) and (not gradient.records or rows.finite()):
             return gradient, rows
         rows.drop()
         return replace(gradient, dense=(), overflowed=True), rows
 
-    def _rows_of(
-        self, version: int, gradient: Accumulated, pushes: Sequence[Push], frozen: tuple[str, ...]
-    ) -> RowGradients:
-        if isinstance(self._store, ShardStore):
-            sums = row_sums(version - 1, pushes, self._average, frozen)
-            return PushedRows(self._store, sums, tuple(self._specs()), self._deadline_s)
-        return HeldRows(self._store, {name: of for name, of in gradient.updates.items() if name not in frozen})
+    def _rows_of(self, version: int, pushes: Sequence[Push], frozen: tuple[str, ...]) -> RowGradients:
+        sums = row_sums(version - 1, pushes, self._average, frozen)
+        if self._embedded is not None:
+            self._embedded.take(sums, row_parts(pushes))
+        return RowGradients(self._shard, sums, tuple(self._specs()), self._deadline_s)
 
     def _tables(self, rows: RowGradients) -> Iterable[str]:
         """Those that a step has a learning rate for: those it updates, and those whose rows follow every step."""
         followers = [name for name, spec in self._specs().items() if follows_steps(spec.optimizer)]
-        return [*rows.tables(), *followers]
+        return [*rows.tables, *followers]
 
     def _specs(self) -> dict[str, TableSpec]:
         """Of the job's tables, which stay what they are: a store elsewhere is asked once."""
@@ -181,17 +182,12 @@ class Committer:
         try:
             record = VersionRecord(self._job, progress, self._dense.tensors()).to_bytes()
             with self._phases.timing("rows"):
-                commitment = self._begin(rows, replace(step, record=record))
+                rows.commit(replace(step, record=record), self._deadline_s)
         except BaseException:
             self._dense.restore(before)
             raise
-        self._commitment, self._before = commitment, before
-
-    def _begin(self, rows: RowGradients, step: RowStep) -> Commitment:
-        if self._ahead:
-            return rows.begin_commit(step, self._deadline_s)
-        rows.commit(step, self._deadline_s)
-        return DONE
+        if self._embedded is not None:
+            self._logging, self._before = self._embedded.logging(self._deadline_s), before
 
     def _apply(self, gradient: Accumulated, share: float) -> None:
         with self._phases.timing("dense"):
@@ -207,7 +203,7 @@ def _clipped(dense: tuple[Tensor, ...], rows: RowGradients, steps: Sequence[Opti
     """Dense gradients, clipped by every optimizer as it clips what it trains; rows likewise, where they are."""
     clippings = [clipping for step in steps for clipping in (step.clipping, *_own(step).values())]
     by_norm = any(clipping.by_norm for clipping in clippings)
-    squares = rows.squares() if by_norm else dict.fromkeys(rows.tables(), 0.0)
+    squares = rows.squares() if by_norm else dict.fromkeys(rows.tables, 0.0)
     clips: dict[str, TableClip] = {}
     for step in steps:
         places = range(len(dense)) if step.places is None else step.places

@@ -7,18 +7,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.row_data import Commit, RowBlock
 from elastable.embedding_store.contract.spec import EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadGradient, BadInput, StoreFailed, Unavailable
-from elastable.master.api import JobSpec
-from elastable.master.commits.commitment import commit_rows
+from elastable.master.api import JobSpec, Push, Slices, SyncPushId
+from elastable.master.commits.accumulate import row_parts, row_sums
 from elastable.master.commits.committer import Committer
 from elastable.master.commits.dense_part import NoDense
+from elastable.master.commits.embedded_shard import EmbeddedShard
+from elastable.master.commits.row_gradients import RowGradients, RowStep
 from elastable.master.tasks.progress import Progress
 
 SPEC = TableSpec("t", 1, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd", learning_rate=1.0))
-COMMIT = Commit(1, {"t": TableUpdate(np.array([5]), np.ones((1, 1), np.float32))}, 0, {})
+PUSH = Push(SyncPushId(0, 0), 1, slices={"t": Slices(np.array([5]), np.ones((1, 1), np.float32))})
+STEP = RowStep(1, 0, {})
 
 
 class Shaky(MemoryStore):
@@ -56,12 +60,19 @@ class Time:
         self.seconds += seconds
 
 
+def commit(store: EmbeddingStore, time: Time, push: Push = PUSH, step: RowStep = STEP) -> None:
+    """One version of one push, within 10 s."""
+    shard, sums = EmbeddedShard(store), row_sums(0, [push], "mean", ())
+    shard.take(sums, row_parts([push]))
+    RowGradients(shard, sums, ("t",), 10.0).commit(step, 10.0, time.now, time.sleep)
+
+
 @pytest.mark.parametrize(
     "script", [[], ["fail"], ["lose"], ["fail", "fail", "lose"], ["lose", "away", "away"], ["fail", "away", "lose"]]
 )
 def test_rows_change_exactly_once(script: list[str]) -> None:
     store, time = Shaky(*script), Time()
-    commit_rows(store, COMMIT, 10.0, time.now, time.sleep)
+    commit(store, time)
     assert store.version() == 1
     assert store.lookup({"t": np.array([5])})["t"].tolist() == [[-1.0]]
 
@@ -69,17 +80,17 @@ def test_rows_change_exactly_once(script: list[str]) -> None:
 def test_the_last_failure_is_raised_at_the_deadline() -> None:
     store, time = Shaky(*["fail"] * 1000), Time()
     with pytest.raises(StoreFailed, match="shaky"):
-        commit_rows(store, COMMIT, 10.0, time.now, time.sleep)
+        commit(store, time)
     assert 8.0 < time.seconds <= 10.0
     store = Shaky("lose", *["away"] * 1000)
     with pytest.raises(Unavailable, match="away"):
-        commit_rows(store, COMMIT, 10.0, time.now, time.sleep)
+        commit(store, time)
 
 
 def test_what_is_wrong_with_the_commit_is_not_tried_again() -> None:
     store, time = Shaky(), Time()
     with pytest.raises(BadGradient):
-        commit_rows(store, Commit(1, {"t": TableUpdate(np.array([5]), np.ones((1, 2), np.float32))}, 0, {}), 10.0)
+        commit(store, time, replace(PUSH, slices={"t": Slices(np.array([5]), np.ones((1, 2), np.float32))}))
     assert time.seconds == 0.0
 
 
@@ -99,7 +110,7 @@ def test_a_version_that_another_master_made_is_not_taken_for_ours() -> None:
 
     store, time = TakenOver("lose"), Time()
     with pytest.raises(BadInput, match="taken over"):
-        commit_rows(store, replace(COMMIT, record=b"ours"), 10.0, time.now, time.sleep)
+        commit(store, time, step=replace(STEP, record=b"ours"))
 
 
 def test_the_time_of_a_version_is_decided_once_by_the_master() -> None:
