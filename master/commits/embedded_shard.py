@@ -51,8 +51,12 @@ class EmbeddedShard:
     def __init__(self, store: EmbeddingStore, ahead: bool = False) -> None:
         self._store = store
         self._ahead = ahead and store.keeps_records
-        self._pushes: Pushes = {}
         self._sums = VersionSums(lambda sums: self._pushes)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._sums.forget()
+        self._pushes: Pushes = {}
         self._pushed: PushedCommit | None = None
         self._commit = Commit(0, {}, 0, {})
         self._begun: Future[None] = at_once(None)
@@ -60,8 +64,8 @@ class EmbeddedShard:
 
     def take(self, sums: RowSums, pushes: Pushes) -> None:
         """Sums what the next version is made of."""
+        self._forget()  # before the sums are made, which then take the memory of those before
         self._pushes = pushes
-        self._sums.forget()
         self._sums.summed(sums)
 
     def measure(self, sums: RowSums) -> Measured:
