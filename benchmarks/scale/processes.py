@@ -115,7 +115,7 @@ class _ArrayDense(NoDense):
         self.variables = (TensorSpec("dense", (values,), np.dtype(np.float32)),)
         self._values = np.zeros(values, np.float32)
 
-    def snapshot(self, version: int) -> DenseSnapshot:
+    def snapshot(self, version: int, tensors: Mapping[str, Tensor] | None = None) -> DenseSnapshot:
         copied = self._values.copy()
         copied.flags.writeable = False
         return DenseSnapshot(version, (copied,), ())

@@ -193,6 +193,7 @@ def _run(
         master.stop,
         on_epoch=lambda epoch, logs: progress.epoch(epoch, epochs, logs),
         evaluated=evaluated,
+        shares_model=True,
     )
     joined.begin()
     note_trained(model, tables.optimizers)  # a callback may have loaded weights

@@ -56,6 +56,7 @@ class JobHooks(Hooks):
         evaluated: Called with (version, logs) after each evaluation during training.
         rows_changed: Called with the updates of each commit.
         version: That the job begins with: 0, or where an earlier run of it ended.
+        shares_model: Whether a worker computes with the model that the master trains.
     """
 
     def __init__(
@@ -70,8 +71,10 @@ class JobHooks(Hooks):
         evaluated: Callable[[int, Mapping[str, float]], None] = lambda version, logs: None,
         rows_changed: Callable[[Mapping[str, TableUpdate]], None] = lambda updates: None,
         version: int = 0,
+        shares_model: bool = False,
     ) -> None:
         self._callbacks = callbacks
+        self._shares_model = shares_model
         self._schedule = schedule
         self._stop = stop
         self._run = run
@@ -129,6 +132,9 @@ class JobHooks(Hooks):
             self._run.record("train", version, self._schedule.epoch(version - 1), logs)
         if self._save is not None and is_due(version, self._every):
             self._save()
+
+    def may_assign(self) -> bool:
+        return self._shares_model or self._callbacks.sees_versions
 
     def stops_epoch(self) -> bool:
         return self._stopped

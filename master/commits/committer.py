@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -14,7 +14,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.measures.counters import Durations
 from elastable.embedding_store.optimizers.registry import follows_steps
 from elastable.embedding_store.shards.row_pushes import ShardStore, TableClip
-from elastable.master.api import JobSpec, Push, Tensor
+from elastable.master.api import DenseSnapshot, JobSpec, Push, Tensor
 from elastable.master.commits.accumulate import Accumulated, accumulate, row_parts, row_sums
 from elastable.master.commits.clipping import Clipping, clip
 from elastable.master.commits.dense_part import DensePart, OptimizerStep
@@ -69,8 +69,18 @@ class Committer:
         self._phases = phases or Durations()
         self._clock = clock
         self._logging, self._before = LOGGED, dict[str, Tensor]()
+        # Those of the version that was recorded last, while nothing has changed them: reading all takes a millisecond.
+        self._recorded: dict[str, Tensor] | None = None
         self._prepared: tuple[OptimizerStep, ...] | None = None
         self._known_specs: dict[str, TableSpec] | None = None
+
+    def forget(self) -> None:
+        """To be called where the dense part may have been changed since the last commit by somebody else."""
+        self._recorded = None
+
+    def snapshot(self, version: int) -> DenseSnapshot:
+        """Of the dense part as it is; see `DensePart.snapshot`."""
+        return self._dense.snapshot(version, self._recorded)
 
     def prepare_step(self, version: int) -> None:
         """Computes the learning rates of the step from `version` now, while workers compute.
@@ -137,7 +147,7 @@ class Committer:
         try:
             self._logging.wait()
         except BaseException:
-            self._dense.restore(self._before)
+            self._restore(self._before)
             raise
         self._logging, self._before = LOGGED, {}
 
@@ -177,17 +187,24 @@ class Committer:
         self, rows: RowGradients, step: RowStep, gradient: Accumulated, share: float, progress: Progress
     ) -> None:
         """Commits rows, dense part and progress together, in the store."""
-        before = self._dense.tensors()
+        before = self._dense.tensors() if self._recorded is None else self._recorded
+        self._recorded = None
         self._apply(gradient, share)
         try:
-            record = VersionRecord(self._job, progress, self._dense.tensors()).to_bytes()
+            after = self._dense.tensors()
+            record = VersionRecord(self._job, progress, after).to_bytes()
             with self._phases.timing("rows"):
                 rows.commit(replace(step, record=record), self._deadline_s)
         except BaseException:
-            self._dense.restore(before)
+            self._restore(before)
             raise
+        self._recorded = after
         if self._embedded is not None:
             self._logging, self._before = self._embedded.logging(self._deadline_s), before
+
+    def _restore(self, tensors: Mapping[str, Tensor]) -> None:
+        self._recorded = None
+        self._dense.restore(tensors)
 
     def _apply(self, gradient: Accumulated, share: float) -> None:
         with self._phases.timing("dense"):

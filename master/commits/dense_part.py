@@ -67,8 +67,13 @@ class DensePart(Protocol):
     def steps(self, version: int) -> tuple[OptimizerStep, ...]:
         """The optimizer steps that lead on from `version`, to which all later calls refer."""
 
-    def snapshot(self, version: int) -> DenseSnapshot:
-        """Read-only copies of all variables and states."""
+    def snapshot(self, version: int, tensors: Mapping[str, Tensor] | None = None) -> DenseSnapshot:
+        """Read-only copies of all variables and states.
+
+        Args:
+            version: Of the snapshot.
+            tensors: What `tensors` returned, if nothing has changed since; None: all is read.
+        """
 
     def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor], rate_share: float = 1.0) -> None:
         """One optimizer step.
@@ -103,7 +108,7 @@ class NoDense(DensePart):
     def steps(self, version: int) -> tuple[OptimizerStep, ...]:
         return (OptimizerStep(),)
 
-    def snapshot(self, version: int) -> DenseSnapshot:
+    def snapshot(self, version: int, tensors: Mapping[str, Tensor] | None = None) -> DenseSnapshot:
         return DenseSnapshot(version, (), ())
 
     def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor], rate_share: float = 1.0) -> None:

@@ -75,7 +75,6 @@ class Driver:
             ahead=ahead,
         )
         state.unlogged = lambda: self._committer.unlogged
-        self._dense = dense
         self._metrics = metrics
         self._options = options
         self._hooks = Hooks()
@@ -98,6 +97,7 @@ class Driver:
                     self._make_version(work)
                 elif work.evaluated is not None:
                     self._evaluations.end_concurrent(work.evaluated)
+                    self._committer.forget()
             self._committer.settle()
         except BaseException as error:
             self.fail(error)
@@ -163,6 +163,8 @@ class Driver:
                 ended = self._state.committed(tickets, made)
                 sums = self._state.epoch_metrics
             self._hooks.on_version(self._state.version, self._logs(sums))
+            if self._hooks.may_assign():
+                self._committer.forget()
         self._publish(tickets)
         return ended
 
@@ -183,9 +185,11 @@ class Driver:
         if self._evaluations.is_due():
             self._committer.settle()
             self._evaluations.begin_due()
+            self._committer.forget()
 
     def _end_epoch(self, epoch: int) -> None:
         self._committer.settle()
+        self._committer.forget()
         evaluated = self._evaluations.evaluate() if self._options.evaluates(epoch) else ()
         if evaluated is None:
             return
@@ -201,6 +205,7 @@ class Driver:
     def _begin_epoch(self, due: bool = False) -> None:
         if not self._state.board.training.over:
             self._hooks.on_epoch_begin(self._state.epoch)
+            self._committer.forget()
             # Hooks may have set weights, and what is trained: no worker has begun the epoch.
             self._publish()
             if due:
@@ -217,7 +222,7 @@ class Driver:
 
     def _publish(self, tickets: Iterable[Ticket] = ()) -> None:
         """Publishes the current version to the workers, and answers those whose pushes made it."""
-        snapshot = self._dense.snapshot(self._state.version)
+        snapshot = self._committer.snapshot(self._state.version)
         with self._waits.changing():
             self._state.snapshot = snapshot
             self._waits.published(tickets)

@@ -48,6 +48,13 @@ class Hooks:
             logs: Metrics of the epoch so far, computed when they are first read.
         """
 
+    def may_assign(self) -> bool:
+        """Asked after `on_version`: whether anything that the model's dense part has may have been assigned since.
+
+        False saves the master from reading all of it again.
+        """
+        return True
+
     def stops_epoch(self) -> bool:
         """Asked after `on_version`: whether the epoch ends here, and with it, as in Keras, the job.
 

@@ -59,11 +59,15 @@ class DenseTensors(DensePart):
     def _optimizer_variables(self) -> Sequence[keras.Variable]:
         """Of all optimizers of the model, in the order in which checkpoints keep them."""
 
-    def snapshot(self, version: int) -> DenseSnapshot:
-        self._snapshot_states = tuple(copied(variable) for variable in self._reported)
+    def snapshot(self, version: int, tensors: Mapping[str, Tensor] | None = None) -> DenseSnapshot:
+        known = tensors or {}
+        trained, states, *_ = _KINDS
+        self._snapshot_states = _values(states, self._reported[: len(self._states)], known) + tuple(
+            copied(variable) for variable in self._reported[len(self._states) :]
+        )
         return DenseSnapshot(
             version,
-            tuple(copied(variable) for variable in self.trained),
+            _values(trained, self.trained, known),
             self._snapshot_states,
             tuple(spec.name for spec in self.variables),
             tuple(spec.name for spec in self.states),
@@ -128,12 +132,24 @@ class DenseTensors(DensePart):
         rates = [each._learning_rate for each in optimizers if isinstance(each._learning_rate, keras.Variable)]
         # By position: Keras counts names up with every model made in a process.
         return {
-            f"{kind}/{position:05d}": variable
+            _key(kind, position): variable
             for kind, found in zip(
                 _KINDS, (self.trained, self._states, self._optimizer_variables(), rates), strict=True
             )
             for position, variable in enumerate(found)
         }
+
+
+def _key(kind: str, position: int) -> str:
+    return f"{kind}/{position:05d}"
+
+
+def _values(kind: str, variables: Sequence[keras.Variable], known: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    """Of all variables of a kind, read where they are not known."""
+    keys = [_key(kind, position) for position in range(len(variables))]
+    return tuple(
+        known[key] if key in known else copied(variable) for key, variable in zip(keys, variables, strict=True)
+    )
 
 
 def tensor_specs(variables: Sequence[keras.Variable]) -> tuple[TensorSpec, ...]:

@@ -98,7 +98,7 @@ class _Dense:
 
     def finalize_averages(self) -> None: ...  # the optimizer keeps none
 
-    def snapshot(self, version: int) -> DenseSnapshot:
+    def snapshot(self, version: int, tensors: Mapping[str, Tensor] | None = None) -> DenseSnapshot:
         return DenseSnapshot(
             version, (self._tensors["variables/00000"],), (self._tensors["states/00000"],), ("weights",), ("seen",)
         )

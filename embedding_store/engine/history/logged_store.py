@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 
 from elastable.embedding_store.contract.row_data import Commit, StayingRows
 from elastable.embedding_store.contract.row_source import refuse_other_version
@@ -49,7 +50,7 @@ class LoggedStore(EmbeddingStore):
     _require_open: Callable[[], None]
     _history: KeptChanges | None = None
     _record: bytes | None = None
-    _unlogged: tuple[Commit, CommitImages] | None = None
+    _unlogged: tuple[Commit, Callable[[], CommitImages]] | None = None
 
     def keep_history(self, history: KeptChanges) -> None:
         """Brings the empty store to the last version of a history, and adds every later change to it.
@@ -102,13 +103,19 @@ class LoggedStore(EmbeddingStore):
         return float(time.time() if commit.time is None else commit.time)
 
     def _note_applied(self, commit: Commit, updates: Mapping[MemoryTable, StagedUpdate], time: float | None) -> None:
-        """A commit was applied: `updates`, of the tables that it names. Until `_log_noted`, nobody sees it.
+        """A commit was applied: `updates`, of the tables that it names. Until `_log_noted`, nobody changes a row.
 
         `time`: what `_time_of` gave.
         """
         if self._history is not None:
             kept = self._history.keeps_entries
-            self._unlogged = commit, self._images(commit, updates, time) if kept else CommitImages(commit.step, ())
+
+            # Copied by whoever logs, who may be another thread: whoever commits need not wait for it.
+            @cache
+            def images() -> CommitImages:
+                return self._images(commit, updates, time) if kept else CommitImages(commit.step, ())
+
+            self._unlogged = commit, images
 
     def _log_noted(self, commit: Commit) -> None:
         """Logs the commit that was applied.
@@ -132,7 +139,7 @@ class LoggedStore(EmbeddingStore):
             return False
         assert self._history is not None
         try:
-            self._history.append(images, commit.version)
+            self._history.append(images(), commit.version)
         except (StoreBroken, TakenOver) as error:
             self._failure, self._unlogged = error, None
             raise

@@ -57,6 +57,13 @@ def test_callbacks_of_batches_hear_of_logged_versions(model: keras.Model) -> Non
     assert all(hooks_of(model, [batches]).waits_for_log(version) for version in range(1, 20))
 
 
+def test_only_callbacks_of_batches_may_assign_between_versions(model: keras.Model) -> None:
+    epochs = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None)
+    batches = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
+    assert not hooks_of(model, [epochs]).may_assign()
+    assert hooks_of(model, [batches]).may_assign()
+
+
 def test_versions_that_are_saved_are_logged(model: keras.Model) -> None:
     saved: list[int] = []
     hooks = hooks_of(model, saved=saved)

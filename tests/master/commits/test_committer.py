@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ from elastable.embedding_store.contract.spec import EvictionSpec, InitializerSpe
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadGradient, BadInput, StoreFailed, Unavailable
-from elastable.master.api import JobSpec, Push, Slices, SyncPushId
+from elastable.master.api import JobSpec, Push, Slices, SyncPushId, Tensor
 from elastable.master.commits.accumulate import row_parts, row_sums
 from elastable.master.commits.committer import Committer
 from elastable.master.commits.dense_part import NoDense
@@ -134,3 +135,51 @@ def test_the_time_of_a_version_is_decided_once_by_the_master() -> None:
     times = store.table_state("timed").touch_times
     assert times is not None
     assert times[:, 2].tolist() == [1_000_000, 1_000_750, 1_001_500]
+
+
+class OneNumber(NoDense):
+    """A dense part of one number, which every step makes one more."""
+
+    def __init__(self) -> None:
+        self.value, self.reads = 0.0, 0
+
+    def tensors(self) -> dict[str, Tensor]:
+        self.reads += 1
+        return {"variables/00000": np.array(self.value)}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        self.value = float(tensors["variables/00000"])
+
+    def skip(self) -> None:
+        self.value += 1.0
+
+
+class Recording(Shaky):
+    """A store that keeps the record of its version."""
+
+    keeps_records = True
+
+
+def test_what_nobody_assigned_is_read_once_a_version() -> None:
+    dense = OneNumber()
+    committer = Committer(Recording(), dense, JobSpec(job="j"), 10.0)
+    for version in (1, 2, 3):
+        committer.commit(version, [], lambda _: Progress(0))
+    assert (dense.value, dense.reads) == (3.0, 4)
+    committer.forget()
+    committer.commit(4, [], lambda _: Progress(0))
+    assert dense.reads == 6
+
+
+@pytest.mark.parametrize("assigned", [None, 7.0])
+def test_a_version_that_fails_leaves_the_dense_part_as_it_was(assigned: float | None) -> None:
+    dense, store = OneNumber(), Recording()
+    committer = Committer(store, dense, JobSpec(job="j"), 0.0)
+    committer.commit(1, [], lambda _: Progress(0))
+    if assigned is not None:
+        dense.value = assigned
+        committer.forget()
+    store.script = ["fail"] * 10
+    with pytest.raises(StoreFailed):
+        committer.commit(2, [], lambda _: Progress(0))
+    assert dense.value == (1.0 if assigned is None else assigned)

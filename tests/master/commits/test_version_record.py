@@ -48,8 +48,11 @@ class Keeping(MemoryStore):
 class Compare(Hooks):
     """At every version: what was recorded is what stands."""
 
-    def __init__(self, bench: Bench, store: Keeping) -> None:
-        self.bench, self.store, self.versions = bench, store, 0
+    def __init__(self, bench: Bench, store: Keeping, assigns: bool) -> None:
+        self.bench, self.store, self.versions, self.assigns = bench, store, 0, assigns
+
+    def may_assign(self) -> bool:
+        return self.assigns
 
     def on_version(self, version: int, logs: Mapping[str, float]) -> None:
         assert self.store.kept is not None
@@ -73,11 +76,12 @@ def same(a: Progress, b: Progress) -> bool:
     )
 
 
+@pytest.mark.parametrize("assigns", [False, True])
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_record_is_of_the_very_version_that_it_stands_with(mode: str) -> None:
+def test_a_record_is_of_the_very_version_that_it_stands_with(mode: str, assigns: bool) -> None:
     store = Keeping()
     bench = Bench(job_of(mode=mode), store=store)
-    hooks = Compare(bench, store)
+    hooks = Compare(bench, store, assigns)
     drive(bench, [FakeWorker(bench.master, store) for _ in range(3)], hooks)
     assert hooks.versions == bench.master.progress().version > 4
 
