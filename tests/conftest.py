@@ -13,7 +13,7 @@ from tests.servers import Server, redis_binary, running_cluster, running_server,
 
 pytest.register_assert_rewrite("tests.contracts")  # a contract that is broken says what it saw
 
-pytest_plugins = [f"tests.plugins.{name}" for name in ("heap", "seeds", "order", "skips", "quick", "delays")]
+pytest_plugins = [f"tests.plugins.{name}" for name in ("heap", "seeds", "order", "skips", "quick", "sampled", "delays")]
 
 
 def _needed(binary: Path | None, what: str) -> Path:

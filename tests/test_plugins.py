@@ -1,4 +1,4 @@
-"""The suite's own habits: its heap, its seeds, its order, skips, quick run and delays, each tried on a small suite."""
+"""The suite's own habits: heap, seeds, order, skips, quick run, samples and delays, each tried on a small suite."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.process
 
 pytest_plugins = ["pytester"]
 
-PLUGINS = '("heap", "seeds", "order", "skips", "quick", "delays")'
+PLUGINS = '("heap", "seeds", "order", "skips", "quick", "sampled", "delays")'
 CONFTEST = f'pytest_plugins = [f"tests.plugins.{{name}}" for name in {PLUGINS}]\n'
 DRAWS = """
 import random
@@ -210,3 +210,29 @@ class TestDelays:
         assert first != other
         assert len(first) % 3 == 0, "each slow place the first three times"
         assert 0 < len(first) < 3 * 40
+
+
+def test_of_sampled_cases_some_run_and_all_at_night(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(CONFTEST)
+    pytester.makeini("[pytest]\nmarkers =\n  slow\n  process\n  sampled(n)\n")
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.sampled(3)
+        @pytest.mark.parametrize("case", range(8))
+        def test_many(case):
+            print("ran", case)
+
+        @pytest.mark.parametrize("case", "ab")
+        def test_few(case):
+            print("ran", case)
+        """
+    )
+
+    def ran(*options: str) -> list[str]:
+        lines = pytester.runpytest("-s", "-q", "-p", "no:randomly", *options).stdout.lines
+        return [line.rsplit("ran ", 1)[1] for line in lines if "ran " in line and " in " not in line]
+
+    assert ran("-m", "not slow") == ["0", "3", "6", "a", "b"]
+    assert ran() == [*"01234567", "a", "b"]

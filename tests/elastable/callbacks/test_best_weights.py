@@ -93,6 +93,7 @@ class TestEarlyStopping:
 
 
 class TestModelCheckpoint:
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("weights_only", [True, False])
     @pytest.mark.parametrize("kept", [{"save_best_only": True}, {"save_freq": 3}, {"save_freq": "epoch"}])
     def test_the_same_files_with_the_same_numbers(

@@ -158,6 +158,7 @@ PROGRAMS: dict[str, Program] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_as_in_keras(name: str) -> None:
     _, theirs = run(PROGRAMS[name], by_keras=True)

@@ -65,6 +65,7 @@ def require_equal(ours: list[np.ndarray[Any, Any]], theirs: list[np.ndarray[Any,
         np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("every", [None, 3])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_model_equals_one_of_plain_keras(name: str, every: int | None) -> None:

@@ -65,6 +65,7 @@ def trained_by_keras(optimizer: Any) -> np.ndarray[Any, Any]:
     return np.asarray(made.get_layer("ids").embeddings)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_model_equals_one_of_plain_keras(name: str) -> None:
     theirs = trained_by_keras(OPTIMIZERS[name]())

@@ -43,6 +43,7 @@ class Endless(keras.utils.PyDataset):
 STREAMS = {"repeat": lambda: dataset().repeat(), "generator": forever, "unknown": unknown, "PyDataset": Endless}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", STREAMS)
 @pytest.mark.parametrize("begin", [0, 1])
 def test_a_stream_without_an_end_has_the_numbers_of_keras(kind: str, begin: int) -> None:
@@ -139,6 +140,7 @@ def augmented() -> Any:
 FINITE = {"PyDataset": Batches, "shuffle": shuffled}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fit_of", ["model.fit", "et.fit"])
 @pytest.mark.parametrize(
     ("kind", "more"),

@@ -143,6 +143,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], Any, Any, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_micro_batches_equal_one_batch_of_plain_keras(case: str) -> None:
     make, loss, y, weights = CASES[case]

@@ -63,6 +63,7 @@ HELD_OUT = records(40, seed=1)
 WEIGHTS = np.random.default_rng(5).random(len(Y)).astype(np.float32)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "arguments",
     [

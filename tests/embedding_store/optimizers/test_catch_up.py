@@ -108,6 +108,7 @@ def close(ours: Float32, theirs: Float32, tolerance: float = TOLERANCE) -> bool:
     return np.allclose(ours, theirs, rtol=tolerance, atol=tolerance * float(np.sqrt(np.mean(np.square(theirs)))))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_a_thousand_sparse_steps_equal_keras_dense_ones(case: str) -> None:
     """In one chapter, and in chapters of four steps, of which a row may have missed 225."""

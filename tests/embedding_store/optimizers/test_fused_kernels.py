@@ -34,6 +34,7 @@ SPECS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "spec", SPECS, ids=lambda spec: f"{spec.name}-{'-'.join(name for name, _ in spec.hyperparameters)}"
 )

@@ -137,6 +137,7 @@ def _dying(left: list[int], after: bool) -> type[ShardClient]:
     return type("DyingClient", (ShardClient,), {name: wrapped(name) for name in CHANGES})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("staying", [False, True])
 @pytest.mark.parametrize("after", [False, True])
 def test_a_move_that_is_killed_anywhere_is_ended_by_the_same_command(start: Start, staying: bool, after: bool) -> None:

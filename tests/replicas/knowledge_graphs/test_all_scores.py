@@ -245,6 +245,7 @@ def _exact_ranks(made: ShardedModel, triples: Int32, model: str, norm: int) -> A
     return np.array(ranks)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("model", "norm"), [case for case in CASES if case[0] != "ConvE"])
 def test_ranks_are_those_of_double_precision(model: str, norm: int) -> None:
     """Among 5,000 entities with embeddings drawn at random, whose float32 errors do change ranks."""

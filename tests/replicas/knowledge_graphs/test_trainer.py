@@ -246,6 +246,7 @@ def test_workers_that_read_different_numbers_of_rows_are_refused() -> None:
     run_threads(2, work)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("scheme", ["score-moving", "embedding-moving"])
 @pytest.mark.parametrize("shared", [True, False])
 def test_the_number_of_negatives_does_not_depend_on_the_number_of_workers(scheme: str, shared: bool) -> None:

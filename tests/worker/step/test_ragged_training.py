@@ -114,6 +114,7 @@ def keras_numbers() -> tuple[Any, Any, Any, Any]:
     return history.history, evaluated, model.predict(data, verbose=0), np.asarray(model.weights[0])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["objects", "lists", "ragged", "sparse", "stream", "parquet"])
 def test_training_equals_plain_keras_on_padded_records(
     kind: str, tmp_path: Path, keras_numbers: tuple[Any, Any, Any, Any]
