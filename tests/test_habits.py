@@ -19,7 +19,7 @@ TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MUL
 
 
 def workflow(name: str) -> dict[Any, Any]:
-    loaded: dict[Any, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text())
+    loaded: dict[object, object] = yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text())
     return loaded
 
 

@@ -145,7 +145,7 @@ def _use_own_links(ports: Mapping[int, int]) -> None:
     """Makes a worker reach the store through links of its own, and not through those that the master names."""
     from elastable.jobs import worker_process
 
-    plain: Callable[..., Any] = worker_process.open_reader  # type: ignore[attr-defined]
+    plain: Callable[..., object] = worker_process.open_reader  # type: ignore[attr-defined]
 
     def through_own_link(url: str, follow: bool = False, deadline_s: float | None = None) -> Any:
         for theirs, own in ports.items():

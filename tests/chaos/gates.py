@@ -79,12 +79,12 @@ class Gates:
         """Whether somebody will wait there."""
         return (name, number) in self._armed
 
-    def tell(self, **what: Any) -> None:
+    def tell(self, **what: object) -> None:
         """Says something, and does not wait."""
         with self._turn:
             self._say(**what)
 
-    def _say(self, **what: Any) -> None:
+    def _say(self, **what: object) -> None:
         self._control.send(json.dumps(what).encode())
 
 
@@ -113,7 +113,7 @@ def lay_gates(gates: Gates, role: str, folders: Sequence[Path]) -> None:
 
 
 def _around(
-    owner: Any,
+    owner: object,
     name: str,
     before: Callable[..., None] | None = None,
     after: Callable[..., None] | None = None,
@@ -122,7 +122,7 @@ def _around(
     plain = getattr(owner, name)
 
     @functools.wraps(plain)
-    def around(*arguments: Any, **named: Any) -> Any:
+    def around(*arguments: object, **named: object) -> object:
         if before is not None:
             before(*arguments)
         result = plain(*arguments, **named)
@@ -177,7 +177,7 @@ def _lay_master(gates: Gates) -> None:
     _around(Master, "run", before=lambda master, *_: gates.tell(begins=master.progress().version))
     _around(Committer, "commit", before=lambda _, version, *__: gates.reach("commit", version))
 
-    def stands(_: Any, version: int, *__: Any) -> None:
+    def stands(_: object, version: int, *__: object) -> None:
         gates.tell(version=version)
         gates.reach("version", version)
 
@@ -261,7 +261,7 @@ def _stores() -> tuple[type, ...]:
 def _counting(gates: Gates, name: str) -> Callable[..., None]:
     numbers = itertools.count(1)  # shards are restored by several threads
 
-    def count(*_: Any) -> None:
+    def count(*_: object) -> None:
         gates.reach(name, next(numbers))
 
     return count
@@ -271,7 +271,7 @@ def _lay_disk(gates: Gates, folders: Sequence[Path]) -> None:
     """Every file operation of Python itself below `folders`; those of libraries in other languages are not seen."""
     watched, count, busy = tuple(map(str, folders)), _counting(gates, "disk"), threading.local()
 
-    def look(event: str, arguments: tuple[Any, ...]) -> None:
+    def look(event: str, arguments: tuple[object, ...]) -> None:
         if event not in _FILE_EVENTS or getattr(busy, "now", False):
             return
         busy.now = True

@@ -20,7 +20,7 @@ from tests.chaos.records import ACCUMULATOR, BETA_1, MOMENTUM, RATE, RHO, record
 __all__ = ["data", "model"]
 
 
-def _falling() -> Any:
+def _falling() -> keras.optimizers.schedules.ExponentialDecay:
     return keras.optimizers.schedules.ExponentialDecay(0.01, 10, 0.9)
 
 
@@ -34,7 +34,7 @@ _OPTIMIZERS = {
 }
 
 
-def data(split: str) -> Any:
+def data(split: str) -> object:
     """See `tests.chaos.records`; reading takes CHAOS_PAUSE seconds a micro-batch longer."""
     x, y = records_of(split)
     return _SlowReader(x, y)
@@ -46,12 +46,12 @@ class _SlowReader(et.NumpyReader):
         return super().take(indices)
 
 
-def _loss(wanted: Any, given: Any) -> Any:
+def _loss(wanted: Any, given: Any) -> keras.KerasTensor:
     # The second column is the record's own row: its gradient is one over the records of the micro-batch.
     return keras.ops.mean(keras.ops.square(wanted[:, 0] - given[:, 0]) + given[:, 1])
 
 
-def _error(wanted: Any, given: Any) -> Any:
+def _error(wanted: Any, given: Any) -> keras.KerasTensor:
     return keras.ops.abs(wanted[:, 0] - given[:, 0])
 
 

@@ -85,7 +85,7 @@ class _Dense:
     def step(self) -> int:
         return int(self._tensors["optimizer/00000"])
 
-    def steps(self, version: int) -> tuple[Any, ...]:
+    def steps(self, version: int) -> tuple[object, ...]:
         from elastable.master.commits.dense_part import OptimizerStep
 
         # A constant rate, as rows that count must move by the same each time.
@@ -184,7 +184,7 @@ class Computer:
     def hold(self, snapshot: DenseSnapshot) -> None:
         self._snapshot = snapshot
 
-    def train(self, prepared: Any, bets: Mapping[str, Any]) -> Any:
+    def train(self, prepared: Any, bets: Mapping[str, Any]) -> object:
         from elastable.worker.step.train_step import StepResult
 
         assert self._snapshot is not None
@@ -232,10 +232,10 @@ def use_light_model() -> None:
 
     def discovered(
         file: Any, offload_above: int, seed: int, lazy: bool = True
-    ) -> tuple[Any, Any, dict[str, TableSpec], None]:
+    ) -> tuple[object, object, dict[str, TableSpec], None]:
         return file.reader("train"), file.model(), _tables(seed, lazy), None
 
-    def computer(job: Any, file: Any, readers: Any, source: Any, deadline_s: float) -> Computer:
+    def computer(job: Any, file: object, readers: Any, source: Any, deadline_s: float) -> Computer:
         return Computer(job, readers, source.specs())
 
     for name, stand_in in (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from elastable.master.tasks.record_order import record_order
@@ -34,7 +32,7 @@ SEED = 11
 ACCUMULATOR = 0.5
 
 
-def records_of(split: str) -> tuple[dict[str, Any], Any]:
+def records_of(split: str) -> tuple[dict[str, object], object]:
     """Each record has an id of its own, a user, three words, and a number that depends on the last two."""
     count = RECORDS if split == "train" else VALIDATION
     random = np.random.default_rng(3 if split == "train" else 4)

@@ -24,7 +24,7 @@ from tests.replicas.host_embeddings.tables import create_host_table
 
 __all__ = ["HostTableContract", "Steps", "Way", "random_steps", "train"]
 
-Way = Callable[[], dict[str, Any]]
+Way = Callable[[], dict[str, object]]
 """Arguments of `create_host_table` for one table of all replicas: strategy and store."""
 
 Steps = Sequence[Sequence[tuple[npt.NDArray[Any], Float32]]]
@@ -162,7 +162,7 @@ class HostTableContract:
         joined = [[(np.concatenate([ids for ids, _ in s]), np.concatenate([g for _, g in s]))] for s in steps]
         spread = [[step[0] if rank == 0 else (step[0][0][:0], step[0][1][:0]) for rank in range(8)] for step in joined]
 
-        def table_for(group: ReplicaGroup, **more: Any) -> HostTable:
+        def table_for(group: ReplicaGroup, **more: object) -> HostTable:
             optimizer = HostEmbeddingOptimizerSpec(0.1, name, accumulation_factor=2)
             return create_host_table("t", (13, 7), optimizer_spec=optimizer, group=group, reduction="sum", **more)
 

@@ -148,10 +148,10 @@ class ReplicaContract:
         assert run(3, work) == [[80, 80, 160, 0]] * 3
 
     def test_members_that_differ_are_told(self, run: Run) -> None:
-        def lengths(group: ReplicaGroup) -> Any:
+        def lengths(group: ReplicaGroup) -> object:
             return group.all_gather(np.zeros(2 + group.rank, np.float32))
 
-        def calls(group: ReplicaGroup) -> Any:
+        def calls(group: ReplicaGroup) -> object:
             return group.all_gather(np.zeros(2)) if group.rank else group.all_to_all(np.zeros((2, 2)))
 
         with pytest.raises(BadInput, match=r"rank 0 calls all_gather of float32 \[2\], and rank 1 all_gather .*\[3\]"):
@@ -172,7 +172,7 @@ class ReplicaContract:
             (lambda group: group.subgroup(CommGroup("consecutive", 3)), "3 does not divide 2 replicas"),
         ],
     )
-    def test_what_cannot_be_is_refused(self, run: Run, call: Callable[[ReplicaGroup], Any], told: str) -> None:
+    def test_what_cannot_be_is_refused(self, run: Run, call: Callable[[ReplicaGroup], object], told: str) -> None:
         with pytest.raises(BadInput, match=told):
             run(2, call)
 

@@ -28,7 +28,7 @@ SERVICES = ("redis", "store", "master", "worker")
 @pytest.fixture(scope="module")
 def compose() -> dict[str, Any]:
     """docker-compose.yml, its anchors merged."""
-    loaded: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    loaded: dict[str, object] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
     return loaded
 
 

@@ -28,7 +28,7 @@ WRITTEN = [path for path in sorted(FOLDER.glob("*/*.yaml")) if path.name != "kus
 LASTING = {ExitCode(number) for number in (2, 3, 4, 9, 11)}
 
 
-def documents(path: Path) -> list[dict[str, Any]]:
+def documents(path: Path) -> list[dict[str, object]]:
     return [found for found in yaml.safe_load_all(path.read_text()) if found is not None]
 
 

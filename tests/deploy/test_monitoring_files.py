@@ -30,7 +30,7 @@ _GROUPED = re.compile(r"\b(?:by|on) \(([^)]*)\)")
 
 def rules() -> list[dict[str, Any]]:
     (group,) = yaml.safe_load(RULES.read_text())["groups"]
-    found: list[dict[str, Any]] = group["rules"]
+    found: list[dict[str, object]] = group["rules"]
     return found
 
 

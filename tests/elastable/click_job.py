@@ -57,7 +57,7 @@ class Hold(keras.callbacks.Callback):
         self._home = home
         self._version = version
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         if int(self.model.optimizer.iterations) != self._version:
             return
         (self._home / "held").touch()
@@ -66,6 +66,6 @@ class Hold(keras.callbacks.Callback):
             time.sleep(0.02)
 
 
-def callbacks() -> list[Any]:
+def callbacks() -> list[object]:
     home = os.environ.get("HOLD")
     return [Hold(Path(home), int(os.environ["HOLD_AT"]))] if home else []

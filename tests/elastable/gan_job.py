@@ -18,15 +18,15 @@ REAL = RANDOM.normal(size=(RECORDS, 2)).astype(np.float32)
 Z = RANDOM.normal(size=(RECORDS, NOISE)).astype(np.float32)
 DATA = ([Z, IDS], REAL)
 
-Layer = Callable[..., Any]
+Layer = Callable[..., object]
 
 
-def in_store(name: str, **arguments: Any) -> Any:
+def in_store(name: str, **arguments: Any) -> object:
     """A table in a store."""
     return et.Embedding(LABELS, DIM, name=name, **arguments)
 
 
-def in_keras(name: str, **arguments: Any) -> Any:
+def in_keras(name: str, **arguments: Any) -> object:
     """The same in plain Keras."""
     return keras.layers.Embedding(LABELS, DIM, name=name, **arguments)
 
@@ -59,19 +59,19 @@ class Gan(keras.Model):
         """Its networks are built."""
         self.built = True
 
-    def judge_loss(self, z: Any, labels: Any, real: Any) -> Any:
+    def judge_loss(self, z: Any, labels: Any, real: Any) -> object:
         """Of the discriminator."""
         false, true = self.discriminator([self.generator([z, labels]), labels]), self.discriminator([real, labels])
         return tf.reduce_mean(tf.nn.softplus(false)) + tf.reduce_mean(tf.nn.softplus(-true))
 
-    def make_loss(self, z: Any, labels: Any) -> Any:
+    def make_loss(self, z: Any, labels: Any) -> tf.Tensor:
         """Of the generator."""
         return tf.reduce_mean(tf.nn.softplus(-self.discriminator([self.generator([z, labels]), labels])))
 
     def call(self, inputs: Any) -> Any:
         return self.generator(inputs)
 
-    def train_step(self, data: Any) -> Any:
+    def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         (z, labels), real = data[:2]  # `train_on_batch` of Keras adds a sample_weight of None
         judged, fooled = self.updates(self, z, labels, real)
         self.judged.update_state(judged, sample_weight=tf.shape(z)[0])
@@ -91,7 +91,7 @@ def dense(part: Any, tape: Any, loss: Any, optimizer: Any) -> None:
     optimizer.apply([each for each, _ in reached], [weight for _, weight in reached])
 
 
-def in_turn(model: Any, z: Any, labels: Any, real: Any) -> Any:
+def in_turn(model: keras.Model, z: tf.Tensor, labels: tf.Tensor, real: tf.Tensor) -> object:
     """The generator's loss is computed with the discriminator's new weights."""
     with et.step(model) as step:
         with tf.GradientTape() as tape:
@@ -103,7 +103,7 @@ def in_turn(model: Any, z: Any, labels: Any, real: Any) -> Any:
     return judged, fooled
 
 
-def in_turn_plainly(model: Any, z: Any, labels: Any, real: Any) -> Any:
+def in_turn_plainly(model: keras.Model, z: tf.Tensor, labels: tf.Tensor, real: tf.Tensor) -> object:
     """`in_turn` in plain Keras."""
     with tf.GradientTape() as tape:
         judged = model.judge_loss(z, labels, real)
@@ -114,7 +114,7 @@ def in_turn_plainly(model: Any, z: Any, labels: Any, real: Any) -> Any:
     return judged, fooled
 
 
-def at_once(model: Any, z: Any, labels: Any, real: Any) -> Any:
+def at_once(model: keras.Model, z: tf.Tensor, labels: tf.Tensor, real: tf.Tensor) -> object:
     """Both gradients at the same weights, as in TensorFlow's DCGAN."""
     with et.step(model) as step:
         with tf.GradientTape() as judging, tf.GradientTape() as making:
@@ -124,7 +124,7 @@ def at_once(model: Any, z: Any, labels: Any, real: Any) -> Any:
     return judged, fooled
 
 
-def at_once_plainly(model: Any, z: Any, labels: Any, real: Any) -> Any:
+def at_once_plainly(model: keras.Model, z: tf.Tensor, labels: tf.Tensor, real: tf.Tensor) -> object:
     """`at_once` in plain Keras."""
     with tf.GradientTape() as judging, tf.GradientTape() as making:
         judged, fooled = model.judge_loss(z, labels, real), model.make_loss(z, labels)

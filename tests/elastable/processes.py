@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tests.preloaded.client import PreloadedProcess, run_preloaded
 
@@ -165,7 +164,7 @@ def run_elastable(*arguments: str | Path, env: dict[str, str] | None = None, new
     return Finished(ran.returncode, ran.stdout, ran.stderr)
 
 
-def wait_until(condition: Callable[[], Any], what: str, process: Running, limit_s: float = LIMIT_S) -> None:
+def wait_until(condition: Callable[[], object], what: str, process: Running, limit_s: float = LIMIT_S) -> None:
     """Waits for a condition; fails with the output of `process` where it takes longer."""
     give_up = time.monotonic() + limit_s
     while not condition():

@@ -32,7 +32,7 @@ def clicks(records: int = 96, seed: int = 0) -> tuple[dict[str, np.ndarray[Any, 
     return {"user": users, "word": words}, (users % 2 == 0).astype(np.float32)
 
 
-def model_of(user: Any, word: Any) -> Any:
+def model_of(user: Any, word: Any) -> object:
     """The click model with these two embedding layers; not compiled."""
     users = keras.Input((), dtype="int64", name="user")
     words = keras.Input((3,), dtype="int64", name="word")

@@ -76,7 +76,7 @@ class Faults:
         ):
             monkeypatch.setattr(Shard, step, self._faulty(step, getattr(Shard, step), version))
 
-    def _faulty(self, step: str, work: Callable[..., Any], version: Callable[..., int]) -> Callable[..., Any]:
+    def _faulty(self, step: str, work: Callable[..., object], version: Callable[..., int]) -> Callable[..., object]:
         def call(shard: Shard, *of: Any) -> Any:
             at = version(*of)
             self._perhaps(step, at, False, shard)

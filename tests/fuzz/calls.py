@@ -112,7 +112,7 @@ class CallTarget(Target):
 def made_messages(m: Mutator, call: Call, words: Words) -> list[bytes]:
     """What is sent: right, wrong in a field, wrong throughout, or no message at all."""
 
-    def bounded(m: Mutator, field: FieldDescriptor) -> Any:
+    def bounded(m: Mutator, field: FieldDescriptor) -> object:
         if field.name in _COSTLY and field.type in _WHOLE:
             tried, taken = _COSTLY[field.name]
             return m.choice((-1, 0, 1, 2, 3, 4, m.small(tried), taken + 1))

@@ -79,6 +79,6 @@ class Frames(Target):
         return None
 
 
-def _words(m: Mutator, field: FieldDescriptor) -> Any:
+def _words(m: Mutator, field: FieldDescriptor) -> object:
     told = master_words(m, field)
     return store_words(m, field) if told is None else told

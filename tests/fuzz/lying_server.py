@@ -48,7 +48,7 @@ class _Liar(grpc.GenericRpcHandler):
         self._truth = truth
         self.mutator: Mutator | None = None
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[object, object]:
         """A handler for any call: on the wire all kinds are streams of bytes."""
         method = handler_call_details.method
 
@@ -85,7 +85,7 @@ class _Replies(Target):
     """
 
     service: ServiceDescriptor
-    questions: dict[str, Callable[[Any], Any]]
+    questions: dict[str, Callable[[object], object]]
     share = 10
 
     def open(self) -> None:
@@ -111,7 +111,7 @@ class _Replies(Target):
         return [store_service(store, writable=True), master_service(master, channels_of(store))]
 
     @abstractmethod
-    def connect(self) -> Any:
+    def connect(self) -> object:
         """A client of the liar."""
 
     def case(self, m: Mutator) -> str | None:

@@ -55,7 +55,7 @@ _DTYPES = ["float32", "float64", "int64", "bool", "complex64", "float8"]
 _STATES_AT_END = ("finished", "failed", "stopping")
 
 
-def master_words(m: Mutator, field: FieldDescriptor) -> Any:
+def master_words(m: Mutator, field: FieldDescriptor) -> object:
     """A value for a field of a master's request."""
     if field.name == "incarnation":
         return m.text(_WORKERS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -13,7 +12,7 @@ from tests.fuzz.mutator import Mutator
 
 __all__ = ["Words", "filled", "framed", "varied"]
 
-Words = Callable[[Mutator, FieldDescriptor], Any]
+Words = Callable[[Mutator, FieldDescriptor], object]
 """A value for a field, None where the field's type alone decides."""
 
 _RANGES = {
@@ -102,7 +101,7 @@ def _set(m: Mutator, message: Message, field: FieldDescriptor, words: Words, dep
         setattr(message, field.name, _value(m, field, words))
 
 
-def _value(m: Mutator, field: FieldDescriptor, words: Words) -> Any:
+def _value(m: Mutator, field: FieldDescriptor, words: Words) -> object:
     told = words(m, field)
     if told is not None:
         return told

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 __all__ = ["Mutator"]
 
@@ -106,7 +106,7 @@ class Mutator:
         """As `mutated`, of a text; the result is a text."""
         return self.mutated(text.encode("utf-8", "surrogateescape")).decode("utf-8", "replace")  # type: ignore[attr-defined]
 
-    def mutated_json(self, value: Any) -> Any:
+    def mutated_json(self, value: object) -> object:
         """A copy of plain JSON with one value somewhere in it replaced, left out or added."""
         if isinstance(value, dict) and value and self.chance(0.85):
             copy = dict(value)
@@ -125,11 +125,11 @@ class Mutator:
             return items if self.chance(0.9) else items[:place]
         return self.plain()
 
-    def plain(self, depth: int = 0) -> Any:
+    def plain(self, depth: int = 0) -> object:
         """Any plain JSON value; now and then one nested beyond what a parser follows."""
         kind = self.small(9)
         if kind == 0 and not depth and self.chance(0.1):
-            nested: Any = []
+            nested: object = []
             for _ in range(400):
                 nested = [nested]
             return nested

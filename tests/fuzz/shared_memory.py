@@ -7,7 +7,6 @@ import os
 import socket
 import threading
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 
@@ -93,7 +92,7 @@ class Owners(Target):
         self.store = self.held.enter_context(SharedMemoryStore(1))
         for spec in SPECS.values():
             self.store.create_table(spec)
-        self.packets: list[tuple[dict[str, Any], list[int]]] = []
+        self.packets: list[tuple[dict[str, object], list[int]]] = []
         with connected(self.store.attachments.name) as visitor:
             visitor.send(self.store.attachments.token + LAYOUT)
             while True:

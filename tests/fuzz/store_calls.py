@@ -10,6 +10,7 @@ import grpc
 import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
@@ -59,7 +60,7 @@ _OPTIMIZERS = ["sgd", "adagrad", "adam", "adamw", "rmsprop", "ftrl", "adadelta",
 _HYPERPARAMETERS = ["learning_rate", "beta_1", "beta_2", "epsilon", "weight_decay", "momentum", "rho"]
 
 
-def store_words(m: Mutator, field: FieldDescriptor) -> Any:
+def store_words(m: Mutator, field: FieldDescriptor) -> object:
     """A value for a field of a store's request."""
     if field.type == FieldDescriptor.TYPE_STRING:
         return m.text(_strings(field))
@@ -87,13 +88,13 @@ def _spec(m: Mutator) -> Seed:
     return store_pb2.CreateTableRequest(spec=spec_to_message(m.choice(list(SPECS.values())))), b""
 
 
-def _ids(m: Mutator, spec: TableSpec, unique: bool = True) -> np.ndarray[Any, Any]:
+def _ids(m: Mutator, spec: TableSpec, unique: bool = True) -> Array:
     top = spec.vocabulary_size or 40
     ids = m.random.sample(range(top), m.small(6)) if unique else [m.random.randrange(top) for _ in range(m.small(6))]
     return np.array(ids, np.int64)
 
 
-def _floats(m: Mutator, count: int, dim: int) -> np.ndarray[Any, Any]:
+def _floats(m: Mutator, count: int, dim: int) -> Array:
     return np.array([m.random.uniform(-1, 1) for _ in range(count * dim)], np.float32)
 
 
@@ -213,7 +214,7 @@ def _train(store: EmbeddingStore) -> None:
     store.delete("any", np.array([0, 1, 2], np.int64))
 
 
-def _sorted(store: EmbeddingStore, table: str) -> list[np.ndarray[Any, Any]]:
+def _sorted(store: EmbeddingStore, table: str) -> list[Array]:
     blocks = list(store.scan(table))
     if not blocks:
         return [np.empty(0, np.int64)] * 3

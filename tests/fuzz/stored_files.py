@@ -9,7 +9,6 @@ from abc import abstractmethod
 from pathlib import Path
 from shutil import copytree
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 
@@ -150,7 +149,7 @@ class Checkpoints(_Folder):
         return {**changes, manifest: json.dumps(fields).encode()}
 
 
-def _json_checksum(fields: dict[str, Any]) -> str:
+def _json_checksum(fields: dict[str, object]) -> str:
     plain = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(plain.encode("utf-8", "surrogatepass")).hexdigest()
 

@@ -17,49 +17,51 @@ from tests.keras_table.sides import Side, small, trained
 __all__ = ["CASES"]
 
 
-def _with(*callbacks: Callable[[], Any], **fit: Any) -> Callable[[Side], Any]:
-    def program(side: Side) -> Any:
+def _with(*callbacks: Callable[[], object], **fit: Any) -> Callable[[Side], object]:
+    def program(side: Side) -> object:
         made = [make() for make in callbacks]
         return trained(side, fit={"epochs": 3, "callbacks": made, **fit}, optimizer=keras.optimizers.SGD(0.5))
 
     return program
 
 
-def _validated(*callbacks: Callable[[], Any], **fit: Any) -> Callable[[Side], Any]:
+def _validated(*callbacks: Callable[[], object], **fit: object) -> Callable[[Side], object]:
     return lambda side: _with(*callbacks, validation_data=(side.x, side.labels), **fit)(side)
 
 
-def _calls_of(side: Side) -> Any:
+def _calls_of(side: Side) -> list[object]:
     """Which hooks are called, with what, and how often."""
     seen: list[Any] = []
 
     class Told(keras.callbacks.Callback):
-        def on_train_begin(self, logs: Any = None) -> None:
+        def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
             seen.append("train begins")
 
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
             seen.append(f"epoch {epoch} begins")
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             seen.append(f"epoch {epoch} ends with {sorted(logs)}")
 
-        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
             seen.append(f"batch {batch} begins")
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             seen.append(f"batch {batch} ends with {sorted(logs)}")
 
-        def on_train_end(self, logs: Any = None) -> None:
+        def on_train_end(self, logs: dict[str, float] | None = None) -> None:
             seen.append("train ends")
 
     result = trained(side, fit={"epochs": 2, "callbacks": [Told()]})
     return [result, seen]
 
 
-def _file(make: Callable[[str], Any], read: Callable[[Path, Side], Any], **fit: Any) -> Callable[[Side], Any]:
+def _file(
+    make: Callable[[str], object], read: Callable[[Path, Side], object], **fit: object
+) -> Callable[[Side], object]:
     """A callback that writes files: what they hold is compared."""
 
-    def program(side: Side) -> Any:
+    def program(side: Side) -> object:
         with tempfile.TemporaryDirectory() as folder:
             result = _with(lambda: make(folder), **fit)(side)
             return [result, read(Path(folder), side)]
@@ -67,25 +69,25 @@ def _file(make: Callable[[str], Any], read: Callable[[Path, Side], Any], **fit: 
     return program
 
 
-def _names(folder: Path, side: Side) -> Any:
+def _names(folder: Path, side: Side) -> object:
     return sorted(path.name.split(".")[0] for path in folder.rglob("*") if path.is_dir() or path.suffix != ".v2")
 
 
-def _csv(folder: Path, side: Side) -> Any:
+def _csv(folder: Path, side: Side) -> object:
     return np.genfromtxt(folder / "log.csv", delimiter=",", skip_header=1)
 
 
-def _best(folder: Path, side: Side) -> Any:
+def _best(folder: Path, side: Side) -> object:
     plain = small(Side(every_row=side.every_row))
     plain.load_weights(folder / "best.weights.h5")
     return plain.predict(side.x, verbose=0)
 
 
-def _whole(folder: Path, side: Side) -> Any:
+def _whole(folder: Path, side: Side) -> object:
     return keras.models.load_model(folder / "last.keras").predict(side.x, verbose=0)
 
 
-def _swapped(side: Side) -> Any:
+def _swapped(side: Side) -> object:
     model = small(side)
     return trained(
         side,
@@ -95,13 +97,13 @@ def _swapped(side: Side) -> Any:
     )
 
 
-def _not_a_number(side: Side) -> Any:
+def _not_a_number(side: Side) -> object:
     y = side.y.copy()
     y[10] = np.nan
     return trained(side, y=y, fit={"callbacks": [keras.callbacks.TerminateOnNaN()]})
 
 
-def _stops(side: Side) -> Any:
+def _stops(side: Side) -> object:
     class Stop(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             self.model.stop_training = epoch == 1
@@ -109,11 +111,11 @@ def _stops(side: Side) -> Any:
     return trained(side, fit={"epochs": 4, "callbacks": [Stop()]})
 
 
-def _remote(side: Side) -> Any:
+def _remote(side: Side) -> list[object]:
     from http.server import BaseHTTPRequestHandler, HTTPServer
     from threading import Thread
 
-    told: list[Any] = []
+    told: list[object] = []
 
     class Listener(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -121,7 +123,7 @@ def _remote(side: Side) -> Any:
             self.send_response(200)
             self.end_headers()
 
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, *_: object) -> None:
             pass
 
     with HTTPServer(("127.0.0.1", 0), Listener) as server:
@@ -136,7 +138,7 @@ def _remote(side: Side) -> Any:
     return [result, told]
 
 
-def _c(name: str, program: Callable[[Side], Any], *covers: str, meaning: str = "") -> Case:
+def _c(name: str, program: Callable[[Side], object], *covers: str, meaning: str = "") -> Case:
     return Case(name, program, tuple(f"callbacks.{cover}" for cover in covers), meaning)
 
 

@@ -33,7 +33,7 @@ class Case:
     """
 
     name: str
-    program: Callable[[Side], Any]
+    program: Callable[[Side], object]
     covers: tuple[str, ...] = ()
     meaning: str = ""
 
@@ -86,7 +86,7 @@ def _dense_gradients() -> Iterator[None]:
         keras.layers.Embedding.call = plain
 
 
-def _without_laziness(case: Case, expected: Any, lazily: str) -> str:
+def _without_laziness(case: Case, expected: object, lazily: str) -> str:
     """For optimizers that move rows which a batch does not touch."""
     try:
         difference = _difference(expected, _run(case, Side(stored=True, lazy=False)))
@@ -100,7 +100,7 @@ def _without_laziness(case: Case, expected: Any, lazily: str) -> str:
     return f"{SAME_NUMBERS} with `lazy=False`; else on the rows that a batch touches"
 
 
-def _run(case: Case, side: Side) -> Any:
+def _run(case: Case, side: Side) -> object:
     reset_uids()
     keras.utils.set_random_seed(3)
     before = keras.config.dtype_policy()
@@ -116,7 +116,7 @@ def _shown(error: ElastableError) -> str:
     return re.sub(r"\s+", " ", text).replace("|", "\\|")
 
 
-def _difference(expected: Any, found: Any) -> str:
+def _difference(expected: object, found: object) -> str:
     """Where the two differ first; empty: nowhere."""
     one, other = dict(_leaves(expected)), dict(_leaves(found))
     if one.keys() != other.keys():
@@ -135,7 +135,7 @@ def _difference(expected: Any, found: Any) -> str:
     return ""
 
 
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
     if isinstance(value, dict):
         for key, part in value.items():
             yield from _leaves(part, f"{path}/{key}")

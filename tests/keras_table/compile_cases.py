@@ -74,7 +74,7 @@ _CLASS_METRICS = [
 ]
 
 
-def two_outputs(side: Side, **dense: Any) -> Any:
+def two_outputs(side: Side, **dense: object) -> keras.Model:
     """One embedding, outputs "one" and "two"."""
     ids = keras.Input((LENGTH,), dtype="int64", name="ids")
     rows = keras.layers.Embedding(side.vocabulary, 4, name="items")(ids)
@@ -82,7 +82,7 @@ def two_outputs(side: Side, **dense: Any) -> Any:
     return keras.Model(ids, {name: keras.layers.Dense(1, name=name, **dense)(flat) for name in ("one", "two")})
 
 
-def _two(side: Side, **options: Any) -> Any:
+def _two(side: Side, **options: object) -> object:
     return trained(side, two_outputs(side), y={"one": side.y, "two": side.y * 2}, **options)
 
 
@@ -91,15 +91,15 @@ def one_hot(side: Side) -> np.ndarray:
     return np.eye(3, dtype=np.float32)[side.x[:, 0] % 3]
 
 
-def _binary(side: Side, **options: Any) -> Any:
+def _binary(side: Side, **options: object) -> object:
     return trained(side, small(side, activation="sigmoid"), y=side.labels, **options)
 
 
-def _classes(side: Side, y: Any = None, **options: Any) -> Any:
+def _classes(side: Side, y: object = None, **options: object) -> Any:
     return trained(side, small(side, 3, "softmax"), y=one_hot(side) if y is None else y, **options)
 
 
-def _losses(names: list[str], run: Callable[..., Any]) -> list[Case]:
+def _losses(names: list[str], run: Callable[..., object]) -> list[Case]:
     def case(name: str) -> Case:
         covers = (f"losses.{name}", "compile.loss")
         return Case(f"`loss={name}()`", lambda side: run(side, loss=getattr(keras.losses, name)()), covers)
@@ -108,7 +108,7 @@ def _losses(names: list[str], run: Callable[..., Any]) -> list[Case]:
 
 
 def _metrics(names: list[str], run: Callable[..., Any], *arguments: Any) -> Case:
-    def program(side: Side) -> Any:
+    def program(side: Side) -> object:
         return run(side, metrics=[getattr(keras.metrics, name)(*arguments) for name in names])
 
     said = ", ".join(f"{name}({', '.join(map(str, arguments))})" for name in names)
@@ -116,7 +116,7 @@ def _metrics(names: list[str], run: Callable[..., Any], *arguments: Any) -> Case
 
 
 def _reduction(reduction: str) -> Case:
-    def program(side: Side) -> Any:
+    def program(side: Side) -> object:
         return [
             trained(
                 side,
@@ -134,26 +134,26 @@ def _reduction(reduction: str) -> Case:
     )
 
 
-def _squared(y: Any, predicted: Any) -> Any:
+def _squared(y: Any, predicted: Any) -> keras.KerasTensor:
     return keras.ops.mean(keras.ops.square(y - predicted), axis=-1)
 
 
-def _sparse(side: Side, **options: Any) -> Any:
+def _sparse(side: Side, **options: object) -> object:
     return _classes(side, y=side.x[:, 0] % 3, **options)
 
 
-def _circle(side: Side) -> Any:
+def _circle(side: Side) -> object:
     return trained(side, small(side, 3), y=side.x[:, 0] % 3, loss=keras.losses.Circle())
 
 
-def _ctc(side: Side) -> Any:
+def _ctc(side: Side) -> object:
     ids = keras.Input((LENGTH,), dtype="int64", name="ids")
     rows = keras.layers.Embedding(side.vocabulary, 4, name="items")(ids)
     model = keras.Model(ids, keras.layers.Dense(4)(rows))
     return trained(side, model, y=side.x[:, :2] % 3 + 1, loss=keras.losses.CTC())
 
 
-def _iou(side: Side) -> Any:
+def _iou(side: Side) -> list[object]:
     metrics = keras.metrics
     kinds = [metrics.OneHotIoU(3, [0, 1]), metrics.OneHotMeanIoU(3)]
     return [
@@ -166,12 +166,12 @@ def _iou(side: Side) -> Any:
     ]
 
 
-def _f_scores(side: Side) -> Any:
+def _f_scores(side: Side) -> object:
     scores = [keras.metrics.F1Score("macro"), keras.metrics.FBetaScore("micro")]
     return _classes(side, loss="categorical_crossentropy", metrics=scores)
 
 
-def _f_score_of_each_class(side: Side) -> Any:
+def _f_score_of_each_class(side: Side) -> object:
     history = _classes(side, loss="categorical_crossentropy", metrics=[keras.metrics.F1Score()])["history"]
     if side.stored:
         return [history[f"f1_score_{place}"][0] for place in range(3)]
@@ -188,7 +188,7 @@ class _Largest(keras.metrics.Metric):
     def update_state(self, y: Any, predicted: Any, sample_weight: Any = None) -> None:
         self.largest.assign(keras.ops.maximum(self.largest, keras.ops.max(predicted)))
 
-    def result(self) -> Any:
+    def result(self) -> object:
         return self.largest
 
 

@@ -27,7 +27,7 @@ def _with(name: str, fit: Any, *covers: str, meaning: str = "", **compiled: Any)
     )
 
 
-def _fitted(side: Side, data: Any, **options: Any) -> Any:
+def _fitted(side: Side, data: Any, **options: Any) -> object:
     model = small(side)
     model.compile(keras.optimizers.SGD(0.5), "mse", run_eagerly=True)
     history = side.fit(model, data, **options)
@@ -46,7 +46,7 @@ class _Batches(keras.utils.PyDataset):
     def __len__(self) -> int:
         return RECORDS // BATCH
 
-    def __getitem__(self, batch: int) -> Any:
+    def __getitem__(self, batch: int) -> object:
         part = slice(batch * BATCH, (batch + 1) * BATCH)
         return self.x[part], self.y[part]
 
@@ -57,7 +57,7 @@ def _generator(side: Side) -> Any:
             yield side.x[start : start + BATCH], side.y[start : start + BATCH]
 
 
-def _shuffled(side: Side) -> Any:
+def _shuffled(side: Side) -> object:
     """How many epochs and steps there were: orders differ."""
     model = small(side)
     history = trained(side, model, fit={"shuffle": True, "epochs": 2})["history"]
@@ -90,7 +90,7 @@ def _weights_of_outputs(side: Side) -> Any:
     )
 
 
-def _twice(side: Side) -> Any:
+def _twice(side: Side) -> object:
     model = small(side)
     trained(side, model, fit={"epochs": 2})
     return [dict(side.fit(model, side.x, side.y, epochs=4, initial_epoch=2).history), model.predict(side.x, verbose=0)]
@@ -100,7 +100,7 @@ def _nothing(side: Side) -> Any:
     return _running_out(side, x=side.x[:0], y=side.y[:0])
 
 
-def _running_out(side: Side, **given: Any) -> Any:
+def _running_out(side: Side, **given: object) -> Any:
     """`trained`, where the data ends before the epoch does: both sides warn of it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Your input ran out of data", UserWarning)

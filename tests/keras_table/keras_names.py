@@ -84,7 +84,7 @@ def _methods(kind: type) -> set[str]:
     return {name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))}
 
 
-def _classes(module: Any) -> set[str]:
+def _classes(module: object) -> set[str]:
     return {name for name in dir(module) if name[0].isupper() and inspect.isclass(getattr(module, name))}
 
 

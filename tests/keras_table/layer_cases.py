@@ -14,7 +14,7 @@ from tests.keras_table.sides import DIM, LENGTH, Side, small, trained
 __all__ = ["CASES"]
 
 
-def _own(side: Side, *arguments: Any, **options: Any) -> Any:
+def _own(side: Side, *arguments: Any, **options: Any) -> object:
     """A model around `et.Embedding`; with the rows of `weights=` where they are to be the same."""
     ids = keras.Input((LENGTH,), dtype="int64", name="ids")
     rows = side.embedding(*(arguments or (side.vocabulary, DIM)), **{"name": "items", **options})(ids)
@@ -39,7 +39,7 @@ def _both(name: str, covers: str, option: Callable[[], dict[str, Any]], **more: 
     ]
 
 
-def _initializer(initializer: Callable[[], Any], name: str, meaning: str) -> Case:
+def _initializer(initializer: Callable[[], object], name: str, meaning: str) -> Case:
     def program(side: Side) -> Any:
         model = _own(side, side.vocabulary, 64, embeddings_initializer=initializer())
         result = trained(side, model, optimizer=keras.optimizers.SGD(0.0))
@@ -53,7 +53,7 @@ def _initializer(initializer: Callable[[], Any], name: str, meaning: str) -> Cas
     )
 
 
-def _masked(side: Side, layer: Callable[..., Any]) -> Any:
+def _masked(side: Side, layer: Callable[..., Any]) -> object:
     """Zeros are padding; the mask goes through a recurrent layer to the loss."""
     ids = keras.Input((None,), dtype="int64", name="ids")
     rows = layer(
@@ -71,7 +71,7 @@ def _masked(side: Side, layer: Callable[..., Any]) -> Any:
     return trained(side, model, x=x, y=y, metrics=["mae"], weighted_metrics=["mse"])
 
 
-def _frozen_then_not(side: Side) -> Any:
+def _frozen_then_not(side: Side) -> list[object]:
     model = small(side)
     frozen = trained(side, model, fit={"epochs": 1})
     model.get_layer("items").trainable = False
@@ -80,7 +80,7 @@ def _frozen_then_not(side: Side) -> Any:
     return [frozen, again, trained(side, model)]
 
 
-def _shared(side: Side) -> Any:
+def _shared(side: Side) -> object:
     """One embedding, called on two features."""
     layer = keras.layers.Embedding(side.vocabulary, DIM, name="items")
     features = [keras.Input((LENGTH,), dtype="int64", name=name) for name in ("seen", "bought")]
@@ -89,7 +89,7 @@ def _shared(side: Side) -> Any:
     return trained(side, model, x=[side.x, side.x[:, ::-1].copy()])
 
 
-def _with_losses(side: Side) -> Any:
+def _with_losses(side: Side) -> object:
     class Penalty(keras.layers.Layer):
         def call(self, inputs: Any) -> Any:
             self.add_loss(0.1 * keras.ops.mean(keras.ops.square(inputs)))
@@ -101,7 +101,7 @@ def _with_losses(side: Side) -> Any:
     return trained(side, model)
 
 
-def _regularized(side: Side) -> Any:
+def _regularized(side: Side) -> object:
     ids = keras.Input((LENGTH,), dtype="int64", name="ids")
     rows = keras.layers.Embedding(side.vocabulary, DIM, name="items")(ids)
     dense = keras.layers.Dense(
@@ -110,7 +110,7 @@ def _regularized(side: Side) -> Any:
     return trained(side, keras.Model(ids, dense(keras.layers.Flatten()(rows))))
 
 
-def _with_state(side: Side) -> Any:
+def _with_state(side: Side) -> object:
     ids = keras.Input((LENGTH,), dtype="int64", name="ids")
     rows = keras.layers.Flatten()(keras.layers.Embedding(side.vocabulary, DIM, name="items")(ids))
     return trained(
@@ -118,7 +118,7 @@ def _with_state(side: Side) -> Any:
     )
 
 
-def _dropout(side: Side) -> Any:
+def _dropout(side: Side) -> list[object]:
     """Half of the outputs are dropped; the loss stays one, and the weights move."""
     ids = keras.Input((LENGTH,), dtype="int64", name="ids")
     rows = keras.layers.Flatten()(keras.layers.Embedding(side.vocabulary, DIM, name="items")(ids))
@@ -127,7 +127,7 @@ def _dropout(side: Side) -> Any:
     return [float(np.isfinite(result["history"]["loss"]).all()), sorted(result["weights"])]
 
 
-def _added_weight(side: Side) -> Any:
+def _added_weight(side: Side) -> object:
     class Scaled(keras.layers.Layer):
         def build(self, shape: Any) -> None:
             self.scale = self.add_weight(
@@ -144,7 +144,7 @@ def _added_weight(side: Side) -> Any:
     return trained(side, keras.Model(ids, keras.layers.Dense(1, name="out")(Scaled(name="scaled")(rows))))
 
 
-def _policy(policy: str) -> Callable[[Side], Any]:
+def _policy(policy: str) -> Callable[[Side], object]:
     def program(side: Side) -> Any:
         keras.config.set_dtype_policy(policy)
         return trained(side)
@@ -152,7 +152,7 @@ def _policy(policy: str) -> Callable[[Side], Any]:
     return program
 
 
-def _repeated_ids(side: Side) -> Any:
+def _repeated_ids(side: Side) -> object:
     """The reference is plain Keras with dense gradients."""
     x = side.x.copy()
     x[:, 1] = x[:, 0]
@@ -161,21 +161,21 @@ def _repeated_ids(side: Side) -> Any:
     return trained(side, x=x, optimizer=keras.optimizers.Adagrad(0.1))
 
 
-def _lora(side: Side) -> Any:
+def _lora(side: Side) -> object:
     model = small(side)
     model.get_layer("items").enable_lora(2)
     return trained(side, model)
 
 
-def _lora_offloaded(side: Side) -> Any:
+def _lora_offloaded(side: Side) -> object:
     return trained(side, small(side, lora_rank=2, lora_alpha=4))
 
 
-def _lora_own(side: Side) -> Any:
+def _lora_own(side: Side) -> object:
     return trained(side, _own(side, lora_rank=2, lora_alpha=4))
 
 
-def _quantized(side: Side) -> Any:
+def _quantized(side: Side) -> object:
     model = small(side)
     model.get_layer("items").quantize("int8")
     return trained(side, model)

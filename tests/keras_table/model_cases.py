@@ -44,7 +44,7 @@ class OwnLoss(Subclassed):
 
 
 class OwnMetrics(Subclassed):
-    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> object:
         self.distance.update_state(y, y_pred * 2)
         return {**self.get_metrics_result(), "distance": self.distance.result()}
 
@@ -54,17 +54,17 @@ class OwnMetrics(Subclassed):
 
 
 class OwnTrainStep(Subclassed):
-    def train_step(self, data: Any) -> Any:
+    def train_step(self, data: tuple[keras.KerasTensor, ...]) -> dict[str, keras.KerasTensor]:
         return super().train_step(data)
 
 
 class OwnTestStep(Subclassed):
-    def test_step(self, data: Any) -> Any:
+    def test_step(self, data: tuple[keras.KerasTensor, ...]) -> dict[str, keras.KerasTensor]:
         return super().test_step(data)
 
 
 class OwnPredictStep(Subclassed):
-    def predict_step(self, data: Any) -> Any:
+    def predict_step(self, data: object) -> object:
         return super().predict_step(data) * 2
 
 
@@ -75,7 +75,7 @@ class LossInCall(Subclassed):
         return self.out(self.flat(rows))
 
 
-def _subclass(kind: type[Subclassed], **options: Any) -> Callable[[Side], Any]:
+def _subclass(kind: type[Subclassed], **options: object) -> Callable[[Side], Any]:
     """Built by a call before it is trained, so that both sides begin with the same values."""
 
     def program(side: Side) -> Any:
@@ -129,7 +129,7 @@ def _fitted(side: Side) -> Any:
     return model
 
 
-def _after(use: Callable[[Any, Side], Any]) -> Callable[[Side], Any]:
+def _after(use: Callable[[keras.Model, Side], object]) -> Callable[[Side], object]:
     """Trains the small model, then uses it."""
 
     def program(side: Side) -> Any:
@@ -212,7 +212,7 @@ def _reset(model: Any, side: Side) -> Any:
     return [model.evaluate(side.x, side.y, batch_size=BATCH, verbose=0), model.metrics_names]
 
 
-def _case(name: str, use: Callable[[Any, Side], Any], *covers: str, meaning: str = "") -> Case:
+def _case(name: str, use: Callable[[keras.Model, Side], object], *covers: str, meaning: str = "") -> Case:
     return Case(name, _after(use), covers, meaning)
 
 

@@ -95,20 +95,22 @@ def _optimizer(name: str, arguments: dict[str, Any]) -> Case:
 
 
 def _schedule(name: str, arguments: dict[str, Any]) -> Case:
-    def optimizer() -> Any:
+    def optimizer() -> keras.optimizers.SGD:
         return keras.optimizers.SGD(getattr(keras.optimizers.schedules, name)(**arguments))
 
     return Case(f"`SGD({_said(name, arguments)})`", _with(optimizer), (f"schedules.{name}",))
 
 
-def _two_optimizers() -> Any:
+def _two_optimizers() -> object:
     default, other = keras.optimizers.SGD(0.5), keras.optimizers.SGD(0.1)
     return keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(default, {"out/.*": other}))
 
 
 @keras.saving.register_keras_serializable("keras_table")
 class Halved(keras.optimizers.SGD):
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(
+        self, gradient: keras.KerasTensor, variable: keras.Variable, learning_rate: keras.KerasTensor
+    ) -> None:
         super().update_step(gradient * 0.5, variable, learning_rate)
 
 

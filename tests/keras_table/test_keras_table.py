@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import keras
 import pytest
@@ -61,7 +60,7 @@ def test_every_row_is_there_once() -> None:
 
 
 def test_a_program_that_trains_differently_is_no_row() -> None:
-    def program(side: Side) -> Any:
+    def program(side: Side) -> object:
         return trained(side, optimizer=keras.optimizers.SGD(0.5 if side.stored else 0.4))
 
     with pytest.raises(Different, match=r"twice the rate: /weights/items/0 differs by"):
@@ -76,7 +75,7 @@ def test_what_is_said_differently_is_no_row_either() -> None:
 
 
 def test_another_error_is_no_refusal() -> None:
-    def program(side: Side) -> Any:
+    def program(side: Side) -> object:
         return {"a": [1.0][side.stored]}
 
     with pytest.raises(IndexError):
@@ -84,7 +83,7 @@ def test_another_error_is_no_refusal() -> None:
 
 
 def test_a_refusal_is_quoted() -> None:
-    def program(side: Side) -> Any:
+    def program(side: Side) -> object:
         if side.stored:
             raise Unsupported("not\n this | one")
         return {}

@@ -46,7 +46,7 @@ class PageRun:
         """`redis_server` starts one server per host name and returns its URL."""
         self._folder = folder
         self._redis_server = redis_server
-        self._names: dict[str, Any] = {"__name__": "page"}
+        self._names: dict[str, object] = {"__name__": "page"}
         self._ports = {"here": _free_port(), "absent": _free_port()}
         self._open = ExitStack()
         self._printed = ""

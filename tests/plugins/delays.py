@@ -15,7 +15,6 @@ import time
 from collections.abc import Generator
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
 
 import pytest
 
@@ -58,7 +57,7 @@ class Delays:
         self.left_s = left_s
         self._left: dict[tuple[CodeType, str, int], int] = {}
 
-    def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
+    def __call__(self, frame: FrameType, event: str, arg: object) -> None:
         """What Python calls before and after each call."""
         if self.left_s <= 0:
             return

@@ -9,7 +9,7 @@ import os
 import subprocess
 from collections.abc import Generator
 from multiprocessing.process import BaseProcess
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 
@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=left)
 
 
-def _refuse(*words: Any, **_: Any) -> NoReturn:
+def _refuse(*words: object, **_: object) -> NoReturn:
     raise AssertionError(f"a quick test starts a process {words[1:]}: mark it with pytest.mark.process")
 
 

@@ -68,7 +68,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest) -> None:
     """Before a fixture that tests share: which of them comes first must not decide what it draws."""
     if fixturedef.scope != "function":
         _begin(request.config, f"{fixturedef.baseid}/{fixturedef.argname}/{getattr(request, 'param_index', 0)}")

@@ -30,7 +30,6 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -194,7 +193,7 @@ def _run(wanted: Wanted) -> None:
     words = list(wanted.arguments)
     while words[0] in _OPTIONS_WITHOUT_VALUE:
         words.pop(0)
-    run: Callable[[], Any]
+    run: Callable[[], object]
     if words[0] == "-m":
         module, sys.argv, sys.path[0] = words[1], words[1:], wanted.folder
         run = lambda: runpy.run_module(module, run_name="__main__", alter_sys=True)  # noqa: E731

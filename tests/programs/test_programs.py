@@ -16,14 +16,14 @@ import pytest
 import elastable as et
 
 USERS, ITEMS, RECORDS = 40, 60, 256
-Fit = Callable[..., Any]
+Fit = Callable[..., object]
 
 
-def _plain(model: Any, x: Any, y: Any = None) -> Any:
+def _plain(model: keras.Model, x: object, y: object = None) -> object:
     return model.fit(x, y, batch_size=64, epochs=2, shuffle=False, verbose=0)
 
 
-def _stored(model: Any, x: Any, y: Any = None) -> Any:
+def _stored(model: keras.Model, x: object, y: object = None) -> object:
     data = (x,) if y is None else (x, y)
     return et.fit(
         model, data, batch_size=64, epochs=2, shuffle=False, verbose=False, offload_embeddings_above=1, lazy=False
@@ -40,7 +40,7 @@ def records() -> dict[str, np.ndarray]:
     return {"user": user, "item": item, "words": words, "rating": rating, "liked": (rating > 0).astype(np.float32)}
 
 
-def dlrm(fit: Fit) -> Any:
+def dlrm(fit: Fit) -> object:
     """Dense features through one tower, embeddings and their products through another."""
     data = records()
     dense = keras.Input((3,), name="numbers")
@@ -58,7 +58,7 @@ def dlrm(fit: Fit) -> Any:
     return fit(model, x, data["liked"]), model.predict(x, verbose=0)
 
 
-def two_towers(fit: Fit) -> Any:
+def two_towers(fit: Fit) -> object:
     """Retrieval: each user's item against the other items of the batch, in `compute_loss`."""
 
     class Retrieval(keras.Model):
@@ -89,7 +89,7 @@ def two_towers(fit: Fit) -> Any:
     return fit(model, x), model.predict(x, verbose=0)
 
 
-def multi_task(fit: Fit) -> Any:
+def multi_task(fit: Fit) -> object:
     """Two outputs, each with its own loss, weight and metrics."""
     data = records()
     ids = {name: keras.Input((), dtype="int64", name=name) for name in ("user", "item")}
@@ -113,7 +113,7 @@ def multi_task(fit: Fit) -> Any:
     return history, list(model.predict(x, verbose=0).values())
 
 
-def sequence(fit: Fit) -> Any:
+def sequence(fit: Fit) -> object:
     """Words of a title, padded with 0, through a recurrent layer."""
     data = records()
     words = keras.Input((5,), dtype="int64", name="words")
@@ -123,7 +123,7 @@ def sequence(fit: Fit) -> Any:
     return fit(model, data["words"], data["rating"]), model.predict(data["words"], verbose=0)
 
 
-def shared_embedding(fit: Fit) -> Any:
+def shared_embedding(fit: Fit) -> object:
     """A Sequential encoder, applied to two titles: one embedding, one dense layer, used twice."""
     data = records()
     encoder = keras.Sequential(
@@ -142,7 +142,7 @@ def shared_embedding(fit: Fit) -> Any:
     return fit(model, x, data["liked"]), model.predict(x, verbose=0)
 
 
-def wide_and_deep(fit: Fit) -> Any:
+def wide_and_deep(fit: Fit) -> object:
     """Strings and numbers hashed by preprocessing layers before training; crossed ids for the wide part."""
     data = records()
     cities = np.array(["Oslo", "Rome", "Lima", "Bern"])[data["user"] % 4]
@@ -162,7 +162,7 @@ def wide_and_deep(fit: Fit) -> Any:
     return fit(model, x, data["liked"]), model.predict(x, verbose=0)
 
 
-def subclassed(fit: Fit) -> Any:
+def subclassed(fit: Fit) -> object:
     """A subclass of `keras.Model` with dropout off, batch normalization and a regularized head."""
 
     class Ratings(keras.Model):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 from freezing_job import data, model  # type: ignore[import-not-found]
 
 __all__ = ["callbacks", "data", "model"]
 
 
-def callbacks() -> list[Any]:
+def callbacks() -> list[object]:
     return [keras.callbacks.EarlyStopping("loss", mode="max", patience=3, restore_best_weights=True)]

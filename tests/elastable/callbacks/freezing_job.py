@@ -15,7 +15,7 @@ ROWS, EPOCHS, BATCH = 40, 5, 16
 class Freeze(keras.callbacks.Callback):
     """Sets `trainable` where Keras reads it anew."""
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         if epoch in (1, 3):
             for name in ("words", "norm", "low"):
                 self.model.get_layer(name).trainable = epoch == 3
@@ -39,5 +39,5 @@ def data(split: str) -> Any:
     return words, (words.sum(axis=1) % 2).astype("float32")[:, None]
 
 
-def callbacks() -> list[Any]:
+def callbacks() -> list[object]:
     return [Freeze()]

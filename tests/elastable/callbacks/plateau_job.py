@@ -17,11 +17,11 @@ class Slower(keras.callbacks.Callback):
         super().__init__()
         self.epochs: list[int] = []
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self.epochs.append(epoch)
         self.model.optimizer.learning_rate = float(self.model.optimizer.learning_rate) * 0.9 ** (len(self.epochs) - 1)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {"epochs": self.epochs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -42,7 +42,7 @@ def data(split: str) -> Any:
     return words, (words.sum(axis=1) % 2).astype("float32")
 
 
-def callbacks() -> list[Any]:
+def callbacks() -> list[object]:
     # Nothing ever is so much better: the rate is halved after every second epoch, and the fifth one is the last.
     return [
         keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=2, min_delta=100.0),

@@ -30,7 +30,7 @@ def fit(model: Any, optimizer: Any, *callbacks: Any, epochs: int = 6, lazy: bool
     return model.fit(*RECORDS, validation_data=HELD_OUT, verbose=0, **settings)
 
 
-def assert_equal(ours: Any, theirs: Any, **tolerance: float) -> None:
+def assert_equal(ours: object, theirs: object, **tolerance: float) -> None:
     expected = tables_and_weights(theirs)
     for name, values in tables_and_weights(ours).items():
         np.testing.assert_allclose(values, expected[name], err_msg=name, **(tolerance or {"rtol": 1e-3, "atol": 1e-5}))  # type: ignore[call-overload]
@@ -97,7 +97,7 @@ class TestModelCheckpoint:
     @pytest.mark.parametrize("weights_only", [True, False])
     @pytest.mark.parametrize("kept", [{"save_best_only": True}, {"save_freq": 3}, {"save_freq": "epoch"}])
     def test_the_same_files_with_the_same_numbers(
-        self, weights_only: bool, kept: dict[str, Any], tmp_path: Path
+        self, weights_only: bool, kept: dict[str, object], tmp_path: Path
     ) -> None:
         ending = ".weights.h5" if weights_only else ".keras"
         for name, make in (("ours", store_model), ("theirs", plain_model)):
@@ -119,7 +119,7 @@ class TestModelCheckpoint:
 
 
 class Crash(keras.callbacks.Callback):
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         if epoch == 3:
             raise LookupError("pulled the plug")
 

@@ -27,21 +27,21 @@ class Counts(keras.callbacks.Callback):
         super().__init__()
         self.state = state
 
-    def state_dict(self) -> Any:
+    def state_dict(self) -> object:
         return self.state
 
-    def load_state_dict(self, state: Any) -> None:
+    def load_state_dict(self, state: object) -> None:
         if state == "refused":
             raise KeyError("seen")
         self.state = state
 
 
 class Half(keras.callbacks.Callback):
-    def state_dict(self) -> Any:
+    def state_dict(self) -> object:
         return 1
 
 
-def told(*callbacks: Any, epochs: int) -> tuple[Any, ...]:
+def told(*callbacks: keras.callbacks.Callback, epochs: int) -> tuple[object, ...]:
     """The callbacks, after so many epochs of equal loss."""
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("sgd", "mse")

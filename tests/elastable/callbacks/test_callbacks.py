@@ -25,13 +25,13 @@ class Counted(keras.callbacks.Callback):
         self.seen: list[str] = []
         self.logs: list[dict[str, float]] = []
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         self.seen.append("begin")
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         self.seen.append("end")
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self.seen.append(f"epoch {epoch}")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -100,7 +100,7 @@ class TestHonoured:
         assert np.abs(first["users"] - ours["users"]).max() > 0
 
     def test_weights_that_a_callback_sets_are_trained_on(self) -> None:
-        def half(model: Any) -> Any:
+        def half(model: keras.Model) -> object:
             def set_weights(*_: Any) -> None:
                 model.layers[-1].set_weights([values / 2 for values in model.layers[-1].get_weights()])
 
@@ -115,7 +115,7 @@ class TestHonoured:
             np.testing.assert_allclose(values, expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
     def test_what_a_callback_raises_comes_out(self) -> None:
-        def fail(*_: Any) -> None:
+        def fail(*_: object) -> None:
             raise LookupError("in a callback")
 
         with pytest.raises(LookupError, match="in a callback"):

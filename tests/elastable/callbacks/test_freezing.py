@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import elastable as et
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import ModelError, Unsupported
 
 ROWS, DIM, BATCH, EPOCHS = 30, 3, 16, 4
-Arrays = dict[str, np.ndarray[Any, Any]]
-Program = Callable[[Any, Callable[..., Any]], None]
+Arrays = dict[str, Array]
+Program = Callable[[keras.Model, Callable[..., object]], object]
 """A program that trains a model by the `fit` that it is given."""
 
 
@@ -24,7 +25,7 @@ def records() -> tuple[Arrays, np.ndarray[Any, Any]]:
     return x, random.random((52, 1)).astype(np.float32)
 
 
-def built(embedding: Callable[..., Any], **user: Any) -> Any:
+def built(embedding: Callable[..., Any], **user: Any) -> keras.Model:
     """Two tables, a part of the model with layers of its own, and layers above."""
     users = keras.Input((1,), dtype="int64", name="user")
     words = keras.Input((2,), dtype="int64", name="word")
@@ -44,7 +45,7 @@ def in_store(name: str, **settings: Any) -> Any:
     return et.Embedding(output_dim=DIM, input_dim=ROWS, embeddings_initializer="ones", name=name, **settings)
 
 
-def plain(name: str, **settings: Any) -> Any:
+def plain(name: str, **settings: object) -> keras.layers.Embedding:
     # A regularizer that adds nothing makes the gradient dense: Keras squares un-summed slices (docs/lazy.md).
     settings.setdefault("embeddings_regularizer", keras.regularizers.L2(0.0))
     return keras.layers.Embedding(ROWS, DIM, "ones", name=name, **settings)
@@ -59,7 +60,7 @@ def layer_of(model: Any, name: str) -> Any:
     return next(layer for layer in model._flatten_layers() if layer.name == name)
 
 
-def state_of(model: Any) -> Arrays:
+def state_of(model: keras.Model) -> Arrays:
     found = {}
     for layer in model._flatten_layers():
         if isinstance(layer, et.Embedding) or getattr(layer, "source", None) is not None:
@@ -109,7 +110,7 @@ class Flags(keras.callbacks.Callback):
         super().__init__()
         self.flags, self.force = flags, force
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         if epoch in self.flags:
             name, value = self.flags[epoch]
             layer_of(self.model, name).trainable = value

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import elastable as et
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import Unsupported
 from elastable.master.checkpoints.checkpoint import open_checkpoint
@@ -23,7 +24,7 @@ from tests.elastable.processes import Finished, run_elastable
 ROWS, DIM, BATCH, STEPS = 24, 4, 12, 5
 JOB = Path(__file__).with_name("averaging_job.py")
 
-OPTIMIZERS: dict[str, Callable[..., Any]] = {
+OPTIMIZERS: dict[str, Callable[..., object]] = {
     "sgd": lambda **ema: keras.optimizers.SGD(0.05, **ema),
     "adagrad": lambda **ema: keras.optimizers.Adagrad(0.2, **ema),
     "adam": lambda **ema: keras.optimizers.Adam(0.05, **ema),
@@ -53,14 +54,14 @@ def trained(optimizer: Any, passes: tuple[int, ...], **layer: Any) -> list[np.nd
     return [made.get_layer("ids").read_rows(np.arange(ROWS)), *made.get_layer("out").get_weights()]
 
 
-def trained_by_keras(optimizer: Any, passes: tuple[int, ...], **layer: Any) -> list[np.ndarray[Any, Any]]:
+def trained_by_keras(optimizer: object, passes: tuple[int, ...], **layer: object) -> list[Array]:
     made = model(keras.layers.Embedding(ROWS, DIM, "ones", name="ids", **layer), optimizer)
     for epochs in passes:
         made.fit(*records(), epochs=epochs, batch_size=BATCH, shuffle=False, verbose=0)
     return [np.asarray(made.get_layer("ids").embeddings), *made.get_layer("out").get_weights()]
 
 
-def require_equal(ours: list[np.ndarray[Any, Any]], theirs: list[np.ndarray[Any, Any]]) -> None:
+def require_equal(ours: list[Array], theirs: list[Array]) -> None:
     for mine, other in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-5)
 
@@ -69,7 +70,7 @@ def require_equal(ours: list[np.ndarray[Any, Any]], theirs: list[np.ndarray[Any,
 @pytest.mark.parametrize("every", [None, 3])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_model_equals_one_of_plain_keras(name: str, every: int | None) -> None:
-    def optimizer() -> Any:
+    def optimizer() -> object:
         return OPTIMIZERS[name](use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=every)
 
     theirs = trained_by_keras(optimizer(), (2, 1))
@@ -82,7 +83,7 @@ def test_a_constraint_holds_after_the_average_as_in_keras() -> None:
     def layer() -> dict[str, Any]:
         return {"embeddings_constraint": keras.constraints.MaxNorm(1.9, axis=1)}
 
-    def optimizer() -> Any:
+    def optimizer() -> object:
         return OPTIMIZERS["sgd"](use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3)
 
     require_equal(trained(optimizer(), (2,), **layer()), trained_by_keras(optimizer(), (2,), **layer()))
@@ -93,7 +94,7 @@ def test_a_row_that_comes_late_begins_its_average_where_it_was() -> None:
     ids = np.array([[0, 1]] * 4 + [[2, 3]] * 4 + [[4, 5]] * 4)
     data = (ids, np.linspace(-1, 1, len(ids), dtype=np.float32)[:, None])
 
-    def optimizer() -> Any:
+    def optimizer() -> object:
         return keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8)
 
     theirs = model(keras.layers.Embedding(ROWS, DIM, "ones", name="ids"), optimizer())

@@ -136,7 +136,7 @@ def _other_value(field: OptionField) -> object:
 @pytest.mark.parametrize("config", [JobOptions, TrainOptions, WorkerOptions, ServerOptions])
 def test_words_of_a_config_give_the_config_again(config: type[Any]) -> None:
     """What a launcher forwards to a child process reaches it, whatever option there is."""
-    seen: list[Any] = []
+    seen: list[object] = []
     child = typer.Typer()
     child.command()(takes(config)(seen.append))
     options = {name: _other_value(field) for name, field in option_fields(config).items()}

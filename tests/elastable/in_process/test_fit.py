@@ -42,7 +42,7 @@ class TestAgainstKeras:
         assert_close(ours, theirs)
 
     def test_schedule_by_version(self) -> None:
-        def rate() -> Any:
+        def rate() -> object:
             return keras.optimizers.schedules.PiecewiseConstantDecay([2, 5, 7], [0.5, 0.05, 0.3, 0.01])
 
         records = clicks(BATCH * 5)
@@ -84,7 +84,7 @@ class TestAgainstKeras:
             fitted(store_model(), keras.optimizers.Lamb(0.1), clicks(BATCH))
 
 
-def keras_with_dense_gradients(optimizer: Any, records: Any) -> Any:
+def keras_with_dense_gradients(optimizer: Any, records: Any) -> object:
     """Two epochs of Keras' own steps, with an id's gradients summed.
 
     `model.fit` hands optimizers `IndexedSlices` with ids more than once, of which they
@@ -108,7 +108,7 @@ def keras_with_dense_gradients(optimizer: Any, records: Any) -> Any:
 class Halved(keras.optimizers.SGD):
     """An optimizer of a person's own."""
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor) -> None:
         super().update_step(gradient, variable, learning_rate / 2)
 
 

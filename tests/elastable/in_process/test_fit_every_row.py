@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import elastable as et
 from elastable.command import app
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import Unsupported
 from elastable.jobs.options import JobOptions
 from elastable.jobs.prepare import prepare_job
@@ -36,7 +37,7 @@ def model(embedding: Any) -> Any:
     return keras.Model(ids, out(hidden(keras.layers.Flatten()(embedding(ids)))))
 
 
-def schedule() -> Any:
+def schedule() -> keras.optimizers.schedules.CosineDecayRestarts:
     return keras.optimizers.schedules.CosineDecayRestarts(0.01, 60, t_mul=1.0, m_mul=0.9)
 
 
@@ -55,7 +56,7 @@ def trained(optimizer: Any, **settings: Any) -> np.ndarray[Any, Any]:
     return np.asarray(made.get_layer("ids").read_rows(np.arange(ROWS)))
 
 
-def trained_by_keras(optimizer: Any) -> np.ndarray[Any, Any]:
+def trained_by_keras(optimizer: object) -> Array:
     # A regularizer that adds nothing makes the gradient dense: Keras squares un-summed slices (docs/lazy.md).
     nothing = keras.regularizers.L2(0.0)
     made = model(keras.layers.Embedding(ROWS, DIM, "ones", embeddings_regularizer=nothing, name="ids"))

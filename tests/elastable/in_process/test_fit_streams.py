@@ -16,7 +16,7 @@ from tests.elastable.in_process.test_model_fit import HELD_OUT, ROWS, X, Y, asse
 SIZE, STEPS = 8, 2
 
 
-def dataset(x: Any = X, y: Any = Y, size: int = SIZE) -> Any:
+def dataset(x: object = X, y: object = Y, size: int = SIZE) -> Any:
     return tf.data.Dataset.from_tensor_slices((x, y)).batch(size)
 
 
@@ -35,7 +35,7 @@ class Endless(keras.utils.PyDataset):
     def num_batches(self) -> None:
         return None
 
-    def __getitem__(self, number: int) -> Any:
+    def __getitem__(self, number: int) -> object:
         part = slice(number % 9 * SIZE, (number % 9 + 1) * SIZE)
         return X[part], Y[part]
 
@@ -113,7 +113,7 @@ class Batches(keras.utils.PyDataset):
     def num_batches(self) -> int:
         return 10
 
-    def __getitem__(self, number: int) -> Any:
+    def __getitem__(self, number: int) -> object:
         part = slice(number * 7, (number + 1) * 7 if number < 9 else 68)
         return (X[part] + self.epoch) % ROWS, Y[part]
 
@@ -125,7 +125,7 @@ class Batches(keras.utils.PyDataset):
         self.epoch += 1
 
 
-def shuffled() -> Any:
+def shuffled() -> object:
     return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(len(X), seed=3).batch(7)
 
 
@@ -155,7 +155,7 @@ FINITE = {"PyDataset": Batches, "shuffle": shuffled}
 )
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.filterwarnings("ignore:steps_per_epoch=4")
-def test_every_pass_reads_a_stream_anew_as_keras_does(kind: str, more: dict[str, Any], fit_of: str) -> None:
+def test_every_pass_reads_a_stream_anew_as_keras_does(kind: str, more: dict[str, object], fit_of: str) -> None:
     def fit(model: Any, call: Any) -> Any:
         keras.utils.set_random_seed(13)
         stream = FINITE[kind]()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import numpy as np
@@ -17,7 +16,7 @@ NEIGHBOURS = (2**53, 2**53 + 2, 2**62 + 4)  # what floats would make of them
 LABEL = np.ones((1, 1), np.float32)
 
 
-def _frame() -> Any:
+def _frame() -> object:
     import pandas as pd
 
     return pd.DataFrame({name: np.array([value], np.int64) for name, value in zip("ab", IDS, strict=True)})
@@ -33,7 +32,7 @@ def _frame() -> Any:
     ],
     ids=["int64", "uint64", "pandas", "tf.data"],
 )
-def test_the_rows_of_these_ids_are_trained_and_no_others(data: Callable[[], tuple[Any, ...]]) -> None:
+def test_the_rows_of_these_ids_are_trained_and_no_others(data: Callable[[], tuple[object, ...]]) -> None:
     ids = keras.Input((2,), dtype="int64")
     layer = et.Embedding(None, 4, name="items", combiner="mean")
     model = keras.Model(ids, keras.layers.Dense(1)(layer(ids)))

@@ -26,12 +26,12 @@ WEIGHTS[:MICRO] = 0.0  # a micro-batch without any weight
 L2 = keras.regularizers.L2(0.05)
 
 
-def in_store(**arguments: Any) -> Any:
+def in_store(**arguments: Any) -> object:
     """Its table is in a store."""
     return et.Embedding(output_dim=DIM, input_dim=WORDS, name="words", **arguments)
 
 
-def in_keras(**arguments: Any) -> Any:
+def in_keras(**arguments: Any) -> object:
     """The same in plain Keras."""
     return keras.layers.Embedding(WORDS, DIM, name="words", **arguments)
 
@@ -48,13 +48,13 @@ def one_a_record(embedding: Any, cls: Any = keras.Model, **arguments: Any) -> An
     return cls(ids, dense(seed=2, name="out")(hidden))
 
 
-def masked(embedding: Any) -> Any:
+def masked(embedding: Any) -> object:
     """A model with an output a step, those of id 0 masked."""
     ids = keras.Input((STEPS,), dtype="int64")
     return keras.Model(ids, dense(name="out")(embedding(mask_zero=True)(ids)))
 
 
-def two_outputs(embedding: Any) -> Any:
+def two_outputs(embedding: Any) -> object:
     """One output a record, and one a masked step."""
     ids = keras.Input((STEPS,), dtype="int64")
     rows = embedding(mask_zero=True)(ids)
@@ -77,7 +77,7 @@ class Adds(keras.layers.Layer):
 def adds(loss: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A model one of whose layers adds that loss."""
 
-    def make(embedding: Any) -> Any:
+    def make(embedding: Any) -> object:
         ids = keras.Input((STEPS,), dtype="int64")
         flat = Adds(loss)(keras.layers.Flatten()(embedding()(ids)))
         return keras.Model(ids, dense(seed=2, name="out")(flat))
@@ -85,7 +85,7 @@ def adds(loss: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return make
 
 
-def mse(reduction: str | None, scale: Any = None) -> Any:
+def mse(reduction: str | None, scale: object = None) -> Any:
     """Mean squared error of a reduction."""
     return keras.losses.MeanSquaredError(reduction=reduction)
 
@@ -111,7 +111,7 @@ class Uncertain(keras.Model):
         return keras.ops.exp(-self.scale) * loss + self.scale
 
 
-def scalar_mean(y: Any, predicted: Any) -> Any:
+def scalar_mean(y: object, predicted: tf.Tensor) -> object:
     """A loss function that reduces the batch itself."""
     return tf.reduce_mean(tf.square(y - predicted))
 
@@ -200,7 +200,7 @@ def test_a_term_that_cannot_be_combined_is_refused_and_says_what_to_write(make: 
 
 def test_a_regularizer_that_joins_rows_is_refused() -> None:
     class Joined(keras.regularizers.Regularizer):
-        def __call__(self, rows: Any) -> Any:
+        def __call__(self, rows: object) -> tf.Tensor:
             return keras.ops.square(keras.ops.sum(rows))
 
     with pytest.raises(Unsupported, match="'words': its regularizer Joined combines the rows"):
@@ -225,7 +225,7 @@ def test_summed_micro_batches_count_a_regularizer_once() -> None:
     np.testing.assert_allclose(plain - penalised, 0.05 * 2 * 0.05 * start, rtol=1e-4)
 
 
-def regularised(embedding: Any) -> Any:
+def regularised(embedding: Any) -> object:
     """`one_a_record` with a penalty on its last kernel."""
     ids = keras.Input((STEPS,), dtype="int64")
     hidden = dense(4, activation="tanh")(keras.layers.Flatten()(embedding()(ids)))

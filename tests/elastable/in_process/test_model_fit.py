@@ -16,7 +16,7 @@ import elastable as et
 from elastable.embedding_store.errors import BadInput, ModelError, Unsupported
 
 ROWS, DIM, BATCH = 50, 4, 16
-Layer = Callable[..., Any]
+Layer = Callable[..., keras.layers.Layer]
 
 
 def program(layer: Layer, dropout: float = 0.0, loss: str = "binary_crossentropy", **compiled: Any) -> Any:
@@ -160,7 +160,7 @@ def test_what_has_other_numbers_than_keras_is_refused_until_one_says_so(made: di
 
 
 def test_evaluate_predict_and_test_on_batch_before_and_after() -> None:
-    def told(model: Any) -> list[Any]:
+    def told(model: keras.Model) -> list[Any]:
         found = [model.evaluate(X, Y, verbose=0), model.predict(X, verbose=0), model.test_on_batch(X[:9], Y[:9])]
         return [*found, model.predict_on_batch(X[:9])]
 
@@ -207,7 +207,7 @@ def test_steps_per_execution_changes_when_callbacks_are_called_and_no_number() -
 
 def test_a_callback_that_stops_training_within_an_epoch_ends_it_there() -> None:
     class Stop(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
             self.model.stop_training = batch == 1
 
     def fit(model: Any) -> Any:
@@ -407,7 +407,7 @@ class Noisy(keras.Model):
         return self.out(rows + keras.random.normal((DIM,)) if training else rows)
 
 
-def noisy(layer: Layer) -> Any:
+def noisy(layer: Layer) -> Noisy:
     keras.utils.set_random_seed(7)
     model = Noisy(layer)
     model.compile(keras.optimizers.SGD(0.1), "mse")

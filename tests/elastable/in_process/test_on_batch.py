@@ -20,7 +20,7 @@ Y = (X[:, 0] % 2 == 0).astype(np.float32)
 WEIGHTS = RANDOM.random(40).astype(np.float32)
 
 
-def program(layer: Callable[..., Any], optimizer: Any = None, **compiled: Any) -> Any:
+def program(layer: Callable[..., Any], optimizer: object = None, **compiled: Any) -> Any:
     """The same program for either layer: one seed, nothing else given."""
     keras.utils.set_random_seed(7)
     model = keras.Sequential([
@@ -42,7 +42,7 @@ def assert_same(ours: Any, theirs: Any) -> None:
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
 
 
-def loop(model: Any) -> list[Any]:
+def loop(model: keras.Model) -> list[object]:
     """A loop of one's own, with batches of all forms, and `fit` between."""
     found = [
         model.train_on_batch(X[at : at + BATCH], Y[at : at + BATCH], sample_weight=WEIGHTS[at : at + BATCH])
@@ -61,7 +61,7 @@ def loop(model: Any) -> list[Any]:
     return found
 
 
-def flat(results: list[Any]) -> list[float]:
+def flat(results: list[object]) -> list[float]:
     return [float(value) for value in keras.tree.flatten(results)]
 
 

@@ -68,7 +68,7 @@ def assert_close(one: Any, other: Any, relative: float = 2e-5) -> None:
         assert difference <= relative, f"{name}: {difference}"
 
 
-def decaying() -> Any:
+def decaying() -> object:
     return K.schedules.PiecewiseConstantDecay([3, 9, 14], [0.5, 0.2, 0.05, 0.3])
 
 
@@ -129,7 +129,7 @@ class TestAccumulation:
         assert_close(ours, by_keras(K.SGD(0.5, gradient_accumulation_steps=4)))
 
     @pytest.mark.parametrize("own", [{"gradient_accumulation_steps": 2}, {"loss_scale_factor": 8.0}])
-    def test_it_is_the_models_optimizer_that_says_it(self, own: dict[str, Any]) -> None:
+    def test_it_is_the_models_optimizer_that_says_it(self, own: dict[str, object]) -> None:
         layer = et.Embedding(USERS, DIM, name="users", optimizer=K.SGD(0.1, **own))
         model = model_of(layer, et.Embedding(WORDS, DIM, name="words"))
         with pytest.raises(Unsupported, match=r"'users': SGD\(.*give it to the optimizer of compile"):
@@ -165,7 +165,7 @@ class TestLossScaling:
         def make() -> Any:
             return K.LossScaleOptimizer(K.SGD(decaying()), initial_scale=2.0**127, dynamic_growth_steps=4)
 
-        def large(y: Any, predicted: Any) -> Any:
+        def large(y: Any, predicted: object) -> Any:
             return keras.ops.mean(keras.ops.square(100.0 * (y[:, None] - predicted))) * 1e-3
 
         ours, theirs = fitted(store_model(), make(), loss=large), by_keras(make(), loss=large)

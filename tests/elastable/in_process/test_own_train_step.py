@@ -24,7 +24,7 @@ WEIGHTS = RANDOM.uniform(0.1, 2.0, RECORDS).astype(np.float32)
 class Two(keras.Model):
     """Two losses of two calls of one layer, and metrics of its own; `take` takes the step."""
 
-    def __init__(self, layer: Any, take: Callable[..., tuple[Any, Any]], weighted: bool = False) -> None:
+    def __init__(self, layer: keras.layers.Layer, take: Callable[..., tuple[Any, Any]], weighted: bool = False) -> None:
         super().__init__()
         start = keras.initializers.GlorotUniform(seed=1)
         self.words, self.out = layer, keras.layers.Dense(1, kernel_initializer=start)
@@ -45,13 +45,13 @@ class Two(keras.Model):
             loss = loss + 0.3 * tf.reduce_mean(tf.square(self.words(ids % 5)))
         return loss, predicted
 
-    def train_step(self, data: Any) -> Any:
+    def train_step(self, data: tuple[tf.Tensor, ...]) -> dict[str, tf.Tensor]:
         loss, predicted = self.take(self, data)
         self.seen.update_state(loss, sample_weight=tf.shape(predicted)[0])
         self.error.update_state(data[1], predicted)
         return {"seen": self.seen.result(), "error": self.error.result()}
 
-    def test_step(self, data: Any) -> Any:
+    def test_step(self, data: tuple[tf.Tensor, ...]) -> dict[str, tf.Tensor]:
         ids, y, _ = data
         self.error.update_state(y, self(ids, training=False))
         return {"error": self.error.result()}
@@ -110,7 +110,7 @@ def fitted(take: Callable[..., Any], wait: int = 1, **arguments: Any) -> None:
     et.fit(model, (IDS, Y, WEIGHTS), batch_size=MICRO, grads_to_wait=wait, verbose=False)
 
 
-def with_both(model: Any, data: Any) -> Any:
+def with_both(model: keras.Model, data: object) -> object:
     """A step of `et.step`, and a change beside it."""
     result = with_step(model, data)
     model.out.bias.assign_add([1.0])
@@ -124,13 +124,13 @@ def with_both(model: Any, data: Any) -> Any:
         (with_both, r"changes '.*bias' itself"),
     ],
 )
-def test_what_no_worker_can_run_is_refused_and_says_what_to_write(take: Callable[..., Any], told: str) -> None:
+def test_what_no_worker_can_run_is_refused_and_says_what_to_write(take: Callable[..., object], told: str) -> None:
     with pytest.raises(Unsupported, match=told):
         fitted(take)
 
 
 def test_losses_that_are_divided_differently_and_regularizers_are_refused() -> None:
-    def mixed(model: Any, data: Any) -> Any:
+    def mixed(model: keras.Model, data: object) -> object:
         with et.step(model) as step:
             with tf.GradientTape() as tape:
                 loss, predicted = model.two_losses(data)

@@ -26,12 +26,12 @@ def in_store(name: str, **arguments: Any) -> Any:
     return et.Embedding(LABELS, DIM, name=name, **arguments)
 
 
-def in_keras(name: str, **arguments: Any) -> Any:
+def in_keras(name: str, **arguments: Any) -> object:
     """The same in plain Keras, with a dense gradient: Keras' Adam takes the sum of an id's gradients then."""
     return keras.layers.Embedding(LABELS, DIM, name=name, **arguments)
 
 
-def net(embedding: Any, units: int, inputs: int, seed: int) -> Any:
+def net(embedding: Any, units: int, inputs: int, seed: int) -> keras.Model:
     """A conditional network: something and a label go in."""
     given, label = keras.Input((inputs,)), keras.Input((), dtype="int64")
     start = keras.initializers.GlorotUniform(seed=seed)
@@ -49,7 +49,7 @@ class Gan(keras.Model):
         self.discriminator = net(layer("judges"), 1, 2, 2)
         self.optimizers = (keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.1, momentum=0.9))
 
-    def losses_of(self, real: Any, labels: Any, z: Any) -> tuple[Any, Any]:
+    def losses_of(self, real: tf.Tensor, labels: tf.Tensor, z: tf.Tensor) -> tuple[object, object]:
         """Of the discriminator, and of the generator."""
         real, labels = tf.constant(real), tf.constant(labels)
         made = self.generator([z, labels])
@@ -58,13 +58,13 @@ class Gan(keras.Model):
         return judged, tf.reduce_mean(tf.nn.softplus(-false))
 
 
-def same_start(ours: Any, plain: Any) -> None:
+def same_start(ours: Any, plain: object) -> None:
     """Gives the plain model the rows that ours begins with."""
     for name, layer in tables(plain).items():
         layer.set_weights([tables(ours)[name].read_rows(np.arange(LABELS))])
 
 
-def tables(model: Any) -> dict[str, Any]:
+def tables(model: keras.Model) -> dict[str, Any]:
     """Embedding layers by name."""
     kinds = (et.Embedding, keras.layers.Embedding)
     return {layer.name: layer for layer in model._flatten_layers() if isinstance(layer, kinds)}
@@ -131,7 +131,7 @@ def test_two_losses_of_one_forward_pass_with_a_persistent_tape() -> None:
     assert_same(ours, plain, before)
 
 
-def compiled(layer: Callable[[str], Any], **arguments: Any) -> Any:
+def compiled(layer: Callable[[str], object], **arguments: object) -> keras.Model:
     """One network with the optimizer of `compile()`."""
     model = net(layer("judges"), 1, 2, 2)
     model.compile(keras.optimizers.Adagrad(0.1, **arguments), "mse")
@@ -220,7 +220,7 @@ def test_what_a_step_cannot_honour_is_refused_by_name() -> None:
         tf.function(lambda: apply_once(model))()
 
 
-def apply_once(model: Any, **arguments: Any) -> None:
+def apply_once(model: keras.Model, **arguments: object) -> None:
     """One step of `et.step`."""
     with et.step(model) as step:
         with tf.GradientTape() as tape:

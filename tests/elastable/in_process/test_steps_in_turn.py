@@ -74,12 +74,12 @@ def adam_and_momentum() -> tuple[Any, Any]:
     return keras.optimizers.Adam(0.02), keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.2)
 
 
-def decaying() -> tuple[Any, Any]:
+def decaying() -> tuple[keras.Model, keras.Model]:
     rate = keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.5)
     return keras.optimizers.Adagrad(rate, clipnorm=0.3), keras.optimizers.AdamW(0.02, weight_decay=0.1)
 
 
-def touching() -> tuple[Any, Any]:
+def touching() -> tuple[keras.Model, keras.Model]:
     """Both leave rows alone that no batch touches."""
     return keras.optimizers.Adagrad(0.1), keras.optimizers.SGD(0.1, clipvalue=0.01)
 
@@ -106,7 +106,7 @@ def test_a_gan_has_the_numbers_of_plain_keras(
     assert_same(mine, plain, history, expected, before)
 
 
-def judged_alone(model: Any, z: Any, labels: Any, real: Any) -> Any:
+def judged_alone(model: keras.Model, z: tf.Tensor, labels: tf.Tensor, real: tf.Tensor) -> Any:
     """One update, of a part of the model by another optimizer than that of `compile()`."""
     with et.step(model) as step:
         with tf.GradientTape() as tape:
@@ -115,7 +115,7 @@ def judged_alone(model: Any, z: Any, labels: Any, real: Any) -> Any:
     return judged, judged
 
 
-def judged_alone_plainly(model: Any, z: Any, labels: Any, real: Any) -> Any:
+def judged_alone_plainly(model: keras.Model, z: tf.Tensor, labels: tf.Tensor, real: tf.Tensor) -> Any:
     """The same in plain Keras."""
     with tf.GradientTape() as tape:
         judged = model.judge_loss(z, labels, real)
@@ -152,17 +152,17 @@ class Towers(keras.Model):
     def call(self, labels: Any, training: bool = False) -> Any:
         return self.out(self.drop(self.norm(self.rows(labels), training=training), training=training))
 
-    def error_of(self, labels: Any, real: Any) -> Any:
+    def error_of(self, labels: object, real: object) -> Any:
         """The loss of the first update, and what it was computed of."""
         predicted = self(labels, training=True)
         return tf.reduce_mean(tf.square(predicted - real)), predicted
 
-    def apart(self, labels: Any, training: bool = True) -> Any:
+    def apart(self, labels: object, training: bool = True) -> object:
         """The loss of the second: it reaches both tables, and not the same layers."""
         seen = self.norm(self.rows(labels), training=training)
         return tf.reduce_mean(tf.square(self.left(seen) - tf.reduce_sum(self.other(labels), axis=1, keepdims=True)))
 
-    def train_step(self, data: Any) -> Any:
+    def train_step(self, data: tuple[tf.Tensor, ...]) -> dict[str, tf.Tensor]:
         labels, real = data
         predicted = self.updates(self, labels, real)
         self.error.update_state(real, predicted)
@@ -181,7 +181,7 @@ def two_losses(model: Any, labels: Any, real: Any) -> Any:
     return predicted
 
 
-def two_losses_plainly(model: Any, labels: Any, real: Any) -> Any:
+def two_losses_plainly(model: keras.Model, labels: tf.Tensor, real: tf.Tensor) -> object:
     """The same in plain Keras."""
     with tf.GradientTape() as tape:
         loss, predicted = model.error_of(labels, real)
@@ -195,7 +195,12 @@ def two_losses_plainly(model: Any, labels: Any, real: Any) -> Any:
 IDS, Y = DATA[0][1], DATA[1][:, :1]
 
 
-def towers(updates: Callable[..., Any], layer: Any = in_store, dropout: float = 0.0, **arguments: Any) -> Any:
+def towers(
+    updates: Callable[..., Any],
+    layer: Callable[..., keras.layers.Layer] = in_store,
+    dropout: float = 0.0,
+    **arguments: Any,
+) -> keras.Model:
     """A model of two towers, compiled."""
     model = Towers(layer, updates, dropout)
     model(IDS[:2])
@@ -244,7 +249,7 @@ def refused(updates: Callable[..., Any], **arguments: Any) -> None:
     et.fit(towers(updates, **arguments), IDS, Y, batch_size=8, verbose=0)
 
 
-def both_tapes(model: Any, labels: Any, real: Any) -> Any:
+def both_tapes(model: keras.Model, labels: tf.Tensor, real: tf.Tensor) -> object:
     """Two losses of the same weights, both of which move the same variables."""
     with et.step(model) as step:
         with tf.GradientTape() as first, tf.GradientTape() as second:
@@ -255,7 +260,7 @@ def both_tapes(model: Any, labels: Any, real: Any) -> Any:
     return predicted
 
 
-def mixed(model: Any, labels: Any, real: Any) -> Any:
+def mixed(model: keras.Model, labels: tf.Tensor, real: tf.Tensor) -> object:
     """The second loss is computed of numbers from before and after the first update."""
     with et.step(model) as step:
         with tf.GradientTape(persistent=True) as tape:
@@ -267,13 +272,13 @@ def mixed(model: Any, labels: Any, real: Any) -> Any:
     return predicted
 
 
-def measured_late(model: Any, labels: Any, real: Any) -> Any:
+def measured_late(model: keras.Model, labels: tf.Tensor, real: tf.Tensor) -> object:
     """A metric of the weights after the last update."""
     two_losses(model, labels, real)
     return model(labels)
 
 
-def drawn_once(model: Any, labels: Any, real: Any) -> Any:
+def drawn_once(model: keras.Model, labels: tf.Tensor, real: tf.Tensor) -> object:
     """One draw for both losses."""
     noise = tf.random.normal([4])[0]
     with et.step(model) as step:
@@ -287,7 +292,7 @@ def drawn_once(model: Any, labels: Any, real: Any) -> Any:
     return predicted
 
 
-def metric_in_loss(model: Any, labels: Any, real: Any) -> Any:
+def metric_in_loss(model: keras.Model, labels: tf.Tensor, real: tf.Tensor) -> object:
     """A loss that is computed of a metric's state."""
     with et.step(model) as step:
         with tf.GradientTape() as tape:
@@ -300,7 +305,7 @@ def metric_in_loss(model: Any, labels: Any, real: Any) -> Any:
 OTHER = keras.optimizers.SGD(0.1)
 
 
-def two_optimizers(model: Any, labels: Any, real: Any) -> Any:
+def two_optimizers(model: keras.Model, labels: tf.Tensor, real: tf.Tensor) -> object:
     """A table that two optimizers train."""
     with et.step(model) as step:
         with tf.GradientTape() as tape:
@@ -312,7 +317,7 @@ def two_optimizers(model: Any, labels: Any, real: Any) -> Any:
     return predicted
 
 
-def not_its_own(model: Any, labels: Any, real: Any) -> Any:
+def not_its_own(model: keras.Model, labels: tf.Tensor, real: tf.Tensor) -> object:
     """A layer that the model does not hold."""
     with et.step(model) as step:
         with tf.GradientTape() as tape:
@@ -343,7 +348,7 @@ STRAY.build((None, 4))
         (not_its_own, r"trains '.*kernel', which is no part of the model"),
     ],
 )
-def test_what_cannot_be_computed_of_one_version_is_refused_by_name(updates: Callable[..., Any], told: str) -> None:
+def test_what_cannot_be_computed_of_one_version_is_refused_by_name(updates: Callable[..., object], told: str) -> None:
     with pytest.raises(Unsupported, match=told):
         refused(updates)
 
@@ -365,7 +370,7 @@ class Follows(Towers):
         self.slow = keras.layers.Dense(1, trainable=False)
         self.slow.build((None, 4))
 
-    def train_step(self, data: Any) -> Any:
+    def train_step(self, data: tuple[tf.Tensor, ...]) -> dict[str, tf.Tensor]:
         logs = super().train_step(data)
         self.slow.kernel.assign(0.9 * self.slow.kernel + 0.1 * self.left.kernel)
         return logs

@@ -91,7 +91,9 @@ def test_constraints_and_keras_own_optimizers_work_on_narrow_rows(fused: bool) -
 class Doubled(keras.optimizers.SGD):
     """An optimizer of a person's own, run by Keras on the gathered block."""
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(
+        self, gradient: keras.KerasTensor, variable: keras.Variable, learning_rate: keras.KerasTensor
+    ) -> None:
         super().update_step(gradient, variable, 2 * learning_rate)
 
 

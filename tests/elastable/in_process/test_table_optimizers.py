@@ -29,7 +29,7 @@ BATCH = 16
 K = keras.optimizers
 
 
-def decaying() -> Any:
+def decaying() -> object:
     return K.schedules.PiecewiseConstantDecay([2, 5], [0.5, 0.05, 0.2])
 
 
@@ -98,7 +98,7 @@ def test_weight_decay_and_momentum_of_the_tables_own_follow_every_step() -> None
 
 
 @pytest.mark.parametrize("given", ["adagrad", keras.optimizers.serialize(K.Adagrad(0.3))], ids=["name", "config"])
-def test_a_name_or_a_config_will_do(given: Any) -> None:
+def test_a_name_or_a_config_will_do(given: object) -> None:
     ours = fitted(model_with(given, given), K.SGD(0.5))
     assert_close(ours, by_hand(K.SGD(0.5), K.get(given), K.get(given)))
 
@@ -153,7 +153,7 @@ class TestGoingOn:
         assert changed.table_steps()["users"].rate == pytest.approx(0.3)
 
 
-def by_hand_on(model: Any, x: Any, y: Any) -> Any:
+def by_hand_on(model: Any, x: Any, y: Any) -> object:
     """Two more epochs of a plain model by its own optimizer, ids' gradients summed."""
     for _ in range(2):
         for start in range(0, len(y), BATCH):
@@ -174,7 +174,7 @@ class TestCallbacks:
 
     def test_a_callback_may_assign_a_tables_rate(self) -> None:
         class Slower(keras.callbacks.Callback):
-            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
                 self.model.get_layer("users").optimizer.learning_rate = 0.1
 
         ours = fitted(model_with(K.SGD(0.3)), K.SGD(0.5), callbacks=[Slower()])
@@ -224,7 +224,7 @@ class TestRefused:
             (K.SGD(K.schedules.ExponentialDecay(0.1, 1, 0.9)), K.SGD(K.schedules.ExponentialDecay(0.1, 1, 0.8)), "0.8"),
         ],
     )
-    def test_layers_that_share_a_table_and_not_its_optimizer(self, one: Any, other: Any, told: str) -> None:
+    def test_layers_that_share_a_table_and_not_its_optimizer(self, one: object, other: object, told: str) -> None:
         with pytest.raises(SpecConflict, match=f"'first' and 'second' share the table 't'.*{told}"):
             discover_tables(sharing(one, other), 0)
 
@@ -237,7 +237,7 @@ class TestRefused:
             fitted(model_with(K.Adagrad(0.3)), K.SGD(0.5), locations=et.LocationSettings(everywhere, everywhere))
 
 
-def sharing(one: Any, other: Any) -> Any:
+def sharing(one: object, other: object) -> keras.Model:
     layers = [
         et.Embedding(9, 2, table="t", name=name, optimizer=own) for name, own in (("first", one), ("second", other))
     ]

@@ -23,7 +23,7 @@ def batch(number: int) -> Any:
     return x, random.normal(size=(SIZE, 1)).astype(np.float32)
 
 
-def stream(start: int = 0) -> Iterator[Any]:
+def stream(start: int = 0) -> Iterator[object]:
     yield from map(batch, itertools.count(start))
 
 

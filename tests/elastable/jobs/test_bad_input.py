@@ -90,7 +90,7 @@ class TestModels:
             fit(store_model(), {"user": X["user"]})
 
 
-def two_tables(first: Any, second: Any) -> Any:
+def two_tables(first: Any, second: Any) -> keras.Model:
     ids = keras.Input((2,), dtype="int64")
     both = keras.layers.Concatenate()([first(ids), second(ids)])
     return keras.Model(ids, keras.layers.Dense(1, activation="sigmoid")(keras.layers.Flatten()(both)))
@@ -144,7 +144,7 @@ class TestNotFinite:
         assert_finite(model)
 
 
-def with_batch_normalization() -> Any:
+def with_batch_normalization() -> keras.Model:
     made = store_model()
     price = keras.Input((), name="price")
     normalized = keras.layers.BatchNormalization()(keras.ops.expand_dims(price, -1) + made.output)
@@ -152,7 +152,7 @@ def with_batch_normalization() -> Any:
     return keras.Model([*made.inputs, price], out)
 
 
-def assert_finite(model: Any) -> None:
+def assert_finite(model: keras.Model) -> None:
     for name, values in tables_and_weights(model).items():
         assert np.isfinite(values).all(), name
     for variable in model.variables:

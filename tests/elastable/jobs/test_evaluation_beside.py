@@ -27,7 +27,7 @@ class EvaluateAt(keras.callbacks.Callback):
         self.records, self.every, self.version = records, every, 0
         self.found: dict[Any, Any] = {}
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         self.version += 1
         if self.version % self.every == 0:
             x, y = self.records
@@ -35,7 +35,7 @@ class EvaluateAt(keras.callbacks.Callback):
             self.found[self.version] = {f"val_{name}": value for name, value in told.items()}
 
 
-def compiled() -> Any:
+def compiled() -> object:
     model = store_model()
     model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy", metrics=["AUC"])
     return model

@@ -87,7 +87,7 @@ def test_artefacts_work_in_a_fresh_process(tmp_path: Path) -> None:
     in_plain_keras(program, tmp_path)
 
 
-def served_by(model: Any, spec: Any) -> Any:
+def served_by(model: keras.Model, spec: object) -> object:
     return tf.function(lambda ids: model(ids), input_signature=[spec])
 
 

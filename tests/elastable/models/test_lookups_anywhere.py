@@ -20,7 +20,7 @@ USERS, ITEMS, DIM, BATCH = 20, 30, 4, 16
 RANDOM = np.random.default_rng(3)
 X = {"user": RANDOM.integers(0, USERS, 64), "shown": RANDOM.integers(0, ITEMS, 64)}
 ITEM = RANDOM.integers(0, ITEMS, 64)  # what was bought: the label, and an id
-Layer = Callable[[int, str], Any]
+Layer = Callable[[int, str], keras.layers.Layer]
 
 
 def in_store(size: int, name: str, **arguments: Any) -> Any:

@@ -45,7 +45,7 @@ def words() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     return x["word"], y[:, None]
 
 
-def functional() -> Any:
+def functional() -> object:
     inputs = keras.Input((3,), dtype="int64")
     inner_in = keras.Input((3,), dtype="int64")
     inner = keras.Model(
@@ -55,7 +55,7 @@ def functional() -> Any:
     return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.GlobalAveragePooling1D()(rows)))
 
 
-def sequential() -> Any:
+def sequential() -> object:
     table = keras.layers.Embedding(ROWS, DIM, name="large")
     return keras.Sequential([keras.Input((3,), dtype="int64"), table, keras.layers.Flatten(), keras.layers.Dense(1)])
 

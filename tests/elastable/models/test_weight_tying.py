@@ -16,16 +16,16 @@ IDS = np.random.default_rng(0).integers(0, ROWS - 4, (48, 3))
 NEXT = (IDS.sum(axis=1) % ROWS)[:, None]
 
 
-def plain(**settings: Any) -> Any:
+def plain(**settings: object) -> object:
     initial = keras.initializers.RandomNormal(stddev=0.5, seed=1)
     return keras.layers.Embedding(ROWS, DIM, embeddings_initializer=initial, name="words", **settings)
 
 
-def in_store() -> Any:
+def in_store() -> object:
     return et.Embedding(ROWS, DIM, weights=np.asarray(built(plain()).embeddings), name="words")
 
 
-def built(layer: Any) -> Any:
+def built(layer: keras.layers.Layer) -> Any:
     layer.build()
     return layer
 
@@ -42,13 +42,13 @@ class Subclassed(keras.Model):
         return keras.ops.softmax(keras.ops.matmul(said, keras.ops.transpose(self.words.embeddings)))
 
 
-def functional(words: Any) -> Any:
+def functional(words: Any) -> keras.Model:
     ids = keras.Input((3,), dtype="int64")
     said = keras.ops.mean(words(ids), axis=1)
     return keras.Model(ids, keras.ops.softmax(keras.ops.einsum("bd,vd->bv", said, words.embeddings)))
 
 
-def functional_built_first(words: Any) -> Any:
+def functional_built_first(words: object) -> keras.Model:
     return functional(built(words))
 
 

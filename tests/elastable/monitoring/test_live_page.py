@@ -259,7 +259,7 @@ def events(server: HttpServer, headers: Mapping[str, str] | None = None) -> tupl
     return connection, connection.getresponse()
 
 
-def next_event(reply: Any) -> Mapping[str, Any] | None:
+def next_event(reply: Any) -> Mapping[str, object] | None:
     """The data of the next event; None: the stream has ended."""
     while line := reply.readline():
         if line.startswith(b"data: "):

@@ -130,7 +130,7 @@ def test_a_file_that_is_not_there_and_a_variable_that_cannot_be_are_refused(tool
     assert "must be at least 1" in wrong.output
 
 
-def _options(command: Any) -> Iterator[OptionField]:
+def _options(command: object) -> Iterator[OptionField]:
     for inner in getattr(command, "commands", {}).values():
         yield from _options(inner)
     yield from getattr(getattr(command, "callback", None), "options", {}).values()

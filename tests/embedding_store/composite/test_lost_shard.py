@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pytest
@@ -76,7 +75,7 @@ def trained(held: ExitStack, strategy: str = "token") -> tuple[PartitionedStore,
     return store, shards
 
 
-ASKED: dict[str, Callable[[PartitionedStore], Any]] = {
+ASKED: dict[str, Callable[[PartitionedStore], object]] = {
     "version": lambda store: store.version(),
     "lookup": lambda store: store.lookup({"cities": IDS}),
     "lookup at a version": lambda store: store.lookup({"cities": IDS}, 2),

@@ -30,7 +30,7 @@ PLAIN = json.loads(spec_to_json(TableSpec("t", 2)))
 
 
 @pytest.mark.parametrize("name", [None, 1.5, True, ["a"], {"a": 1}])
-def test_a_table_whose_name_is_no_text(name: Any) -> None:
+def test_a_table_whose_name_is_no_text(name: object) -> None:
     with pytest.raises(BadSpec, match="no table spec"):
         spec_from_json(json.dumps({**PLAIN, "name": name}))
 
@@ -95,7 +95,7 @@ def _one_part() -> np.ndarray:
     ],
 )
 def test_replies_have_the_shapes_of_their_commands(
-    command: tuple[Any, ...], right: list[Any], wrong: list[Any]
+    command: tuple[Any, ...], right: list[object], wrong: list[object]
 ) -> None:
     for reply in [*right, hiredis.ReplyError("ERR no")]:
         require_shapes([command], [reply], "here")
@@ -114,7 +114,7 @@ def test_a_state_of_the_tier_that_is_none(name: bytes) -> None:
 
 
 @pytest.mark.parametrize("answers", [[[b"a"], [b"b"]], [[[b"1-0", b"x"]]] * 2, [[[b"9" * 99]]] * 2])
-def test_ends_of_a_log_that_are_none(answers: list[Any]) -> None:
+def test_ends_of_a_log_that_are_none(answers: list[object]) -> None:
     with pytest.raises(StoreFailed):
         read_ends(answers, "the log")
 

@@ -100,7 +100,7 @@ class Served:
 
     def everything(self, store: EmbeddingStore) -> list[Any]:
         """All that can be read of a store, to the bit."""
-        found: list[Any] = [store.version()]
+        found: list[object] = [store.version()]
         for name in sorted(SPECS):
             touches = sorted(
                 (one, *touched.tolist())

@@ -19,7 +19,7 @@ from elastable.embedding_store.optimizers.registry import row_optimizer
 ROWS, DIM, STEPS = 48, 4, 1000
 TOLERANCE = 1e-5
 
-CASES: dict[str, tuple[type, dict[str, Any]]] = {
+CASES: dict[str, tuple[type, dict[str, object]]] = {
     "sgd momentum": (keras.optimizers.SGD, {"momentum": 0.9}),
     "sgd nesterov": (keras.optimizers.SGD, {"momentum": 0.95, "nesterov": True}),
     "sgd, decay alone": (keras.optimizers.SGD, {"weight_decay": 0.02}),
@@ -68,13 +68,13 @@ def batches() -> tuple[Batch, ...]:
     return tuple(made)
 
 
-def spec_of(optimizer: Any) -> OptimizerSpec:
+def spec_of(optimizer: keras.optimizers.Optimizer) -> OptimizerSpec:
     from elastable.master.keras.keras_optimizer import table_optimizer
 
     return table_optimizer(optimizer, lazy=False)
 
 
-def of_keras(optimizer: Any, start: Float32) -> tuple[Float32, list[Float32]]:
+def of_keras(optimizer: keras.optimizers.Optimizer, start: Float32) -> tuple[Float32, list[Float32]]:
     """A dense variable after Keras' steps, and its slots."""
     variable = keras.Variable(start, dtype="float32")
     optimizer.build([variable])

@@ -56,7 +56,7 @@ def make(name: str, hyperparameters: dict[str, Any], rate: float = 0.05) -> Opti
 
 
 @pytest.mark.parametrize(("name", "hyperparameters"), CASES, ids=NAMES)
-def test_equals_keras_where_every_row_is_touched(name: str, hyperparameters: dict[str, Any]) -> None:
+def test_equals_keras_where_every_row_is_touched(name: str, hyperparameters: dict[str, object]) -> None:
     keras = pytest.importorskip("keras")
     theirs = getattr(keras.optimizers, KERAS_NAMES.get(name, name.capitalize()))(0.05, **hyperparameters)
     ours = row_optimizer(make(name, hyperparameters))
@@ -83,7 +83,7 @@ def test_equals_keras_where_every_row_is_touched(name: str, hyperparameters: dic
 
 
 @pytest.mark.parametrize(("name", "hyperparameters"), CASES + OURS_ALONE, ids=repr)
-def test_lazy_over_positions_and_splits(name: str, hyperparameters: dict[str, Any]) -> None:
+def test_lazy_over_positions_and_splits(name: str, hyperparameters: dict[str, object]) -> None:
     """Each row alone, in any order and any split, gives the same bits; others stay as they are."""
     optimizer = row_optimizer(make(name, hyperparameters))
     random = np.random.default_rng(1)
@@ -123,7 +123,7 @@ def test_lazy_over_positions_and_splits(name: str, hyperparameters: dict[str, An
 )
 @settings(max_examples=10)
 def test_lazy_rows_are_those_of_a_naive_loop(
-    name: str, hyperparameters: dict[str, Any], dim: int, history: list[tuple[int, set[int]]]
+    name: str, hyperparameters: dict[str, object], dim: int, history: list[tuple[int, set[int]]]
 ) -> None:
     """Whatever rows each step touches, to the bit: a row not touched keeps its moments, undecayed."""
     optimizer = row_optimizer(make(name, hyperparameters))

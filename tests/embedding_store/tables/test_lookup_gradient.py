@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from elastable.embedding_store import Bags, EmbeddingTable, OptimizerSpec, RowBlock, TableSpec, size
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange
 
@@ -27,7 +28,7 @@ def table() -> Any:
         yield made
 
 
-def by_id(slices: Any) -> np.ndarray[Any, Any]:
+def by_id(slices: Any) -> Array:
     """[10, 5]: the sums of each id."""
     dense = np.zeros((10, 5), np.float32)
     np.add.at(dense, slices.indices, slices.values)

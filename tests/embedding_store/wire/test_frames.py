@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages import frames
@@ -28,14 +28,14 @@ INT64 = np.dtype(np.int64)
 HEADER = store_pb2.LookupHeader(tables=[store_pb2.TableIds(table="t", count=3)])
 
 
-def plan_for(arrays: list[np.ndarray[Any, Any]]) -> BodyPlan:
+def plan_for(arrays: list[Array]) -> BodyPlan:
     plan = BodyPlan("Test")
     for number, array in enumerate(arrays):
         plan.add(f"array {number}", array.shape, array.dtype)
     return plan
 
 
-def read(message: list[bytes], arrays: list[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+def read(message: list[bytes], arrays: list[Array]) -> list[Array]:
     return FrameReader(message, "Test").read(plan_for(arrays))
 
 
@@ -47,7 +47,7 @@ plain_arrays = npst.arrays(
 
 @settings(deadline=None)
 @given(header=st.binary(max_size=200), arrays=st.lists(plain_arrays, max_size=6), frame_bytes=st.integers(1, 300))
-def test_what_is_encoded_is_decoded(header: bytes, arrays: list[np.ndarray[Any, Any]], frame_bytes: int) -> None:
+def test_what_is_encoded_is_decoded(header: bytes, arrays: list[Array], frame_bytes: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(frames, "FRAME_BYTES", frame_bytes)
         patch.setattr(frames, "ONE_FRAME_BYTES", frame_bytes)

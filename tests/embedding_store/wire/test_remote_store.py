@@ -62,8 +62,8 @@ def losing(service: Service, *methods: str) -> Service:
     """The service, the first answer of each method lost after its work was done."""
     lost = set(methods)
 
-    def behind(name: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
-        def answer(request: Any, context: grpc.ServicerContext) -> Any:
+    def behind(name: str, behaviour: Callable[..., object]) -> Callable[..., object]:
+        def answer(request: object, context: grpc.ServicerContext) -> Any:
             reply = behaviour(request, context)
             if name in lost:
                 lost.remove(name)

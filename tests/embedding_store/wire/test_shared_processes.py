@@ -39,7 +39,7 @@ SPECS = [
 
 
 @contextmanager
-def process(work: Callable[..., None], *arguments: Any) -> Iterator[tuple[Any, Pipe]]:
+def process(work: Callable[..., None], *arguments: object) -> Iterator[tuple[Any, Pipe]]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     started = context.Process(target=work, args=(theirs, *arguments), daemon=True)

@@ -12,7 +12,6 @@ import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import pytest
@@ -100,12 +99,12 @@ class SteppedSystem(MemoryFileSystem):
     cachable = False
     steps = Steps(1 << 30, crash)
 
-    def _open(self, path: str, mode: str = "rb", **settings: Any) -> Any:
+    def _open(self, path: str, mode: str = "rb", **settings: object) -> object:
         if "w" in mode:
             self.steps.one()
         return super()._open(path, mode, **settings)
 
-    def pipe_file(self, path: str, value: bytes, **settings: Any) -> None:
+    def pipe_file(self, path: str, value: bytes, **settings: object) -> None:
         self.steps.one()
         super().pipe_file(path, value, **settings)
         self.steps.one()

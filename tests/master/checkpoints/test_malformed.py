@@ -34,7 +34,7 @@ def place(tmp_path: Path) -> Path:
         return Path(write_checkpoint(tmp_path, store, dense_of(2), JOB, progress_of(2)))
 
 
-def sealed(place: Path, fields: dict[str, Any]) -> None:
+def sealed(place: Path, fields: dict[str, object]) -> None:
     fields.pop("checksum", None)
     plain = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     fields["checksum"] = hashlib.sha256(plain.encode()).hexdigest()

@@ -80,11 +80,11 @@ def same(one: list[Any], other: list[Any]) -> bool:
     return len(one) == len(other) and all(map(np.array_equal, one, other))
 
 
-def clipped() -> Any:
+def clipped() -> object:
     return small_model(keras.optimizers.Adagrad(0.1, global_clipnorm=0.5))
 
 
-def scheduled() -> Any:
+def scheduled() -> object:
     schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 3, 0.5)
     return small_model(keras.optimizers.SGD(schedule, momentum=0.9))
 
@@ -249,7 +249,7 @@ class Running:
     def tasks(self, want: int) -> list[Task]:
         return sorted(self.master.lease_tasks("me", want, 60.0).tasks)
 
-    def push(self, task: Task, push_id: Any = None) -> Push:
+    def push(self, task: Task, push_id: object = None) -> Push:
         sync = self.bench.job.mode == "sync"
         snapshot = self.master.pull_dense("me", task.version if sync else None, 60.0)
         assert snapshot is not None

@@ -78,10 +78,10 @@ def test_a_config_of_something_else_is_refused(config: str) -> None:
 
 
 def test_averages_of_unchanged_variables_move_as_in_keras() -> None:
-    def optimizer() -> Any:
+    def optimizer() -> keras.optimizers.SGD:
         return keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=4)
 
-    def kernel() -> Any:
+    def kernel() -> keras.Variable:
         return keras.Variable(np.ones((2, 2), np.float32), name="kernel")
 
     theirs, rows, plain = kernel(), keras.Variable(np.ones((3, 2), np.float32), name="rows"), optimizer()

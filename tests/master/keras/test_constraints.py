@@ -77,7 +77,7 @@ def test_without_a_constraint_nothing_changes() -> None:
         (Own(), "Own"),
     ],
 )
-def test_what_joins_rows_is_refused_by_name(constraint: Any, told: str) -> None:
+def test_what_joins_rows_is_refused_by_name(constraint: object, told: str) -> None:
     with pytest.raises(Unsupported, match=told):
         constrained("e", OptimizerSpec(), constraint)
 

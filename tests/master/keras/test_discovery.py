@@ -34,7 +34,7 @@ class Subclassed(keras.Model):
         return self.one(inputs) + self.listed[0](inputs) + self.named["inner"](inputs) + self.within(inputs)
 
 
-def functional() -> Any:
+def functional() -> keras.Model:
     inputs = keras.Input((1,), batch_size=2, dtype="int64")
     shared = StoreLayer(table="shared")
     inner = keras.Sequential([keras.Input((1,), batch_size=2, dtype="int64"), StoreLayer(table="inner")])
@@ -60,7 +60,7 @@ def test_every_layer_is_found_once(make: Any, tables: set[str]) -> None:
     assert all((spec.seed, spec.optimizer, spec.name) == (3, SGD, name) for name, spec in specs.items())
 
 
-def model_of(*layers: Any) -> Any:
+def model_of(*layers: Any) -> object:
     return keras.Sequential(list(layers))
 
 

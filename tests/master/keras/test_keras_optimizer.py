@@ -53,7 +53,9 @@ REFUSED: list[tuple[str, Any]] = [
 class Shrinking(K.SGD):  # type: ignore[name-defined]
     """A person's own optimizer: exactly not one that is fused."""
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(
+        self, gradient: keras.KerasTensor, variable: keras.Variable, learning_rate: keras.KerasTensor
+    ) -> None:
         super().update_step(gradient * 0.5, variable, learning_rate)
 
 
@@ -178,7 +180,7 @@ OPTIMIZER = {"module": "keras.optimizers", "class_name": "Adamax", "config": {"l
         ([1], "names no optimizer"),
     ],
 )
-def test_nothing_but_an_optimizer_is_made_from_a_spec(config: Any, why: str) -> None:
+def test_nothing_but_an_optimizer_is_made_from_a_spec(config: object, why: str) -> None:
     with pytest.raises(BadSpec, match=why):
         row_optimizer(OptimizerSpec("keras", (), json.dumps(config)))
 

@@ -28,7 +28,7 @@ class FromOne(keras.metrics.Metric):
     def reset_state(self) -> None:
         self.value.assign(1.0)
 
-    def result(self) -> Any:
+    def result(self) -> object:
         return self.value
 
 

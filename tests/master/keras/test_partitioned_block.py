@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import keras
 import numpy as np
@@ -23,7 +22,9 @@ from elastable.master.keras.row_optimizers.keras_block import canonical_config
 class RowNorm(keras.optimizers.SGD):
     """Divides each row's gradient by its length: columns cannot be updated apart."""
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(
+        self, gradient: keras.KerasTensor, variable: keras.Variable, learning_rate: keras.KerasTensor
+    ) -> None:
         length = keras.ops.sqrt(keras.ops.sum(gradient * gradient, axis=-1, keepdims=True)) + 1e-6
         super().update_step(gradient / length, variable, learning_rate)
 

@@ -10,7 +10,6 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -42,7 +41,7 @@ def push(rows: int, seed: int = 0) -> Push:
         "items": Slices(np.empty(0, np.int64), np.empty((0, 4), np.float32)),
     }
     dense = (random.standard_normal((3, 5), np.float32), np.float32(2.5).reshape(()))
-    rest: dict[str, Any] = {"states": (np.arange(7),), "metrics": (np.ones(2),)}
+    rest: dict[str, object] = {"states": (np.arange(7),), "metrics": (np.ones(2),)}
     return Push(SyncPushId(3, seed), 64, dense=dense, slices=slices, job="job", **rest)  # type: ignore[arg-type]
 
 

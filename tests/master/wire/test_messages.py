@@ -128,7 +128,7 @@ def test_a_push_comes_back_as_it_was(push: Push) -> None:
 @settings(deadline=None)
 @given(version=natural, variables=tensors, states=tensors, data=st.data())
 def test_dense_variables_come_back_as_they_were(
-    version: int, variables: tuple[Any, ...], states: tuple[Any, ...], data: st.DataObject
+    version: int, variables: tuple[object, ...], states: tuple[object, ...], data: st.DataObject
 ) -> None:
     names = [data.draw(st.lists(words, min_size=n, max_size=n).map(tuple)) for n in (len(variables), len(states))]
     snapshot = DenseSnapshot(version, variables, states, *names, data.draw(st.binary(max_size=9)))  # type: ignore[arg-type, call-arg]

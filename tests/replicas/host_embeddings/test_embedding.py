@@ -31,7 +31,7 @@ TABLE = _random.normal(size=(ROWS, DIM)).astype(np.float32)
 X = _random.integers(0, ROWS, size=(48, 3))  # ids repeat, within a batch and within a sample
 Y = _random.normal(size=(48, 1)).astype(np.float32)
 
-Rows = Callable[[Any], Any]
+Rows = Callable[[object], object]
 
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "sgd": (keras.optimizers.SGD, {}),
@@ -113,7 +113,7 @@ def test_tape_loops_of_replicas_train_as_one_on_the_joined_batch(replicas: int, 
     shares = np.split(np.arange(16), np.cumsum([9, 5])[: replicas - 1])
     store = MemoryStore() if way == "store" else None
 
-    def loss_of(rows: Any, weights: Any, samples: Any) -> Any:
+    def loss_of(rows: Any, weights: Any, samples: Any) -> tf.Tensor:
         return tf.reduce_mean((tf.reshape(rows, (-1, 3 * DIM)) @ weights - Y[samples]) ** 2)
 
     def work(group: ReplicaGroup) -> Any:

@@ -68,7 +68,7 @@ def test_files_that_cannot_be_read_are_refused_and_change_nothing(tmp_path: Path
 
 
 def test_a_failed_write_is_raised_on_every_replica(tmp_path: Path) -> None:
-    def work(group: ReplicaGroup) -> Any:
+    def work(group: ReplicaGroup) -> object:
         with pytest.raises((CheckpointError, StoreFailed), match="host embedding 't' cannot be written to") as caught:
             save_host_embedding(table_for(group), tmp_path / "missing" / "t.safetensors")
         return type(caught.value)

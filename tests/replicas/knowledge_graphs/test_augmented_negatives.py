@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.knowledge_graphs.graph.batch import StepBatch
@@ -93,7 +94,7 @@ def test_the_scale_of_the_loss_scales_loss_and_gradients_and_not_the_penalty() -
                 loss_scale=scale, regularizer="l2", regularization=0.3,
             )  # fmt: skip
 
-            def work(group: ReplicaGroup, made: TrainSettings = made) -> tuple[float, Any]:
+            def work(group: ReplicaGroup, made: TrainSettings = made) -> tuple[float, Array]:
                 trainer = GraphTrainer(group, made, ENTITIES, RELATIONS, TRIPLES)
                 before = trainer.model.relations.copy()
                 value, _ = trainer.run_step()

@@ -44,7 +44,7 @@ KINDS: dict[str, Any] = {
 def scored(scheme: type[Scheme], negatives: NegativeSampler) -> list[tuple[StepBatch, Any]]:
     sampler = RigidSampler(PARTITION, 20, negatives=negatives)
 
-    def work(group: ReplicaGroup) -> tuple[StepBatch, Any]:
+    def work(group: ReplicaGroup) -> tuple[StepBatch, object]:
         batch = sampler.batch(1, group.rank)
         made = scheme(group, score_function("DistMult", DIM))
         return batch, made.forward(batch, SHARDING.shard_table(EMBEDDED, group.rank), RELATED)

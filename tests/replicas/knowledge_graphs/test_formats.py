@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -151,7 +150,7 @@ def test_types_of_ogb_have_ids_of_their_own(tmp_path: Path) -> None:
 
 
 def test_factories_of_pykeen() -> None:
-    def factory(split: str, **more: Any) -> SimpleNamespace:
+    def factory(split: str, **more: object) -> SimpleNamespace:
         ids = {
             f"{what}_to_id": {name: k for k, name in enumerate(names)}
             for what, names in (("entity", ENTITIES), ("relation", RELATIONS))

@@ -21,21 +21,21 @@ from elastable.replicas.knowledge_graphs.losses.losses import (
 B, N = 7, 11
 
 
-def _shares(negative: Any, counted: Any, adversarial: float) -> Any:
+def _shares(negative: Any, counted: Any, adversarial: float) -> object:
     shifted = tf.where(counted, adversarial * negative, tf.constant(-np.inf, tf.float64))
     return tf.stop_gradient(tf.where(counted, tf.nn.softmax(shifted, axis=1), tf.zeros_like(negative)))
 
 
-def _log_sigmoid(p: Any, n: Any, counted: Any, adversarial: float) -> Any:
+def _log_sigmoid(p: Any, n: Any, counted: object, adversarial: float) -> object:
     shares = _shares(n, counted, adversarial)
     return -(tf.math.log_sigmoid(1.5 + p) + tf.reduce_sum(shares * tf.math.log_sigmoid(-1.5 - n), 1)) / 2
 
 
-def _margin(p: Any, n: Any, counted: Any, adversarial: float) -> Any:
+def _margin(p: Any, n: Any, counted: Any, adversarial: float) -> tf.Tensor:
     return tf.reduce_sum(_shares(n, counted, adversarial) * tf.nn.relu(1.5 - p[:, None] + n), 1)
 
 
-def _softmax(p: Any, n: Any, counted: Any, entities: float) -> Any:
+def _softmax(p: Any, n: Any, counted: Any, entities: float) -> object:
     counts = tf.reduce_sum(tf.cast(counted, tf.float64), 1, keepdims=True)
     shift = tf.math.log((entities - 1) / counts) if entities else 0.0
     logits = tf.concat([p[:, None], tf.where(counted, n + shift, tf.constant(-np.inf, tf.float64))], 1)

@@ -79,7 +79,7 @@ def known_among(triples: Int64) -> Any:
     return np.array([tuple(triple) in TRUE for triple in triples.reshape(-1, 3).tolist()]).reshape(triples.shape[:-1])
 
 
-def kinds() -> list[tuple[str, Any]]:
+def kinds() -> list[tuple[str, object]]:
     lists = np.random.default_rng(2).integers(ENTITIES, size=(2, len(TRIPLES), 9))
     return [
         ("random", lambda **k: RandomNegatives(SHARDING, 7, **k)),

@@ -86,7 +86,7 @@ def test_a_step_of_every_score_and_norm_takes_the_gradient_of_loss_and_penalty(
         np.testing.assert_allclose(start[name] - moved[name], tf.convert_to_tensor(slope), rtol=1e-3, atol=2e-5)
 
 
-def _loss(model: str, norm: int, triples: Int32, e: Any, r: Any) -> Any:
+def _loss(model: str, norm: int, triples: Int32, e: Any, r: object) -> tf.Tensor:
     shape = [len(triples), ENTITIES]
     given, related = tf.gather(e, triples[:, 0])[:, None], tf.gather(r, triples[:, 1])[:, None]
     parts = [tf.broadcast_to(x, [*shape, x.shape[-1]]) for x in (given, related, e[None])]
@@ -94,7 +94,7 @@ def _loss(model: str, norm: int, triples: Int32, e: Any, r: Any) -> Any:
     return tf.reduce_mean(losses)
 
 
-def _penalty(kind: str, rows: Any, complex_numbers: bool) -> Any:
+def _penalty(kind: str, rows: object, complex_numbers: bool) -> tf.Tensor:
     sizes = tf.abs(tf.complex(*tf.split(rows, 2, axis=1))) if complex_numbers else tf.abs(rows)
     return tf.reduce_sum({"none": 0.0 * sizes, "l2": sizes**2, "n3": sizes**3}[kind])
 

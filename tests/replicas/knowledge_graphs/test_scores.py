@@ -25,62 +25,62 @@ Array = np.ndarray[Any, np.dtype[np.float32]]
 # The formulas as the papers print them; e.g. complex numbers as complex numbers.
 
 
-def _size(x: Any, norm: int) -> Any:
+def _size(x: tf.Tensor, norm: int) -> tf.Tensor:
     return tf.reduce_sum(tf.abs(x), -1) if norm == 1 else tf.sqrt(tf.reduce_sum(x * x, -1))
 
 
-def _complex(x: Any) -> Any:
+def _complex(x: tf.Tensor) -> tf.Tensor:
     real, imaginary = tf.split(x, 2, axis=-1)
     return tf.complex(real, imaginary)
 
 
-def _unit(x: Any) -> Any:
+def _unit(x: tf.Tensor) -> tf.Tensor:
     return x / tf.sqrt(tf.reduce_sum(x * x, -1, keepdims=True))
 
 
-def _transe(h: Any, r: Any, t: Any, norm: int) -> Any:
+def _transe(h: tf.Tensor, r: tf.Tensor, t: tf.Tensor, norm: int) -> tf.Tensor:
     return -_size(h + r - t, norm)
 
 
-def _rotate(h: Any, r: Any, t: Any, norm: int) -> Any:
+def _rotate(h: tf.Tensor, r: tf.Tensor, t: tf.Tensor, norm: int) -> tf.Tensor:
     turn = tf.exp(tf.complex(tf.zeros_like(r), r))
     return -tf.reduce_sum(tf.abs(_complex(h) * turn - _complex(t)), -1)
 
 
-def _distmult(h: Any, r: Any, t: Any, norm: int) -> Any:
+def _distmult(h: tf.Tensor, r: tf.Tensor, t: tf.Tensor, norm: int) -> tf.Tensor:
     return tf.reduce_sum(h * r * t, -1)
 
 
-def _complex_score(h: Any, r: Any, t: Any, norm: int) -> Any:
+def _complex_score(h: tf.Tensor, r: tf.Tensor, t: tf.Tensor, norm: int) -> tf.Tensor:
     return tf.math.real(tf.reduce_sum(_complex(h) * _complex(r) * tf.math.conj(_complex(t)), -1))
 
 
-def _pairre(h: Any, r: Any, t: Any, norm: int) -> Any:
+def _pairre(h: tf.Tensor, r: tf.Tensor, t: tf.Tensor, norm: int) -> tf.Tensor:
     r_h, r_t = tf.split(r, 2, axis=-1)
     return -_size(_unit(h) * r_h - _unit(t) * r_t, norm)
 
 
-def _triplere(h: Any, r: Any, t: Any, norm: int) -> Any:
+def _triplere(h: tf.Tensor, r: tf.Tensor, t: tf.Tensor, norm: int) -> tf.Tensor:
     r_h, r_t, r_m = tf.split(r, 3, axis=-1)
     return -_size(_unit(h) * (r_h + 1) - _unit(t) * (r_t + 1) + r_m, norm)
 
 
-def _interht(h: Any, r: Any, t: Any, norm: int) -> Any:
+def _interht(h: tf.Tensor, r: tf.Tensor, t: tf.Tensor, norm: int) -> tf.Tensor:
     (h, h_aid), (t, t_aid) = ([_unit(part) for part in tf.split(x, 2, axis=-1)] for x in (h, t))
     return -_size(h * (t_aid + 1) - t * (h_aid + 1) + r, norm)
 
 
-def _trans(h: Any, r: Any, t: Any, norm: int) -> Any:
+def _trans(h: tf.Tensor, r: tf.Tensor, t: tf.Tensor, norm: int) -> tf.Tensor:
     (h, h_aid), (t, t_aid) = ([_unit(part) for part in tf.split(x, 2, axis=-1)] for x in (h, t))
     r1, r2, r3 = tf.split(r, 3, axis=-1)
     return -_size(h * (t_aid + 1) - t * (h_aid + 1) + r1 * h + r2 + r3 * t, norm)
 
 
-def _boxe(h: Any, r: Any, t: Any, norm: int) -> Any:
+def _boxe(h: tf.Tensor, r: tf.Tensor, t: tf.Tensor, norm: int) -> tf.Tensor:
     (h, h_bump), (t, t_bump) = tf.split(h, 2, axis=-1), tf.split(t, 2, axis=-1)
     h_middle, h_raw, t_middle, t_raw = tf.split(r, 4, axis=-1)
 
-    def far(point: Any, middle: Any, raw: Any) -> Any:
+    def far(point: tf.Tensor, middle: tf.Tensor, raw: tf.Tensor) -> tf.Tensor:
         width = tf.nn.elu(raw) + 1
         low, high = middle - width / 2, middle + width / 2
         kappa = 0.5 * width * (width + 1 - 1 / (width + 1))
@@ -90,7 +90,7 @@ def _boxe(h: Any, r: Any, t: Any, norm: int) -> Any:
     return -_size(far(h + t_bump, h_middle, h_raw), norm) - _size(far(t + h_bump, t_middle, t_raw), norm)
 
 
-def _conve(h: Any, r: Any, t: Any, norm: int) -> Any:
+def _conve(h: tf.Tensor, r: tf.Tensor, t: tf.Tensor, norm: int) -> tf.Tensor:
     dense = {name: tf.constant(value, tf.float64) for name, value in score_function("ConvE", DIM).dense.items()}
     lead = tf.shape(h)[:-1]
     flat = tf.concat([tf.reshape(h[..., :-1], [-1, DIM]), tf.reshape(r, [-1, DIM])], axis=1)
@@ -104,16 +104,16 @@ def _conve(h: Any, r: Any, t: Any, norm: int) -> Any:
     return tf.reduce_sum(query * t[..., :-1], -1) + t[..., -1]
 
 
-def _cp(h: Any, r: Any, t: Any, norm: int) -> Any:
+def _cp(h: tf.Tensor, r: tf.Tensor, t: tf.Tensor, norm: int) -> tf.Tensor:
     return tf.reduce_sum(tf.split(h, 2, axis=-1)[0] * r * tf.split(t, 2, axis=-1)[1], -1)
 
 
-def _tucker(h: Any, r: Any, t: Any, norm: int) -> Any:
+def _tucker(h: tf.Tensor, r: tf.Tensor, t: tf.Tensor, norm: int) -> tf.Tensor:
     core = tf.constant(score_function("TuckER", h.shape[-1]).dense["core"], tf.float64)
     return tf.einsum("ijk,...i,...j,...k->...", core, h, r, t)
 
 
-FORMULAS: dict[str, Callable[..., Any]] = {
+FORMULAS: dict[str, Callable[..., tf.Tensor]] = {
     "TransE": _transe,
     "RotatE": _rotate,
     "DistMult": _distmult,
@@ -143,7 +143,9 @@ def _embeddings(score: ScoreFunction, per_triple: bool) -> tuple[Array, Array, A
     return given, relations, draw.standard_normal((*shape, score.entity_width)).astype(np.float32)
 
 
-def _expected(name: str, norm: int, side: str, given: Any, relations: Any, candidates: Any) -> Any:
+def _expected(
+    name: str, norm: int, side: str, given: tf.Tensor, relations: tf.Tensor, candidates: tf.Tensor
+) -> tf.Tensor:
     """`[b, n]` in float64, by the formula of a triple."""
     given, relations = given[:, None], relations[:, None]
     candidates = candidates if len(candidates.shape) == 3 else candidates[None]

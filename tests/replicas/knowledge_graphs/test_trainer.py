@@ -81,7 +81,7 @@ def test_typed_candidates_and_drawn_triples_train_as_well(workers: int) -> None:
         ({"sampling": "sorted"}, "'sorted'.*rigid"),
     ],
 )
-def test_invalid_sampling_is_refused(changes: dict[str, Any], told: str) -> None:
+def test_invalid_sampling_is_refused(changes: dict[str, object], told: str) -> None:
     with pytest.raises(BadInput, match=told):
         TrainSettings.from_json({**SAMPLED.as_json(), **changes})
 
@@ -220,7 +220,7 @@ def test_more_workers_than_entities_are_refused() -> None:
         ({"epoch": 3}, "have no epoch"),
     ],
 )
-def test_invalid_settings_are_refused(change: dict[str, Any], told: str) -> None:
+def test_invalid_settings_are_refused(change: dict[str, object], told: str) -> None:
     with pytest.raises(BadInput, match=told):
         TrainSettings.from_json({**TrainSettings().as_json(), **change})
 

@@ -38,7 +38,7 @@ def everyone() -> ReplicaGroup:
 
 def run_members(size: int, work: Callable[[ReplicaGroup], Any], deadline_s: float = 60.0) -> list[Any]:
     """As `run_threads`, of which every member calls this one; members beyond `size` look on."""
-    mine: tuple[float, str, str, Any] = (0.0, "", "", None)
+    mine: tuple[float, str, str, object] = (0.0, "", "", None)
     group = everyone()
     if group.rank < size:
         part = MpiGroup.of(world_communicator(60.0), range(size), 60.0)
@@ -65,7 +65,7 @@ def wait_for_others(group: ReplicaGroup, deadline_s: float) -> None:
     group._channel.deadline_s = deadline_s
 
 
-def _plain(found: Any) -> Any:
+def _plain(found: object) -> object:
     """As JSON can say it."""
     if isinstance(found, np.ndarray | np.generic):
         raw = base64.b64encode(np.ascontiguousarray(found).tobytes()).decode()
@@ -75,7 +75,7 @@ def _plain(found: Any) -> Any:
     return found
 
 
-def _whole(plain: Any) -> Any:
+def _whole(plain: object) -> object:
     if not isinstance(plain, dict):
         return plain
     ((kind, found),) = plain.items()
@@ -151,7 +151,7 @@ def test_a_member_that_waits_for_another_is_not_blamed() -> None:
 
 
 def test_a_death_that_mpi_notices_first_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def give_up(requests: list[Any]) -> bool:
+    def give_up(requests: list[object]) -> bool:
         raise mpi_channel.MPI.Exception(mpi_channel.MPI.ERR_OTHER)  # type: ignore[attr-defined]
 
     breaking = SimpleNamespace(**vars(mpi_channel.MPI))  # type: ignore[attr-defined]
@@ -226,7 +226,7 @@ def test_members_on_several_hosts_meet_by_the_addresses_of_their_hosts(monkeypat
 
 
 def test_a_new_group_can_replace_a_failed_one() -> None:
-    def fail(group: ReplicaGroup) -> Any:
+    def fail(group: ReplicaGroup) -> object:
         if group.rank == 1:
             return "left"
         with pytest.raises(Unavailable, match="rank 1"):

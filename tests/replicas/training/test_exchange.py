@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.grouping import CommGroup
 from elastable.replicas.groups.thread_group import run_threads
@@ -23,10 +22,10 @@ def layout_of(elements: int, comm: CommGroup, size: int) -> Layout:
     return Layout(VariableSplit(elements, domain.group_size), domain)
 
 
-def reduced(size: int, comm: CommGroup, arrays: list[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+def reduced(size: int, comm: CommGroup, arrays: list[Array]) -> list[Array]:
     """What every replica holds once `arrays[rank]` are reduced over the domains."""
 
-    def work(group: ReplicaGroup) -> np.ndarray[Any, Any]:
+    def work(group: ReplicaGroup) -> Array:
         layout = layout_of(arrays[0].size, comm, size)
         assert layout.domain is not None
         return Exchange(group, [layout.domain]).reduce([arrays[group.rank]], [layout])[0]
@@ -40,7 +39,7 @@ def test_reduce_scatter_of_popart() -> None:
     for rank, found in enumerate(reduced(4, CommGroup(), given_to_all)):
         np.testing.assert_array_equal(found, 4 * np.arange(12).reshape(4, 3)[rank])
 
-    def pairs_alone(group: ReplicaGroup) -> np.ndarray[Any, Any]:
+    def pairs_alone(group: ReplicaGroup) -> Array:
         pair = group.subgroup(CommGroup("consecutive", 2))
         return Exchange(pair, [CommGroup().grouping(2)]).reduce([np.arange(12)], [layout_of(12, CommGroup(), 2)])[0]
 

@@ -24,7 +24,7 @@ Y = RANDOM.normal(size=(12, 1)).astype(np.float32)
 def trainer_of(group: ReplicaGroup, table: Any) -> ReplicaTrainer:
     """A model of one table of 20 rows of 4."""
 
-    def make() -> Any:
+    def make() -> object:
         ids = keras.Input((2,), dtype="int64")
         return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(table(ids))))
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.composite.placement.locations import LocationSettings
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
@@ -21,7 +22,7 @@ from elastable.replicas.training.variables.weights import ReplicaWeights
 from tests.replicas.training.models import BOTH, STATE, WEIGHTS
 
 kinds = keras.optimizers
-OPTIMIZERS: dict[str, Callable[[], Any]] = {
+OPTIMIZERS: dict[str, Callable[[], object]] = {
     "sgd": lambda: kinds.SGD(0.1),
     "momentum": lambda: kinds.SGD(0.1, momentum=0.9),
     "nesterov": lambda: kinds.SGD(0.1, momentum=0.9, nesterov=True),
@@ -46,7 +47,7 @@ SHAPES = ((5, 6), (3,))
 STEPS = 3
 
 
-def initial() -> list[np.ndarray[Any, Any]]:
+def initial() -> list[Array]:
     random = np.random.default_rng(1)
     return [random.normal(size=shape).astype(np.float32) for shape in SHAPES]
 
@@ -62,7 +63,7 @@ def gradients(step: int) -> list[np.ndarray[Any, Any]]:
     return [random.normal(size=shape).astype(np.float32) for shape in SHAPES]
 
 
-def of_keras(make: Callable[[], Any]) -> list[np.ndarray[Any, Any]]:
+def of_keras(make: Callable[[], Any]) -> list[Array]:
     """The weights after `STEPS` steps of the optimizer itself."""
     variables = named_variables()
     optimizer = make()
@@ -73,10 +74,10 @@ def of_keras(make: Callable[[], Any]) -> list[np.ndarray[Any, Any]]:
     return [np.array(variable) for variable in variables]
 
 
-def of_replicas(make: Callable[[], Any], size: int, locations: Any) -> list[np.ndarray[Any, Any]]:
+def of_replicas(make: Callable[[], Any], size: int, locations: Any) -> list[Array]:
     """The same, by replicas that each compute a part of the gradient; what is shared is in `locations`."""
 
-    def work(group: ReplicaGroup) -> list[np.ndarray[Any, Any]]:
+    def work(group: ReplicaGroup) -> list[Array]:
         variables = named_variables()
         slots = slots_of(make())
         dense = [DenseVariable(variable.path, tuple(variable.shape), 4, slots) for variable in variables]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -37,7 +38,7 @@ class Batches(keras.callbacks.Callback):
 class Halves(keras.callbacks.Callback):
     """Halves the learning rate, and sets a bias, behind every epoch."""
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self.model.optimizer.learning_rate = 0.5 * float(self.model.optimizer.learning_rate)
         self.model.layers[0].bias.assign(np.full(5, epoch, np.float32))
 
@@ -104,7 +105,7 @@ def test_rank_0_shows_a_line_an_epoch(capsys: pytest.CaptureFixture[str]) -> Non
     assert shown.count("loss:") == 2
 
 
-def test_unsupported_callbacks_are_refused(tmp_path: Any) -> None:
+def test_unsupported_callbacks_are_refused(tmp_path: Path) -> None:
     kinds, model = keras.callbacks, perceptron()
     refused = [
         (kinds.BackupAndRestore(str(tmp_path)), r"use ReplicaTrainer\.save and load"),

@@ -11,6 +11,7 @@ import pytest
 
 import elastable as et
 from elastable.embedding_store.composite.placement.locations import LocationSettings
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import CheckpointError, ModelError, Unsupported
 from elastable.jobs.options import JobOptions
 from elastable.jobs.prepare import prepare_job
@@ -30,7 +31,7 @@ def trainer_of(
     group: ReplicaGroup,
     locations: LocationSettings | None,
     seed: int = 1,
-    optimizer: Any = None,
+    optimizer: keras.optimizers.Optimizer | None = None,
     make: Any = perceptron,
 ) -> ReplicaTrainer:
     trainer = ReplicaTrainer(seeded(make, seed), locations, group, seed=7)
@@ -48,12 +49,12 @@ def fitted(trainer: ReplicaTrainer, **named: Any) -> ReplicaTrainer:
     return trainer
 
 
-def whole(trainer: ReplicaTrainer) -> dict[str, np.ndarray[Any, Any]]:
+def whole(trainer: ReplicaTrainer) -> dict[str, Array]:
     return {key: np.array(tensor) for key, tensor in trainer.whole_tensors()}
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, np.ndarray[Any, Any]]]:
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Array]]:
     """A directory with a checkpoint of three replicas behind one epoch, and what it holds."""
     home = tmp_path_factory.mktemp("checkpoints")
 
@@ -100,10 +101,10 @@ def test_a_checkpoint_loads_with_any_number_of_replicas_and_any_sharding(saved: 
 
 @pytest.mark.parametrize("locations", [STATE, BOTH, WEIGHTS], ids=["state", "both", "weights"])
 def test_resumed_training_is_bit_identical(tmp_path: Path, locations: LocationSettings) -> None:
-    def straight(group: ReplicaGroup) -> Any:
+    def straight(group: ReplicaGroup) -> dict[str, Array]:
         return whole(fitted(trainer_of(group, locations, make=dropping)))
 
-    def stopped(group: ReplicaGroup) -> Any:
+    def stopped(group: ReplicaGroup) -> dict[str, Array]:
         trainer = trainer_of(group, locations, make=dropping)
         saving = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: trainer.save(tmp_path, keep=1))
         fitted(trainer, epochs=1, callbacks=[saving])

@@ -36,7 +36,7 @@ from tests.replicas.training.models import (
 def test_one_of_four_is_two_of_two_is_two_of_two_with_sharded_state() -> None:
     # ORACLES "Tensor locations (PopART)": rtol 1e-4, atol 1e-5. 22 records: the last batch has 2.
     # The loss of regularizers counts once, whatever the replicas.
-    def make() -> Any:
+    def make() -> object:
         layers, decay = keras.layers, keras.regularizers.L2(0.1)
         return keras.Sequential([keras.Input((6,)), layers.Dense(5, "tanh", kernel_regularizer=decay), layers.Dense(1)])
 
@@ -97,7 +97,7 @@ def test_parts_of_different_size_and_replicas_without_records() -> None:
             np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-5)
 
 
-def wide() -> Any:
+def wide() -> keras.Sequential:
     return keras.Sequential([keras.Input((6,)), keras.layers.Dense(512, "tanh"), keras.layers.Dense(1)], name="wide")
 
 
@@ -105,7 +105,7 @@ def wide() -> Any:
 def test_measured_state_is_one_part_of_r_and_whole_slots_never_exist(size: int) -> None:
     made: list[tuple[str, int]] = []
 
-    def note(next_creator: Any, **named: Any) -> Any:
+    def note(next_creator: Any, **named: Any) -> object:
         variable = next_creator(**named)
         made.append((variable.name, int(np.prod(variable.shape))))
         return variable
@@ -218,7 +218,7 @@ def test_placements_say_why() -> None:
 
 
 def test_a_constraint_holds_after_every_update() -> None:
-    def make() -> Any:
+    def make() -> object:
         unit = keras.constraints.UnitNorm()
         return keras.Sequential([keras.Input((6,)), keras.layers.Dense(5, kernel_constraint=unit)])
 
@@ -231,7 +231,7 @@ def test_a_constraint_holds_after_every_update() -> None:
 
 
 def test_moving_statistics_are_those_of_all_and_dropout_is_seeded() -> None:
-    def make() -> Any:
+    def make() -> object:
         layers = keras.layers
         frozen = layers.Dense(4, trainable=False)
         return keras.Sequential(
@@ -307,7 +307,7 @@ def test_evaluate_and_predict_are_those_of_keras() -> None:
 
 
 def test_a_keras_embedding_is_a_dense_variable_and_inputs_may_be_nested() -> None:
-    def make() -> Any:
+    def make() -> object:
         user, item = keras.Input((2,), dtype="int32", name="user"), keras.Input((3,), name="item")
         rows = keras.layers.Flatten()(keras.layers.Embedding(50, 4)(user))
         return keras.Model(
@@ -357,7 +357,7 @@ def test_close_makes_the_model_ordinary_again(tmp_path: Any) -> None:
 
 
 class Doubled(keras.Model):
-    def train_step(self, data: Any) -> Any:
+    def train_step(self, data: tuple[tf.Tensor, ...]) -> dict[str, tf.Tensor]:
         return super().train_step(data)
 
 
@@ -441,7 +441,7 @@ def test_a_lost_replica_is_named_by_its_rank() -> None:
     x, y = records()
 
     class Falls(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
             raise RuntimeError("fallen")
 
     def work(group: ReplicaGroup) -> None:

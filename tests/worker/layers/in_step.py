@@ -11,7 +11,7 @@ import tensorflow as tf
 from elastable.embedding_store.tables.grouping import unique_ids
 from elastable.worker.rows.scope import PlanScope, StepScope, entered
 
-Rows = Callable[[Any, np.ndarray], np.ndarray]
+Rows = Callable[[object, np.ndarray], np.ndarray]
 
 
 def record_calls(call: Callable[[], Any]) -> list[tuple[Any, np.ndarray]]:

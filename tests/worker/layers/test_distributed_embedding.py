@@ -25,7 +25,7 @@ Table, Feature = keras_rs.layers.TableConfig, keras_rs.layers.FeatureConfig
 def features(table: Any = Table, feature: Any = Feature, optimizer: Any = "adam", placement: str = "auto") -> Any:
     """Dicts, lists and tuples of features of rank 1 and 2; "a" and "b" are shared; every combiner."""
 
-    def made(name: str, combiner: str) -> Any:
+    def made(name: str, combiner: str) -> object:
         initializer = keras.initializers.Constant(0.25)
         return table(
             name, 20, DIM, initializer=initializer, optimizer=optimizer, combiner=combiner, placement=placement
@@ -44,24 +44,24 @@ def ids(kind: str, seed: int = 0) -> Any:
     """Ids for `features`; those of rank 2 dense, ragged or sparse."""
     random = np.random.default_rng(seed)
 
-    def many() -> Any:
+    def many() -> object:
         if kind == "dense":
             return tf.constant(random.integers(0, 20, (BATCH, 3)))
         rows = [random.integers(0, 20, n) for n in (3, 0, 2, 1, 1, 0, 2, 1)]
         ragged = tf.ragged.constant([row.tolist() for row in rows], dtype=tf.int64)
         return ragged if kind == "ragged" else ragged.to_sparse()
 
-    def one() -> Any:
+    def one() -> object:
         return tf.constant(random.integers(0, 20, BATCH))
 
     return {"one": one(), "listed": [many(), many()], "pair": (many(), one())}
 
 
-def weights_of(nest: Any) -> Any:
+def weights_of(nest: Any) -> dict[str, object]:
     random = np.random.default_rng(7)
 
     def like(part: Any) -> Any:
-        def drawn(count: int) -> Any:
+        def drawn(count: int) -> object:
             return tf.constant(random.uniform(0.1, 2.0, count), tf.float32)
 
         if isinstance(part, tf.RaggedTensor):
@@ -109,7 +109,7 @@ def test_what_keras_rs_returns(kind: str, weighted: bool, packed: bool) -> None:
 
 def test_symbolic_outputs_have_the_nest_and_the_shapes() -> None:
     def given(kind: dict[str, Any]) -> Any:
-        def many() -> Any:
+        def many() -> object:
             return keras.Input((None,), dtype="int64", **kind)
 
         return {

@@ -269,7 +269,7 @@ def test_arguments_come_in_the_order_of_keras() -> None:
         (lambda: Embedding(8, input_dim=1000), r"\(1000, 8\)"),  # type: ignore[misc]
     ],
 )
-def test_the_order_of_earlier_versions_is_refused_with_the_right_one(make: Callable[[], Any], right: str) -> None:
+def test_the_order_of_earlier_versions_is_refused_with_the_right_one(make: Callable[[], object], right: str) -> None:
     with pytest.raises(BadSpec, match=rf"order is Keras' own, et.Embedding\(input_dim, output_dim\).*{right}"):
         make()
 

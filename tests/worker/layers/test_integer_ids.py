@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import elastable as et
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadIds
 
 IDS = np.array([[2**24 + 1, 2], [2**53 + 1, 2**62 + 1]], np.int64)
@@ -19,7 +20,7 @@ def table() -> Any:
     return et.Embedding(None, 3, name="rows")
 
 
-def expected() -> np.ndarray[Any, Any]:
+def expected() -> Array:
     return table().read_rows(IDS.reshape(-1)).reshape(2, 2, 3)
 
 

@@ -177,7 +177,7 @@ def test_unsigned_ids_that_are_too_large_end_a_job() -> None:
         (tf.sparse.from_dense([[1, 0]]), tf.sparse.from_dense([[0.0, 1.0]]), "they differ in where records"),
     ],
 )
-def test_weights_of_other_ids_are_refused(ids: Any, weights: Any, told: str) -> None:
+def test_weights_of_other_ids_are_refused(ids: object, weights: object, told: str) -> None:
     with pytest.raises(BadIds, match=f"'w': .*{told}"):
         et.Embedding(None, 2, combiner="sum", name="w")(ids, weights)
 

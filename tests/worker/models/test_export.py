@@ -25,7 +25,7 @@ IDS = np.random.default_rng(0).integers(0, 30, (12, 4))
 LABELS = np.zeros((12, 1), np.float32)
 
 
-def _trained_store(model: Any) -> MemoryStore:
+def _trained_store(model: keras.Model) -> MemoryStore:
     """A store with the model's tables, attached, with rows moved away from their initial values."""
     store = MemoryStore()
     updates: dict[Any, Any] = {}

@@ -33,7 +33,7 @@ def table(first: int, last: int) -> pa.Table:
     return pa.table({"user": 2**53 + 1 + numbers, "price": numbers / 4, "late": numbers % 2})
 
 
-def write(kind: str, rows: pa.Table, target: Any) -> None:
+def write(kind: str, rows: pa.Table, target: object) -> None:
     if kind == "parquet":
         pq.write_table(rows, target, row_group_size=4)
     else:
@@ -151,7 +151,7 @@ class Ranges(SimpleHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(part)
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, *_: object) -> None:
         pass
 
 

@@ -25,7 +25,7 @@ def batch(number: int) -> Any:
     return {"item": ids % 11}, (ids % 7).astype(np.float32)[:, None]
 
 
-def forever(start: int = 0) -> Iterator[Any]:
+def forever(start: int = 0) -> Iterator[object]:
     yield from map(batch, itertools.count(start))
 
 
@@ -34,12 +34,12 @@ def numbers(reader: Any, of_pass: int, rows: list[int]) -> list[float]:
     return taken
 
 
-def counting(start: int = 0) -> Iterator[Any]:
+def counting(start: int = 0) -> Iterator[object]:
     return (np.arange(SIZE) + SIZE * number for number in itertools.count(start))
 
 
 @pytest.mark.parametrize("opened", [counting, counting()], ids=["function", "generator"])
-def test_passes_follow_one_another(opened: Any) -> None:
+def test_passes_follow_one_another(opened: object) -> None:
     reader = et.EndlessReader(opened, 3)
     assert (len(reader), reader.batch_records, reader.in_order) == (12, SIZE, True)
     assert numbers(reader, 0, [5, 0, 11, 5]) == [5, 0, 11, 5]
@@ -73,7 +73,7 @@ def test_only_the_last_batches_are_kept() -> None:
 def test_a_stream_that_can_be_opened_anywhere_goes_back_and_ahead() -> None:
     opened: list[int] = []
 
-    def open_at(start: int) -> Iterator[Any]:
+    def open_at(start: int) -> Iterator[object]:
         opened.append(start)
         return counting(start)
 
@@ -117,7 +117,7 @@ def model(plain: bool) -> keras.Model:
 
 @pytest.mark.parametrize("kind", ["generator", "function", "dataset"])
 def test_fit_equals_keras_with_steps_per_epoch(kind: str) -> None:
-    def dataset() -> Any:
+    def dataset() -> object:
         signature = ({"item": tf.TensorSpec([SIZE], tf.int64)}, tf.TensorSpec([SIZE, 1], tf.float32))
         return tf.data.Dataset.from_generator(forever, output_signature=signature)
 

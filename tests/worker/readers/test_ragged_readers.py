@@ -30,7 +30,7 @@ def objects(lists: list[Any], leaf: Any = list) -> Any:
     return made
 
 
-def int64s(record: list[int]) -> Any:
+def int64s(record: list[int]) -> object:
     return np.array(record, np.int64)
 
 
@@ -49,7 +49,7 @@ def tensor_reader() -> Reader:
     return NumpyReader(columns_of_tensors())
 
 
-def columns_of_tensors() -> dict[str, Any]:
+def columns_of_tensors() -> dict[str, object]:
     return {"ids": tf.ragged.constant(IDS, tf.int64), "weights": tf.ragged.constant(WEIGHTS),
             "nested": tf.ragged.constant(NESTED, tf.int64), "words": tf.ragged.constant(WORDS)}  # fmt: skip
 
@@ -119,7 +119,7 @@ def test_empty_records_do_not_decide_the_dtype() -> None:
         ([np.zeros((2, 3)), np.zeros((2, 2))], "differ behind their first axis"),
     ],
 )
-def test_lists_that_make_no_records(values: list[Any], told: str) -> None:
+def test_lists_that_make_no_records(values: list[object], told: str) -> None:
     array = np.empty(len(values), object)
     array[:] = values
     with pytest.raises(BadInput, match=f"x: .*{told}"):
@@ -138,6 +138,6 @@ def test_null_lists_and_nulls_within(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("splits", [[0, 2], [1, 3], [0, 2, 1, 3], [], [0.0, 3.0]])
-def test_splits_that_do_not_fit(splits: list[Any]) -> None:
+def test_splits_that_do_not_fit(splits: list[object]) -> None:
     with pytest.raises(BadInput, match="RaggedArray: splits must"):
         RaggedArray(np.arange(3), np.array(splits))

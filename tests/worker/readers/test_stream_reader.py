@@ -26,11 +26,11 @@ Y = np.arange(20, dtype=np.float32) / 3
 W = np.linspace(0, 1, 20, dtype=np.float32)
 
 
-def cut(nest: Any, start: int, stop: int) -> Any:
+def cut(nest: Any, start: int, stop: int) -> object:
     return {name: part[start:stop] for name, part in nest.items()} if isinstance(nest, dict) else nest[start:stop]
 
 
-def batches(size: int, *parts: Any) -> Iterator[Any]:
+def batches(size: int, *parts: object) -> Iterator[tuple[object, ...]]:
     for start in range(0, 20, size):
         yield tuple(cut(part, start, start + size) for part in parts)
 
@@ -45,7 +45,7 @@ class Pairs(keras.utils.PyDataset):
     def __len__(self) -> int:
         return -(-20 // self.size)
 
-    def __getitem__(self, number: int) -> Any:
+    def __getitem__(self, number: int) -> object:
         start = self.size * (number % len(self))
         return cut(X, start, start + self.size), Y[start : start + self.size]
 
@@ -56,7 +56,7 @@ class Endless(Pairs):
         return None
 
 
-def same(ours: Any, theirs: Any) -> None:
+def same(ours: object, theirs: object) -> None:
     keras.tree.map_structure(np.testing.assert_array_equal, ours, theirs)
     assert keras.tree.map_structure(lambda a: a.dtype, ours) == keras.tree.map_structure(lambda a: a.dtype, theirs)
 
@@ -100,7 +100,7 @@ def test_records_of_tfrecord_files(tmp_path: Path) -> None:
         "label": tf.io.FixedLenFeature([], tf.float32),
     }
 
-    def parsed(texts: Any) -> Any:
+    def parsed(texts: object) -> object:
         found = tf.io.parse_example(texts, shapes)
         return {name: found[name] for name in ("item", "city")}, found["label"]
 
@@ -121,7 +121,7 @@ def test_strings_of_any_length(texts: list[list[str]], size: int) -> None:
 
 
 def test_only_so_many_batches_of_a_stream_without_an_end() -> None:
-    def forever() -> Iterator[Any]:
+    def forever() -> Iterator[object]:
         while True:
             yield np.arange(4), np.zeros(4, np.float32)
 
@@ -154,7 +154,7 @@ def test_only_so_many_batches_of_a_stream_without_an_end() -> None:
         (7, "int: no stream"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_named(stream: Any, told: str) -> None:
+def test_what_cannot_be_read_is_named(stream: object, told: str) -> None:
     with pytest.raises(BadInput, match=told):
         StreamReader(stream)
 
@@ -169,7 +169,7 @@ def test_settings_that_cannot_be() -> None:
 
 
 def test_an_error_of_the_stream_comes_out_as_it_is() -> None:
-    def breaks() -> Iterator[Any]:
+    def breaks() -> Iterator[object]:
         yield np.zeros(2)
         raise RuntimeError("no more to read from there")
 

@@ -86,7 +86,7 @@ class _At(Hooks):
     def __init__(self, versions: set[int], call: Callable[[], Any]) -> None:
         self._versions, self._call = versions, call
 
-    def on_version(self, version: int, logs: Any) -> None:
+    def on_version(self, version: int, logs: object) -> None:
         if version in self._versions:
             self._call()
 

@@ -120,7 +120,7 @@ class Dies(Hooks):
     def __init__(self, life: Life, version: int, then: Callable[[], Any]) -> None:
         self._life, self._version, self._then = life, version, then
 
-    def on_version(self, version: int, logs: Any) -> None:
+    def on_version(self, version: int, logs: object) -> None:
         if version == self._version:
             self._life.die()
             self._then()
@@ -204,7 +204,7 @@ def test_a_worker_does_not_carry_on_in_a_job_with_other_numbers() -> None:
         working = at_work(f"127.0.0.1:{proxy.port}", "grpc")
 
         class Turns(Hooks):
-            def on_version(self, version: int, logs: Any) -> None:
+            def on_version(self, version: int, logs: object) -> None:
                 if version == 5:
                     proxy.server_port = other.port
                     first.die()
@@ -231,7 +231,7 @@ def test_a_master_that_is_never_where_its_store_is_is_given_up() -> None:
     working = Working(Worker(client, computer, source, session, identity, deadline_s=1.0), client, stale)
 
     class Ends(Hooks):
-        def on_version(self, version: int, logs: Any) -> None:
+        def on_version(self, version: int, logs: object) -> None:
             assert version == 1, "its rows are not those of that version"
 
     thread = threading.Thread(target=lambda: life.run(Ends()), daemon=True)

@@ -44,7 +44,7 @@ def with_nan(array: Any, *records: int, value: float = np.nan) -> Any:
         (({"items": ITEMS, "price": PRICES}, Y, with_nan(Y[:, 0], 30)), "sample_weight holds .* such as record 30"),
     ],
 )  # fmt: skip
-def test_nan_is_blamed_on_the_column_that_holds_it(data: Any, told: str) -> None:
+def test_nan_is_blamed_on_the_column_that_holds_it(data: object, told: str) -> None:
     with pytest.raises(NotFinite, match=rf"{told}.*not_finite='skip'"):
         fit(data, shuffle=False)
 
@@ -100,7 +100,7 @@ class Bad(et.Reader):
          r"holds x\['items'\], x\['price'\], and the first records of the training data x\['items'\], x\['price'\], y"),
     ],
 )  # fmt: skip
-def test_what_a_reader_of_ones_own_gives_wrong_is_named(give: Any, told: str) -> None:
+def test_what_a_reader_of_ones_own_gives_wrong_is_named(give: object, told: str) -> None:
     with pytest.raises(BadInput, match=told):
         fit(Bad(give), shuffle=False)
 
@@ -113,7 +113,7 @@ def test_what_a_reader_of_ones_own_gives_wrong_is_named(give: Any, told: str) ->
         ({"items": ITEMS, "price": np.repeat(PRICES, 2, 1)}, r"x\['price'\] is float32 \[n, 2\], and float32 \[n, 1\]"),
     ],
 )  # fmt: skip
-def test_validation_data_must_be_like_the_training_data(x: Any, told: str) -> None:
+def test_validation_data_must_be_like_the_training_data(x: object, told: str) -> None:
     with pytest.raises(BadInput, match=f"the validation data: {told}"):
         fit(({"items": ITEMS, "price": PRICES}, Y), validation_data=(x, Y))
 
@@ -125,6 +125,6 @@ def test_validation_data_must_be_like_the_training_data(x: Any, told: str) -> No
         (({"item": ITEMS, "price": PRICES}, Y), "items"),
     ],
 )  # fmt: skip
-def test_datasets_of_another_structure(data: Any, told: str) -> None:
+def test_datasets_of_another_structure(data: object, told: str) -> None:
     with pytest.raises(ElastableError, match=told):
         fit(data)

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import elastable as et
+from elastable.embedding_store.contract.arrays import Array
 
 RECORDS, ITEMS, DIM, LONGEST = 64, 30, 4, 5
 RANDOM = np.random.default_rng(0)
@@ -25,13 +26,13 @@ SAMPLE_WEIGHTS = RANDOM.uniform(0.5, 2.0, RECORDS).astype(np.float32)
 START = np.random.default_rng(1).normal(size=(ITEMS, DIM)).astype(np.float32)
 
 
-def objects(lists: list[Any]) -> Any:
+def objects(lists: list[object]) -> object:
     made = np.empty(len(lists), object)
     made[:] = lists
     return made
 
 
-def padded(lists: list[Any], dtype: Any) -> Any:
+def padded(lists: list[Any], dtype: Any) -> Array:
     dense = np.zeros((RECORDS, LONGEST), dtype)
     for row, values in enumerate(lists):
         dense[row, : len(values)] = values
@@ -65,7 +66,7 @@ def ragged_model(sparse: bool = False) -> keras.Model:
     return compiled({"items": items, "weights": weights}, rows)
 
 
-def compiled(inputs: dict[str, Any], rows: Any) -> keras.Model:
+def compiled(inputs: dict[str, object], rows: object) -> keras.Model:
     price = keras.Input((1,), name="price")
     joined = keras.layers.Concatenate()([rows, price])
     model = keras.Model({**inputs, "price": price}, keras.layers.Dense(1, kernel_initializer="ones")(joined))

@@ -43,7 +43,7 @@ def _ours(**arguments: Any) -> Any:
     return Embedding(50, 4, **arguments)
 
 
-def _theirs(**arguments: Any) -> Any:
+def _theirs(**arguments: Any) -> object:
     return keras.layers.Embedding(50, 4, **arguments)
 
 
@@ -105,7 +105,7 @@ def test_a_condition_on_a_tensor_is_refused_as_by_fit() -> None:
         squares = (true - predicted) ** 2
         return squares if tf.reduce_sum(predicted) > 0.0 else 2.0 * squares
 
-    def refused(embedding: Callable[..., Any], train: Callable[[keras.Model], object]) -> str:
+    def refused(embedding: Callable[..., object], train: Callable[[keras.Model], object]) -> str:
         model = _model(embedding)
         model.compile("sgd", loss)
         with pytest.raises(tf.errors.OperatorNotAllowedInGraphError) as raised:

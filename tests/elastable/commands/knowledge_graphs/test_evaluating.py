@@ -90,7 +90,7 @@ def test_candidates_are_listed_for_each_triple_by_a_file(run: Path, graph: Path,
     if ending == "npz":
         np.savez(file, head_neg=lists["head"], tail_neg=lists["tail"])
     else:
-        columns: dict[str, Any] = {
+        columns: dict[str, object] = {
             f"{side}_candidates": [[names[e] for e in row] for row in each] for side, each in lists.items()
         }
         pyarrow.parquet.write_table(pa.table(columns), file)

@@ -91,7 +91,7 @@ def test_triples_are_scored_and_neighbours_found(address: Address, predictor: Li
 
 
 def test_many_clients_at_once_get_their_own_answers(address: Address) -> None:
-    def ask(k: int) -> Any:
+    def ask(k: int) -> object:
         return _ask(address, "/predict", {"queries": [{"head": f"person-{k % 14}", "relation": "knows"}], "top": 4})
 
     alone = [ask(k) for k in range(14)]

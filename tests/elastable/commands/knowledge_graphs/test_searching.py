@@ -137,7 +137,7 @@ def test_bad_trials_are_pruned(graph: Path, tmp_path: Path) -> None:
         ({"learning_rate": {"low": 0.1, "high": 1, "steps": 3}}, "needs a list"),
     ],
 )
-def test_spaces_that_cannot_be(values: dict[str, Any], told: str) -> None:
+def test_spaces_that_cannot_be(values: dict[str, object], told: str) -> None:
     with pytest.raises(BadInput, match=told):
         SearchSpace(values)
 

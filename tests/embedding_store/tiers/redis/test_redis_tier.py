@@ -145,7 +145,7 @@ def test_what_hscan_shows_twice_is_given_once(tier: RedisTier, monkeypatch: pyte
     topology = type(tier._place.topology)
     call = topology.call
 
-    def twice(self: Topology, commands: Sequence[tuple[bytes, Any]], deadline: Deadline) -> Any:
+    def twice(self: Topology, commands: Sequence[tuple[bytes, Any]], deadline: Deadline) -> list[object]:
         replies = zip(commands, call(self, commands, deadline), strict=True)
         return [[reply[0], reply[1] * 2] if words[0] == "HSCAN" else reply for (_, words), reply in replies]
 
