@@ -17,13 +17,17 @@ from elastable.embedding_store.errors import (
     TakenOver,
     Unavailable,
 )
+from elastable.embedding_store.measures.counters import Counts
 
-__all__ = ["Retry", "given_up", "retry"]
+__all__ = ["RETRIES", "Retry", "given_up", "retry"]
 
 _log = logging.getLogger(__name__)
 
 # A separate generator: a program that seeds Python's expects the numbers that follow, even while another thread waits.
 _random = random.Random()
+
+RETRIES = Counts()
+"""Attempts of this process that another one followed, by the name of their error."""
 
 Answer = TypeVar("Answer")
 
@@ -89,6 +93,7 @@ class Retry:
                 if made == self._attempts or wait >= self.left:
                     raise
                 self._failed(error)
+                RETRIES.add(type(error).__name__)
                 if self._pause(wait):
                     raise
 

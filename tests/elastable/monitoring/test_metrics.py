@@ -17,12 +17,14 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from elastable.embedding_store import RemoteStore, TableSpec
-from elastable.embedding_store.errors import ElastableError
+from elastable.embedding_store.errors import ElastableError, Unavailable
+from elastable.embedding_store.support.retry import retry
 from elastable.master.api import AsyncPushId, Push, Slices, WorkerIdentity
 from elastable.master.wire.client import MasterClient
 from elastable.monitoring.catalogue import METRICS
 from elastable.monitoring.collector import registry_of
 from elastable.monitoring.metric import Metric, MetricKind
+from elastable.monitoring.sources.process_source import process_source
 from elastable.monitoring.sources.shard_source import servers_source
 from tests.elastable.conftest import JOB
 from tests.elastable.monitoring.http_client import get
@@ -188,7 +190,27 @@ def test_every_metric_of_the_page_is_there(
     watched: Watched, server: Scrape, store_server: Scrape, shards: Scrape
 ) -> None:
     found = watched.master.ours | watched.worker.ours | server.ours | store_server.ours | shards.ours
-    assert set(METRICS) == found
+    # Nothing was tried again, or something was: that is a matter of chance.
+    assert set(METRICS) == found | {"elastable_retries_total"}
+
+
+def test_what_was_tried_again_is_shown_by_error() -> None:
+    failures = [Unavailable("away")]
+
+    def attempt() -> None:
+        if failures:
+            raise failures.pop()
+
+    def shown() -> float:
+        families = text_string_to_metric_families(generate_latest(registry).decode())
+        return Scrape({each.name: each for each in families}).value("elastable_retries_total", error="Unavailable")
+
+    registry = registry_of({"process": partial(process_source, "test")})
+    retry(attempt, "a call", 30.0)
+    before = shown()
+    failures.append(Unavailable("away"))
+    retry(attempt, "a call", 30.0)
+    assert shown() == before + 1
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from elastable.embedding_store.errors import BadInput, ElastableError, StoreBroken, StoreFailed, TakenOver, Unavailable
-from elastable.embedding_store.support.retry import Retry, retry
+from elastable.embedding_store.support.retry import RETRIES, Retry, retry
 
 
 class Away:
@@ -33,6 +33,15 @@ def test_a_store_that_comes_back(caplog: pytest.LogCaptureFixture) -> None:
         "pinning a version failed, trying again: redis at 1.2.3.4 broke",
         "pinning a version failed, trying again: full",
     ]
+
+
+def test_what_is_tried_again_is_counted_by_error() -> None:
+    before = RETRIES.by_name()
+    retry(Away(Unavailable("away"), Unavailable("away"), StoreFailed("full")), "a call", 30.0)
+    with pytest.raises(BadInput):
+        retry(Away(BadInput("wrong")), "a call", 30.0)
+    counted = {name: count - before.get(name, 0) for name, count in RETRIES.by_name().items()}
+    assert {name: count for name, count in counted.items() if count} == {"Unavailable": 2, "StoreFailed": 1}
 
 
 def test_a_store_that_stays_away() -> None:
