@@ -1,4 +1,4 @@
-"""What processes use: processor time, and bytes of their TCP connections. Linux only."""
+"""What processes use: processor time, memory, bytes of their TCP connections, and ports. Linux only."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import os
 import socket
 import struct
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 
-__all__ = ["busy_s", "moved_bytes", "processor_s"]
+__all__ = ["busy_s", "free_port", "moved_bytes", "own_memory", "processor_s"]
 
 _PIDFD_GETFD = 438  # the system call, on every architecture
 _BYTES_ACKED = 120  # offset of tcpi_bytes_acked in struct tcp_info; tcpi_bytes_received follows
@@ -30,6 +31,13 @@ def busy_s() -> float:
     """Seconds that all cores of the machine together have been busy since it started, whoever kept them so."""
     user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
     return (user + nice + system + irq + softirq + steal) / _TICKS
+
+
+def own_memory() -> int:
+    """Bytes of memory that are this process's own, and not pages of files, which the system takes back as it likes."""
+    status = Path("/proc/self/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("RssAnon:"))
+    return 1024 * int(line.split()[1])
 
 
 def moved_bytes(process: int) -> int:
@@ -66,3 +74,10 @@ def _sockets(process: int) -> list[int]:
         except FileNotFoundError:
             continue
     return found
+
+
+def free_port() -> int:
+    """One that nothing listens on at the moment."""
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -10,17 +10,17 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Self
 
 from benchmarks.click_job.sizes import BATCH
+from benchmarks.processes import free_port
 from elastable.embedding_store.errors import Unavailable
 from elastable.master.wire.client import MasterClient
 
@@ -150,8 +150,8 @@ class Job(Contender):
         self.name, self.examples, self._of_workers = name, examples, of_workers
         self._model, self._options = str(model), list(options)
         self._home, self._environment, self._workers, self._warm = home, environment, workers, warm
-        self._stores, self._transport = [f"127.0.0.1:{_free_port()}" for _ in range(stores)], transport
-        self.address = f"127.0.0.1:{_free_port()}"
+        self._stores, self._transport = [f"127.0.0.1:{free_port()}" for _ in range(stores)], transport
+        self.address = f"127.0.0.1:{free_port()}"
         self._client = MasterClient(self.address, deadline_s=_START_S)
         self.processes: list[subprocess.Popen[bytes]] = []
 
@@ -301,9 +301,3 @@ def _kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 def _tail(log: Path) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-8:])
-
-
-def _free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

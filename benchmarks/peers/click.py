@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 from benchmarks.click_job.contenders import Contender, StepCounter, click_job, click_variables
-from benchmarks.harness import Row, compare, interleaved
+from benchmarks.harness import Row, compare
+from benchmarks.jobs.click import raced
 from benchmarks.peers.environments import RECOMMENDERS_ADDONS
 from benchmarks.peers.races import PEER_ABSENT
 from benchmarks.peers.workloads import THREADS
@@ -24,8 +23,6 @@ __all__ = ["click_rows", "redis_click_rows"]
 _RACES = ((100_000, "SGD", 2.5), (5_000_000, "Adagrad", 4.0), (5_000_000, "Adam", 10.0))
 _REDIS_RACES = ((100_000, "SGD", 4.0), (1_000_000, "Adagrad", 4.0))
 _WORKERS = (1, 2)
-_ROUNDS = 5
-_SECONDS = 1.5  # of a turn
 _SIDES = "benchmarks.peers.sides"
 
 
@@ -71,15 +68,7 @@ def _peer(side: str, rows: int, optimizer: str, home: Path, variables: Mapping[s
 
 
 def _raced(contenders: Mapping[str, Contender]) -> Mapping[str, list[float]]:
-    with ExitStack() as held:
-        for contender in contenders.values():
-            held.enter_context(contender)
-        for contender in contenders.values():
-            contender.start()
-        for contender in contenders.values():
-            contender.warm_up()
-        turns = {name: partial(contender.examples_per_second, _SECONDS) for name, contender in contenders.items()}
-        figures = {name: list(of) for name, of in interleaved(turns, _ROUNDS).items()}
+    figures = {name: list(of) for name, of in raced(contenders).items()}
     print({name: [round(figure) for figure in of] for name, of in figures.items()}, flush=True)
     return figures
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import Row, publish
+from benchmarks.processes import own_memory
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
@@ -89,14 +90,14 @@ def _fill(url: str, rows: int) -> dict[str, float]:
 def _measure(url: str, rows: int) -> dict[str, float]:
     with open_store("memory") as small:  # kernels are loaded by it, and are not counted
         _train(small, np.random.default_rng(2), 1_000, 4)
-    begun = _own_memory()
+    begun = own_memory()
     with open_store(f"{url}&log=none") as store:
         assert store.row_count(_SPEC.name) >= rows  # measured before with another index, it has some more
-        opened = _own_memory()
+        opened = own_memory()
         start = time.perf_counter()
         _train(store, np.random.default_rng(3), rows, _BATCHES)
         seconds = time.perf_counter() - start
-        used = _own_memory()
+        used = own_memory()
     return {
         "cold": (opened - begun) / rows,
         "rate": _BATCH * _BATCHES / seconds,
@@ -112,13 +113,6 @@ def _train(store: EmbeddingStore, random: np.random.Generator, rows: int, batche
         version = store.version()
         updates = {_SPEC.name: TableUpdate(ids, np.ones((len(ids), _DIM), np.float32))}
         store.commit(Commit(version + 1, updates, version, {}))
-
-
-def _own_memory() -> int:
-    """Bytes of memory of this process that are not mapped files."""
-    status = Path("/proc/self/status").read_text()
-    (line,) = (line for line in status.splitlines() if line.startswith("RssAnon:"))
-    return int(line.split()[1]) * 1024
 
 
 if __name__ == "__main__":

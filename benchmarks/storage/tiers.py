@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import Row, compare, interleaved, publish, rate
+from benchmarks.processes import own_memory
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
@@ -54,10 +55,10 @@ def _file_tier(folder: Path, optimizer: str) -> list[Row]:
     with MemoryStore() as memory, _filled(memory, _ROWS, optimizer):
         # Memory that results take is taken before, and used again.
         del [memory.lookup({"t": batch}) for batch in batches[:3]][:]
-        before = _resident()
+        before = own_memory()
         with open_store(f"file://{folder}?budget={budget}") as files, _filled(files, _ROWS, optimizer):
             _warm(files, batches)
-            grown = _resident() - before
+            grown = own_memory() - before
             outputs = cycle([np.zeros((_BATCH, _DIM), np.float32) for _ in range(_OUTPUTS)])
             ours, theirs = cycle(batches), cycle(batches)
             tables = files.table("t"), memory.table("t")
@@ -129,12 +130,6 @@ def _blocks(rows: int, slot_width: int) -> Iterator[RowBlock]:
 def _warm(store: EmbeddingStore, batches: list[Int64]) -> None:
     for batch in batches * 3:
         store.lookup({"t": batch})
-
-
-def _resident() -> int:
-    """Bytes of memory that are this process's own, and not pages of files, which the system takes back as it likes."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
-    return 1024 * int(line.split()[1])
 
 
 if __name__ == "__main__":

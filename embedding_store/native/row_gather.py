@@ -6,7 +6,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64, UInt64
 from elastable.embedding_store.native.kernel import kernel
-from elastable.embedding_store.native.row_moves import copy_row, drain_streams, prefetch_row, stream_row
+from elastable.embedding_store.native.row_moves import copy_row, fence, prefetch_row, stream_row
 from elastable.embedding_store.native.work_stealing import WorkCounter, fail_work, join_work, leave_work, next_pieces
 
 __all__ = [
@@ -125,7 +125,7 @@ def gather_range(rows: Float32, positions: Int64, out: Float32, stream: bool, ah
                 stream_row(out, i, rows, p)
             else:
                 copy_row(out, i, rows, p)
-    drain_streams()
+    fence()
     return count
 
 
@@ -163,7 +163,7 @@ def _gather_marked(
         else:
             missing[count] = i
             count += 1
-    drain_streams()
+    fence()
     return count
 
 
@@ -178,7 +178,7 @@ def _gather_apart(rows: Float32, positions: Int64, places: Int64, out: Float32, 
                 stream_row(out, places[i], rows, p)
             else:
                 copy_row(out, places[i], rows, p)
-    drain_streams()
+    fence()
 
 
 @kernel
@@ -188,4 +188,4 @@ def _scatter(rows: Float32, places: Int64, out: Float32, stream: bool) -> None:
             stream_row(out, places[i], rows, i)
         else:
             copy_row(out, places[i], rows, i)
-    drain_streams()
+    fence()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numba.core.typing import Signature
     from numba.core.typing.context import BaseContext as TypingContext
 
-__all__ = ["copy_row", "drain_streams", "fold_row", "prefetch_row", "stream_row"]
+__all__ = ["copy_row", "fence", "fold_row", "prefetch_row", "stream_row"]
 
 _UNROLLED = (8, 16, 32, 64, 128)  # values in a row
 _LANES = 16  # float32 in a cache line of 64 bytes; on older processors the compiler splits it
@@ -130,13 +130,13 @@ copy_row = _copying(stream=False)
 stream_row = _copying(stream=True)
 """As `copy_row`, past the caches. Rows of `out` begin at multiples of 16 bytes, and columns are a multiple of 4.
 
-A kernel ends with `drain_streams()`, so that other threads see what it wrote.
+A kernel ends with `fence()`, so that other threads see what it wrote.
 """
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def drain_streams(typing_context: TypingContext) -> tuple[Signature, Callable[..., Value]]:
-    """Whatever `stream_row` wrote is there for every thread that hears of it later."""
+def fence(typing_context: TypingContext) -> tuple[Signature, Callable[..., Value]]:
+    """Keeps all reads and writes before it, those of `stream_row` too, from those after it, on every processor."""
 
     def generate(context: BaseContext, builder: IRBuilder, signature: Signature, arguments: Sequence[Value]) -> Value:
         builder.fence("seq_cst")

@@ -13,6 +13,7 @@ from elastable.embedding_store.native.kernel import kernel
 
 __all__ = [
     "any_outside",
+    "array_kind",
     "as_ids",
     "require_block",
     "require_block_rows",
@@ -84,7 +85,7 @@ def require_id_array(spec: TableSpec, ids: Int64) -> Int64:
         BadIds: another dtype (`as_ids` converts integers) or shape.
     """
     if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
-        raise BadIds(f"table {spec.name!r}: ids must be int64 [n], got {_kind(ids)}{_example(ids)}")
+        raise BadIds(f"table {spec.name!r}: ids must be int64 [n], got {array_kind(ids)}{_example(ids)}")
     return np.ascontiguousarray(ids)
 
 
@@ -140,7 +141,7 @@ def require_update(spec: TableSpec, update: TableUpdate) -> TableUpdate:
     if squares is None:
         return TableUpdate(ids, gradients)
     if not isinstance(squares, np.ndarray) or squares.dtype != np.float32 or squares.shape != (len(ids),):
-        raise BadGradient(f"table {spec.name!r}: row_squares must be float32 [{len(ids)}], got {_kind(squares)}")
+        raise BadGradient(f"table {spec.name!r}: row_squares must be float32 [{len(ids)}], got {array_kind(squares)}")
     return TableUpdate(ids, gradients, np.ascontiguousarray(squares))
 
 
@@ -167,7 +168,7 @@ def require_block(spec: TableSpec, slot_width: int, block: RowBlock) -> RowBlock
     if touches is not None and (
         not isinstance(touches, np.ndarray) or touches.dtype != np.int64 or touches.shape != (len(ids), 2)
     ):
-        raise BadInput(f"table {spec.name!r}: touches must be int64 [{len(ids)}, 2], got {_kind(touches)}")
+        raise BadInput(f"table {spec.name!r}: touches must be int64 [{len(ids)}, 2], got {array_kind(touches)}")
     if touches is not None and len(touches):
         _require_touches(spec, ids, touches)
     return RowBlock(ids, np.ascontiguousarray(block.weights), np.ascontiguousarray(block.slots), touches)
@@ -189,7 +190,7 @@ def _require_float32(
     spec: TableSpec, what: str, values: object, rows: int, columns: int, error: type[BadInput]
 ) -> None:
     if not isinstance(values, np.ndarray) or values.dtype != np.float32 or values.shape != (rows, columns):
-        raise error(f"table {spec.name!r}: {what} must be float32 [{rows}, {columns}], got {_kind(values)}")
+        raise error(f"table {spec.name!r}: {what} must be float32 [{rows}, {columns}], got {array_kind(values)}")
 
 
 def _require_holdable(spec: TableSpec, ids: Int64, weights: Float32) -> None:
@@ -211,7 +212,8 @@ def _table(name: str) -> str:
     return f"table {name!r}: " if name else ""
 
 
-def _kind(value: object) -> str:
+def array_kind(value: object) -> str:
+    """What an error names in place of an array: its dtype and shape, or the type of what is none."""
     return f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
 
 

@@ -72,11 +72,6 @@ def gather_int8(rows: UInt8, positions: Int64, out: Float32) -> None:
     _gather(rows, positions, with_gaps(out))
 
 
-def scatter_int8(values: Float32, rows: UInt8, positions: Int64) -> None:
-    """rows[positions[i]] = values[i] float32 `[n, dim]`, quantised; `positions` int64 `[n]`, each once."""
-    _quantise(values, rows, positions)
-
-
 _EXACT = np.uint32(0xFFFFFF80)  # the 17 leading bits of a float32's 24
 _LEAST_SCALE = np.float32(2.0**-110)  # smaller ones would have products that are not exact
 
@@ -96,7 +91,8 @@ def _gather(rows: UInt8, positions: Int64, out: Float32) -> None:
 
 
 @kernel
-def _quantise(values: Float32, rows: UInt8, positions: Int64) -> None:
+def scatter_int8(values: Float32, rows: UInt8, positions: Int64) -> None:
+    """rows[positions[i]] = values[i] float32 `[n, dim]`, quantised; `positions` int64 `[n]`, each once."""
     count, dim = values.shape
     for i in range(count):
         p = positions[i]

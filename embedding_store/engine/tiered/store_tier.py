@@ -16,8 +16,9 @@ from elastable.embedding_store.engine.tiered.tier_writer import TierWriter
 from elastable.embedding_store.engine.tiered.tiered_table import TieredTable
 from elastable.embedding_store.engine.tiered.unindexed_table import UnindexedTable
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreBroken, VersionError
-from elastable.embedding_store.log.changes import Change, CommitImages, decode_change, encode_change
+from elastable.embedding_store.log.changes import Change, decode_change, encode_change
 from elastable.embedding_store.log.contract import Log
+from elastable.embedding_store.log.inspection import entry_of_version
 from elastable.embedding_store.native.slab import SlabMaker, anonymous_slab
 from elastable.embedding_store.support.memory.row_budget import RowBudget
 
@@ -191,16 +192,10 @@ class StoreTier(TierWriter):
         Raises:
             StaleVersion: the log does not reach back so far, or the tier has rows of later changes.
         """
-        keep, rows = 0 if self._state is None else self._state.sequence, 0
+        keep = 0 if self._state is None else self._state.sequence
         if self._state is not None and self._state.version > version:
             raise StaleVersion(f"{self.place} holds no version {version}: version {self._state.version} is written")
-        for entry in self.log.entries(after=keep):
-            if entry.version <= version:
-                keep, rows = entry.sequence, 0
-                continue
-            change = decode_change(entry.payload)
-            if isinstance(change, CommitImages):
-                rows += sum(len(images.ids) for images in change.tables)
+        keep, rows = entry_of_version(self.log, keep, version)
         if self.tier.sequence > keep:
             raise StaleVersion(f"{self.place} holds no version {version}: rows of later versions are written")
         self.log.truncate(keep)

@@ -65,16 +65,6 @@ def scatter_half(kind: int, values: Float32, bits: UInt16 | None, rows: UInt16, 
         _scatter_randomly(kind, values, bits, rows, positions)
 
 
-def round_half(kind: int, values: Float32, positions: Int64) -> None:
-    """Rounds the rows of `values` float32 `[rows, dim]` at `positions` int64 `[n]` to nearest, in place."""
-    _round_nearest(kind, values, positions)
-
-
-def round_half_randomly(kind: int, values: Float32, bits: UInt16) -> None:
-    """Rounds `values` float32 `[n, dim]` by random `bits` uint16 `[n, dim]`, in place."""
-    _round_randomly(kind, values, bits)
-
-
 _SIGN, _MAGNITUDE = np.uint32(0x80000000), np.uint32(0x7FFFFFFF)
 _INFINITY = np.uint32(0x7F800000)
 _QUIET_BFLOAT, _LARGEST_BFLOAT = np.uint32(0x40), np.uint32(0x7F7F0000)
@@ -192,7 +182,8 @@ def _scatter_randomly(kind: int, values: Float32, bits: UInt16, rows: UInt16, po
 
 
 @kernel
-def _round_nearest(kind: int, values: Float32, positions: Int64) -> None:
+def round_half(kind: int, values: Float32, positions: Int64) -> None:
+    """Rounds the rows of `values` float32 `[rows, dim]` at `positions` int64 `[n]` to nearest, in place."""
     dim = values.shape[1]
     for p in positions:
         if kind == _BFLOAT16:
@@ -204,7 +195,8 @@ def _round_nearest(kind: int, values: Float32, positions: Int64) -> None:
 
 
 @kernel
-def _round_randomly(kind: int, values: Float32, bits: UInt16) -> None:
+def round_half_randomly(kind: int, values: Float32, bits: UInt16) -> None:
+    """Rounds `values` float32 `[n, dim]` by random `bits` uint16 `[n, dim]`, in place."""
     count, dim = values.shape
     for i in range(count):
         if kind == _BFLOAT16:

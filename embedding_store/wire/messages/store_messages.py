@@ -10,6 +10,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Array, Int64
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
 from elastable.embedding_store.errors import BadGradient, BadIds, BadInput
+from elastable.embedding_store.rows.checks import array_kind
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.body_plan import BodyPlan
 from elastable.embedding_store.wire.messages.frame_reader import FrameReader
@@ -42,7 +43,7 @@ def require_wire_ids(table: str, ids: Int64) -> None:
         BadIds: anything but int64 `[n]`; names the table.
     """
     if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
-        raise BadIds(f"ids of table {table!r} must be an int64 array of one dimension, got {_kind(ids)}")
+        raise BadIds(f"ids of table {table!r} must be an int64 array of one dimension, got {array_kind(ids)}")
 
 
 def commit_frames(commit: Commit, token: bytes, stage: bool = False) -> Iterator[bytes]:
@@ -75,7 +76,9 @@ def commit_frames(commit: Commit, token: bytes, stage: bool = False) -> Iterator
         arrays += [ids, gradients]
         if squares is not None:
             if squares.dtype != np.float32 or squares.shape != (len(ids),):
-                raise BadGradient(f"table {table!r}: row_squares must be float32 [{len(ids)}], got {_kind(squares)}")
+                raise BadGradient(
+                    f"table {table!r}: row_squares must be float32 [{len(ids)}], got {array_kind(squares)}"
+                )
             arrays.append(squares)
     return encode(header.SerializeToString(), arrays)
 
@@ -130,7 +133,7 @@ def block_frames(table: str, block: RowBlock) -> Iterator[bytes]:
     arrays: list[Array] = [block.ids, block.weights, block.slots]
     if block.touches is not None:
         if block.touches.dtype != np.int64 or block.touches.shape != (count, 2):
-            raise BadInput(f"table {table!r}: touches must be int64 [{count}, 2], got {_kind(block.touches)}")
+            raise BadInput(f"table {table!r}: touches must be int64 [{count}, 2], got {array_kind(block.touches)}")
         header.touches = True
         arrays.append(block.touches)
     return encode(header.SerializeToString(), arrays)
@@ -194,12 +197,12 @@ def state_frames(table: str, state: TableState) -> Iterator[bytes]:
     counts, times, arrays = state.admission_counts, state.touch_times, list[Array]()
     if counts is not None:
         if not isinstance(counts, np.ndarray) or counts.dtype != np.uint8 or counts.ndim != 1:
-            raise BadInput(f"table {table!r}: admission counts must be uint8 [counters], got {_kind(counts)}")
+            raise BadInput(f"table {table!r}: admission counts must be uint8 [counters], got {array_kind(counts)}")
         header.counters = len(counts)
         arrays.append(counts)
     if times is not None:
         if not isinstance(times, np.ndarray) or times.dtype != np.int64 or times.shape != (len(times), 3):
-            raise BadInput(f"table {table!r}: touch times must be int64 [spans, 3], got {_kind(times)}")
+            raise BadInput(f"table {table!r}: touch times must be int64 [spans, 3], got {array_kind(times)}")
         header.spans = len(times)
         arrays.append(times)
     return encode(header.SerializeToString(), arrays)
@@ -224,8 +227,4 @@ def state_from_frames(frames: Iterable[bytes]) -> tuple[str, TableState]:
 
 def _require_rows(table: str, what: str, values: object, count: int, error: type[BadInput]) -> None:
     if not isinstance(values, np.ndarray) or values.dtype != np.float32 or values.ndim != 2 or len(values) != count:
-        raise error(f"table {table!r}: {what} must be float32 [{count}, columns], got {_kind(values)}")
-
-
-def _kind(value: object) -> str:
-    return f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
+        raise error(f"table {table!r}: {what} must be float32 [{count}, columns], got {array_kind(values)}")

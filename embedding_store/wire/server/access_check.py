@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import grpc
 
@@ -13,8 +12,8 @@ from elastable.embedding_store.wire.access.roles import Role, least_role
 from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY
 from elastable.embedding_store.wire.server.audit import audit
 from elastable.embedding_store.wire.server.call_guard import HEALTH_CHECK
-from elastable.embedding_store.wire.server.handlers import Body, Handler, Interceptor
-from elastable.embedding_store.wire.server.waiting_calls import Send, begins_without_blocking, holds_no_thread
+from elastable.embedding_store.wire.server.handlers import Handler, Interceptor
+from elastable.embedding_store.wire.server.waiting_calls import before_each_call
 
 __all__ = ["OPEN_TO_ALL", "AccessCheck"]
 
@@ -53,32 +52,7 @@ class AccessCheck(Interceptor):
 
     def _check(self, method: str, handler: Handler) -> Handler:
         least, call = least_role(method), method.rpartition("/")[2]
-        answer, replies = handler.stream_unary, handler.stream_stream
-
-        if holds_no_thread(handler):
-            begin: Callable[..., Any] | None = replies
-            assert begin is not None
-
-            def begun(messages: Iterator[bytes], context: grpc.ServicerContext, send: Send) -> None:
-                self._require(least, call, context)
-                begin(messages, context, send)
-
-            return begins_without_blocking(begun)
-        if handler.response_streaming:
-            assert replies is not None
-
-            def stream(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Body]:
-                self._require(least, call, context)
-                yield from replies(messages, context)
-
-            return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
-        assert answer is not None
-
-        def one(messages: Iterator[bytes], context: grpc.ServicerContext) -> Body:
-            self._require(least, call, context)
-            return answer(messages, context)
-
-        return grpc.stream_unary_rpc_method_handler(one, None, handler.response_serializer)
+        return before_each_call(handler, lambda context: self._require(least, call, context))
 
     def _not_served(self) -> Handler:
         def refuse(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:

@@ -17,6 +17,7 @@ from numba.extending import intrinsic
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.native.kernel import kernel
+from elastable.embedding_store.native.row_moves import fence
 from elastable.embedding_store.support.memory.memory_mapping import FileMapping
 from elastable.embedding_store.wire.shared.sealed_memory import SealedMemory, require_sealed
 
@@ -144,23 +145,12 @@ def _store(
     return types.void(words, types.intp, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _fence(typing_context: TypingContext) -> tuple[Signature, Callable[..., Value]]:
-    """Keeps all reads and writes before it from those after it, on every processor."""
-
-    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, arguments: Sequence[Value]) -> Value:
-        builder.fence("seq_cst")
-        return context.get_dummy_value()
-
-    return types.void(), generate
-
-
 @kernel
 def _begin(words: Int64) -> None:
     sequence = _load(words, _SEQUENCE)
     _store(words, _AHEAD, 0)
     _store(words, _SEQUENCE, sequence + 1 + (sequence & 1))
-    _fence()  # the odd number is out before the first change is
+    fence()  # the odd number is out before the first change is
 
 
 @kernel
@@ -173,7 +163,7 @@ def _end(words: Int64, version: int, generation: int) -> None:
     _store(words, _VERSION, version)
     _store(words, _GENERATION, generation)
     _store(words, _AHEAD, 0)
-    _fence()
+    fence()
     _store(words, _SEQUENCE, _load(words, _SEQUENCE) + 1)
 
 
@@ -192,6 +182,6 @@ def _look(words: Int64) -> tuple[int, int, int, int, int]:
 
 @kernel
 def _sequence_after_reading(words: Int64) -> int:
-    _fence()  # what was read before was read before this
+    fence()  # what was read before was read before this
     sequence: int = _load(words, _SEQUENCE)
     return sequence
