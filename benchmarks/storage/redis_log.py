@@ -28,7 +28,7 @@ from tests.servers import Server, redis_binary, running_server, valkey_binary
 
 __all__ = ["COMPOSE_LIMITS", "main"]
 
-COMPOSE_LIMITS = ("--auto-aof-rewrite-percentage", "100", "--auto-aof-rewrite-min-size", "256mb")
+COMPOSE_LIMITS = ("--auto-aof-rewrite-percentage", "100", "--auto-aof-rewrite-min-size", "1gb")
 _NO_LIMIT = ("--auto-aof-rewrite-percentage", "0", "--rename-command", "BGREWRITEAOF", "")
 _TABLES, _IDS, _DIM, _RECORDS, _BATCH = 15, 300_000, 8, 300_000, 1_024
 _RECORD = bytes(1 << 16)
