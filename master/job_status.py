@@ -19,6 +19,10 @@ class WorkerIdentity:
     host: str = ""
     pid: int = 0
 
+    def __str__(self) -> str:
+        """For logs: the incarnation, and where it is if that is known."""
+        return f"{self.incarnation} (host {self.host}, pid {self.pid})" if self.host else self.incarnation
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:

@@ -85,7 +85,7 @@ class CheckpointWriter:
         self.wait()
         begun = time.monotonic()
         place = retry(lambda: self._begin(self._store, dense, progress)(), "the last checkpoint", self._deadline_s)
-        self._noted.note(progress.version, time.monotonic() - begun, place)
+        self._written(progress.version, begun, place)
         return place
 
     def wait(self) -> None:
@@ -117,8 +117,13 @@ class CheckpointWriter:
         except ElastableError as error:
             self._failed(version, begun, f", the store failed: {error}")
         else:
-            self._noted.note(version, time.monotonic() - begun, place)
+            self._written(version, begun, place)
+
+    def _written(self, version: int, begun: float, place: str) -> None:
+        seconds = time.monotonic() - begun
+        _log.info("checkpoint of version %d written in %.2f s: %s", version, seconds, place, extra={"version": version})
+        self._noted.note(version, seconds, place)
 
     def _failed(self, version: int, begun: float, why: str) -> None:
-        _log.warning("no checkpoint of version %d%s", version, why)
+        _log.warning("no checkpoint of version %d%s", version, why, extra={"version": version})
         self._noted.note_failure(version, time.monotonic() - begun, why.lstrip(":, "))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 
@@ -15,6 +16,8 @@ from elastable.output.run_directory import RunDirectory
 from elastable.process.logs import describe_process
 
 __all__ = ["JobHooks", "Stopwatch"]
+
+_log = logging.getLogger(__name__)
 
 _RECORD_EVERY_S = 0.5
 
@@ -153,6 +156,11 @@ class JobHooks(Hooks):
         self.logs = dict(logs)
         if self._run is not None:
             self._run.record("epoch", self._version, epoch, logs)
+        _log.info("epoch %d ended at version %d: %s", epoch + 1, self._version, _listed(logs))
         self._on_epoch(epoch, logs)
         if self._callbacks.end_epoch(epoch, logs):
             self._stop("a callback stopped training")
+
+
+def _listed(logs: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.6g}" for name, value in logs.items()) or "no metrics"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import time
 from collections.abc import Callable, Mapping
@@ -40,6 +41,8 @@ from elastable.process.stopping import SIGNAL_REASONS
 from elastable.worker.models.export import export_keras
 
 __all__ = ["JobRun"]
+
+_log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.5
 _STARTING_POINT = ("resume", "rerun", "overwrite", "take_over", "checkpoint_dir")
@@ -100,6 +103,7 @@ class JobRun:
         watched = watching_store(self._master, prepared.store, self._options.deadline_s, self._health)
         with progress, closing(self._writer), show, watched:
             callbacks.begin(prepared.progress.hooks)
+            _log.info("job %s begins at version %d", prepared.job.job, prepared.progress.version)
             try:
                 status = self._master.run(hooks)
             except Exception as error:
@@ -111,6 +115,9 @@ class JobRun:
                 finalize_averages(prepared.dense, prepared.store, prepared.tables, self._series.rows_changed)
             callbacks.end(hooks.logs)
             checkpoint = self._writer.finish(prepared.dense.tensors(), self._master.progress())
+        _log.info(
+            "job %s ends at version %d: %s", status.job, status.version, self._master.stop_reason or "all is trained"
+        )
         self._finish(hooks, checkpoint, status, time.monotonic() - started)
         if not self._interrupted:
             return ExitCode.DONE

@@ -6,6 +6,7 @@ import logging
 import re
 import sys
 import time
+from datetime import UTC, datetime
 from typing import TextIO
 
 from elastable.embedding_store.support.extras import needs
@@ -57,8 +58,15 @@ def set_up_logging(level: str, form: str) -> None:
 def _json_formatter() -> logging.Formatter:
     with needs("--log-format json", "monitoring"):
         from pythonjsonlogger.json import JsonFormatter
+
+    class Formatter(JsonFormatter):
+        """Its times say of which zone they are, as whoever collects logs of several hosts needs it."""
+
+        def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
+            return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+
     names = {"asctime": "time", "levelname": "level", "name": "logger"}
-    return JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", rename_fields=names)
+    return Formatter("%(asctime)s %(levelname)s %(name)s %(message)s", rename_fields=names)
 
 
 class _Stderr(logging.StreamHandler[TextIO]):

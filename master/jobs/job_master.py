@@ -159,15 +159,16 @@ class Master(ServedMaster):
         with self._waits.changing():
             self._state.refuse_failed()
             self._state.join(worker)
-            self.measures.joined.add(1)
+        self.measures.worker_joined(worker)
         return LocalSession(self.job, lambda: self._leave(worker.incarnation), lambda: True)
 
     def _leave(self, incarnation: str) -> None:
         with self._waits.changing():
-            if self._state.leave(incarnation):
-                if not self._state.ending:
-                    self.measures.left.add(1)
+            left, ending = self._state.leave(incarnation), self._state.ending
+            if left is not None:
                 self._waits.left(incarnation)
+        if left is not None:
+            self.measures.worker_left(*left, ending)
 
     def lease_tasks(self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None) -> Lease:
         return self.lease_tasks_later(incarnation, want, wait_s, holding).result(wait_s + _SETTLED_S)
@@ -272,8 +273,7 @@ class Master(ServedMaster):
         with self._waits.changing():
             worker = self._state.sessions.identity(incarnation)
             self._state.refusals.note(worker, error)
-        where = f" (host {worker.host}, pid {worker.pid})" if worker.host else ""
-        _log.warning("worker %s%s failed: %s: %s", incarnation, where, type(error).__name__, error)
+        _log.warning("worker %s failed: %s: %s", worker, type(error).__name__, error)
         if fatal:
             message = f"worker {incarnation}: {type(error).__name__}: {error}"
             self._driver.fail(error if isinstance(error, ElastableError) else JobFailed(message))

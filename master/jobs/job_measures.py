@@ -1,14 +1,17 @@
-"""What a job's master counts for those who watch it."""
+"""What a job's master counts and logs for those who watch it."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 
 from elastable.embedding_store.measures.counters import Counts, Durations, Total
-from elastable.master.api import PushReply
+from elastable.master.api import PushReply, WorkerIdentity
 
 __all__ = ["PHASES", "JobMeasures"]
+
+_log = logging.getLogger(__name__)
 
 PHASES = {
     "wait": "for the workers' gradients",
@@ -35,6 +38,20 @@ class JobMeasures:
         self.phases, self.versions = Durations(), Durations()
         self.pushes, self.refused = Counts(), Counts()
         self.joined, self.left = Total(), Total()
+
+    def worker_joined(self, worker: WorkerIdentity) -> None:
+        """It has opened a session."""
+        self.joined.add(1)
+        _log.info("worker %s joined", worker, extra={"worker": worker.incarnation})
+
+    def worker_left(self, worker: WorkerIdentity, held: int, ending: bool) -> None:
+        """Its last session has ended; it held so many micro-batches. `ending`: there was nothing left to do."""
+        field = {"worker": worker.incarnation}
+        if ending:
+            _log.info("worker %s left: the job is over", worker, extra=field)
+            return
+        self.left.add(1)
+        _log.info("worker %s left or died; %d of its micro-batches go to others", worker, held, extra=field)
 
     def counted(self, report: Callable[[], Future[PushReply]]) -> Future[PushReply]:
         """The reply to a push; its outcome, or what refuses it, is counted."""

@@ -119,15 +119,19 @@ class JobState:
         self.board.join(worker.incarnation)
         self.workers.joined(worker.incarnation)
 
-    def leave(self, incarnation: str) -> bool:
-        """Ends a session of the worker; with its last one everything it holds is freed. Whether it was the last."""
-        worker = self.sessions.identity(incarnation)
-        last = self.sessions.close(incarnation)
-        if last:
-            if not self.ending and not self.board.training.over:
-                self.workers.left(worker, self.board.held_by(incarnation))
-            self.board.release(incarnation)
-        return last
+    def leave(self, incarnation: str) -> tuple[WorkerIdentity, int] | None:
+        """Ends a session of the worker; with its last one everything it holds is freed.
+
+        Returns:
+            The worker, and how many micro-batches it held; None: it has another session.
+        """
+        worker, held = self.sessions.identity(incarnation), self.board.held_by(incarnation)
+        if not self.sessions.close(incarnation):
+            return None
+        if not self.ending and not self.board.training.over:
+            self.workers.left(worker, held)
+        self.board.release(incarnation)
+        return worker, held
 
     def offers(self) -> bool:
         """Whether a worker that asks for tasks now may get an answer other than none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from collections.abc import Iterator
@@ -117,6 +118,7 @@ class Watched:
     ready: int
     code: int
     out: str
+    log: list[dict[str, object]]
     spans: list[ExportedSpan]
 
 
@@ -134,7 +136,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         collector = processes.enter_context(collecting())
         patient = {"OTEL_EXPORTER_OTLP_TIMEOUT": "120"}
         traced = {**hold.environment, **patient, "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
-        job = processes.enter_context(elastable(home, *words, env=traced, name="master"))
+        logged = ("--log-level", "info", "--log-format", "json")
+        job = processes.enter_context(elastable(home, *logged, *words, env=traced, name="master"))
         worker = ("worker", CLICK_JOB, "--master", job.address(), "--deadline", "60", *http)
         first = processes.enter_context(elastable(home, "--traces", collector.url, *worker, env=patient, name="first"))
         other = processes.enter_context(elastable(home, *worker, name="other"))
@@ -150,7 +153,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         hold.go()
         code = job.wait()
         first.wait()
-        yield Watched(*shown, code, job.out, collector.spans())
+        log = [json.loads(line) for line in job.err.splitlines()]
+        yield Watched(*shown, code, job.out, log, collector.spans())
 
 
 def count(process: Running, name: str, /, **labels: str) -> float:
@@ -170,6 +174,24 @@ def refused_push(job: Running) -> None:
 def test_the_job_goes_on_to_its_end(watched: Watched) -> None:
     assert watched.code == 0, watched.out
     assert watched.ready == 200
+
+
+def test_the_log_of_the_master_tells_what_becomes_of_its_job(watched: Watched) -> None:
+    def told(pattern: str) -> list[dict[str, object]]:
+        return [line for line in watched.log if re.fullmatch(pattern, str(line["message"]))]
+
+    assert {(line["role"], line["job"] != "") for line in watched.log} == {("master", True)}
+    assert len(told(r"job \w+ begins at version 0")) == 1
+    joined = {line["worker"] for line in told(r"worker \w+( \(host .*, pid \d+\))? joined")}
+    left = {line["worker"] for line in told(r"worker .* left or died; \d+ of its micro-batches go to others")}
+    assert (
+        len(joined) == 4
+    )  # one is killed, one refused, one pushes what cannot be; the one that stays ends with the job
+    assert left == joined - {line["worker"] for line in told(r"worker .* left: the job is over")}
+    saved = [line["version"] for line in told(r"checkpoint of version \d+ written in .*")]
+    assert saved[:2] == [4, 8]
+    assert len(told(r"epoch [12] ended at version \d+: loss .*")) == 2
+    assert len(told(r"job \w+ ends at version 40: all is trained")) == 1
 
 
 def test_processes_that_are_traced_share_the_traces_of_versions(watched: Watched) -> None:

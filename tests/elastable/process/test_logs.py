@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,8 @@ def test_json_says_what_the_process_is(capsys: pytest.CaptureFixture[str]) -> No
     describe_process(version=7)
     _LOG.warning("told %s", "you")
     said = json.loads(lines(capsys)[0])
-    assert said.pop("time")
+    told = datetime.fromisoformat(said.pop("time"))
+    assert abs((datetime.now(UTC) - told).total_seconds()) < 60
     process = {"role": "master", "job": "j", "version": 7}
     assert said == {"level": "WARNING", "logger": "elastable.tests", "message": "told you", **process}
 
@@ -105,4 +107,6 @@ def test_the_command_takes_level_and_format(tmp_path: Path) -> None:
     ran = run_elastable("--log-level", "loud", "status", "--master", "127.0.0.1:1")
     assert (ran.code, "'loud' is none of debug, info, warning, error" in ran.err) == (2, True)
     worker = ("worker", Path(__file__), "--master", "127.0.0.1:1", "--deadline", "0.1")
-    assert run_elastable("--log-format", "json", *worker).code == 5
+    ran = run_elastable("--log-format", "json", *worker)
+    said = [json.loads(line) for line in ran.err.splitlines()]
+    assert (ran.code, said[-1]["level"], said[-1]["message"].partition(":")[0]) == (5, "ERROR", "Unavailable")
