@@ -9,7 +9,6 @@ import json
 import os
 import sys
 import time
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -26,10 +25,10 @@ class _EpochClock(keras.callbacks.Callback):  # type: ignore[misc]
 
     seconds = 0.0
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self._began = time.perf_counter()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self.seconds = time.perf_counter() - self._began
 
 

@@ -54,7 +54,7 @@ class Contender:
         """Of the side's process."""
         return self._process.pid
 
-    def prepare(self, race: str, settings: Mapping[str, Any]) -> str:
+    def prepare(self, race: str, settings: Mapping[str, object]) -> str:
         """Makes it ready for a race; the library's name and version.
 
         Raises:
@@ -85,7 +85,7 @@ class Contender:
     ) -> None:
         self.close()
 
-    def _ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+    def _ask(self, request: Mapping[str, object], timeout_s: float) -> dict[str, Any]:
         process = self._process
         assert process.stdin is not None
         process.send_signal(signal.SIGCONT)

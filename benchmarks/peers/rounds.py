@@ -24,7 +24,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO
 
 __all__ = ["Turn", "main"]
 
@@ -81,7 +81,7 @@ def main(side: str, requests: IO[str], answers: IO[str]) -> None:
         answers.flush()
 
 
-def _prepared(side: str, race: str, settings: Mapping[str, Any]) -> Turn:
+def _prepared(side: str, race: str, settings: Mapping[str, object]) -> Turn:
     turn: Turn = importlib.import_module(side).prepare(race, settings)
     turn.rate(0.0)  # compiles, and finds out whether it runs at all
     return turn

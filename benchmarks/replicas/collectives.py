@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Rounds, Row, compare, interleaved, publish
+from elastable.embedding_store.contract.arrays import Array
 from elastable.process.heap import keep_freed_memory
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
@@ -107,7 +108,7 @@ def _tensorflow_member() -> None:
     array = tf.random.normal([_BYTES[-1] // 4])
 
     @tf.function  # type: ignore[untyped-decorator]
-    def reduced() -> Any:
+    def reduced() -> object:
         return strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("SUM", array))
 
     microseconds = []
@@ -134,13 +135,13 @@ def _measure(group: ReplicaGroup, raw: Callable[[str, int], Work] | None = None)
     return found
 
 
-def _ours(group: ReplicaGroup, name: str, array: np.ndarray[Any, Any]) -> Work:
+def _ours(group: ReplicaGroup, name: str, array: Array) -> Work:
     call = getattr(group, name)
     handed = array[group.rank] if name == "all_gather" else array
     return lambda: call(handed)
 
 
-def _copy(into: np.ndarray[Any, Any], array: np.ndarray[Any, Any]) -> Work:
+def _copy(into: Array, array: Array) -> Work:
     return lambda: np.copyto(into, array)
 
 

@@ -10,7 +10,6 @@ import resource
 import statistics
 import sys
 import time
-from typing import Any
 
 import keras
 import numpy as np
@@ -31,10 +30,10 @@ class _Clock(keras.callbacks.Callback):  # type: ignore[misc]
         self.seconds: list[float] = []
         self._began = 0.0
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self._began = time.perf_counter()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self.seconds.append(time.perf_counter() - self._began)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,7 +14,7 @@ __all__ = ["draw_learning_curve"]
 _ABOUT = ("kind", "version", "epoch", "seconds")
 
 
-def draw_learning_curve(lines: Sequence[Mapping[str, Any]], file: Path) -> None:
+def draw_learning_curve(lines: Sequence[Mapping[str, object]], file: Path) -> None:
     """Draws the lines of `metrics.jsonl` as a PNG, one panel a metric.
 
     Args:
@@ -49,7 +49,7 @@ def _base(name: str) -> str:
 
 
 def _plot(
-    panel: Axes, lines: Sequence[Mapping[str, Any]], kinds: Sequence[str], name: str, style: str, label: str
+    panel: Axes, lines: Sequence[Mapping[str, object]], kinds: Sequence[str], name: str, style: str, label: str
 ) -> None:
     # Sorted: an evaluation during training ends when later versions have been noted.
     points = sorted((line["version"], line[name]) for line in lines if line["kind"] in kinds and name in line)

@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 
@@ -102,7 +101,7 @@ class RunDirectory:
             self._warned = True
             _log.warning("metrics are not noted in %s for now: %s", self.path, error)
 
-    def finish(self, result: Mapping[str, Any]) -> None:
+    def finish(self, result: Mapping[str, object]) -> None:
         """Writes `result.json` and the learning curve, and closes all files.
 
         Raises:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 __all__ = ["draw_search"]
 
 
-def draw_search(trials: Sequence[tuple[int, float, Mapping[str, Any]]], file: Path) -> None:
+def draw_search(trials: Sequence[tuple[int, float, Mapping[str, object]]], file: Path) -> None:
     """Draws trials as a PNG.
 
     Args:

@@ -27,7 +27,7 @@ _OPTIMIZERS = {
 }
 
 
-def prepare(race: str, settings: Mapping[str, Any]) -> Turn:
+def prepare(race: str, settings: Mapping[str, object]) -> Turn:
     """The turn of a race.
 
     `lookup` and `dynamic`: rows of ids. `bags`: sums of bags. `update`: grouping

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from itertools import cycle
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ __all__ = ["prepare"]
 _KEPT = 4  # outputs alive at once, so that none is still in a cache
 
 
-def prepare(race: str, settings: Mapping[str, Any]) -> Turn:
+def prepare(race: str, settings: Mapping[str, object]) -> Turn:
     """`lookup`: a bag for each id. `bags`: sums of bags. `update`: forward and backward, which updates."""
     torch.set_num_threads(workloads.THREADS)
     batches = {"lookup": workloads.uniform, "bags": workloads.bags, "update": workloads.zipf}[race]()

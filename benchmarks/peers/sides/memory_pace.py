@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import cycle
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from elastable.embedding_store.native.slab import Slab
 __all__ = ["prepare"]
 
 
-def prepare(race: str, settings: Mapping[str, Any]) -> Turn:
+def prepare(race: str, settings: Mapping[str, object]) -> Turn:
     """`bags`: the bytes of a batch's rows, each time others, until all of the table was read."""
     rows = workloads.bags()[0].size
     table = Slab(workloads.ROWS, workloads.DIM // 2, np.uint64).array  # on huge pages, as tables are

@@ -64,7 +64,7 @@ def _upserts(table: Any, batches: list[np.ndarray]) -> Callable[[], None]:
     return lambda: upsert(next(turns), rows)
 
 
-def _variable(creator: Any, rows: int) -> Any:
+def _variable(creator: object, rows: int) -> object:
     return de.get_variable(
         "rows",
         key_dtype=tf.int64,

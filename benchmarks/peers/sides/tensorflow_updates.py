@@ -17,7 +17,7 @@ _RATE = 0.01
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-7
 
 
-def prepare(race: str, settings: Mapping[str, Any]) -> Turn:
+def prepare(race: str, settings: Mapping[str, object]) -> Turn:
     """`adagrad`: `ResourceSparseApplyAdagradV2`. `adam`, for which there is no op: gathers and scatters."""
     tf.config.threading.set_intra_op_parallelism_threads(workloads.THREADS)
     tf.config.threading.set_inter_op_parallelism_threads(workloads.THREADS)
@@ -32,7 +32,7 @@ def _zeros() -> Any:
     return tf.Variable(tf.zeros((workloads.ROWS, workloads.DIM)))
 
 
-def _adagrad() -> Callable[[Any, Any], object]:
+def _adagrad() -> Callable[[object, object], object]:
     weights, accumulator = _zeros(), _zeros()
 
     def step(ids: tf.Tensor, gradient: tf.Tensor) -> None:
@@ -40,11 +40,11 @@ def _adagrad() -> Callable[[Any, Any], object]:
             var=weights.handle, accum=accumulator.handle, lr=_RATE, epsilon=_EPSILON, grad=gradient, indices=ids
         )
 
-    compiled: Callable[[Any, Any], object] = tf.function(step)
+    compiled: Callable[[object, object], object] = tf.function(step)
     return compiled
 
 
-def _adam() -> Callable[[Any, Any], object]:
+def _adam() -> Callable[[object, object], object]:
     """As the LazyAdam of TensorFlow Addons: moments of the given rows only."""
     weights, m, v = _zeros(), _zeros(), _zeros()
 
@@ -56,5 +56,5 @@ def _adam() -> Callable[[Any, Any], object]:
         change = _RATE * m_rows / (tf.sqrt(v_rows) + _EPSILON)
         tf.raw_ops.ResourceScatterSub(resource=weights.handle, indices=ids, updates=change)
 
-    compiled: Callable[[Any, Any], object] = tf.function(step)
+    compiled: Callable[[object, object], object] = tf.function(step)
     return compiled

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from itertools import cycle
-from typing import Any
 
 import torch
 
@@ -17,7 +16,7 @@ __all__ = ["prepare"]
 _KEPT = 4  # outputs alive at once, so that none is still in a cache
 
 
-def prepare(race: str, settings: Mapping[str, Any]) -> Turn:
+def prepare(race: str, settings: Mapping[str, object]) -> Turn:
     """`lookup`: a bag for each id. `bags`: sums of bags."""
     torch.set_num_threads(workloads.THREADS)
     batches = {"lookup": workloads.uniform, "bags": workloads.bags}[race]()

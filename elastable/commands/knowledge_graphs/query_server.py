@@ -65,13 +65,13 @@ class QueryServer(ThreadingHTTPServer):
         """Where it listens."""
         return Address(str(self.server_address[0]), int(self.server_address[1]))
 
-    def process_request(self, request: Any, client_address: Any) -> None:
+    def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
         if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+    def process_request_thread(self, request: Any, client_address: object) -> None:
         try:
             request.settimeout(_SILENT_S)
             if self._tls is not None:
@@ -83,7 +83,7 @@ class QueryServer(ThreadingHTTPServer):
         finally:
             self._free.release()
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: object, client_address: object) -> None:
         _log.warning("a request of %s failed", client_address, exc_info=True)
 
 

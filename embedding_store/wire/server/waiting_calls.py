@@ -177,7 +177,7 @@ class WaitingCalls:
         with self._room.waiting(call.place, call.context, self._limits.unread_s):
             call.send(_bytes(message))
 
-    def _park(self, call: _Call, later: Later[Any]) -> None:
+    def _park(self, call: _Call, later: Later[object]) -> None:
         try:
             with answering(call.context):
                 self._room.park(call.place)
@@ -193,7 +193,7 @@ class WaitingCalls:
             later.result.cancel()
         later.result.add_done_callback(lambda result: self._resume(call, later))
 
-    def _resume(self, call: _Call, later: Later[Any]) -> None:
+    def _resume(self, call: _Call, later: Later[object]) -> None:
         """Goes on with a call whose result is there."""
         if call.over or later.result.cancelled():
             return
@@ -203,7 +203,7 @@ class WaitingCalls:
         with suppress(RuntimeError):  # the server has stopped, and so has the call
             self._threads.submit(self._go_on, call, later)
 
-    def _go_on(self, call: _Call, later: Later[Any]) -> None:
+    def _go_on(self, call: _Call, later: Later[object]) -> None:
         try:
             with call.lock:
                 if call.over:
