@@ -14,12 +14,13 @@ import os
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv
+
+from elastable.embedding_store.contract.arrays import Array
 
 __all__ = ["COLUMNS", "LATE_MINUTES", "columns_of", "load", "read_flights"]
 
@@ -97,7 +98,7 @@ def _prepared() -> tuple[Columns, Labels]:
     return columns, late
 
 
-def _keep(cached: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
+def _keep(cached: Path, arrays: dict[str, Array]) -> None:
     """Writes the cache, if its folder is writable: in a container it may be read-only."""
     with contextlib.suppress(OSError):
         cached.parent.mkdir(parents=True, exist_ok=True)

@@ -81,13 +81,13 @@ def model() -> keras.Model:
     return flights
 
 
-def embedding(name: str, combiner: str | None = None) -> Any:
+def embedding(name: str, combiner: str | None = None) -> keras.layers.Layer:
     """A layer with a separate table, for any int64 ids."""
     initializer = keras.initializers.RandomUniform(-0.01, 0.01)
     return et.Embedding(None, DIM, embeddings_initializer=initializer, combiner=combiner, name=name)
 
 
-def cross(*parts: Any) -> Any:
+def cross(*parts: Any) -> object:
     """int64 `[flights]`: one id for each combination of the parts, as digits in base 2**14."""
     ids = parts[0]
     for part in parts[1:]:
@@ -95,7 +95,7 @@ def cross(*parts: Any) -> Any:
     return ids
 
 
-def windows(key: Any, time: Any, minutes: int) -> Any:
+def windows(key: object, time: Any, minutes: int) -> object:
     """Ids `[flights, 2]` of the two windows, each `minutes` long and overlapping by half, that hold `time`."""
     half = time // (minutes // 2)
     return ops.stack([cross(key, half), cross(key, half + 1)], axis=1)

@@ -142,7 +142,7 @@ class _Freezing:
 class _Metrics:
     """Sums and a count; keeps what is used of `elastable.master.keras.metrics.ModelMetrics`."""
 
-    def __init__(self, model: Any = None) -> None:
+    def __init__(self, model: object = None) -> None:
         from elastable.master.push_check import TensorSpec
 
         self.specs = tuple(TensorSpec(name, (), np.dtype(np.float32)) for name in (*_METRICS, "records"))
@@ -163,7 +163,7 @@ class Computer:
         self._job, self._readers, self._specs = job, readers, specs
         self._snapshot: DenseSnapshot | None = None
 
-    def prepare(self, task: Any) -> Any:
+    def prepare(self, task: Any) -> object:
         from elastable.master.tasks.record_order import record_order
         from elastable.worker.runtime.compute import Prepared
         from elastable.worker.step.id_set import make_id_sets
@@ -184,7 +184,7 @@ class Computer:
     def hold(self, snapshot: DenseSnapshot) -> None:
         self._snapshot = snapshot
 
-    def train(self, prepared: Any, bets: Mapping[str, Any]) -> object:
+    def train(self, prepared: Any, bets: Mapping[str, object]) -> object:
         from elastable.worker.step.train_step import StepResult
 
         assert self._snapshot is not None
@@ -205,11 +205,11 @@ class Computer:
         dense = (moved * features).sum(axis=0, dtype=np.float32)
         return StepResult(float(loss.sum()), (dense,), slices, (seen,), self._counts(loss, away))
 
-    def evaluate(self, prepared: Any, bets: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    def evaluate(self, prepared: object, bets: Mapping[str, object]) -> tuple[Tensor, ...]:
         _, loss, away = self._forward(prepared, bets, np.float32(1))
         return self._counts(loss, away)
 
-    def _forward(self, prepared: Any, bets: Mapping[str, Any], kept: Any) -> tuple[Any, Any, Any]:
+    def _forward(self, prepared: Any, bets: Mapping[str, Any], kept: object) -> tuple[Any, Any, Any]:
         assert self._snapshot is not None
         own, user, words = (
             bets[table][inverse] for table, inverse in zip(self._specs_in_order(), prepared.ids.inverses, strict=True)
@@ -235,7 +235,7 @@ def use_light_model() -> None:
     ) -> tuple[object, object, dict[str, TableSpec], None]:
         return file.reader("train"), file.model(), _tables(seed, lazy), None
 
-    def computer(job: Any, file: object, readers: Any, source: Any, deadline_s: float) -> Computer:
+    def computer(job: object, file: object, readers: Any, source: Any, deadline_s: float) -> Computer:
         return Computer(job, readers, source.specs())
 
     for name, stand_in in (

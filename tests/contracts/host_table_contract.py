@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
-from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.arrays import Array, Float32
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
@@ -27,7 +25,7 @@ __all__ = ["HostTableContract", "Steps", "Way", "random_steps", "train"]
 Way = Callable[[], dict[str, object]]
 """Arguments of `create_host_table` for one table of all replicas: strategy and store."""
 
-Steps = Sequence[Sequence[tuple[npt.NDArray[Any], Float32]]]
+Steps = Sequence[Sequence[tuple[Array, Float32]]]
 """By step and replica: ids and the gradients of their rows."""
 
 # Rows, columns, replicas. Source: the host-embedding document's partitions (ORACLES.md).
@@ -38,7 +36,7 @@ def random_steps(rows: int, dim: int, replicas: int, steps: int, seed: int = 0) 
     """Uneven batches, ids that repeat and ids outside the table."""
     random = np.random.default_rng(seed)
 
-    def one() -> tuple[npt.NDArray[Any], Float32]:
+    def one() -> tuple[Array, Array]:
         ids = random.integers(-2, rows + 2, size=int(random.integers(0, 9)))
         return ids, random.normal(size=(len(ids), dim)).astype(np.float32)
 
@@ -92,7 +90,7 @@ class HostTableContract:
         steps, arguments = random_steps(rows, dim, replicas, 4), way()
         optimizer = HostEmbeddingOptimizerSpec(0.1, "adagrad")
 
-        def work(group: ReplicaGroup) -> Any:
+        def work(group: ReplicaGroup) -> tuple[list[Array], Array, TableSpec]:
             table = create_host_table(
                 "t", (rows, dim), optimizer_spec=optimizer, group=group, reduction=reduction, **arguments
             )
@@ -110,7 +108,7 @@ class HostTableContract:
         steps, arguments = random_steps(13, 7, 3, 4, seed=1), way()
         optimizer = HostEmbeddingOptimizerSpec(0.1, name.upper())
 
-        def work(group: ReplicaGroup) -> Any:
+        def work(group: ReplicaGroup) -> tuple[Array, TableSpec]:
             table = create_host_table("t", (13, 7), optimizer_spec=optimizer, group=group, **arguments)
             train(table, steps)
             return table.whole(), table.spec
@@ -126,7 +124,7 @@ class HostTableContract:
         rows = np.arange(40, dtype=np.float32).reshape(10, 4)
         rows[3] = -0.0
 
-        def work(group: ReplicaGroup) -> Any:
+        def work(group: ReplicaGroup) -> tuple[Array, Array, Array]:
             indices = np.random.default_rng(group.rank).integers(0, 10, size=shape)
             table = create_host_table("t", (10, 4), initializer=rows, group=group, **arguments)
             with table.register():
@@ -141,7 +139,7 @@ class HostTableContract:
         steps, arguments = random_steps(13, 7, 2, 7, seed=2), way()
         optimizer = HostEmbeddingOptimizerSpec(0.1, "adam", accumulation_factor=3)
 
-        def work(group: ReplicaGroup) -> Any:
+        def work(group: ReplicaGroup) -> tuple[Array, int, TableSpec]:
             table = create_host_table("t", (13, 7), optimizer_spec=optimizer, group=group, reduction="sum", **arguments)
             train(table, steps)
             return table.whole(), table.step, table.spec
@@ -166,18 +164,18 @@ class HostTableContract:
             optimizer = HostEmbeddingOptimizerSpec(0.1, name, accumulation_factor=2)
             return create_host_table("t", (13, 7), optimizer_spec=optimizer, group=group, reduction="sum", **more)
 
-        def there(group: ReplicaGroup) -> Any:
+        def there(group: ReplicaGroup) -> dict[str, Array]:
             table = table_for(group, **arguments)
             train(table, steps[:5])
             return table.state()
 
-        def here(group: ReplicaGroup) -> Any:
+        def here(group: ReplicaGroup) -> dict[str, Array]:
             table = table_for(group, partition_strategy=strategy)
             table.restore(states[0])
             train(table, spread[5:])
             return table.state()
 
-        def at_once(group: ReplicaGroup) -> Any:
+        def at_once(group: ReplicaGroup) -> dict[str, Array]:
             table = table_for(group)
             train(table, joined)
             return table.state()
@@ -194,7 +192,7 @@ class HostTableContract:
     def test_an_index_out_of_range_is_raised_on_every_replica_and_changes_nothing(self, way: Way) -> None:
         arguments = way()
 
-        def work(group: ReplicaGroup) -> Any:
+        def work(group: ReplicaGroup) -> str:
             table = create_host_table("t", (5, 3), initializer="ones", group=group, **arguments)
             with table.register():
                 with pytest.raises(IdOutOfRange) as caught:
@@ -208,7 +206,7 @@ class HostTableContract:
     def test_replicas_with_different_options_are_refused_with_the_difference(self, way: Way) -> None:
         arguments = way()
 
-        def work(group: ReplicaGroup) -> Any:
+        def work(group: ReplicaGroup) -> str:
             with pytest.raises(BadInput) as caught:
                 create_host_table("t", (5, 3 + group.rank // 2), group=group, **arguments)
             return str(caught.value)
@@ -219,7 +217,7 @@ class HostTableContract:
     def test_untrained_embeddings_do_not_change(self, way: Way) -> None:
         arguments = way()
 
-        def work(group: ReplicaGroup) -> Any:
+        def work(group: ReplicaGroup) -> None:
             for name, optimizer in (("a", None), ("b", HostEmbeddingOptimizerSpec(0, "adam"))):
                 table = create_host_table(
                     name, (4, 3), optimizer_spec=optimizer, initializer="ones", group=group, **arguments

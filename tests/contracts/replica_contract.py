@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, Unavailable
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.grouping import CommGroup
@@ -17,11 +18,11 @@ Run = Callable[..., list[Any]]
 """`run(size, work, deadline_s=...)`: what `work(group)` returned, by rank."""
 
 
-def _all_gather(group: ReplicaGroup) -> Any:
+def _all_gather(group: ReplicaGroup) -> object:
     return [group.all_gather(array) for array in _arrays(group.rank)]
 
 
-def _arrays(rank: int) -> list[np.ndarray[Any, Any]]:
+def _arrays(rank: int) -> list[Array]:
     return [
         np.arange(6, dtype=np.float32).reshape(2, 3) + rank,
         np.array(rank, np.int64),
@@ -43,7 +44,7 @@ class ReplicaContract:
 
     @pytest.mark.parametrize("size", [1, 3])
     def test_all_gather_of_uneven_lengths(self, run: Run, size: int) -> None:
-        def work(group: ReplicaGroup) -> Any:
+        def work(group: ReplicaGroup) -> list[Array]:
             return group.all_gather_uneven(np.full((group.rank * 2, 3), group.rank, np.int32))
 
         for found in run(size, work):
@@ -52,7 +53,7 @@ class ReplicaContract:
 
     @pytest.mark.parametrize("size", [1, 2, 3, 4])
     def test_all_to_all(self, run: Run, size: int) -> None:
-        def work(group: ReplicaGroup) -> Any:
+        def work(group: ReplicaGroup) -> Array:
             return group.all_to_all(np.array([[group.rank, to] for to in range(size)], np.int64))
 
         for rank, found in enumerate(run(size, work)):
@@ -60,7 +61,7 @@ class ReplicaContract:
 
     @pytest.mark.parametrize("size", [1, 2, 4])
     def test_all_to_all_of_uneven_lengths(self, run: Run, size: int) -> None:
-        def work(group: ReplicaGroup) -> Any:
+        def work(group: ReplicaGroup) -> list[Array]:
             blocks = [np.full((group.rank + to, 2), 10 * group.rank + to, np.float32) for to in range(size)]
             found = group.all_to_all_uneven(blocks)
             known = group.all_to_all_uneven(blocks, [sender + group.rank for sender in range(size)])
@@ -74,7 +75,7 @@ class ReplicaContract:
     def test_reduce_scatter(self, run: Run) -> None:
         """Source: PopART, collectives over 4 replicas and over consecutive pairs."""
 
-        def work(group: ReplicaGroup) -> Any:
+        def work(group: ReplicaGroup) -> tuple[Array, Array]:
             pair = group.subgroup(CommGroup("consecutive", 2))
             values = np.arange(12, dtype=np.float32)
             return group.reduce_scatter(values.reshape(4, 3)), pair.reduce_scatter(values.reshape(2, 6))
@@ -97,7 +98,7 @@ class ReplicaContract:
             assert found == {"sum": size * (size + 1) / 2, "max": size, "min": 1}[reduction]
 
     def test_broadcast_and_barrier(self, run: Run) -> None:
-        def work(group: ReplicaGroup) -> Any:
+        def work(group: ReplicaGroup) -> Array:
             group.barrier()
             return group.broadcast(np.full((2, 2), group.rank, np.int16), root=2)
 
@@ -105,7 +106,7 @@ class ReplicaContract:
             np.testing.assert_array_equal(found, np.full((2, 2), 2, np.int16), strict=True)
 
     def test_what_was_handed_in_is_free_again(self, run: Run) -> None:
-        def work(group: ReplicaGroup) -> Any:
+        def work(group: ReplicaGroup) -> list[Array]:
             mine, found = np.zeros((group.size, 4), np.int64), []
             for step in range(20):
                 mine[:] = 100 * step + group.rank
@@ -117,7 +118,7 @@ class ReplicaContract:
                 np.testing.assert_array_equal(rows, [[100 * step + sender] * 4 for sender in range(3)])
 
     def test_subgroups(self, run: Run) -> None:
-        def work(group: ReplicaGroup) -> Any:
+        def work(group: ReplicaGroup) -> object:
             columns = group.subgroup(CommGroup("orthogonal", 2))
             everyone = columns.all_gather(np.array(group.rank))
             alone = columns.subgroup(CommGroup("consecutive", 1))
@@ -132,7 +133,7 @@ class ReplicaContract:
         ]
 
     def test_bytes_sent_are_those_to_others(self, run: Run) -> None:
-        def work(group: ReplicaGroup) -> Any:
+        def work(group: ReplicaGroup) -> list[int]:
             told = []
             for exchange in (
                 lambda: group.all_gather(np.zeros(10, np.float32)),
@@ -189,7 +190,7 @@ class ReplicaContract:
         assert run(3, work, deadline_s=20.0) == ["told", None, "told"]
 
     def test_one_that_leaves_fails_the_others_by_its_rank(self, run: Run) -> None:
-        def work(group: ReplicaGroup) -> Any:
+        def work(group: ReplicaGroup) -> str:
             part = group.subgroup(CommGroup("all"))
             if group.rank == 2:
                 part.leave("ValueError: no such entity")
@@ -209,7 +210,7 @@ class ReplicaContract:
                     raise ValueError("no such entity")
                 group.barrier()
 
-        def work(group: ReplicaGroup) -> Any:
+        def work(group: ReplicaGroup) -> str:
             with pytest.raises((ValueError, Unavailable), match="no such entity"):
                 inside(group)
             return "told"
@@ -217,7 +218,7 @@ class ReplicaContract:
         assert run(2, work) == ["told", "told"]
 
     def test_one_that_raises_raises_for_all(self, run: Run) -> None:
-        def work(group: ReplicaGroup) -> Any:
+        def work(group: ReplicaGroup) -> None:
             if group.rank == 1:
                 raise ValueError("no such entity")
             group.barrier()
@@ -226,7 +227,7 @@ class ReplicaContract:
             run(3, work)
 
     def test_what_was_sent_before_leaving_arrives(self, run: Run) -> None:
-        def work(group: ReplicaGroup) -> Any:
+        def work(group: ReplicaGroup) -> list[int]:
             if group.rank == 0:
                 time.sleep(0.05)  # the others have left by now
             return group.all_gather(np.full(100_000, group.rank))[:, -1].tolist()

@@ -26,7 +26,7 @@ SERVICES = ("redis", "store", "master", "worker")
 
 
 @pytest.fixture(scope="module")
-def compose() -> dict[str, Any]:
+def compose() -> dict[str, object]:
     """docker-compose.yml, its anchors merged."""
     loaded: dict[str, object] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
     return loaded

@@ -50,7 +50,7 @@ def rendered(overlay: str) -> list[dict[str, Any]]:
 
 def job(found: list[dict[str, Any]], name: str) -> dict[str, Any]:
     (pod,) = [pod for one in found if one["metadata"]["name"] == name for pod in pods(one)]
-    container: dict[str, Any] = pod["containers"][0]
+    container: dict[str, object] = pod["containers"][0]
     return container
 
 

@@ -23,7 +23,7 @@ HELD_OUT = 320
 HOLD_LIMIT_S = 240.0
 
 
-def model() -> Any:
+def model() -> keras.Model:
     users = keras.Input((), dtype="int64", name="user_ids")
     words = keras.Input((3,), dtype="int64", name="word_ids")
     user = et.Embedding(50, 8, name="users")(users)

@@ -26,12 +26,12 @@ def in_store(name: str, **arguments: Any) -> object:
     return et.Embedding(LABELS, DIM, name=name, **arguments)
 
 
-def in_keras(name: str, **arguments: Any) -> object:
+def in_keras(name: str, **arguments: object) -> object:
     """The same in plain Keras."""
     return keras.layers.Embedding(LABELS, DIM, name=name, **arguments)
 
 
-def net(embedding: Any, units: int, inputs: int, seed: int) -> Any:
+def net(embedding: keras.layers.Layer, units: int, inputs: int, seed: int) -> keras.Model:
     """A conditional network: something and a label go in."""
     given, label = keras.Input((inputs,)), keras.Input((), dtype="int64")
     start = keras.initializers.GlorotUniform(seed=seed)
@@ -43,7 +43,7 @@ def net(embedding: Any, units: int, inputs: int, seed: int) -> Any:
 class Gan(keras.Model):
     """Written as Keras' own example; `updates` takes the steps of the discriminator and the generator."""
 
-    def __init__(self, layer: Layer, updates: Callable[..., Any], **arguments: Any) -> None:
+    def __init__(self, layer: Layer, updates: Callable[..., Any], **arguments: object) -> None:
         super().__init__()
         self.updates = updates
         self.generator = net(layer("makes", **arguments), 2, NOISE, 1)
@@ -51,27 +51,27 @@ class Gan(keras.Model):
         self.judged = keras.metrics.Mean(name="judged")
         self.fooled = keras.metrics.Mean(name="fooled")
 
-    def compile(self, judge: Any, make: Any) -> None:
+    def compile(self, judge: keras.optimizers.Optimizer, make: keras.optimizers.Optimizer) -> None:
         super().compile()
         self.judge, self.make = judge, make
 
-    def build(self, shape: Any = None) -> None:
+    def build(self, shape: object = None) -> None:
         """Its networks are built."""
         self.built = True
 
-    def judge_loss(self, z: Any, labels: Any, real: Any) -> object:
+    def judge_loss(self, z: tf.Tensor, labels: tf.Tensor, real: tf.Tensor) -> object:
         """Of the discriminator."""
         false, true = self.discriminator([self.generator([z, labels]), labels]), self.discriminator([real, labels])
         return tf.reduce_mean(tf.nn.softplus(false)) + tf.reduce_mean(tf.nn.softplus(-true))
 
-    def make_loss(self, z: Any, labels: Any) -> tf.Tensor:
+    def make_loss(self, z: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         """Of the generator."""
         return tf.reduce_mean(tf.nn.softplus(-self.discriminator([self.generator([z, labels]), labels])))
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
         return self.generator(inputs)
 
-    def train_step(self, data: Any) -> dict[str, tf.Tensor]:
+    def train_step(self, data: tuple[tf.Tensor, ...]) -> dict[str, tf.Tensor]:
         (z, labels), real = data[:2]  # `train_on_batch` of Keras adds a sample_weight of None
         judged, fooled = self.updates(self, z, labels, real)
         self.judged.update_state(judged, sample_weight=tf.shape(z)[0])
@@ -79,7 +79,7 @@ class Gan(keras.Model):
         return {"judged": self.judged.result(), "fooled": self.fooled.result()}
 
 
-def dense(part: Any, tape: Any, loss: Any, optimizer: Any) -> None:
+def dense(part: keras.Model, tape: Any, loss: tf.Tensor, optimizer: keras.optimizers.Optimizer) -> None:
     """An update in plain Keras, with the gradients of tables as dense ones; unreached variables take no step."""
     gradients = tape.gradient(loss, part.trainable_weights)
     gradients = [None if each is None else tf.convert_to_tensor(each) for each in gradients]
@@ -133,10 +133,10 @@ def at_once_plainly(model: keras.Model, z: tf.Tensor, labels: tf.Tensor, real: t
     return judged, fooled
 
 
-def model(layer: Layer = in_store, updates: Callable[..., Any] = in_turn) -> Any:
+def model(layer: Layer = in_store, updates: Callable[..., Any] = in_turn) -> Gan:
     """The model of the job; its tables begin alike wherever they are."""
 
-    def seeded(name: str) -> Any:
+    def seeded(name: str) -> keras.layers.Layer:
         return layer(name, embeddings_initializer=keras.initializers.RandomUniform(-0.5, 0.5, seed=len(name)))
 
     made = Gan(seeded, updates)
@@ -144,6 +144,6 @@ def model(layer: Layer = in_store, updates: Callable[..., Any] = in_turn) -> Any
     return made
 
 
-def data(split: str) -> Any:
+def data(split: str) -> object:
     """The records of the job."""
     return et.NumpyReader(*DATA) if split == "train" else None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import numpy as np
 
 import elastable as et
+from elastable.embedding_store.contract.arrays import Array
 
 __all__ = [
     "DIM",
@@ -24,7 +23,7 @@ __all__ = [
 USERS, WORDS, DIM = 30, 40, 4
 
 
-def clicks(records: int = 96, seed: int = 0) -> tuple[dict[str, np.ndarray[Any, Any]], np.ndarray[Any, Any]]:
+def clicks(records: int = 96, seed: int = 0) -> tuple[dict[str, Array], Array]:
     """Ids of users `[n]` and words `[n, 3]`, and whether they click, which one can learn."""
     random = np.random.default_rng(seed)
     users = random.integers(0, USERS, records)
@@ -32,7 +31,7 @@ def clicks(records: int = 96, seed: int = 0) -> tuple[dict[str, np.ndarray[Any, 
     return {"user": users, "word": words}, (users % 2 == 0).astype(np.float32)
 
 
-def model_of(user: Any, word: Any) -> object:
+def model_of(user: keras.layers.Layer, word: keras.layers.Layer) -> object:
     """The click model with these two embedding layers; not compiled."""
     users = keras.Input((), dtype="int64", name="user")
     words = keras.Input((3,), dtype="int64", name="word")
@@ -44,7 +43,7 @@ def model_of(user: Any, word: Any) -> object:
     return keras.Model([users, words], out(hidden))
 
 
-def store_model() -> Any:
+def store_model() -> keras.Model:
     """Two tables in a store and two dense layers; not compiled."""
     return model_of(
         et.Embedding(USERS, DIM, name="users", embeddings_initializer="ones"),
@@ -52,7 +51,7 @@ def store_model() -> Any:
     )
 
 
-def plain_model() -> Any:
+def plain_model() -> keras.Model:
     """The same with `keras.layers.Embedding`, and equal initial values."""
     return model_of(
         keras.layers.Embedding(USERS, DIM, name="users", embeddings_initializer="ones"),
@@ -60,7 +59,7 @@ def plain_model() -> Any:
     )
 
 
-def tables_and_weights(model: Any) -> dict[str, np.ndarray[Any, Any]]:
+def tables_and_weights(model: keras.Model) -> dict[str, Array]:
     """Both tables, wherever they are, and all dense weights of one of the models above."""
     found = {}
     for name, size in (("users", USERS), ("words", WORDS)):
@@ -74,7 +73,7 @@ def tables_and_weights(model: Any) -> dict[str, np.ndarray[Any, Any]]:
     return found
 
 
-def assert_close(one: Any, other: Any, relative: float = 1e-5) -> None:
+def assert_close(one: keras.Model, other: keras.Model, relative: float = 1e-5) -> None:
     """Fails where a table or a weight differs by more than so much of its norm."""
     ours, theirs = tables_and_weights(one), tables_and_weights(other)
     for name, values in theirs.items():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -51,7 +52,7 @@ class _SlowReader(NumpyReader):
         return super().take(indices)
 
 
-def data(split: str) -> Any:
+def data(split: str) -> object:
     """The first of the training records, which are enough for 50 versions."""
     if split != "train":
         return None
@@ -59,7 +60,14 @@ def data(split: str) -> Any:
     return _SlowReader({name: column[: RECORDS // 2] for name, column in x.items()}, y[: RECORDS // 2])
 
 
-def build(words: Any, other_words: Any, single: Any, bag: Any, optimizer: str, random: bool) -> keras.Model:
+def build(
+    words: keras.layers.Layer,
+    other_words: keras.layers.Layer,
+    single: keras.layers.Layer,
+    bag: Callable[..., object] | keras.layers.Layer,
+    optimizer: str,
+    random: bool,
+) -> keras.Model:
     """The model over four functions from ids to rows."""
     inputs = {
         "triple": keras.Input((3,), dtype="int64", name="triple"),

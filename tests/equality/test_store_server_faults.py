@@ -77,7 +77,7 @@ class Faults:
             monkeypatch.setattr(Shard, step, self._faulty(step, getattr(Shard, step), version))
 
     def _faulty(self, step: str, work: Callable[..., object], version: Callable[..., int]) -> Callable[..., object]:
-        def call(shard: Shard, *of: Any) -> Any:
+        def call(shard: Shard, *of: object) -> object:
             at = version(*of)
             self._perhaps(step, at, False, shard)
             done = work(shard, *of)

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import keras
 import numpy as np
@@ -51,7 +50,7 @@ def model_file() -> ModelFile:
     return load_model_file(FOLDER / "model.py")
 
 
-def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+def assert_same(one: dict[str, object], other: dict[str, object]) -> None:
     assert list(one) == list(other)
     for name in one:
         np.testing.assert_array_equal(one[name], other[name], err_msg=name)

@@ -45,7 +45,7 @@ def _dense(m: Mutator) -> tuple[Any, bytes]:
     return frame.header, frame.body
 
 
-PARSERS: dict[str, tuple[Call, Callable[[Iterable[bytes]], Any]]] = {
+PARSERS: dict[str, tuple[Call, Callable[[Iterable[bytes]], object]]] = {
     "LookupRequest": (
         STORE_CALLS["Lookup"],
         lambda frames: FrameReader(frames, "LookupRequest").header(store_pb2.LookupHeader),

@@ -208,7 +208,7 @@ class MasterCalls(CallTarget):
             if worker:
                 self.client.join(WorkerIdentity(worker)).close()
 
-    def words(self, m: Mutator, field: FieldDescriptor) -> Any:
+    def words(self, m: Mutator, field: FieldDescriptor) -> object:
         """As `master_words`."""
         told = master_words(m, field)
         return store_words(m, field) if told is None else told
@@ -334,7 +334,7 @@ class JobCalls(MasterCalls):
             self.masters.follow()
 
     _job: JobSpec | None = None
-    _expected: Sequence[Any] = ()
+    _expected: Sequence[object] = ()
 
     def _next_job(self) -> ServedMaster:
         from tests.master.fakes import job_of
@@ -361,7 +361,7 @@ class JobCalls(MasterCalls):
             self._thread.join(WAIT_S)
 
 
-def _driven(master: Any) -> None:
+def _driven(master: Master) -> None:
     """Runs a job to its end, whatever that is: failing it is what some calls are for."""
     from elastable.embedding_store.errors import ElastableError
 

@@ -144,7 +144,7 @@ class ShardCalls(CallTarget):
         self.channel = self.held.enter_context(grpc.insecure_channel(self.server.address))
         self._begin_anew()
 
-    def words(self, m: Mutator, field: FieldDescriptor) -> Any:
+    def words(self, m: Mutator, field: FieldDescriptor) -> object:
         """As `store_words`; the job and the version that would be right are often among them."""
         if field.name == "job":
             return m.text([JOB, JOB, "", "another"])

@@ -157,7 +157,7 @@ class StoreCalls(CallTarget):
         self.client.put("calm", [RowBlock(calm, weights, slots)])
         self._begin_anew()
 
-    def words(self, m: Mutator, field: FieldDescriptor) -> Any:
+    def words(self, m: Mutator, field: FieldDescriptor) -> object:
         """As `store_words`; the version that would be right is often among the versions."""
         if field.name == "version" and m.chance(0.5):
             return self.store.version() + m.small(1)

@@ -17,7 +17,7 @@ from tests.keras_table.sides import Side, small, trained
 __all__ = ["CASES"]
 
 
-def _with(*callbacks: Callable[[], object], **fit: Any) -> Callable[[Side], object]:
+def _with(*callbacks: Callable[[], object], **fit: object) -> Callable[[Side], object]:
     def program(side: Side) -> object:
         made = [make() for make in callbacks]
         return trained(side, fit={"epochs": 3, "callbacks": made, **fit}, optimizer=keras.optimizers.SGD(0.5))
@@ -31,7 +31,7 @@ def _validated(*callbacks: Callable[[], object], **fit: object) -> Callable[[Sid
 
 def _calls_of(side: Side) -> list[object]:
     """Which hooks are called, with what, and how often."""
-    seen: list[Any] = []
+    seen: list[object] = []
 
     class Told(keras.callbacks.Callback):
         def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
@@ -105,7 +105,7 @@ def _not_a_number(side: Side) -> object:
 
 def _stops(side: Side) -> object:
     class Stop(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
             self.model.stop_training = epoch == 1
 
     return trained(side, fit={"epochs": 4, "callbacks": [Stop()]})

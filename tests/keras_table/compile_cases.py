@@ -107,7 +107,7 @@ def _losses(names: list[str], run: Callable[..., object]) -> list[Case]:
     return [case(name) for name in names]
 
 
-def _metrics(names: list[str], run: Callable[..., Any], *arguments: Any) -> Case:
+def _metrics(names: list[str], run: Callable[..., object], *arguments: object) -> Case:
     def program(side: Side) -> object:
         return run(side, metrics=[getattr(keras.metrics, name)(*arguments) for name in names])
 
@@ -134,7 +134,7 @@ def _reduction(reduction: str) -> Case:
     )
 
 
-def _squared(y: Any, predicted: Any) -> keras.KerasTensor:
+def _squared(y: object, predicted: Any) -> keras.KerasTensor:
     return keras.ops.mean(keras.ops.square(y - predicted), axis=-1)
 
 
@@ -185,7 +185,7 @@ class _Largest(keras.metrics.Metric):
         super().__init__(name="largest")
         self.largest = self.add_weight(name="largest", initializer="zeros")
 
-    def update_state(self, y: Any, predicted: Any, sample_weight: Any = None) -> None:
+    def update_state(self, y: keras.KerasTensor, predicted: keras.KerasTensor, sample_weight: object = None) -> None:
         self.largest.assign(keras.ops.maximum(self.largest, keras.ops.max(predicted)))
 
     def result(self) -> object:

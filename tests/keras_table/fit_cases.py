@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -16,18 +17,18 @@ from tests.keras_table.sides import BATCH, RECORDS, Side, small, trained
 __all__ = ["CASES"]
 
 
-def _c(name: str, *covers: str, meaning: str = "", **fit: Any) -> Case:
+def _c(name: str, *covers: str, meaning: str = "", **fit: object) -> Case:
     return Case(name, lambda side: trained(side, fit=fit), tuple(f"fit.{cover}" for cover in covers), meaning)
 
 
-def _with(name: str, fit: Any, *covers: str, meaning: str = "", **compiled: Any) -> Case:
+def _with(name: str, fit: Callable[..., object], *covers: str, meaning: str = "", **compiled: object) -> Case:
     """`fit` is called with the side, and returns the arguments."""
     return Case(
         name, lambda side: trained(side, fit=fit(side), **compiled), tuple(f"fit.{cover}" for cover in covers), meaning
     )
 
 
-def _fitted(side: Side, data: Any, **options: Any) -> object:
+def _fitted(side: Side, data: _Batches, **options: object) -> object:
     model = small(side)
     model.compile(keras.optimizers.SGD(0.5), "mse", run_eagerly=True)
     history = side.fit(model, data, **options)
@@ -64,11 +65,11 @@ def _shuffled(side: Side) -> object:
     return [len(history["loss"]), int(model.optimizer.iterations)]
 
 
-def _one_batch(side: Side) -> Any:
+def _one_batch(side: Side) -> object:
     return trained(side, fit={"shuffle": True, "epochs": 3, "batch_size": RECORDS})
 
 
-def _class_weights(side: Side) -> Any:
+def _class_weights(side: Side) -> object:
     return trained(
         side,
         small(side, activation="sigmoid"),
@@ -78,7 +79,7 @@ def _class_weights(side: Side) -> Any:
     )
 
 
-def _weights_of_outputs(side: Side) -> Any:
+def _weights_of_outputs(side: Side) -> object:
     weights = {"one": side.weights, "two": side.weights[::-1].copy()}
     model = two_outputs(side)
     return trained(
@@ -96,11 +97,11 @@ def _twice(side: Side) -> object:
     return [dict(side.fit(model, side.x, side.y, epochs=4, initial_epoch=2).history), model.predict(side.x, verbose=0)]
 
 
-def _nothing(side: Side) -> Any:
+def _nothing(side: Side) -> object:
     return _running_out(side, x=side.x[:0], y=side.y[:0])
 
 
-def _running_out(side: Side, **given: object) -> Any:
+def _running_out(side: Side, **given: object) -> object:
     """`trained`, where the data ends before the epoch does: both sides warn of it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Your input ran out of data", UserWarning)

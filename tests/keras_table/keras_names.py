@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from collections.abc import Callable
 
 import keras
 
@@ -74,7 +74,7 @@ def _common_optimizer_arguments() -> set[str]:
     return {key for key in _arguments("Optimizer", keras.optimizers.SGD.__init__) if key.split(".")[1] in _COMMON}
 
 
-def _arguments(prefix: str, function: Any) -> set[str]:
+def _arguments(prefix: str, function: Callable[..., object]) -> set[str]:
     skipped = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     parameters = inspect.signature(function).parameters.values()
     return {f"{prefix}.{each.name}" for each in parameters if each.name != "self" and each.kind not in skipped}

@@ -14,7 +14,7 @@ from tests.keras_table.sides import DIM, LENGTH, Side, small, trained
 __all__ = ["CASES"]
 
 
-def _own(side: Side, *arguments: Any, **options: Any) -> object:
+def _own(side: Side, *arguments: object, **options: object) -> object:
     """A model around `et.Embedding`; with the rows of `weights=` where they are to be the same."""
     ids = keras.Input((LENGTH,), dtype="int64", name="ids")
     rows = side.embedding(*(arguments or (side.vocabulary, DIM)), **{"name": "items", **options})(ids)
@@ -25,7 +25,7 @@ def _rows(side: Side) -> np.ndarray:
     return np.random.default_rng(4).normal(size=(side.vocabulary, DIM)).astype(np.float32)
 
 
-def _both(name: str, covers: str, option: Callable[[], dict[str, Any]], **more: Any) -> list[Case]:
+def _both(name: str, covers: str, option: Callable[[], dict[str, Any]], **more: object) -> list[Case]:
     """The option on an offloaded `keras.layers.Embedding`, and on `et.Embedding`."""
     return [
         Case(
@@ -40,7 +40,7 @@ def _both(name: str, covers: str, option: Callable[[], dict[str, Any]], **more: 
 
 
 def _initializer(initializer: Callable[[], object], name: str, meaning: str) -> Case:
-    def program(side: Side) -> Any:
+    def program(side: Side) -> object:
         model = _own(side, side.vocabulary, 64, embeddings_initializer=initializer())
         result = trained(side, model, optimizer=keras.optimizers.SGD(0.0))
         if not meaning:
@@ -91,7 +91,7 @@ def _shared(side: Side) -> object:
 
 def _with_losses(side: Side) -> object:
     class Penalty(keras.layers.Layer):
-        def call(self, inputs: Any) -> Any:
+        def call(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
             self.add_loss(0.1 * keras.ops.mean(keras.ops.square(inputs)))
             return inputs
 
@@ -129,13 +129,13 @@ def _dropout(side: Side) -> list[object]:
 
 def _added_weight(side: Side) -> object:
     class Scaled(keras.layers.Layer):
-        def build(self, shape: Any) -> None:
+        def build(self, shape: tuple[None, int]) -> None:
             self.scale = self.add_weight(
                 shape=(1,), initializer="ones", regularizer="l2", constraint="non_neg", name="scale"
             )
             self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False, name="calls")
 
-        def call(self, inputs: Any) -> Any:
+        def call(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
             self.calls.assign_add(1.0)
             return inputs * self.scale
 
@@ -145,7 +145,7 @@ def _added_weight(side: Side) -> object:
 
 
 def _policy(policy: str) -> Callable[[Side], object]:
-    def program(side: Side) -> Any:
+    def program(side: Side) -> object:
         keras.config.set_dtype_policy(policy)
         return trained(side)
 

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 import elastable as et
+from elastable.embedding_store.contract.arrays import Array
 from tests.keras_table.case import Case
 from tests.keras_table.sides import BATCH, DIM, LENGTH, Side, outcome, small, trained
 
@@ -22,33 +23,38 @@ __all__ = ["CASES"]
 class Subclassed(keras.Model):
     """An embedding and a dense layer, in `call`."""
 
-    def __init__(self, vocabulary: int, **options: Any) -> None:
+    def __init__(self, vocabulary: int, **options: object) -> None:
         super().__init__(**options)
         self.vocabulary = vocabulary
         self.items = keras.layers.Embedding(vocabulary, DIM, name="items")
         self.flat = keras.layers.Flatten()
         self.out = keras.layers.Dense(1, name="out")
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
         return self.out(self.flat(self.items(inputs)))
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         return {**super().get_config(), "vocabulary": self.vocabulary}
 
 
 class OwnLoss(Subclassed):
     def compute_loss(
-        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: Any = True
-    ) -> Any:
+        self,
+        x: keras.KerasTensor | None = None,
+        y: keras.KerasTensor | None = None,
+        y_pred: Any = None,
+        sample_weight: object = None,
+        training: bool = True,
+    ) -> keras.KerasTensor:
         return keras.ops.mean(keras.ops.abs(y - y_pred))
 
 
 class OwnMetrics(Subclassed):
-    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> object:
+    def compute_metrics(self, x: object, y: object, y_pred: Any, sample_weight: object = None) -> object:
         self.distance.update_state(y, y_pred * 2)
         return {**self.get_metrics_result(), "distance": self.distance.result()}
 
-    def __init__(self, vocabulary: int, **options: Any) -> None:
+    def __init__(self, vocabulary: int, **options: object) -> None:
         super().__init__(vocabulary, **options)
         self.distance = keras.metrics.MeanAbsoluteError(name="distance")
 
@@ -69,16 +75,16 @@ class OwnPredictStep(Subclassed):
 
 
 class LossInCall(Subclassed):
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: object) -> object:
         rows = self.items(inputs)
         self.add_loss(keras.ops.mean(keras.ops.square(rows)))
         return self.out(self.flat(rows))
 
 
-def _subclass(kind: type[Subclassed], **options: object) -> Callable[[Side], Any]:
+def _subclass(kind: type[Subclassed], **options: object) -> Callable[..., object]:
     """Built by a call before it is trained, so that both sides begin with the same values."""
 
-    def program(side: Side) -> Any:
+    def program(side: Side) -> list[Array | dict[str, dict[str, object]]]:
         model = kind(side.vocabulary)
         model(side.x[:1])
         result = trained(side, model, **options)
@@ -87,7 +93,7 @@ def _subclass(kind: type[Subclassed], **options: object) -> Callable[[Side], Any
     return program
 
 
-def _sequential(side: Side) -> Any:
+def _sequential(side: Side) -> dict[str, dict[str, list[Array]] | dict[str, list[float]]]:
     layers = [
         keras.layers.Embedding(side.vocabulary, DIM, name="items"),
         keras.layers.Flatten(),
@@ -96,7 +102,7 @@ def _sequential(side: Side) -> Any:
     return trained(side, keras.Sequential([keras.Input((LENGTH,), dtype="int64"), *layers]))
 
 
-def _nested(side: Side) -> Any:
+def _nested(side: Side) -> object:
     inner = keras.Sequential(
         [
             keras.Input((LENGTH,), dtype="int64"),
@@ -108,7 +114,7 @@ def _nested(side: Side) -> Any:
     return trained(side, keras.Model(ids, keras.layers.Dense(1, name="out")(inner(ids))))
 
 
-def _frozen_model(side: Side) -> Any:
+def _frozen_model(side: Side) -> object:
     model = small(side)
     model.trainable = False
     with warnings.catch_warnings():
@@ -116,14 +122,14 @@ def _frozen_model(side: Side) -> Any:
         return trained(side, model)
 
 
-def _dict_features(side: Side) -> Any:
+def _dict_features(side: Side) -> object:
     inputs = {name: keras.Input((), dtype="int64", name=name) for name in ("user", "item")}
     rows = [keras.layers.Embedding(side.vocabulary, DIM, name=f"{name}s")(inputs[name]) for name in inputs]
     model = keras.Model(inputs, keras.layers.Dense(1, name="out")(keras.layers.Concatenate()(rows)))
     return trained(side, model, x={"user": side.x[:, 0], "item": side.x[:, 1]})
 
 
-def _fitted(side: Side) -> Any:
+def _fitted(side: Side) -> keras.Model:
     model = small(side)
     trained(side, model, metrics=["mae"])
     return model
@@ -132,14 +138,14 @@ def _fitted(side: Side) -> Any:
 def _after(use: Callable[[keras.Model, Side], object]) -> Callable[[Side], object]:
     """Trains the small model, then uses it."""
 
-    def program(side: Side) -> Any:
+    def program(side: Side) -> object:
         model = _fitted(side)
         return use(model, side)
 
     return program
 
 
-def _saved(model: Any, side: Side) -> Any:
+def _saved(model: keras.Model, side: Side) -> list[Array | str]:
     with tempfile.TemporaryDirectory() as folder:
         model.save(f"{folder}/model.keras", overwrite=True)
         loaded = keras.models.load_model(f"{folder}/model.keras")
@@ -149,7 +155,7 @@ def _saved(model: Any, side: Side) -> Any:
     ]
 
 
-def _weights_saved(model: Any, side: Side) -> Any:
+def _weights_saved(model: keras.Model, side: Side) -> object:
     with tempfile.TemporaryDirectory() as folder:
         model.save_weights(f"{folder}/model.weights.h5")
         plain = small(Side(every_row=side.every_row))
@@ -159,7 +165,7 @@ def _weights_saved(model: Any, side: Side) -> Any:
     return [plain.predict(side.x, verbose=0), outcome(into)]
 
 
-def _exported(model: Any, side: Side) -> Any:
+def _exported(model: keras.Model, side: Side) -> Array:
     import tensorflow as tf
 
     with tempfile.TemporaryDirectory() as folder:
@@ -168,7 +174,7 @@ def _exported(model: Any, side: Side) -> Any:
         return np.asarray(served.serve(tf.constant(side.x)))
 
 
-def _exported_keras(side: Side) -> Any:
+def _exported_keras(side: Side) -> object:
     """`et.export_keras` of a trained model against `model.save`."""
     model = _fitted(side)
     with tempfile.TemporaryDirectory() as folder:
@@ -180,21 +186,21 @@ def _exported_keras(side: Side) -> Any:
         return keras.models.load_model(file).predict(side.x, verbose=0)
 
 
-def _dense_weights(model: Any, side: Side) -> Any:
+def _dense_weights(model: keras.Model, side: Side) -> list[Array]:
     return model.get_weights() if side.stored else model.get_weights()[1:]
 
 
-def _set_weights(model: Any, side: Side) -> Any:
+def _set_weights(model: keras.Model, side: Side) -> object:
     halved = [weight * 0.5 for weight in _dense_weights(model, side)]
     model.set_weights(halved if side.stored else [model.get_weights()[0], *halved])
     return [model.predict(side.x, verbose=0), trained(side, model)]
 
 
-def _parameters(model: Any, side: Side) -> Any:
+def _parameters(model: keras.layers.Layer, side: Side) -> object:
     return model.count_params() if side.stored else model.count_params() - side.vocabulary * DIM
 
 
-def _quantized(model: Any, side: Side) -> Any:
+def _quantized(model: keras.Model, side: Side) -> object:
     before = model.predict(side.x, verbose=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Keras warns of every layer that has nothing to quantise
@@ -203,11 +209,11 @@ def _quantized(model: Any, side: Side) -> Any:
     return [model.get_layer("out").quantization_mode, float(np.abs(after - before).max() < 0.05)]
 
 
-def _compiled_again(model: Any, side: Side) -> Any:
+def _compiled_again(model: keras.Model, side: Side) -> dict[str, dict[str, list[Array]] | dict[str, list[float]]]:
     return trained(side, model, optimizer=keras.optimizers.Adagrad(0.1), loss="mae")
 
 
-def _reset(model: Any, side: Side) -> Any:
+def _reset(model: keras.Model, side: Side) -> object:
     model.reset_metrics()
     return [model.evaluate(side.x, side.y, batch_size=BATCH, verbose=0), model.metrics_names]
 

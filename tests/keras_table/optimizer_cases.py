@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from tests.keras_table.case import Case
-from tests.keras_table.sides import Side, trained
+from tests.keras_table.sides import trained
 
 __all__ = ["CASES"]
 
@@ -45,7 +45,7 @@ _OWN = {
     "Muon": [{"learning_rate": 0.01}],
     "ScheduleFreeAdamW": [{"learning_rate": 0.01, "beta_1": 0.8, "beta_2": 0.9, "epsilon": 1e-4, "warmup_steps": 2}],
 }
-_COMMON: list[tuple[str, dict[str, Any]]] = [
+_COMMON: list[tuple[str, dict[str, object]]] = [
     ("SGD", {"learning_rate": 0.5, "clipnorm": 0.05}),
     ("SGD", {"learning_rate": 0.5, "global_clipnorm": 0.05}),
     ("SGD", {"learning_rate": 0.5, "clipvalue": 0.01}),
@@ -79,11 +79,11 @@ _SCHEDULES = {
 }
 
 
-def _said(name: str, arguments: dict[str, Any]) -> str:
+def _said(name: str, arguments: dict[str, object]) -> str:
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
 
 
-def _with(optimizer: Callable[[], Any], epochs: int = 1) -> Callable[[Side], Any]:
+def _with(optimizer: Callable[[], object], epochs: int = 1) -> Callable[..., object]:
     return lambda side: trained(side, optimizer=optimizer(), fit={"epochs": epochs})
 
 
@@ -94,7 +94,7 @@ def _optimizer(name: str, arguments: dict[str, Any]) -> Case:
     return Case(f"`{_said(name, arguments)}`", program, covers)
 
 
-def _schedule(name: str, arguments: dict[str, Any]) -> Case:
+def _schedule(name: str, arguments: dict[str, object]) -> Case:
     def optimizer() -> keras.optimizers.SGD:
         return keras.optimizers.SGD(getattr(keras.optimizers.schedules, name)(**arguments))
 

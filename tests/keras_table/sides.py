@@ -58,11 +58,11 @@ class Side:
         """float32 [24]: a weight of each record."""
         return np.random.default_rng(2).uniform(0.5, 2.0, RECORDS).astype(np.float32)
 
-    def embedding(self, *arguments: Any, **options: Any) -> Any:
+    def embedding(self, *arguments: Any, **options: Any) -> keras.layers.Layer:
         """`keras.layers.Embedding`, or `et.Embedding` with the same arguments."""
         return (et.Embedding if self.stored else keras.layers.Embedding)(*arguments, **options)
 
-    def fit(self, model: Any, *data: Any, **options: Any) -> Any:
+    def fit(self, model: keras.Model, *data: Any, **options: Any) -> keras.callbacks.History:
         """`model.fit`, or `et.fit` with the same arguments."""
         options = {"shuffle": False, "verbose": 0, **options}
         if "batch_size" not in options and (not data or isinstance(data[0], np.ndarray | dict | tuple | list)):
@@ -72,14 +72,21 @@ class Side:
         return et.fit(model, *data, **options, lazy=self.lazy, offload_embeddings_above=1)
 
 
-def small(side: Side, units: int = 1, activation: str | None = None, **embedding: Any) -> Any:
+def small(side: Side, units: int = 1, activation: str | None = None, **embedding: Any) -> keras.Model:
     """ids [3] -> an embedding -> a dense layer."""
     ids = keras.Input((LENGTH,), dtype="int64", name="ids")
     rows = keras.layers.Embedding(side.vocabulary, DIM, name="items", **embedding)(ids)
     return keras.Model(ids, keras.layers.Dense(units, activation, name="out")(keras.layers.Flatten()(rows)))
 
 
-def trained(side: Side, model: Any = None, x: Any = None, y: Any = None, fit: Any = None, **compiled: Any) -> Any:
+def trained(
+    side: Side,
+    model: keras.Model | None = None,
+    x: object = None,
+    y: object = None,
+    fit: Any = None,
+    **compiled: object,
+) -> Any:
     """Compiles with `compiled`, trains with `fit`, and gives what came out."""
     model = small(side) if model is None else model
     options = {"optimizer": keras.optimizers.SGD(0.5), "loss": "mse", "run_eagerly": True, **compiled}
@@ -88,7 +95,7 @@ def trained(side: Side, model: Any = None, x: Any = None, y: Any = None, fit: An
     return outcome(model, history)
 
 
-def outcome(model: Any, history: Any = None) -> dict[str, Any]:
+def outcome(model: keras.Model, history: keras.callbacks.History | None = None) -> dict[str, object]:
     """Final weights by layer, the rows of its table included, and the history."""
     weights = {}
     for layer in model._flatten_layers(include_self=False, recursive=True):

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
@@ -59,11 +60,11 @@ class StoreLayer(keras.layers.Layer):
     def table_spec(self, seed: int, optimizer: OptimizerSpec) -> TableSpec:
         return TableSpec(self.table_name, self.dim, vocabulary_size=10, seed=seed, optimizer=optimizer)
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Any) -> keras.KerasTensor:
         return keras.ops.zeros((*inputs.shape[:1], self.dim)) + keras.ops.cast(inputs[:, :1], "float32")
 
 
-def small_model(optimizer: Any = None, metrics: list[Any] | None = None) -> Any:
+def small_model(optimizer: object = None, metrics: list[keras.metrics.Metric] | None = None) -> keras.Model:
     """A compiled and built model: one table "t", BatchNormalization, a dense head."""
     keras.utils.set_random_seed(7)
     inputs = keras.Input((1,), batch_size=4, dtype="int64")
@@ -94,7 +95,7 @@ class Bench:
         options: MasterOptions | None = None,
         store: EmbeddingStore | None = None,
         start: Progress | None = None,
-        tensors: dict[str, Any] | None = None,
+        tensors: dict[str, Array] | None = None,
     ) -> None:
         self.job = job or job_of()
         self.model = make()

@@ -71,12 +71,17 @@ def two_towers(fit: Fit) -> object:
             self.users.build(shapes["user"])
             self.items.build(shapes["item"])
 
-        def call(self, inputs: Any) -> Any:
+        def call(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
             return self.users(inputs["user"])
 
         def compute_loss(
-            self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: Any = True
-        ) -> Any:
+            self,
+            x: Any = None,
+            y: keras.KerasTensor | None = None,
+            y_pred: keras.KerasTensor | None = None,
+            sample_weight: keras.KerasTensor | None = None,
+            training: object = True,
+        ) -> object:
             scores = keras.ops.matmul(y_pred, keras.ops.transpose(self.items(x["item"])))
             right = keras.ops.arange(keras.ops.shape(scores)[0])
             return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(right, scores, from_logits=True))
@@ -173,7 +178,7 @@ def subclassed(fit: Fit) -> object:
             self.normal = keras.layers.BatchNormalization()
             self.head = keras.layers.Dense(1, kernel_regularizer="l2")
 
-        def call(self, inputs: Any, training: Any = None) -> Any:
+        def call(self, inputs: keras.KerasTensor, training: object = None) -> keras.KerasTensor:
             together = self.users(inputs["user"]) * self.items(inputs["item"])
             return self.head(self.normal(together, training=training))
 

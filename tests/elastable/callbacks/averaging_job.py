@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import numpy as np
 
@@ -14,7 +12,7 @@ __all__ = ["DIM", "ROWS", "data", "model"]
 ROWS, DIM = 24, 4
 
 
-def model() -> Any:
+def model() -> keras.Model:
     words = keras.Input((3,), dtype="int64")
     rows = et.Embedding(ROWS, DIM, name="words")(words)
     made = keras.Model(words, keras.layers.Dense(1)(keras.layers.Flatten()(rows)))
@@ -22,7 +20,7 @@ def model() -> Any:
     return made
 
 
-def data(split: str) -> Any:
+def data(split: str) -> object:
     if split != "train":
         return None
     random = np.random.default_rng(0)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import numpy as np
 
 import elastable as et
+from elastable.embedding_store.contract.arrays import Array
 
 ROWS, EPOCHS, BATCH = 40, 5, 16
 
@@ -22,7 +21,7 @@ class Freeze(keras.callbacks.Callback):
             self.model.make_train_function(force=True)
 
 
-def model() -> Any:
+def model() -> keras.Model:
     words = keras.Input((3,), dtype="int64")
     rows = et.Embedding(ROWS, 4, name="words", embeddings_initializer="ones")(words)
     low = keras.layers.Dense(4, name="low", kernel_initializer=keras.initializers.GlorotUniform(seed=1))
@@ -33,7 +32,7 @@ def model() -> Any:
     return made
 
 
-def data(split: str) -> Any:
+def data(split: str) -> tuple[Array, Array]:
     random = np.random.default_rng(0 if split == "train" else 1)
     words = random.integers(0, ROWS, (64, 3))
     return words, (words.sum(axis=1) % 2).astype("float32")[:, None]

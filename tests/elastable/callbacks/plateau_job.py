@@ -28,7 +28,7 @@ class Slower(keras.callbacks.Callback):
         self.epochs = list(state["epochs"])
 
 
-def model() -> Any:
+def model() -> keras.Model:
     words = keras.Input((3,), dtype="int64")
     rows = et.Embedding(None, 4, name="words", combiner="mean")(words)
     made = keras.Model(words, keras.layers.Dense(1, activation="sigmoid")(rows))
@@ -36,7 +36,7 @@ def model() -> Any:
     return made
 
 
-def data(split: str) -> Any:
+def data(split: str) -> object:
     random = np.random.default_rng(0 if split == "train" else 1)
     words = random.integers(0, 40, (64, 3))
     return words, (words.sum(axis=1) % 2).astype("float32")

@@ -20,7 +20,14 @@ OPTIMIZERS = {
 }
 
 
-def fit(model: Any, optimizer: Any, *callbacks: Any, epochs: int = 6, lazy: bool = False, **more: Any) -> Any:
+def fit(
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer | None,
+    *callbacks: object,
+    epochs: int = 6,
+    lazy: bool = False,
+    **more: Any,
+) -> keras.callbacks.History:
     """The history; by `et.fit` where the model has tables in a store."""
     if optimizer is not None:
         model.compile(optimizer, "binary_crossentropy")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import shutil
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -23,7 +22,7 @@ VERSIONS = 4  # of an epoch
 
 
 class Counts(keras.callbacks.Callback):
-    def __init__(self, state: Any = None) -> None:
+    def __init__(self, state: object = None) -> None:
         super().__init__()
         self.state = state
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ class TestHonoured:
 
     def test_weights_that_a_callback_sets_are_trained_on(self) -> None:
         def half(model: keras.Model) -> object:
-            def set_weights(*_: Any) -> None:
+            def set_weights(*_: object) -> None:
                 model.layers[-1].set_weights([values / 2 for values in model.layers[-1].get_weights()])
 
             return keras.callbacks.LambdaCallback(on_epoch_begin=set_weights, on_epoch_end=set_weights)
@@ -130,12 +131,12 @@ class TestRefused:
             (lambda: print, "builtin_function_or_method: not a keras.callbacks.Callback"),
         ],
     )
-    def test_by_name(self, callback: Any, told: str) -> None:
+    def test_by_name(self, callback: Callable[..., object], told: str) -> None:
         with pytest.raises(Unsupported, match=told):
             trained(1, callback())
 
 
-def trained(epochs: int, *callbacks: Any, model: Any = None, **more: Any) -> Any:
+def trained(epochs: int, *callbacks: object, model: keras.Model | None = None, **more: Any) -> keras.callbacks.History:
     """The history of `et.fit` with these callbacks."""
     model = model or store_model()
     model.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")

@@ -19,13 +19,13 @@ Program = Callable[[keras.Model, Callable[..., object]], object]
 """A program that trains a model by the `fit` that it is given."""
 
 
-def records() -> tuple[Arrays, np.ndarray[Any, Any]]:
+def records() -> tuple[dict[str, Array], Array]:
     random = np.random.default_rng(0)
     x = {"user": random.integers(0, ROWS, (52, 1)), "word": random.integers(0, ROWS, (52, 2))}
     return x, random.random((52, 1)).astype(np.float32)
 
 
-def built(embedding: Callable[..., Any], **user: Any) -> keras.Model:
+def built(embedding: Callable[..., Any], **user: object) -> keras.Model:
     """Two tables, a part of the model with layers of its own, and layers above."""
     users = keras.Input((1,), dtype="int64", name="user")
     words = keras.Input((2,), dtype="int64", name="word")
@@ -37,11 +37,11 @@ def built(embedding: Callable[..., Any], **user: Any) -> keras.Model:
     return keras.Model([users, words], out)
 
 
-def dense(name: str, units: int) -> Any:
+def dense(name: str, units: int) -> keras.layers.Layer:
     return keras.layers.Dense(units, name=name, kernel_initializer=keras.initializers.GlorotUniform(seed=len(name)))
 
 
-def in_store(name: str, **settings: Any) -> Any:
+def in_store(name: str, **settings: Any) -> keras.layers.Layer:
     return et.Embedding(output_dim=DIM, input_dim=ROWS, embeddings_initializer="ones", name=name, **settings)
 
 
@@ -51,12 +51,12 @@ def plain(name: str, **settings: object) -> keras.layers.Embedding:
     return keras.layers.Embedding(ROWS, DIM, "ones", name=name, **settings)
 
 
-def optimizer() -> Any:
+def optimizer() -> keras.optimizers.Optimizer:
     """Moves rows without a gradient, too: by momentum and by weight decay."""
     return keras.optimizers.SGD(0.05, momentum=0.9, weight_decay=0.1)
 
 
-def layer_of(model: Any, name: str) -> Any:
+def layer_of(model: keras.Model, name: str) -> Any:
     return next(layer for layer in model._flatten_layers() if layer.name == name)
 
 
@@ -72,13 +72,13 @@ def state_of(model: keras.Model) -> Arrays:
     return found
 
 
-def run(program: Program, by_keras: bool, **user: Any) -> tuple[Any, list[Arrays]]:
+def run(program: Program, by_keras: bool, **user: object) -> tuple[keras.Model, list[dict[str, Array]]]:
     """The model trained by a program, and its state after each epoch."""
     model, states = built(plain if by_keras else in_store, **user), [dict[str, Any]()]
     model.compile(optimizer(), "mse")
     x, y = records()
 
-    def fit(epochs: int = 1, *callbacks: Any) -> None:
+    def fit(epochs: int = 1, *callbacks: object) -> None:
         note = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: states.append(state_of(model)))
         settings: dict[str, Any] = {
             "epochs": epochs,
@@ -119,7 +119,7 @@ class Flags(keras.callbacks.Callback):
 
 
 def freeze(name: str) -> Program:
-    def program(model: Any, fit: Callable[..., Any]) -> None:
+    def program(model: keras.Model, fit: Callable[..., object]) -> None:
         (model if name == "model" else layer_of(model, name)).trainable = False
         fit(2)
 
@@ -133,7 +133,7 @@ def callback(flags: dict[int, tuple[str, bool]], force: bool = True) -> Program:
 def between(compiled: str) -> Program:
     """Freezes the table of users after a first fit, and un-freezes it after a second."""
 
-    def program(model: Any, fit: Callable[..., Any]) -> None:
+    def program(model: keras.Model, fit: Callable[..., object]) -> None:
         for trainable in (True, False, True):
             layer_of(model, "users").trainable = trainable
             if compiled:
@@ -189,7 +189,7 @@ def test_the_penalty_of_a_frozen_layer_is_no_part_of_the_loss() -> None:
 
 
 def test_nothing_is_trained_and_no_step_is_counted() -> None:
-    def program(model: Any, fit: Callable[..., Any]) -> None:
+    def program(model: keras.Model, fit: Callable[..., object]) -> None:
         model.trainable = False
         fit(2)
 
@@ -204,7 +204,7 @@ def test_eager_models_are_read_with_every_batch() -> None:
     states: dict[bool, list[Arrays]] = {}
     for by_keras in (True, False):
 
-        def program(model: Any, fit: Callable[..., Any]) -> None:
+        def program(model: keras.Model, fit: Callable[..., object]) -> None:
             model.compile(optimizer(), "mse", run_eagerly=True)
             fit(2, Flags({1: ("users", False)}, force=False))
 
@@ -240,7 +240,7 @@ def test_a_table_shared_by_a_frozen_layer_and_another_is_refused() -> None:
 
 
 def test_compiling_in_a_callback_is_refused() -> None:
-    def program(model: Any, fit: Callable[..., Any]) -> None:
+    def program(model: keras.Model, fit: Callable[..., object]) -> None:
         again = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: epoch and model.compile("sgd", "mse"))
         fit(2, again)
 
@@ -249,7 +249,7 @@ def test_compiling_in_a_callback_is_refused() -> None:
 
 
 def test_what_the_optimizer_was_not_built_for_is_refused() -> None:
-    def program(model: Any, fit: Callable[..., Any]) -> None:
+    def program(model: keras.Model, fit: Callable[..., object]) -> None:
         layer_of(model, "mid").trainable = False
         fit()
         layer_of(model, "mid").trainable = True

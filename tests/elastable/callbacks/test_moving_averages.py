@@ -31,14 +31,14 @@ OPTIMIZERS: dict[str, Callable[..., object]] = {
 }
 
 
-def records() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def records() -> tuple[Array, Array]:
     """Two ids a record; every batch has every id once."""
     random = np.random.default_rng(1)
     ids = np.concatenate([random.permutation(ROWS) for _ in range(STEPS)]).reshape(-1, 2)
     return ids, random.normal(size=(len(ids), 1)).astype(np.float32)
 
 
-def model(embedding: Any, optimizer: Any) -> Any:
+def model(embedding: keras.layers.Layer, optimizer: keras.optimizers.Optimizer) -> keras.Model:
     ids = keras.Input((2,), dtype="int64")
     out = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(2), name="out")
     made = keras.Model(ids, out(keras.layers.Flatten()(embedding(ids))))
@@ -46,7 +46,7 @@ def model(embedding: Any, optimizer: Any) -> Any:
     return made
 
 
-def trained(optimizer: Any, passes: tuple[int, ...], **layer: Any) -> list[np.ndarray[Any, Any]]:
+def trained(optimizer: keras.optimizers.Optimizer, passes: tuple[int, ...], **layer: Any) -> list[Array]:
     """The rows, the kernel and the bias after one call of `et.fit` for each number of epochs."""
     made = model(et.Embedding(ROWS, DIM, embeddings_initializer="ones", name="ids", **layer), optimizer)
     for epochs in passes:
@@ -80,7 +80,7 @@ def test_a_model_equals_one_of_plain_keras(name: str, every: int | None) -> None
 
 
 def test_a_constraint_holds_after_the_average_as_in_keras() -> None:
-    def layer() -> dict[str, Any]:
+    def layer() -> dict[str, object]:
         return {"embeddings_constraint": keras.constraints.MaxNorm(1.9, axis=1)}
 
     def optimizer() -> object:
@@ -110,7 +110,7 @@ def test_a_row_that_comes_late_begins_its_average_where_it_was() -> None:
 
 
 def test_what_has_no_meaning_is_refused_by_name() -> None:
-    def fit(optimizer: Any, **settings: Any) -> None:
+    def fit(optimizer: keras.optimizers.Optimizer, **settings: Any) -> None:
         made = model(et.Embedding(ROWS, DIM, name="ids"), optimizer)
         et.fit(made, records(), batch_size=BATCH, verbose=False, **settings)
 

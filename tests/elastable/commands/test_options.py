@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[3]
 WIDE = {"COLUMNS": "400"}
 
 
-def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _commands(command: object, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     inner = getattr(command, "commands", {})
     if not inner:
         yield path, command
@@ -41,7 +41,7 @@ def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
 
 
 COMMANDS = dict(_commands(typer.main.get_command(app)))
-OPTIONS: list[tuple[tuple[str, ...], Any, OptionField]] = [
+OPTIONS: list[tuple[tuple[str, ...], object, OptionField]] = [
     (path, parameter, command.callback.options[parameter.name])
     for path, command in COMMANDS.items()
     for parameter in command.params

@@ -11,13 +11,20 @@ import pytest
 import tensorflow as tf
 
 import elastable as et
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from tests.elastable.small_models import assert_close, clicks, plain_model, store_model, tables_and_weights
 
 BATCH = 16
 
 
-def fitted(model: Any, optimizer: Any, records: Any, epochs: int = 2, **compiled: Any) -> Any:
+def fitted(
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    records: Any,
+    epochs: int = 2,
+    **compiled: object,
+) -> keras.Model:
     """The model trained in record order: by `et.fit` where it has tables in a store, else by Keras."""
     compiled.setdefault("loss", "binary_crossentropy")
     model.compile(optimizer, **compiled)
@@ -84,7 +91,9 @@ class TestAgainstKeras:
             fitted(store_model(), keras.optimizers.Lamb(0.1), clicks(BATCH))
 
 
-def keras_with_dense_gradients(optimizer: Any, records: Any) -> object:
+def keras_with_dense_gradients(
+    optimizer: keras.optimizers.Optimizer, records: tuple[dict[str, Array], Array]
+) -> object:
     """Two epochs of Keras' own steps, with an id's gradients summed.
 
     `model.fit` hands optimizers `IndexedSlices` with ids more than once, of which they
@@ -125,7 +134,7 @@ class TestAfterwards:
     def test_initial_epoch_goes_on_with_the_next_order(self) -> None:
         records = clicks(BATCH * 4)
 
-        def trained(*epochs: tuple[int, int]) -> Any:
+        def trained(*epochs: tuple[int, int]) -> keras.Model:
             model = store_model()
             model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy")
             for initial, end in epochs:
@@ -165,7 +174,7 @@ class TestAfterwards:
     def test_a_dataset_trains_as_its_records_do(self) -> None:
         records, held_out = clicks(BATCH * 4 + 5), clicks(BATCH, seed=1)
 
-        def trained(data: Any, validation: Any, **size: Any) -> tuple[Any, Any]:
+        def trained(data: object, validation: object, **size: Any) -> tuple[dict[str, Array], dict[str, list[float]]]:
             model = store_model()
             model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy")
             history = et.fit(model, data, epochs=2, validation_data=validation, seed=3, verbose=False, **size)
@@ -228,6 +237,6 @@ class Subclassed(keras.Model):
         self.rows = et.Embedding(None, 8, name="everything", combiner="sum")
         self.out = keras.layers.Dense(1, activation="sigmoid")
 
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
+    def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         user = self.rows(keras.ops.expand_dims(inputs["user"], -1))
         return self.out(keras.ops.concatenate([user, self.rows(self.hashed(inputs["word"]))], axis=-1))

@@ -23,14 +23,14 @@ ROWS, DIM, BATCH, STEPS = 400, 6, 8, 200
 SEED = 3
 
 
-def records() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def records() -> tuple[Array, Array]:
     """Three ids a record, few of them often and most of them seldom, and some in no record."""
     random = np.random.default_rng(1)
     ids = np.minimum((random.pareto(0.5, (BATCH * STEPS // 2, 3))).astype(np.int64), ROWS - 20)
     return ids, np.sin(ids.sum(axis=1)).astype(np.float32)[:, None]
 
 
-def model(embedding: Any) -> Any:
+def model(embedding: keras.layers.Layer) -> keras.Model:
     ids = keras.Input((3,), dtype="int64")
     hidden = keras.layers.Dense(8, "tanh", kernel_initializer=keras.initializers.GlorotUniform(1))
     out = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(2))
@@ -41,7 +41,7 @@ def schedule() -> keras.optimizers.schedules.CosineDecayRestarts:
     return keras.optimizers.schedules.CosineDecayRestarts(0.01, 60, t_mul=1.0, m_mul=0.9)
 
 
-OPTIMIZERS: dict[str, Callable[[], Any]] = {
+OPTIMIZERS: dict[str, Callable[[], object]] = {
     "adam, schedule": lambda: keras.optimizers.Adam(schedule()),
     "adamw": lambda: keras.optimizers.AdamW(0.003, weight_decay=0.05),
     "nesterov, clipped": lambda: keras.optimizers.SGD(schedule(), momentum=0.9, nesterov=True, global_clipnorm=0.1),
@@ -49,7 +49,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 }
 
 
-def trained(optimizer: Any, **settings: Any) -> np.ndarray[Any, Any]:
+def trained(optimizer: keras.optimizers.Optimizer, **settings: Any) -> Array:
     made = model(et.Embedding(ROWS, DIM, embeddings_initializer="ones", name="ids"))
     made.compile(optimizer, "mse")
     et.fit(made, records(), epochs=2, batch_size=BATCH, shuffle=False, seed=SEED, verbose=False, **settings)
@@ -193,7 +193,7 @@ class TestFtrl:
 
     IDS = np.array([[0, 1, 2], [1, 2, 0], [0, 3, 4], [3, 0, 1]])  # two batches of two; 3 and 4 come second, 5 never
 
-    def both(self, initializer: str, records: int = 4) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def both(self, initializer: str, records: int = 4) -> tuple[Array, Array]:
         """The tables of six rows that et.fit and plain Keras end with."""
         tables = []
         for layer in (

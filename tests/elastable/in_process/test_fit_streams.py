@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -20,12 +20,12 @@ def dataset(x: object = X, y: object = Y, size: int = SIZE) -> Any:
     return tf.data.Dataset.from_tensor_slices((x, y)).batch(size)
 
 
-def forever() -> Iterator[Any]:
+def forever() -> Iterator[object]:
     while True:
         yield from ((X[start : start + SIZE], Y[start : start + SIZE]) for start in range(0, len(X), SIZE))
 
 
-def unknown() -> Any:
+def unknown() -> object:
     signature = (tf.TensorSpec([SIZE, 3], tf.int64), tf.TensorSpec([SIZE], tf.float32))
     return tf.data.Dataset.from_generator(forever, output_signature=signature)
 
@@ -47,7 +47,7 @@ STREAMS = {"repeat": lambda: dataset().repeat(), "generator": forever, "unknown"
 @pytest.mark.parametrize("kind", STREAMS)
 @pytest.mark.parametrize("begin", [0, 1])
 def test_a_stream_without_an_end_has_the_numbers_of_keras(kind: str, begin: int) -> None:
-    def fit(model: Any) -> Any:
+    def fit(model: keras.Model) -> keras.callbacks.History:
         return model.fit(
             STREAMS[kind](), steps_per_epoch=STEPS, epochs=3, initial_epoch=begin, verbose=0, shuffle=False
         )
@@ -64,7 +64,7 @@ def test_et_fit_takes_it_too_and_makes_steps_of_several_batches(kind: str) -> No
 
 
 def test_validation_steps_of_a_stream_without_an_end() -> None:
-    def fit(model: Any) -> Any:
+    def fit(model: keras.Model) -> keras.callbacks.History:
         held_out = dataset(*HELD_OUT).repeat()
         return model.fit(dataset().repeat(), steps_per_epoch=4, epochs=3, verbose=0, validation_data=held_out,
                          validation_steps=3, shuffle=False)  # fmt: skip
@@ -88,7 +88,7 @@ def test_a_generator_to_evaluate_on_gives_its_first_batches() -> None:
         ({"x": dataset(), "validation_data": dataset().repeat()}, r"validation_data is a _Rep.*validation_steps="),
     ],
 )  # fmt: skip
-def test_what_cannot_be_as_in_keras_is_refused(arguments: dict[str, Any], told: str) -> None:
+def test_what_cannot_be_as_in_keras_is_refused(arguments: dict[str, object], told: str) -> None:
     with pytest.raises(BadInput, match=told):
         program(et.Embedding).fit(verbose=0, **arguments)
 
@@ -129,7 +129,7 @@ def shuffled() -> object:
     return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(len(X), seed=3).batch(7)
 
 
-def augmented() -> Any:
+def augmented() -> object:
     """A length that nobody knows, and other records in every pass."""
     whole = tf.data.Dataset.from_tensor_slices((X, Y)).filter(lambda x, y: x[0] < ROWS - 3)
     return (
@@ -156,7 +156,7 @@ FINITE = {"PyDataset": Batches, "shuffle": shuffled}
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.filterwarnings("ignore:steps_per_epoch=4")
 def test_every_pass_reads_a_stream_anew_as_keras_does(kind: str, more: dict[str, object], fit_of: str) -> None:
-    def fit(model: Any, call: Any) -> Any:
+    def fit(model: keras.Model, call: Callable[..., object]) -> Any:
         keras.utils.set_random_seed(13)
         stream = FINITE[kind]()
         arguments = {"epochs": 3, "verbose": 0, "validation_data": HELD_OUT, **more}

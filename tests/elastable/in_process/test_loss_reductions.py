@@ -31,17 +31,17 @@ def in_store(**arguments: Any) -> object:
     return et.Embedding(output_dim=DIM, input_dim=WORDS, name="words", **arguments)
 
 
-def in_keras(**arguments: Any) -> object:
+def in_keras(**arguments: object) -> object:
     """The same in plain Keras."""
     return keras.layers.Embedding(WORDS, DIM, name="words", **arguments)
 
 
-def dense(units: int = 1, seed: int = 1, **arguments: Any) -> Any:
+def dense(units: int = 1, seed: int = 1, **arguments: object) -> keras.layers.Layer:
     """A dense layer that begins alike every time."""
     return keras.layers.Dense(units, kernel_initializer=keras.initializers.GlorotUniform(seed=seed), **arguments)
 
 
-def one_a_record(embedding: Any, cls: Any = keras.Model, **arguments: Any) -> Any:
+def one_a_record(embedding: Any, cls: Any = keras.Model, **arguments: Any) -> keras.Model:
     """A model with one output a record."""
     ids = keras.Input((STEPS,), dtype="int64")
     hidden = dense(4, activation="tanh", **arguments)(keras.layers.Flatten()(embedding()(ids)))
@@ -65,16 +65,16 @@ def two_outputs(embedding: Any) -> object:
 class Adds(keras.layers.Layer):
     """Adds a loss of what passes."""
 
-    def __init__(self, loss: Callable[[Any], Any]) -> None:
+    def __init__(self, loss: Callable[..., object]) -> None:
         super().__init__()
         self.loss = loss
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: tf.Tensor) -> tf.Tensor:
         self.add_loss(self.loss(x))
         return x
 
 
-def adds(loss: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def adds(loss: Callable[..., object]) -> Callable[..., object]:
     """A model one of whose layers adds that loss."""
 
     def make(embedding: Any) -> object:
@@ -85,7 +85,7 @@ def adds(loss: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return make
 
 
-def mse(reduction: str | None, scale: object = None) -> Any:
+def mse(reduction: str | None, scale: object = None) -> keras.losses.Loss:
     """Mean squared error of a reduction."""
     return keras.losses.MeanSquaredError(reduction=reduction)
 
@@ -93,7 +93,9 @@ def mse(reduction: str | None, scale: object = None) -> Any:
 class WeightedByHand(keras.Model):
     """A loss of its own: divided by the weights, and a mean beside it."""
 
-    def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool = True) -> Any:
+    def compute_loss(
+        self, x: tf.Tensor, y: tf.Tensor, y_pred: tf.Tensor, sample_weight: tf.Tensor, training: bool = True
+    ) -> object:
         errors = tf.square(y_pred - y)[:, 0]
         weighted = tf.math.divide_no_nan(tf.reduce_sum(errors * sample_weight), tf.reduce_sum(sample_weight))
         return 0.7 * weighted + tf.reduce_sum(tf.abs(y_pred)) / tf.cast(tf.shape(y_pred)[0], tf.float32) - 0.2
@@ -102,11 +104,13 @@ class WeightedByHand(keras.Model):
 class Uncertain(keras.Model):
     """Keras' loss times a trained factor, and a penalty on that factor."""
 
-    def build(self, shape: Any) -> None:
+    def build(self, shape: object) -> None:
         super().build(shape)
         self.scale = self.add_weight(shape=(), initializer="zeros", name="scale")
 
-    def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool = True) -> Any:
+    def compute_loss(
+        self, x: tf.Tensor, y: tf.Tensor, y_pred: tf.Tensor, sample_weight: tf.Tensor, training: bool = True
+    ) -> tf.Tensor:
         loss = super().compute_loss(x, y, y_pred, sample_weight, training)
         return keras.ops.exp(-self.scale) * loss + self.scale
 
@@ -165,7 +169,9 @@ def test_micro_batches_equal_one_batch_of_plain_keras(case: str) -> None:
     assert mine.history["loss"] == pytest.approx(theirs.history["loss"], rel=shown)
 
 
-def fitted(make: Callable[[Any], Any], loss: Any, average: str, **arguments: Any) -> Any:
+def fitted(
+    make: Callable[[Any], Any], loss: Callable[..., object] | keras.losses.Loss | str, average: str, **arguments: object
+) -> keras.Model:
     """A model after one version of all records in micro-batches."""
     model = make(in_store)
     model.compile(keras.optimizers.SGD(0.05), loss, **arguments)
@@ -190,7 +196,9 @@ def fitted(make: Callable[[Any], Any], loss: Any, average: str, **arguments: Any
         (adds(lambda x: tf.norm(x)), "mse"),
     ],
 )
-def test_a_term_that_cannot_be_combined_is_refused_and_says_what_to_write(make: Any, loss: Any) -> None:
+def test_a_term_that_cannot_be_combined_is_refused_and_says_what_to_write(
+    make: Callable[..., object], loss: Callable[..., object] | str
+) -> None:
     with pytest.raises(
         Unsupported, match=r"needs a known divisor.*is unknown.* et.averaged\(term\).*average='records'"
     ):

@@ -13,13 +13,14 @@ import pytest
 import tensorflow as tf
 
 import elastable as et
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, ModelError, Unsupported
 
 ROWS, DIM, BATCH = 50, 4, 16
 Layer = Callable[..., keras.layers.Layer]
 
 
-def program(layer: Layer, dropout: float = 0.0, loss: str = "binary_crossentropy", **compiled: Any) -> Any:
+def program(layer: Layer, dropout: float = 0.0, loss: str = "binary_crossentropy", **compiled: object) -> keras.Model:
     """The same program for either layer: one seed, nothing else given."""
     keras.utils.set_random_seed(7)
     model = keras.Sequential([
@@ -40,13 +41,15 @@ def records(count: int = 72, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return ids, (ids[:, 0] % 2 == 0).astype(np.float32)
 
 
-def both(fit: Callable[[Any], Any], **made: Any) -> tuple[Any, Any, Any, Any]:
+def both(fit: Callable[..., object], **made: Any) -> tuple[object, object, object, object]:
     """The program with our layer and with Keras', each trained by `fit`."""
     ours, theirs = program(et.Embedding, **made), program(keras.layers.Embedding, **made)
     return ours, theirs, fit(ours), fit(theirs)
 
 
-def assert_same(ours: Any, theirs: Any, history: Any = None, expected: Any = None) -> None:
+def assert_same(
+    ours: keras.Model, theirs: keras.Model, history: keras.callbacks.History | None = None, expected: Any = None
+) -> None:
     ids = np.arange(ROWS)
     np.testing.assert_allclose(ours.layers[0].read_rows(ids), theirs.layers[0].get_weights()[0], rtol=1e-5, atol=1e-6)
     for mine, other in zip(ours.get_weights(), theirs.get_weights()[1:], strict=True):
@@ -83,8 +86,8 @@ WEIGHTS = np.random.default_rng(5).random(len(Y)).astype(np.float32)
     ],
     ids=lambda arguments: "-".join(arguments),
 )  # fmt: skip
-def test_what_fit_takes_has_the_numbers_of_keras(arguments: dict[str, Any]) -> None:
-    def fit(model: Any) -> Any:
+def test_what_fit_takes_has_the_numbers_of_keras(arguments: dict[str, object]) -> None:
+    def fit(model: keras.Model) -> keras.callbacks.History:
         return model.fit(X, Y, shuffle=False, verbose=0, **arguments)
 
     ours, theirs, history, expected = both(fit, metrics=["AUC"], weighted_metrics=["mse"])
@@ -96,7 +99,7 @@ def test_what_fit_takes_has_the_numbers_of_keras(arguments: dict[str, Any]) -> N
 def test_epochs_of_steps_are_those_of_keras(steps: int) -> None:
     """Five batches a pass: epochs end within one, go on with its rest, and are short where it ends."""
 
-    def fit(model: Any) -> Any:
+    def fit(model: keras.Model) -> keras.callbacks.History:
         with pytest.warns(UserWarning, match=r"ran out of data|data ends after 5 batches"):
             return model.fit(X, Y, batch_size=BATCH, epochs=5, steps_per_epoch=steps, shuffle=False, verbose=0)
 
@@ -104,7 +107,7 @@ def test_epochs_of_steps_are_those_of_keras(steps: int) -> None:
 
 
 def test_validation_steps_beyond_the_data_are_those_of_keras() -> None:
-    def fit(model: Any) -> Any:
+    def fit(model: keras.Model) -> keras.callbacks.History:
         with pytest.warns(UserWarning, match=r"ran out of data|data ends after 3 batches"):
             return model.fit(X, Y, BATCH, 2, 0, validation_data=HELD_OUT, validation_steps=9, shuffle=False)
 
@@ -127,7 +130,7 @@ def test_a_second_fit_goes_on_as_in_keras(optimizer: str) -> None:
     """Slots, step counts and all; a model that is compiled anew begins with new ones. Untouched rows move."""
     y = Y[: len(DISTINCT)]
 
-    def fit(model: Any) -> Any:
+    def fit(model: keras.Model) -> keras.callbacks.History:
         for _ in range(2):
             model.fit(DISTINCT, y, BATCH, epochs=2, shuffle=False, verbose=0)
         model.compile(optimizer, "mse")
@@ -146,7 +149,7 @@ def test_a_second_fit_goes_on_as_in_keras(optimizer: str) -> None:
     ],
 )
 def test_what_has_other_numbers_than_keras_is_refused_until_one_says_so(made: dict[str, Any], told: str) -> None:
-    def fitted(**layer: Any) -> Any:
+    def fitted(**layer: Any) -> keras.callbacks.History:
         model = keras.Sequential(
             [keras.Input((3,), dtype="int64"), et.Embedding(ROWS, DIM, **layer, **made.get("rows", {}))]
         )
@@ -160,7 +163,7 @@ def test_what_has_other_numbers_than_keras_is_refused_until_one_says_so(made: di
 
 
 def test_evaluate_predict_and_test_on_batch_before_and_after() -> None:
-    def told(model: keras.Model) -> list[Any]:
+    def told(model: keras.Model) -> list[Array | list[float]]:
         found = [model.evaluate(X, Y, verbose=0), model.predict(X, verbose=0), model.test_on_batch(X[:9], Y[:9])]
         return [*found, model.predict_on_batch(X[:9])]
 
@@ -175,14 +178,14 @@ def test_evaluate_predict_and_test_on_batch_before_and_after() -> None:
 def test_dropout_and_initial_values_are_keras_own_draws() -> None:
     """One seed in the program, none at the layers: every random number is Keras'."""
 
-    def fit(model: Any) -> Any:
+    def fit(model: keras.Model) -> keras.callbacks.History:
         return model.fit(X, Y, BATCH, epochs=3, shuffle=False, verbose=0, validation_data=HELD_OUT)
 
     assert_same(*both(fit, dropout=0.5))
 
 
 def test_a_dataset_comes_in_its_own_order_and_batches() -> None:
-    def fit(model: Any) -> Any:
+    def fit(model: keras.Model) -> keras.callbacks.History:
         dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
         held_out = tf.data.Dataset.from_tensor_slices(HELD_OUT).batch(8)
         return model.fit(dataset, epochs=2, verbose=0, validation_data=held_out, shuffle=False)
@@ -191,7 +194,7 @@ def test_a_dataset_comes_in_its_own_order_and_batches() -> None:
 
 
 def test_steps_per_execution_changes_when_callbacks_are_called_and_no_number() -> None:
-    def fit(model: Any) -> Any:
+    def fit(model: keras.Model) -> object:
         seen = []
         note = keras.callbacks.LambdaCallback(
             on_train_batch_begin=lambda batch, logs: seen.append(("begin", batch)),
@@ -210,14 +213,14 @@ def test_a_callback_that_stops_training_within_an_epoch_ends_it_there() -> None:
         def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
             self.model.stop_training = batch == 1
 
-    def fit(model: Any) -> Any:
+    def fit(model: keras.Model) -> keras.callbacks.History:
         return model.fit(X, Y, BATCH, epochs=3, shuffle=False, verbose=0, callbacks=[Stop()], validation_data=HELD_OUT)
 
     assert_same(*both(fit))
 
 
 def test_several_inputs_and_outputs_with_weights() -> None:
-    def made(layer: Layer) -> Any:
+    def made(layer: Layer) -> keras.Model:
         keras.utils.set_random_seed(3)
         inputs = [keras.Input((), dtype="int64", name=name) for name in ("user", "film")]
         rows = keras.layers.Concatenate()([layer(ROWS, DIM)(each) for each in inputs])
@@ -267,7 +270,7 @@ def test_a_model_without_such_layers_is_left_to_keras() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_what_cannot_be_used_is_refused_by_its_name(arguments: dict[str, Any], told: str) -> None:
+def test_what_cannot_be_used_is_refused_by_its_name(arguments: dict[str, object], told: str) -> None:
     with pytest.raises(BadInput, match=told):
         program(et.Embedding).fit(**{"x": X, "y": Y, "verbose": 0, **arguments})
 
@@ -294,7 +297,7 @@ class TestSeeds:
     def test_one_seed_of_keras_is_one_result(self) -> None:
         """Shuffled, with dropout, and a table of any ids that is never drawn whole."""
 
-        def trained() -> Any:
+        def trained() -> tuple[list[list[float]], Array, list[Array]]:
             keras.utils.set_random_seed(11)
             model = keras.Sequential(
                 [keras.Input((3,), dtype="int64"), et.Embedding(None, DIM, name="any"), keras.layers.Flatten()]
@@ -402,7 +405,7 @@ class Noisy(keras.Model):
         super().__init__()
         self.embedding, self.out = layer(ROWS, DIM, name="ids"), keras.layers.Dense(1)
 
-    def call(self, ids: Any, training: bool = False) -> Any:
+    def call(self, ids: tf.Tensor, training: bool = False) -> tf.Tensor:
         rows = keras.ops.sum(self.embedding(ids), axis=1)
         return self.out(rows + keras.random.normal((DIM,)) if training else rows)
 

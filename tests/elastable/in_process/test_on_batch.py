@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import numpy as np
@@ -20,7 +19,7 @@ Y = (X[:, 0] % 2 == 0).astype(np.float32)
 WEIGHTS = RANDOM.random(40).astype(np.float32)
 
 
-def program(layer: Callable[..., Any], optimizer: object = None, **compiled: Any) -> Any:
+def program(layer: Callable[..., object], optimizer: object = None, **compiled: object) -> keras.Model:
     """The same program for either layer: one seed, nothing else given."""
     keras.utils.set_random_seed(7)
     model = keras.Sequential([
@@ -35,7 +34,7 @@ def program(layer: Callable[..., Any], optimizer: object = None, **compiled: Any
     return model
 
 
-def assert_same(ours: Any, theirs: Any) -> None:
+def assert_same(ours: keras.Model, theirs: keras.Model) -> None:
     rows = ours.get_layer("items").read_rows(np.arange(ROWS))
     np.testing.assert_allclose(rows, theirs.get_layer("items").get_weights()[0], rtol=1e-4, atol=1e-5)
     for mine, other in zip(ours.get_weights(), theirs.get_weights()[1:], strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -31,14 +31,25 @@ BATCH, RECORDS = 8, 64
 K = keras.optimizers
 
 
-def fitted(model: Any, optimizer: Any, epochs: int = 3, loss: Any = "binary_crossentropy", **how: Any) -> Any:
+def fitted(
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    epochs: int = 3,
+    loss: Callable[..., object] | keras.losses.Loss | str = "binary_crossentropy",
+    **how: Any,
+) -> keras.Model:
     model.compile(optimizer, loss)
     how = {"batch_size": BATCH, **how}
     et.fit(model, clicks(RECORDS), epochs=epochs, shuffle=False, verbose=False, **how)
     return model
 
 
-def by_keras(optimizer: Any, epochs: int = 3, loss: Any = "binary_crossentropy", model: Any = None) -> Any:
+def by_keras(
+    optimizer: keras.optimizers.Optimizer,
+    epochs: int = 3,
+    loss: Callable[..., object] | keras.losses.Loss | str = "binary_crossentropy",
+    model: keras.Model | None = None,
+) -> keras.Model:
     """Plain Keras' own train step in a loop, with the gradients of an id summed."""
     model = plain_model() if model is None else model
     model.compile(optimizer, loss)
@@ -47,7 +58,7 @@ def by_keras(optimizer: Any, epochs: int = 3, loss: Any = "binary_crossentropy",
     x, y = clicks(RECORDS)
 
     @tf.function
-    def step(batch: Any, wanted: Any) -> None:
+    def step(batch: object, wanted: object) -> None:
         with tf.GradientTape() as tape:
             found = optimizer.scale_loss(model.compute_loss(y=wanted, y_pred=model(batch, training=True)))
         values = [variable.value for variable in model.trainable_variables]
@@ -61,7 +72,7 @@ def by_keras(optimizer: Any, epochs: int = 3, loss: Any = "binary_crossentropy",
     return model
 
 
-def assert_close(one: Any, other: Any, relative: float = 2e-5) -> None:
+def assert_close(one: keras.Model, other: keras.Model, relative: float = 2e-5) -> None:
     ours, theirs = tables_and_weights(one), tables_and_weights(other)
     for name, values in theirs.items():
         difference = np.linalg.norm(ours[name] - values) / np.linalg.norm(values)
@@ -86,14 +97,14 @@ class TestAccumulation:
         ],
         ids=["sgd", "schedule", "clipnorm", "loss that is a sum"],
     )
-    def test_the_numbers_are_those_of_keras(self, make: Any, loss: Any) -> None:
+    def test_the_numbers_are_those_of_keras(self, make: Callable[..., object], loss: keras.losses.Loss | str) -> None:
         ours, theirs = fitted(store_model(), make(), loss=loss), by_keras(make(), loss=loss)
         assert_close(ours, theirs)
         assert int(ours.optimizer.iterations) == int(theirs.optimizer.iterations)
         assert int(ours.optimizer._iterations) == int(theirs.optimizer._iterations) == 3 * RECORDS // BATCH
 
     def test_moments_count_updates_and_not_batches(self) -> None:
-        def make() -> Any:
+        def make() -> keras.optimizers.Optimizer:
             return K.Adam(0.05, gradient_accumulation_steps=4)
 
         users, words = (
@@ -103,7 +114,7 @@ class TestAccumulation:
         assert_close(fitted(model_of(users, words), make()), by_keras(make()))
 
     def test_a_second_fit_goes_on(self) -> None:
-        def make() -> Any:
+        def make() -> keras.optimizers.Optimizer:
             return K.Adam(decaying(), gradient_accumulation_steps=4)
 
         once = fitted(store_model(), make(), epochs=4)
@@ -151,7 +162,7 @@ class TestLossScaling:
         assert ours.optimizer.loss_scale_factor == 1024.0
 
     def test_a_scale_that_grows(self) -> None:
-        def make() -> Any:
+        def make() -> keras.optimizers.Optimizer:
             return K.LossScaleOptimizer(K.Adagrad(0.1, clipnorm=0.05), initial_scale=4.0, dynamic_growth_steps=5)
 
         ours, theirs = fitted(store_model(), make()), by_keras(make())
@@ -162,10 +173,10 @@ class TestLossScaling:
 
     def test_an_overflow_is_no_step_and_halves_the_scale(self) -> None:
         # Gradients of a loss times 2**130 are infinite; Keras halves until they are not.
-        def make() -> Any:
+        def make() -> keras.optimizers.Optimizer:
             return K.LossScaleOptimizer(K.SGD(decaying()), initial_scale=2.0**127, dynamic_growth_steps=4)
 
-        def large(y: Any, predicted: object) -> Any:
+        def large(y: tf.Tensor, predicted: object) -> tf.Tensor:
             return keras.ops.mean(keras.ops.square(100.0 * (y[:, None] - predicted))) * 1e-3
 
         ours, theirs = fitted(store_model(), make(), loss=large), by_keras(make(), loss=large)
@@ -176,7 +187,7 @@ class TestLossScaling:
 
     @pytest.mark.usefixtures("mixed_float16")
     def test_mixed_float16_as_it_is_compiled(self) -> None:
-        def make() -> Any:
+        def make() -> keras.optimizers.Optimizer:
             return K.SGD(0.5)
 
         ours, theirs = fitted(store_model(), make()), by_keras(make())

@@ -24,7 +24,9 @@ WEIGHTS = RANDOM.uniform(0.1, 2.0, RECORDS).astype(np.float32)
 class Two(keras.Model):
     """Two losses of two calls of one layer, and metrics of its own; `take` takes the step."""
 
-    def __init__(self, layer: keras.layers.Layer, take: Callable[..., tuple[Any, Any]], weighted: bool = False) -> None:
+    def __init__(
+        self, layer: keras.layers.Layer, take: Callable[..., tuple[object, object]], weighted: bool = False
+    ) -> None:
         super().__init__()
         start = keras.initializers.GlorotUniform(seed=1)
         self.words, self.out = layer, keras.layers.Dense(1, kernel_initializer=start)
@@ -33,10 +35,10 @@ class Two(keras.Model):
         self.error = keras.metrics.MeanAbsoluteError(name="error")
         self.entropy = keras.losses.MeanSquaredError("mean_with_sample_weight" if weighted else "sum_over_batch_size")
 
-    def call(self, ids: Any) -> Any:
+    def call(self, ids: tf.Tensor) -> tf.Tensor:
         return self.out(tf.reduce_sum(self.words(ids), axis=1))
 
-    def two_losses(self, data: Any) -> tuple[Any, Any]:
+    def two_losses(self, data: tf.Tensor) -> tf.Tensor:
         """(loss, predicted)."""
         ids, y, weight = data
         predicted = self(ids, training=True)
@@ -57,7 +59,7 @@ class Two(keras.Model):
         return {"error": self.error.result()}
 
 
-def with_step(model: Any, data: Any) -> Any:
+def with_step(model: Two, data: tf.Tensor) -> tf.Tensor:
     """As a model is written that trains in workers."""
     with et.step(model) as step:
         with tf.GradientTape() as tape:
@@ -66,7 +68,7 @@ def with_step(model: Any, data: Any) -> Any:
     return loss, predicted
 
 
-def plainly(model: Any, data: Any) -> Any:
+def plainly(model: Two, data: tf.Tensor) -> tf.Tensor:
     """As the same is written in plain Keras."""
     with tf.GradientTape() as tape:
         loss, predicted = model.two_losses(data)

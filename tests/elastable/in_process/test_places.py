@@ -30,7 +30,7 @@ def placed(**overrides: str) -> LocationSettings:
     return LocationSettings(everywhere, everywhere, overrides={n: TensorLocation(p) for n, p in overrides.items()})
 
 
-def trained(optimizer: Any, **more: Any) -> Any:
+def trained(optimizer: object, **more: Any) -> keras.Model:
     model = store_model()
     model.compile(optimizer, "binary_crossentropy", metrics=["AUC"])
     et.fit(model, clicks(BATCH * 6), epochs=2, batch_size=BATCH, verbose=False, **more)

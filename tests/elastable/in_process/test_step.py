@@ -21,17 +21,17 @@ Z = [tf.constant(RANDOM.normal(size=(BATCH, NOISE)).astype(np.float32)) for _ in
 Rows = dict[str, np.ndarray]
 
 
-def in_store(name: str, **arguments: Any) -> Any:
+def in_store(name: str, **arguments: Any) -> keras.layers.Layer:
     """A table in a store."""
     return et.Embedding(LABELS, DIM, name=name, **arguments)
 
 
-def in_keras(name: str, **arguments: Any) -> object:
+def in_keras(name: str, **arguments: object) -> object:
     """The same in plain Keras, with a dense gradient: Keras' Adam takes the sum of an id's gradients then."""
     return keras.layers.Embedding(LABELS, DIM, name=name, **arguments)
 
 
-def net(embedding: Any, units: int, inputs: int, seed: int) -> keras.Model:
+def net(embedding: keras.layers.Layer, units: int, inputs: int, seed: int) -> keras.Model:
     """A conditional network: something and a label go in."""
     given, label = keras.Input((inputs,)), keras.Input((), dtype="int64")
     start = keras.initializers.GlorotUniform(seed=seed)
@@ -43,7 +43,7 @@ def net(embedding: Any, units: int, inputs: int, seed: int) -> keras.Model:
 class Gan(keras.Model):
     """Two networks, each with a table and an optimizer of its own."""
 
-    def __init__(self, layer: Callable[[str], Any]) -> None:
+    def __init__(self, layer: Callable[..., object]) -> None:
         super().__init__()
         self.generator = net(layer("makes"), 2, NOISE, 1)
         self.discriminator = net(layer("judges"), 1, 2, 2)
@@ -58,19 +58,19 @@ class Gan(keras.Model):
         return judged, tf.reduce_mean(tf.nn.softplus(-false))
 
 
-def same_start(ours: Any, plain: object) -> None:
+def same_start(ours: object, plain: object) -> None:
     """Gives the plain model the rows that ours begins with."""
     for name, layer in tables(plain).items():
         layer.set_weights([tables(ours)[name].read_rows(np.arange(LABELS))])
 
 
-def tables(model: keras.Model) -> dict[str, Any]:
+def tables(model: keras.Model) -> dict[str, keras.layers.Layer]:
     """Embedding layers by name."""
     kinds = (et.Embedding, keras.layers.Embedding)
     return {layer.name: layer for layer in model._flatten_layers() if isinstance(layer, kinds)}
 
 
-def rows(model: Any) -> Rows:
+def rows(model: keras.Model) -> Rows:
     """All rows of all tables, wherever they are."""
     found = {}
     for name, layer in tables(model).items():
@@ -79,7 +79,7 @@ def rows(model: Any) -> Rows:
     return found
 
 
-def assert_same(ours: Any, plain: Any, before: Rows, tolerance: float = 1e-5) -> None:
+def assert_same(ours: keras.Model, plain: keras.Model, before: Rows, tolerance: float = 1e-5) -> None:
     """Every row, dense weight and iteration count is that of plain Keras; every table has moved."""
     for name, expected in rows(plain).items():
         assert np.abs(expected - before[name]).max() > 1e-4
@@ -108,7 +108,7 @@ def test_a_gan_updates_its_networks_in_turn() -> None:
     assert [int(optimizer.iterations) for optimizer in ours.optimizers] == [STEPS, STEPS]
 
 
-def dense(part: Any, gradients: Any, optimizer: Any) -> None:
+def dense(part: keras.Model, gradients: tf.Tensor, optimizer: keras.optimizers.Optimizer) -> None:
     """Applies gradients as Keras would, those of tables as dense ones."""
     optimizer.apply([tf.convert_to_tensor(gradient) for gradient in gradients], part.trainable_weights)
 

@@ -29,13 +29,13 @@ from tests.elastable.gan_job import (
 Rows = dict[str, np.ndarray]
 
 
-def tables(model: Any) -> dict[str, Any]:
+def tables(model: Gan | Towers) -> dict[str, keras.layers.Layer]:
     """Embedding layers by name."""
     kinds = (et.Embedding, keras.layers.Embedding)
     return {layer.name: layer for layer in model._flatten_layers() if isinstance(layer, kinds)}
 
 
-def rows(model: Any) -> Rows:
+def rows(model: Gan | Towers) -> Rows:
     """All rows of all tables, wherever they are."""
     return {
         name: layer.read_rows(np.arange(LABELS)) if isinstance(layer, et.Embedding) else np.asarray(layer.embeddings)
@@ -43,7 +43,12 @@ def rows(model: Any) -> Rows:
     }
 
 
-def pair(ours: Any, theirs: Any, optimizers: Callable[[], tuple[Any, Any]], **arguments: Any) -> tuple[Any, Any]:
+def pair(
+    ours: Callable[..., object],
+    theirs: Callable[..., object],
+    optimizers: Callable[[], tuple[object, object]],
+    **arguments: object,
+) -> tuple[Gan, Gan]:
     """The same GAN with tables in a store and in plain Keras, from the same start."""
     mine, plain = Gan(in_store, ours, **arguments), Gan(in_keras, theirs)
     for name, layer in tables(plain).items():
@@ -54,7 +59,12 @@ def pair(ours: Any, theirs: Any, optimizers: Callable[[], tuple[Any, Any]], **ar
 
 
 def assert_same(
-    mine: Any, plain: Any, history: Any, theirs: Any, before: Rows, moved: tuple[str, ...] = ("makes", "judges")
+    mine: Gan,
+    plain: Gan,
+    history: keras.callbacks.History,
+    theirs: keras.callbacks.History,
+    before: Rows,
+    moved: tuple[str, ...] = ("makes", "judges"),
 ) -> None:
     """Rows, dense weights, metrics and iteration counts are those of plain Keras; every table has moved."""
     for name, expected in rows(plain).items():
@@ -70,7 +80,7 @@ def assert_same(
         assert int(optimizer.iterations) == int(other.iterations)
 
 
-def adam_and_momentum() -> tuple[Any, Any]:
+def adam_and_momentum() -> tuple[object, object]:
     return keras.optimizers.Adam(0.02), keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.2)
 
 
@@ -96,7 +106,11 @@ def touching() -> tuple[keras.Model, keras.Model]:
     ],
 )
 def test_a_gan_has_the_numbers_of_plain_keras(
-    ours: Any, theirs: Any, wait: int, lazy: bool, optimizers: Callable[[], tuple[Any, Any]]
+    ours: Callable[..., object],
+    theirs: Callable[..., object],
+    wait: int,
+    lazy: bool,
+    optimizers: Callable[[], tuple[object, object]],
 ) -> None:
     """One step of `wait` micro-batches is one batch of plain Keras; the last of an epoch has fewer."""
     mine, plain = pair(ours, theirs, optimizers)
@@ -106,7 +120,7 @@ def test_a_gan_has_the_numbers_of_plain_keras(
     assert_same(mine, plain, history, expected, before)
 
 
-def judged_alone(model: keras.Model, z: tf.Tensor, labels: tf.Tensor, real: tf.Tensor) -> Any:
+def judged_alone(model: keras.Model, z: tf.Tensor, labels: tf.Tensor, real: tf.Tensor) -> tf.Tensor:
     """One update, of a part of the model by another optimizer than that of `compile()`."""
     with et.step(model) as step:
         with tf.GradientTape() as tape:
@@ -115,7 +129,7 @@ def judged_alone(model: keras.Model, z: tf.Tensor, labels: tf.Tensor, real: tf.T
     return judged, judged
 
 
-def judged_alone_plainly(model: keras.Model, z: tf.Tensor, labels: tf.Tensor, real: tf.Tensor) -> Any:
+def judged_alone_plainly(model: keras.Model, z: tf.Tensor, labels: tf.Tensor, real: tf.Tensor) -> tf.Tensor:
     """The same in plain Keras."""
     with tf.GradientTape() as tape:
         judged = model.judge_loss(z, labels, real)
@@ -135,7 +149,7 @@ def test_a_part_of_a_model_takes_a_step_of_another_optimizer_and_the_rest_stays(
 class Towers(keras.Model):
     """Two towers with dropout and batch normalisation, trained by two losses of the one optimizer of `compile()`."""
 
-    def __init__(self, layer: Any, updates: Callable[..., Any], dropout: float = 0.0) -> None:
+    def __init__(self, layer: Any, updates: Callable[..., object], dropout: float = 0.0) -> None:
         super().__init__()
         start = keras.initializers.GlorotUniform(seed=3)
         self.updates = updates
@@ -145,14 +159,14 @@ class Towers(keras.Model):
         self.left = keras.layers.Dense(1, kernel_initializer=start)
         self.error = keras.metrics.MeanSquaredError(name="error")
 
-    def build(self, shape: Any) -> None:
+    def build(self, shape: object) -> None:
         """Its layers are built by their first calls."""
         self.built = True
 
-    def call(self, labels: Any, training: bool = False) -> Any:
+    def call(self, labels: tf.Tensor, training: bool = False) -> tf.Tensor:
         return self.out(self.drop(self.norm(self.rows(labels), training=training), training=training))
 
-    def error_of(self, labels: object, real: object) -> Any:
+    def error_of(self, labels: object, real: object) -> tf.Tensor:
         """The loss of the first update, and what it was computed of."""
         predicted = self(labels, training=True)
         return tf.reduce_mean(tf.square(predicted - real)), predicted
@@ -169,7 +183,7 @@ class Towers(keras.Model):
         return {"error": self.error.result()}
 
 
-def two_losses(model: Any, labels: Any, real: Any) -> Any:
+def two_losses(model: Follows | Towers, labels: tf.Tensor, real: tf.Tensor) -> tf.Tensor:
     """One after the other."""
     with et.step(model) as step:
         with tf.GradientTape() as tape:
@@ -196,10 +210,10 @@ IDS, Y = DATA[0][1], DATA[1][:, :1]
 
 
 def towers(
-    updates: Callable[..., Any],
+    updates: Callable[..., object],
     layer: Callable[..., keras.layers.Layer] = in_store,
     dropout: float = 0.0,
-    **arguments: Any,
+    **arguments: object,
 ) -> keras.Model:
     """A model of two towers, compiled."""
     model = Towers(layer, updates, dropout)
@@ -245,7 +259,7 @@ def test_a_job_of_turns_counts_records_steps_and_callbacks_once() -> None:
     assert history.params["steps"] == 2
 
 
-def refused(updates: Callable[..., Any], **arguments: Any) -> None:
+def refused(updates: Callable[..., object], **arguments: Any) -> None:
     et.fit(towers(updates, **arguments), IDS, Y, batch_size=8, verbose=0)
 
 
@@ -365,7 +379,7 @@ def test_settings_of_an_optimizer_that_are_for_a_whole_training_are_refused_by_n
 class Follows(Towers):
     """A layer's weights follow another's, which the update has just changed."""
 
-    def __init__(self, layer: Any, updates: Callable[..., Any], dropout: float = 0.0) -> None:
+    def __init__(self, layer: Callable[..., object], updates: Callable[..., object], dropout: float = 0.0) -> None:
         super().__init__(layer, updates, dropout)
         self.slow = keras.layers.Dense(1, trainable=False)
         self.slow.build((None, 4))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import elastable as et
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.rows.conversion import convert_table
 from elastable.master.api import JobSpec
@@ -23,7 +24,9 @@ from tests.elastable.small_models import USERS, clicks
 DIM = 16
 
 
-def model(table_dtype: str | None, optimizer: Any = None, constraint: Any = None) -> Any:
+def model(
+    table_dtype: str | None, optimizer: keras.optimizers.Optimizer | None = None, constraint: object = None
+) -> keras.Model:
     """Users' rows and a dense layer, compiled."""
     users = keras.Input((), dtype="int64", name="user")
     table = et.Embedding(
@@ -37,17 +40,17 @@ def model(table_dtype: str | None, optimizer: Any = None, constraint: Any = None
     return made
 
 
-def records() -> tuple[Any, Any]:
+def records() -> tuple[Array, Array]:
     x, y = clicks(256)
     return x["user"], y
 
 
-def fitted(made: Any, **arguments: Any) -> Any:
+def fitted(made: keras.Model, **arguments: Any) -> keras.Model:
     et.fit(made, records(), **{"epochs": 4, "batch_size": 16, "verbose": False, "seed": 0, **arguments})
     return made
 
 
-def rows(made: Any) -> np.ndarray:
+def rows(made: keras.Model) -> np.ndarray:
     found: np.ndarray = made.get_layer("users").read_rows(np.arange(USERS))
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import elastable as et
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadSpec, SpecConflict, Unsupported
 from elastable.master.keras.dense import DenseState
 from elastable.master.keras.discovery import discover_tables
@@ -33,7 +35,7 @@ def decaying() -> object:
     return K.schedules.PiecewiseConstantDecay([2, 5], [0.5, 0.05, 0.2])
 
 
-def model_with(users: Any, words: Any = None, **layer: Any) -> Any:
+def model_with(users: object, words: object = None, **layer: Any) -> keras.Model:
     """The click model, its tables trained by these optimizers (None: the model's)."""
     return model_of(
         et.Embedding(USERS, DIM, name="users", embeddings_initializer="ones", optimizer=users, **layer),
@@ -41,13 +43,18 @@ def model_with(users: Any, words: Any = None, **layer: Any) -> Any:
     )
 
 
-def fitted(model: Any, optimizer: Any, epochs: int = 2, **how: Any) -> Any:
+def fitted(model: keras.Model, optimizer: keras.optimizers.Optimizer, epochs: int = 2, **how: Any) -> keras.Model:
     model.compile(optimizer, "binary_crossentropy")
     et.fit(model, clicks(BATCH * 4), epochs=epochs, batch_size=BATCH, shuffle=False, verbose=False, **how)
     return model
 
 
-def by_hand(optimizer: Any, users: Any, words: Any = None, epochs: int = 2) -> Any:
+def by_hand(
+    optimizer: keras.optimizers.Optimizer,
+    users: keras.optimizers.Optimizer | None,
+    words: keras.optimizers.Optimizer | None = None,
+    epochs: int = 2,
+) -> keras.Model:
     """Plain Keras: each optimizer applied to its own variables in a tape loop, ids' gradients summed."""
     model = plain_model()
     model.compile(optimizer, "binary_crossentropy")
@@ -84,13 +91,13 @@ def by_hand(optimizer: Any, users: Any, words: Any = None, epochs: int = 2) -> A
         (lambda: K.SGD(0.5), lambda: K.SGD(0.3, clipvalue=5e-4)),
     ],
 )
-def test_two_optimizers_give_the_numbers_of_kerass_two(make: Any, own: Any) -> None:
+def test_two_optimizers_give_the_numbers_of_kerass_two(make: Callable[..., object], own: Callable[..., object]) -> None:
     # Every row follows every step, as in Keras.
     assert_close(fitted(model_with(own(), lazy=False), make()), by_hand(make(), own()))
 
 
 def test_weight_decay_and_momentum_of_the_tables_own_follow_every_step() -> None:
-    def own() -> Any:
+    def own() -> keras.optimizers.Optimizer:
         return K.AdamW(0.05, weight_decay=0.1)
 
     ours = fitted(model_with(own(), own(), lazy=False), K.SGD(0.5))
@@ -122,7 +129,7 @@ def test_micro_batches_are_averaged_before_the_tables_own_step() -> None:
 class TestGoingOn:
     @pytest.mark.parametrize("rate", [lambda: 0.1, decaying], ids=["constant", "schedule"])
     @pytest.mark.parametrize("held", [False, True], ids=["own store", "given store"])
-    def test_a_second_fit_goes_on(self, rate: Any, held: bool) -> None:
+    def test_a_second_fit_goes_on(self, rate: Callable[..., object], held: bool) -> None:
         once = fitted(model_with(K.Adam(rate())), K.Adam(rate()), epochs=4)
         stores: dict[str, Any] = {"store": et.MemoryStore()} if held else {}
         twice = fitted(model_with(K.Adam(rate())), K.Adam(rate()), **stores)
@@ -153,7 +160,7 @@ class TestGoingOn:
         assert changed.table_steps()["users"].rate == pytest.approx(0.3)
 
 
-def by_hand_on(model: Any, x: Any, y: Any) -> object:
+def by_hand_on(model: keras.Model, x: dict[str, Array], y: Array) -> object:
     """Two more epochs of a plain model by its own optimizer, ids' gradients summed."""
     for _ in range(2):
         for start in range(0, len(y), BATCH):
@@ -183,7 +190,7 @@ class TestCallbacks:
 
 class TestConfig:
     @pytest.mark.parametrize("own", [lambda: K.Adagrad(0.3, clipnorm=1.0), lambda: K.SGD(decaying())])
-    def test_it_is_part_of_the_layers_config(self, own: Any) -> None:
+    def test_it_is_part_of_the_layers_config(self, own: Callable[..., object]) -> None:
         layer = et.Embedding(USERS, DIM, name="users", optimizer=own())
         again = et.Embedding.from_config(layer.get_config())
         assert again.get_config() == layer.get_config()
@@ -211,7 +218,7 @@ class TestRefused:
             (lambda: K.SGD(lambda: 0.1), "'users': .*function as learning rate"),
         ],
     )
-    def test_what_a_table_cannot_use_names_the_layer(self, own: Any, told: str) -> None:
+    def test_what_a_table_cannot_use_names_the_layer(self, own: Callable[..., object], told: str) -> None:
         with pytest.raises(Unsupported, match=told):
             fitted(model_with(own()), K.SGD(0.5))
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import numpy as np
 
 import elastable as et
 
 
-def model() -> Any:
+def model() -> keras.Model:
     users = keras.Input((), dtype="int64", name="user_ids")
     row = et.Embedding(5_000, 4, name="users")(users)
     any_id = et.Embedding(None, 4, name="any", eviction={"max_age": 6, "every": 2})(users)
@@ -19,7 +17,7 @@ def model() -> Any:
     return made
 
 
-def data(split: str) -> Any:
+def data(split: str) -> object:
     if split != "train":
         return None
     random = np.random.default_rng(3)

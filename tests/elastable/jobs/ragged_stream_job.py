@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import keras
 import numpy as np
@@ -14,7 +13,7 @@ import elastable as et
 SIZE, STEPS, NAMES = 8, 6, 20
 
 
-def batch(number: int) -> Any:
+def batch(number: int) -> object:
     random = np.random.default_rng(number)
     lengths = random.integers(0, 4, SIZE)
     names = np.array([f"item {n}" for n in random.integers(0, NAMES, lengths.sum())], object)

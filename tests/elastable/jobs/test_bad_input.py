@@ -28,7 +28,9 @@ X, Y = clicks(48)
 PRICED = {**X, "price": np.linspace(0, 1, 48, dtype=np.float32)}
 
 
-def fit(model: Any, x: Any, y: Any = Y, loss: Any = "binary_crossentropy", **more: Any) -> Any:
+def fit(
+    model: keras.Model, x: object, y: object = Y, loss: object = "binary_crossentropy", **more: Any
+) -> keras.callbacks.History:
     model.compile(keras.optimizers.Adagrad(0.1), loss)
     return et.fit(model, (x, y), batch_size=16, shuffle=False, verbose=False, **more)
 
@@ -106,7 +108,7 @@ class TestRecords:
             fit(store_model(), X, Y[:47])
 
 
-def exploding(y: Any, predicted: Any) -> Any:
+def exploding(y: object, predicted: Any) -> object:
     """A loss that is Inf where a label is 7."""
     return keras.ops.where(y == 7, np.inf, 1.0) * keras.ops.square(y - predicted)
 

@@ -29,11 +29,11 @@ class Subclassed(keras.Model):
         self.rows = et.Embedding(None, DIM, name="any", **table)
         self.out = keras.layers.Dense(1)
 
-    def call(self, ids: Any) -> Any:
+    def call(self, ids: tf.Tensor) -> tf.Tensor:
         return self.out(keras.ops.mean(self.rows(ids), axis=1) + keras.ops.mean(self.rows(ids + 1), axis=1))
 
 
-def functional() -> Any:
+def functional() -> keras.Model:
     ids = keras.Input((3,), dtype="int64")
     parts = [
         keras.layers.Flatten()(keras.layers.Embedding(ROWS, DIM, name="large")(ids)),
@@ -43,7 +43,7 @@ def functional() -> Any:
     return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Concatenate()(parts)))
 
 
-def trained(model: Any, ids: Any, lazy: bool = True) -> Any:
+def trained(model: keras.Model, ids: object, lazy: bool = True) -> keras.Model:
     model.compile(keras.optimizers.AdamW(0.1, weight_decay=0.1), "mse")
     settings: dict[str, Any] = {"batch_size": 8, "seed": 5, "verbose": False, "lazy": lazy}
     et.fit(model, (ids, LABELS), offload_embeddings_above=ROWS * DIM - 1, **settings)

@@ -23,12 +23,12 @@ ITEM = RANDOM.integers(0, ITEMS, 64)  # what was bought: the label, and an id
 Layer = Callable[[int, str], keras.layers.Layer]
 
 
-def in_store(size: int, name: str, **arguments: Any) -> Any:
+def in_store(size: int, name: str, **arguments: Any) -> keras.layers.Layer:
     """A table in a store."""
     return et.Embedding(output_dim=DIM, input_dim=size, name=name, **arguments)
 
 
-def in_keras(size: int, name: str, **arguments: Any) -> Any:
+def in_keras(size: int, name: str, **arguments: object) -> keras.layers.Layer:
     """The same in plain Keras."""
     return keras.layers.Embedding(size, DIM, name=name, **arguments)
 
@@ -42,20 +42,22 @@ class TwoTowers(keras.Model):
         self.tower = keras.layers.Dense(DIM, kernel_initializer=keras.initializers.GlorotUniform(seed=1))
         self.hit = keras.metrics.Mean(name="hit")
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: dict[str, tuple[int]]) -> None:
         for layer in (self.users, self.items, self.biases):
             layer.build()
         self.tower.build((None, DIM))
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: tf.Tensor) -> tf.Tensor:
         return self.tower(self.users(x["user"]))
 
-    def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool = True) -> Any:
+    def compute_loss(
+        self, x: tf.Tensor, y: tf.Tensor, y_pred: tf.Tensor, sample_weight: object, training: bool = True
+    ) -> tf.Tensor:
         scores = tf.matmul(y_pred, self.items(y), transpose_b=True) + tf.transpose(self.biases(x["shown"])[:, :1])
         labels = tf.range(tf.shape(scores)[0])
         return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, scores))
 
-    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+    def compute_metrics(self, x: tf.Tensor, y: tf.Tensor, y_pred: tf.Tensor, sample_weight: object = None) -> tf.Tensor:
         self.hit.update_state(tf.reduce_sum(y_pred * self.items(x["shown"]), axis=1))
         return {**super().compute_metrics(x, y, y_pred, sample_weight), "hit": self.hit.result()}
 
@@ -67,13 +69,13 @@ class Sums(keras.layers.Layer):
         super().__init__()
         self.extra = layer(ITEMS, "extra")
 
-    def call(self, ids: Any) -> Any:
+    def call(self, ids: tf.Tensor) -> tf.Tensor:
         rows = self.extra(ids)
         self.add_loss(0.1 * keras.ops.mean(keras.ops.square(rows)))
         return rows
 
 
-def added_losses(layer: Layer) -> Any:
+def added_losses(layer: Layer) -> keras.Model:
     """`add_loss` in a layer, and activity regularizers on embeddings and on a dense layer."""
     user, shown = keras.Input((), dtype="int64", name="user"), keras.Input((), dtype="int64", name="shown")
     items = layer(ITEMS, "items", activity_regularizer=keras.regularizers.L2(0.3))  # type: ignore[call-arg]
@@ -83,7 +85,7 @@ def added_losses(layer: Layer) -> Any:
     return keras.Model({"user": user, "shown": shown}, keras.layers.Dense(1, kernel_initializer=start)(hidden))
 
 
-def compare(make: Callable[[Layer], Any], loss: Any, y: Any, tables: dict[str, int]) -> None:
+def compare(make: Callable[[Layer], Any], loss: object, y: object, tables: dict[str, int]) -> None:
     """Trains both and compares every row, every dense weight and all logs."""
     ours, plain = make(in_store), make(in_keras)
     layers = {layer.name: layer for layer in plain._flatten_layers() if isinstance(layer, keras.layers.Embedding)}
@@ -125,7 +127,7 @@ def test_added_losses_and_activity_regularizers() -> None:
 
 def test_a_compute_loss_without_the_training_argument() -> None:
     class Old(TwoTowers):
-        def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:  # type: ignore[override]
+        def compute_loss(self, x: tf.Tensor, y: tf.Tensor, y_pred: tf.Tensor, sample_weight: object) -> tf.Tensor:  # type: ignore[override]
             return super().compute_loss(x, y, y_pred, sample_weight)
 
     compare(Old, None, ITEM, {"items": ITEMS})
@@ -157,12 +159,12 @@ def test_a_table_without_a_gradient_is_warned_of_by_name(caplog: pytest.LogCaptu
             self.idle, self.frozen = layer(ITEMS, "idle"), layer(ITEMS, "frozen")
             self.frozen.trainable = False
 
-        def build(self, input_shape: Any) -> None:
+        def build(self, input_shape: dict[str, tuple[int]]) -> None:
             super().build(input_shape)
             self.idle.build()
             self.frozen.build()
 
-        def call(self, x: Any) -> Any:
+        def call(self, x: tf.Tensor) -> tf.Tensor:
             self.idle(x["shown"])
             return super().call(x) + 0.0 * self.frozen(x["shown"])
 

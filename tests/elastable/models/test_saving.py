@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def sequential() -> object:
     return keras.Sequential([keras.Input((3,), dtype="int64"), table, keras.layers.Flatten(), keras.layers.Dense(1)])
 
 
-def subclassed() -> Any:
+def subclassed() -> object:
     namespace: dict[str, Any] = {"__name__": "clicks_model"}
     exec(SUBCLASS, namespace)  # the text that the other process runs, too
     return namespace["Clicks"]()
@@ -77,14 +78,14 @@ def trained(make: Any, by_keras: bool = False) -> Any:
     return model
 
 
-def fit(model: Any, by_keras: bool = False) -> None:
+def fit(model: keras.Model, by_keras: bool = False) -> None:
     if by_keras:
         model.fit(*words(), batch_size=16, shuffle=False, verbose=0)
     else:
         et.fit(model, words(), batch_size=16, offload_embeddings_above=100, shuffle=False, verbose=False)
 
 
-def large(model: Any) -> Any:
+def large(model: keras.Model) -> Any:
     return next(layer for layer in model._flatten_layers() if layer.name == "large")
 
 
@@ -195,7 +196,7 @@ class TestStoreBacked:
     def test_a_loaded_model_trains_on_with_its_slots(self, lazy: bool, tmp_path: Path) -> None:
         records = clicks(96)
 
-        def fit(model: Any) -> None:
+        def fit(model: keras.Model) -> None:
             et.fit(model, records, batch_size=16, shuffle=False, lazy=lazy, verbose=False)
 
         model = store_model()
@@ -260,7 +261,7 @@ class TestOptimizerState:
             lambda: keras.optimizers.Adagrad(0.1),
         ],
     )
-    def test_goes_along(self, optimizer: Any, tmp_path: Path) -> None:
+    def test_goes_along(self, optimizer: Callable[..., object], tmp_path: Path) -> None:
         # No id comes twice in a batch: Keras squares un-summed slices (docs/lazy.md).
         random = np.random.default_rng(0)
         x = np.concatenate([random.permutation(ROWS)[:16] for _ in range(4)])[:, None]
@@ -282,7 +283,7 @@ class TestOptimizerState:
             settings: dict[str, Any] = {"batch_size": 16, "shuffle": False, "verbose": False, "lazy": False}
             et.fit(moved, records, offload_embeddings_above=100, **settings)
 
-        def assert_same(model: Any) -> None:
+        def assert_same(model: keras.Model) -> None:
             np.testing.assert_allclose(large(model).embeddings, large(plain).embeddings, rtol=1e-4, atol=1e-5)
 
         by_keras(moved, plain)

@@ -25,7 +25,7 @@ def in_store() -> object:
     return et.Embedding(ROWS, DIM, weights=np.asarray(built(plain()).embeddings), name="words")
 
 
-def built(layer: keras.layers.Layer) -> Any:
+def built(layer: keras.layers.Layer) -> keras.layers.Layer:
     layer.build()
     return layer
 
@@ -33,16 +33,16 @@ def built(layer: keras.layers.Layer) -> Any:
 class Subclassed(keras.Model):
     """Says which word comes next by its likeness to what came before."""
 
-    def __init__(self, words: Any) -> None:
+    def __init__(self, words: keras.layers.Layer) -> None:
         super().__init__()
         self.words = words
 
-    def call(self, ids: Any) -> Any:
+    def call(self, ids: keras.KerasTensor) -> keras.KerasTensor:
         said = keras.ops.mean(self.words(ids), axis=1)
         return keras.ops.softmax(keras.ops.matmul(said, keras.ops.transpose(self.words.embeddings)))
 
 
-def functional(words: Any) -> keras.Model:
+def functional(words: keras.layers.Layer) -> keras.Model:
     ids = keras.Input((3,), dtype="int64")
     said = keras.ops.mean(words(ids), axis=1)
     return keras.Model(ids, keras.ops.softmax(keras.ops.einsum("bd,vd->bv", said, words.embeddings)))
@@ -52,7 +52,7 @@ def functional_built_first(words: object) -> keras.Model:
     return functional(built(words))
 
 
-def trained(model: Any, above: int = 0, by_keras: bool = False) -> Any:
+def trained(model: keras.Model, above: int = 0, by_keras: bool = False) -> keras.Model:
     model.compile(keras.optimizers.SGD(0.5, momentum=0.9), "sparse_categorical_crossentropy")
     settings: dict[str, Any] = {"batch_size": 16, "epochs": 3, "shuffle": False}
     if by_keras:
@@ -86,11 +86,11 @@ def test_so_is_a_table_of_ours(make: Any) -> None:
 class Holding(keras.layers.Layer):
     """Takes the variable, and not the layer."""
 
-    def __init__(self, variable: Any, **kwargs: Any) -> None:
+    def __init__(self, variable: object, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.variable = variable
 
-    def call(self, said: Any) -> Any:
+    def call(self, said: keras.KerasTensor) -> keras.KerasTensor:
         return keras.ops.matmul(said, keras.ops.transpose(self.variable))
 
 

@@ -25,7 +25,7 @@ LIMIT_MS = 120_000
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser() -> Iterator[object]:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     try:
         from playwright.sync_api import sync_playwright
@@ -44,7 +44,7 @@ def picture(page: Any, name: str) -> None:
         page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
 
 
-def opened(browser: Any, url: str, **settings: Any) -> tuple[Any, list[str]]:
+def opened(browser: Any, url: str, **settings: object) -> tuple[Any, list[str]]:
     """A page at that address, and what its console complains of."""
     page = browser.new_context(**settings).new_page()
     page.set_default_timeout(LIMIT_MS)
@@ -56,7 +56,7 @@ def opened(browser: Any, url: str, **settings: Any) -> tuple[Any, list[str]]:
     return page, complaints
 
 
-def test_a_job_from_its_middle_to_its_end(browser: Any, tmp_path: Path) -> None:
+def test_a_job_from_its_middle_to_its_end(browser: object, tmp_path: Path) -> None:
     from playwright.sync_api import expect
 
     expect.set_options(timeout=LIMIT_MS)

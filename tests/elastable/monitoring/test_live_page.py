@@ -130,7 +130,7 @@ def state_of(view: View) -> Mapping[str, Any]:
     with shown(view) as (server, _):
         answer = get(f"{server.url}state")
     assert answer.headers["content-type"] == "application/json"
-    found: Mapping[str, Any] = json.loads(answer.text)
+    found: Mapping[str, object] = json.loads(answer.text)
     return found
 
 
@@ -263,7 +263,7 @@ def next_event(reply: Any) -> Mapping[str, object] | None:
     """The data of the next event; None: the stream has ended."""
     while line := reply.readline():
         if line.startswith(b"data: "):
-            found: Mapping[str, Any] = json.loads(line.removeprefix(b"data: "))
+            found: Mapping[str, object] = json.loads(line.removeprefix(b"data: "))
             return found
     return None
 

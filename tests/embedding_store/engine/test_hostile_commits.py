@@ -98,7 +98,7 @@ class Served:
                 admitted_at=1 if spec.admission is None else spec.admission.sightings,
             )
 
-    def everything(self, store: EmbeddingStore) -> list[Any]:
+    def everything(self, store: EmbeddingStore) -> list[object]:
         """All that can be read of a store, to the bit."""
         found: list[object] = [store.version()]
         for name in sorted(SPECS):

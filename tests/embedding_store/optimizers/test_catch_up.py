@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 
 import keras
 import numpy as np
@@ -80,7 +79,7 @@ def of_keras(optimizer: keras.optimizers.Optimizer, start: Float32) -> tuple[Flo
     optimizer.build([variable])
 
     @tf.function
-    def step(gradients: Any, rate: Any) -> None:
+    def step(gradients: object, rate: object) -> None:
         optimizer.learning_rate.assign(rate)
         optimizer.apply([gradients], [variable])
 

@@ -21,7 +21,7 @@ UPSTREAM = RANDOM.normal(size=(4, 5)).astype(np.float32)
 
 
 @pytest.fixture
-def table() -> Any:
+def table() -> object:
     with MemoryStore(threads=1) as store:
         made = store.table(TableSpec("t", 5, 10, optimizer=OptimizerSpec.of("sgd", learning_rate=1.0)))
         made.put([RowBlock(np.arange(10), RANDOM.normal(size=(10, 5)).astype(np.float32), np.empty((10, 0), "f4"))])

@@ -47,7 +47,7 @@ def tables(redis_url: str) -> Iterator[list[EmbeddingTable]]:
 
 
 @pytest.fixture
-def wanted() -> list[Any]:
+def wanted() -> list[object]:
     random = np.random.default_rng(2)
     offsets = np.concatenate([[0], np.sort(random.integers(0, 700, ROWS - 1)), [700]])
     return [

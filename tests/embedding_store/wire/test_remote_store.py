@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import grpc
 import numpy as np
@@ -63,7 +62,7 @@ def losing(service: Service, *methods: str) -> Service:
     lost = set(methods)
 
     def behind(name: str, behaviour: Callable[..., object]) -> Callable[..., object]:
-        def answer(request: object, context: grpc.ServicerContext) -> Any:
+        def answer(request: object, context: grpc.ServicerContext) -> object:
             reply = behaviour(request, context)
             if name in lost:
                 lost.remove(name)

@@ -7,7 +7,6 @@ import json
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +40,7 @@ def sealed(place: Path, fields: dict[str, object]) -> None:
     (place / "manifest.json").write_text(json.dumps(fields))
 
 
-def changed(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+def changed(change: Callable[..., object]) -> Callable[[Path], None]:
     def write(place: Path) -> None:
         fields = json.loads((place / "manifest.json").read_text())
         change(fields)

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.shards.exact_squares import exact_squares, square_of
 from elastable.embedding_store.shards.pushed_sums import clipped_update
@@ -18,12 +19,12 @@ from elastable.master.keras.keras_optimizer import clipping_of
 IDS = np.array([7, 1, 4])
 
 
-def gradients(scale: float) -> list[Any]:
+def gradients(scale: float) -> list[Array]:
     random = np.random.default_rng(0)
     return [(random.normal(size=shape) * scale).astype(np.float32) for shape in ((4, 3), (3,), (10, 2))]
 
 
-def clipped(parts: list[Any], clipping: Clipping) -> tuple[tuple[Any, ...], TableUpdate]:
+def clipped(parts: list[Array], clipping: Clipping) -> tuple[tuple[Any, ...], TableUpdate]:
     """Two variables and a table, of which clipping is told the square alone."""
     update = TableUpdate(IDS, parts[2][IDS])
     square = exact_squares(update.gradients)

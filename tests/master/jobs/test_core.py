@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import (
@@ -71,12 +72,12 @@ class Diary(Hooks):
         self.logs.append(dict(logs))
 
 
-def result(bench: Bench, workers: int = 1, hooks: Hooks | None = None, **worker: Any) -> list[Any]:
+def result(bench: Bench, workers: int = 1, hooks: Hooks | None = None, **worker: Any) -> list[Array]:
     drive(bench, [FakeWorker(bench.master, bench.store, **worker) for _ in range(workers)], hooks)
     return bench.everything()
 
 
-def same(one: list[Any], other: list[Any]) -> bool:
+def same(one: list[Array], other: list[Array]) -> bool:
     return len(one) == len(other) and all(map(np.array_equal, one, other))
 
 
@@ -90,7 +91,7 @@ def scheduled() -> object:
 
 
 @pytest.mark.parametrize("make", [small_model, clipped, scheduled])
-def test_the_number_of_workers_changes_no_bit(make: Any) -> None:
+def test_the_number_of_workers_changes_no_bit(make: Callable[..., object]) -> None:
     one = result(Bench(make=make), 1)
     assert same(one, result(Bench(make=make), 4))
     assert same(one, result(Bench(make=make), 2, want=1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import keras
 import numpy as np
@@ -208,7 +207,7 @@ OPTIMIZERS = {
 }
 
 
-def _model(optimizer: str, rate: float) -> Any:
+def _model(optimizer: str, rate: float) -> keras.Model:
     return small_model(OPTIMIZERS[optimizer](rate))
 
 

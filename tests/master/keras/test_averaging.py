@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
@@ -24,7 +24,7 @@ from tests.file_stores import file_store
 ADAM = OptimizerSpec.of("adam", learning_rate=0.1)
 
 
-def trained(store: EmbeddingStore) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def trained(store: EmbeddingStore) -> tuple[Array, Array, Array]:
     """Weights as they are trained, and after they became their averages; and the slots then."""
     with store:
         eviction = EvictionSpec(max_age=100, every=50)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import CheckpointError, ModelError
 from elastable.master.keras.dense import DenseState
 from tests.master.fakes import StoreLayer, small_model
 
 
-def some_gradients(dense: DenseState, seed: int = 0) -> list[Any]:
+def some_gradients(dense: DenseState, seed: int = 0) -> list[Array]:
     random = np.random.default_rng(seed)
     return [random.normal(size=spec.shape).astype(np.float32) for spec in dense.variables]
 
 
-def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def same(one: dict[str, Array], other: dict[str, Array]) -> bool:
     return one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one)
 
 

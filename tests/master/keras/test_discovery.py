@@ -27,10 +27,10 @@ class Subclassed(keras.Model):
         self.named = {"inner": StoreLayer(table="named")}
         self.within = keras.Sequential([StoreLayer(table="within")])
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: tuple[int, int]) -> None:
         self.built = True
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
         return self.one(inputs) + self.listed[0](inputs) + self.named["inner"](inputs) + self.within(inputs)
 
 
@@ -60,7 +60,7 @@ def test_every_layer_is_found_once(make: Any, tables: set[str]) -> None:
     assert all((spec.seed, spec.optimizer, spec.name) == (3, SGD, name) for name, spec in specs.items())
 
 
-def model_of(*layers: Any) -> object:
+def model_of(*layers: object) -> object:
     return keras.Sequential(list(layers))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -20,7 +21,7 @@ from elastable.master.keras.keras_optimizer import clipping_of, learning_rate_of
 
 K = keras.optimizers
 
-FUSED: list[tuple[str, Any]] = [
+FUSED: list[tuple[str, object]] = [
     ("sgd", lambda: K.SGD(0.1)),
     ("sgd", lambda: K.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.01)),
     ("adagrad", lambda: K.Adagrad(0.1, initial_accumulator_value=0.2, epsilon=1e-5)),
@@ -34,7 +35,7 @@ FUSED: list[tuple[str, Any]] = [
     ("nadam", lambda: K.Nadam(0.1)),
     ("lion", lambda: K.Lion(0.01, weight_decay=0.1)),
 ]
-BLOCK: list[tuple[str, Any]] = [
+BLOCK: list[tuple[str, object]] = [
     ("keras", lambda: Shrinking(0.1)),
     ("keras", lambda: K.Muon(0.1)),
 ]
@@ -59,7 +60,7 @@ class Shrinking(K.SGD):  # type: ignore[name-defined]
         super().update_step(gradient * 0.5, variable, learning_rate)
 
 
-def train_in_keras(optimizer: Any, weights: Float32, gradients: list[Float32]) -> Float32:
+def train_in_keras(optimizer: keras.optimizers.Optimizer, weights: Float32, gradients: list[Float32]) -> Float32:
     variable = keras.Variable(weights, name="embeddings")
     optimizer.build([variable])
     for gradient in gradients:
@@ -68,7 +69,7 @@ def train_in_keras(optimizer: Any, weights: Float32, gradients: list[Float32]) -
 
 
 @pytest.mark.parametrize(("name", "make"), FUSED + BLOCK)
-def test_with_all_rows_touched_the_numbers_are_keras_own(name: str, make: Any) -> None:
+def test_with_all_rows_touched_the_numbers_are_keras_own(name: str, make: Callable[..., object]) -> None:
     spec = table_optimizer(make())
     assert spec.name == name
     rows = row_optimizer(spec)
@@ -91,7 +92,7 @@ def test_every_optimizer_of_keras_is_decided() -> None:
 
 
 @pytest.mark.parametrize(("told", "make"), REFUSED)
-def test_what_cannot_be_honoured_is_refused_by_name(told: str, make: Any) -> None:
+def test_what_cannot_be_honoured_is_refused_by_name(told: str, make: Callable[..., object]) -> None:
     with pytest.raises(Unsupported, match=told):
         table_optimizer(make())
 

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import CheckpointError, Unsupported
 from elastable.master.commits.accumulate import add_metrics
 from elastable.master.keras.metrics import LazyLogs, ModelMetrics
@@ -22,7 +23,7 @@ class FromOne(keras.metrics.Metric):
         super().__init__(name="product")
         self.value = self.add_weight(shape=(), initializer="ones", name="value")
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+    def update_state(self, y_true: Array, y_pred: keras.KerasTensor, sample_weight: object = None) -> None:
         self.value.assign(self.value * keras.ops.sum(y_pred))
 
     def reset_state(self) -> None:
@@ -32,11 +33,11 @@ class FromOne(keras.metrics.Metric):
         return self.value
 
 
-def model_with_metrics() -> Any:
+def model_with_metrics() -> keras.Model:
     return small_model(metrics=[keras.metrics.AUC(name="auc"), keras.metrics.BinaryAccuracy(name="accuracy")])
 
 
-def state_after(model: Any, labels: Any, predicted: Any) -> tuple[Any, ...]:
+def state_after(model: keras.Model, labels: Array, predicted: Array) -> tuple[Any, ...]:
     model.reset_metrics()
     model.compute_metrics(None, labels, predicted)
     return tuple(variable.value.numpy() for variable in model.metrics_variables)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ class TestThreads(ReplicaContract):
 def test_a_hanging_member_is_named_within_the_deadline() -> None:
     told, heard = list[str](), threading.Event()
 
-    def work(group: ReplicaGroup) -> Any:
+    def work(group: ReplicaGroup) -> None:
         if group.rank == 1:
             assert heard.wait(60)
             return

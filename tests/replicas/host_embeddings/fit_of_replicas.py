@@ -28,7 +28,7 @@ def model_of(rows: Any) -> keras.Model:
     return keras.Model(ids, dense(keras.layers.Flatten()(rows(ids))))
 
 
-def fit(strategy: str, x: Any, y: Any, batch: int, group: ReplicaGroup) -> Any:
+def fit(strategy: str, x: object, y: object, batch: int, group: ReplicaGroup) -> object:
     host = create_host_embedding(
         "rows", (ROWS, DIM), np.float32, strategy, HostEmbeddingOptimizerSpec(0.1, "adagrad"), "normal", group=group
     )

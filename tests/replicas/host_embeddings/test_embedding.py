@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.spec import InitializerSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadIds, BadInput, IdOutOfRange, Unsupported
@@ -60,7 +61,7 @@ class Subclassed(keras.Model):
         self.hidden = keras.layers.Dense(4, activation="tanh")
         self.out = keras.layers.Dense(1)
 
-    def call(self, ids: Any) -> Any:
+    def call(self, ids: tf.Tensor) -> tf.Tensor:
         return self.out(self.hidden(keras.ops.reshape(self.rows(ids), (-1, 3 * DIM))))
 
 
@@ -113,10 +114,10 @@ def test_tape_loops_of_replicas_train_as_one_on_the_joined_batch(replicas: int, 
     shares = np.split(np.arange(16), np.cumsum([9, 5])[: replicas - 1])
     store = MemoryStore() if way == "store" else None
 
-    def loss_of(rows: Any, weights: Any, samples: Any) -> tf.Tensor:
+    def loss_of(rows: tf.Tensor, weights: tf.Variable, samples: Array) -> tf.Tensor:
         return tf.reduce_mean((tf.reshape(rows, (-1, 3 * DIM)) @ weights - Y[samples]) ** 2)
 
-    def work(group: ReplicaGroup) -> Any:
+    def work(group: ReplicaGroup) -> tuple[list[float], Array, Array]:
         strategy = "TOKEN" if store else way
         host = embedding("adagrad", group=group, partition_strategy=strategy, store=store)
         weights, losses = tf.Variable(kernel), []
@@ -167,7 +168,7 @@ def test_a_table_that_was_never_trained() -> None:
     weight = tf.Variable(tf.zeros((1024, 1)))
 
     @tf.function
-    def step() -> Any:
+    def step() -> object:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((host.lookup(tf.constant([1, 2])) @ weight - 1.0) ** 2)
         weight.assign_sub(0.1 * tape.gradient(loss, weight))
@@ -182,7 +183,7 @@ def test_a_table_that_was_never_trained() -> None:
 def test_gradients_reach_the_table_in_functions_as_in_loops() -> None:
     """Also where a tape is asked for other gradients only, and only where one is asked at all."""
 
-    def step(host: HostEmbedding, scale: tf.Variable, ids: Any) -> Any:
+    def step(host: HostEmbedding, scale: tf.Variable, ids: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(host.lookup(ids) ** 2) * scale
         return tape.gradient(loss, scale)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -88,7 +87,7 @@ def test_rows_are_partitioned_as_in_the_original() -> None:
     """Source: the host-embedding document: row i on shard i mod n at i // n; ceil(dim / n) columns each."""
     spec = TableSpec("t", 7, 13)
 
-    def work(group: ReplicaGroup) -> Any:
+    def work(group: ReplicaGroup) -> tuple[list[int], object, int, int]:
         token, encoding = TokenBuffers(group, spec), EncodingBuffers(group, spec)
         return token.kept_ids(group.rank).tolist(), encoding.columns_of(group.rank), token.dim, encoding.dim
 
@@ -101,7 +100,7 @@ def test_rows_are_partitioned_as_in_the_original() -> None:
 
 
 def test_replicas_with_different_stores_are_refused() -> None:
-    def work(group: ReplicaGroup) -> Any:
+    def work(group: ReplicaGroup) -> str:
         optimizer = HostEmbeddingOptimizerSpec(0.1)
         table = create_host_table("t", (4, 3), optimizer_spec=optimizer, group=group, store=_Impatient())
         with pytest.raises((FutureVersion, StoreFailed)) as caught:
@@ -122,7 +121,7 @@ def test_a_store_that_fails_one_replica_fails_all() -> None:
     with MemoryStore() as good, MemoryStore() as bad:
         bad.create_table(TableSpec("t", 9, 4))
 
-        def work(group: ReplicaGroup) -> Any:
+        def work(group: ReplicaGroup) -> tuple[object, str]:
             with pytest.raises((SpecConflict, StoreFailed)) as caught:
                 create_host_table("t", (4, 3), group=group, store=bad if group.rank else good)
             table = create_host_table("u", (4, 3), group=group, store=bad if group.rank else good)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, CheckpointError, StoreFailed
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
@@ -27,14 +27,14 @@ def table_for(group: ReplicaGroup | None = None, strategy: str = "TOKEN", dim: i
 def test_files_are_read_by_any_number_of_replicas(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
 
-    def write(group: ReplicaGroup) -> Any:
+    def write(group: ReplicaGroup) -> dict[str, Array]:
         table = table_for(group)
         train(table, random_steps(13, 7, 3, 5))
         save_host_embedding(table, path)
         save_host_embedding(table, path)  # in place of the first
         return table.state()
 
-    def read(group: ReplicaGroup) -> Any:
+    def read(group: ReplicaGroup) -> dict[str, Array]:
         table = table_for(group, "ENCODING")
         load_host_embedding(table, path)
         return table.state()

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.spec import InitializerSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import (
@@ -47,7 +48,7 @@ def test_a_name_is_registered_once_at_a_time() -> None:
 
 
 def test_a_subgroup_shares_the_names_of_its_group() -> None:
-    def work(group: ReplicaGroup) -> Any:
+    def work(group: ReplicaGroup) -> object:
         table = create_host_table("users", (4, 3), group=group)
         again = create_host_table("users", (4, 3), group=group.subgroup(CommGroup("all")))
         with table.register(), pytest.raises((BadInput, StoreFailed)) as caught, again.register():
@@ -59,7 +60,7 @@ def test_a_subgroup_shares_the_names_of_its_group() -> None:
 
 
 def test_a_refusal_on_one_replica_is_raised_on_all() -> None:
-    def work(group: ReplicaGroup) -> Any:
+    def work(group: ReplicaGroup) -> tuple[int, int]:
         alone = group.subgroup(CommGroup("consecutive", 1))
         table = create_host_table("users", (4, 3), group=group)
         mine = create_host_table("users", (4, 3), group=alone)
@@ -109,7 +110,7 @@ def test_mismatched_indices_and_gradients_are_refused() -> None:
 def test_the_mean_weighs_replicas_by_their_batches() -> None:
     """A mean loss over 3 samples and one over 1 have the joined batch's mean loss at weights 3/4 and 1/4."""
 
-    def work(group: ReplicaGroup) -> Any:
+    def work(group: ReplicaGroup) -> list[list[float]]:
         table = create_host_table(
             "t", (2, 1), optimizer_spec=HostEmbeddingOptimizerSpec(1.0), initializer="zeros", group=group
         )
@@ -167,7 +168,7 @@ def test_rows_come_back_in_the_tables_dtype(dtype: str, remote_buffers: bool) ->
 def test_callbacks_and_remote_buffers_by_name() -> None:
     """The name of the option of TensorFlow's IPUConfig."""
 
-    def trained(**arguments: Any) -> Any:
+    def trained(**arguments: object) -> tuple[object, Array]:
         table = create_host_table(
             "t", (5, 3), optimizer_spec=HostEmbeddingOptimizerSpec(0.1, "adam"), seed=3, **arguments
         )
@@ -273,7 +274,9 @@ def test_names_and_defaults_of_the_original() -> None:
         ({"pending/ids": np.array([4])}, "pending/ids must ascend"),
     ],
 )
-def test_states_that_do_not_fit_are_refused_and_change_nothing(change: dict[str, Any], told: str) -> None:
+def test_states_that_do_not_fit_are_refused_and_change_nothing(
+    change: dict[str, Array] | dict[str, None], told: str
+) -> None:
     table = create_host_table("t", (4, 3), optimizer_spec=HostEmbeddingOptimizerSpec(0.1, "sgd", momentum=0.9))
     state = table.state()
     broken = {name: values for name, values in {**state, **change}.items() if values is not None}
@@ -284,7 +287,7 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing(change: dict[str,
 
 
 def test_a_bad_state_of_one_replica_is_raised_on_all() -> None:
-    def work(group: ReplicaGroup) -> Any:
+    def work(group: ReplicaGroup) -> None:
         table = create_host_table("t", (4, 3), group=group)
         state = table.state()
         if group.rank:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from elastable.embedding_store.contract.arrays import Int32
+from elastable.embedding_store.contract.arrays import Array, Int32
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
@@ -138,7 +136,7 @@ def test_candidates_may_be_listed_for_each_triple(model: str, reciprocal: bool, 
     heads[:, 0], tails[3] = TRIPLES[:, 0], TRIPLES[3, 2]  # an answer does not compete with itself
     settings = TrainSettings(model=model, dim=12, reciprocal=reciprocal, loss="log-sigmoid")
 
-    def work(group: ReplicaGroup) -> tuple[QueryRanks, QueryRanks, list[Any]]:
+    def work(group: ReplicaGroup) -> tuple[QueryRanks, QueryRanks, list[QueryRanks]]:
         made = GraphTrainer(group, settings, ENTITIES, RELATIONS, TRIPLES).model
         among = TripleCandidates.of(heads, tails, ENTITIES)
         filtered, raw = (
@@ -233,7 +231,7 @@ def test_more_answers_than_entities_are_refused() -> None:
 MANY = 5_000
 
 
-def _exact_ranks(made: ShardedModel, triples: Int32, model: str, norm: int) -> Any:
+def _exact_ranks(made: ShardedModel, triples: Int32, model: str, norm: int) -> Array:
     """By the formula of the score, all in float64."""
     table = tf.constant(made.sharding.whole_table(made.entities[None]), tf.float64)
     ranks = []
@@ -260,7 +258,7 @@ def test_ranks_are_those_of_double_precision(model: str, norm: int) -> None:
         spread=0.3,
     )
 
-    def work(group: ReplicaGroup) -> tuple[Any, Any]:
+    def work(group: ReplicaGroup) -> tuple[Array, Array]:
         made = GraphTrainer(group, settings, MANY, RELATIONS, triples).model
         queries = QueryBatches(triples, made.sharding, "tail", len(triples)).batch(0, 0)
         found = np.empty(len(triples))
@@ -277,7 +275,7 @@ def test_ranks_of_a_trained_model_are_those_of_double_precision(model: str) -> N
     triples = np.minimum(draw.zipf(1.3, (3_000, 3)) - 1, [MANY - 1, RELATIONS - 1, MANY - 1]).astype(np.int32)
     settings = settings_of(model, {"dim": 32, "reciprocal": False, "epochs": 2, "batch": 256})
 
-    def work(group: ReplicaGroup) -> tuple[Any, Any]:
+    def work(group: ReplicaGroup) -> tuple[Array, Array]:
         trainer = GraphTrainer(group, settings, MANY, RELATIONS, triples)
         trainer.run_epoch()
         asked = triples[::10]

@@ -105,7 +105,7 @@ def test_the_scale_of_the_loss_scales_loss_and_gradients_and_not_the_penalty() -
             model="DistMult", dim=DIM, loss=loss, negatives=8, batch=32, optimizer="sgd", learning_rate=1.0
         )
 
-        def alone(group: ReplicaGroup, made: TrainSettings = made) -> Any:
+        def alone(group: ReplicaGroup, made: TrainSettings = made) -> Array:
             trainer = GraphTrainer(group, made, ENTITIES, RELATIONS, TRIPLES)
             before = trainer.model.relations.copy()
             trainer.run_step()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -21,21 +21,21 @@ from elastable.replicas.knowledge_graphs.losses.losses import (
 B, N = 7, 11
 
 
-def _shares(negative: Any, counted: Any, adversarial: float) -> object:
+def _shares(negative: tf.Variable, counted: tf.Tensor, adversarial: float) -> object:
     shifted = tf.where(counted, adversarial * negative, tf.constant(-np.inf, tf.float64))
     return tf.stop_gradient(tf.where(counted, tf.nn.softmax(shifted, axis=1), tf.zeros_like(negative)))
 
 
-def _log_sigmoid(p: Any, n: Any, counted: object, adversarial: float) -> object:
+def _log_sigmoid(p: tf.Variable, n: tf.Variable, counted: object, adversarial: float) -> object:
     shares = _shares(n, counted, adversarial)
     return -(tf.math.log_sigmoid(1.5 + p) + tf.reduce_sum(shares * tf.math.log_sigmoid(-1.5 - n), 1)) / 2
 
 
-def _margin(p: Any, n: Any, counted: Any, adversarial: float) -> tf.Tensor:
+def _margin(p: tf.Variable, n: tf.Variable, counted: tf.Tensor, adversarial: float) -> tf.Tensor:
     return tf.reduce_sum(_shares(n, counted, adversarial) * tf.nn.relu(1.5 - p[:, None] + n), 1)
 
 
-def _softmax(p: Any, n: Any, counted: Any, entities: float) -> object:
+def _softmax(p: tf.Variable, n: tf.Variable, counted: tf.Tensor, entities: float) -> object:
     counts = tf.reduce_sum(tf.cast(counted, tf.float64), 1, keepdims=True)
     shift = tf.math.log((entities - 1) / counts) if entities else 0.0
     logits = tf.concat([p[:, None], tf.where(counted, n + shift, tf.constant(-np.inf, tf.float64))], 1)
@@ -54,7 +54,9 @@ def _softmax(p: Any, n: Any, counted: Any, entities: float) -> object:
         (SampledSoftmax(entities=100), _softmax, 100.0),
     ],
 )
-def test_losses_and_gradients_are_tensorflows(loss: Loss, formula: Any, value: float, masked: bool) -> None:
+def test_losses_and_gradients_are_tensorflows(
+    loss: Loss, formula: Callable[..., object], value: float, masked: bool
+) -> None:
     draw = np.random.default_rng(4)
     positive, weight = draw.standard_normal((2, B)).astype(np.float32)
     negative = (3 * draw.standard_normal((B, N))).astype(np.float32)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.arrays import Array, Int64
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
 from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, Corruption, StepBatch
 from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
@@ -75,7 +75,7 @@ def made(batch: StepBatch, entities: Int64, corruption: Corruption) -> Int64:
     return triples
 
 
-def known_among(triples: Int64) -> Any:
+def known_among(triples: Int64) -> Array:
     return np.array([tuple(triple) in TRUE for triple in triples.reshape(-1, 3).tolist()]).reshape(triples.shape[:-1])
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -86,7 +84,7 @@ def test_a_step_of_every_score_and_norm_takes_the_gradient_of_loss_and_penalty(
         np.testing.assert_allclose(start[name] - moved[name], tf.convert_to_tensor(slope), rtol=1e-3, atol=2e-5)
 
 
-def _loss(model: str, norm: int, triples: Int32, e: Any, r: object) -> tf.Tensor:
+def _loss(model: str, norm: int, triples: Int32, e: tf.Variable, r: object) -> tf.Tensor:
     shape = [len(triples), ENTITIES]
     given, related = tf.gather(e, triples[:, 0])[:, None], tf.gather(r, triples[:, 1])[:, None]
     parts = [tf.broadcast_to(x, [*shape, x.shape[-1]]) for x in (given, related, e[None])]

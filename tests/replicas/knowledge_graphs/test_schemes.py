@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
@@ -53,11 +54,11 @@ class Graph:
 
         return run_threads(self.sharding.shards, work)
 
-    def weight(self, batch: StepBatch) -> Any:
+    def weight(self, batch: StepBatch) -> Array:
         """Of a mean over the step's triples, as the trainer has it, `[b]`."""
         return (batch.weight.reshape(-1) / np.float32(max(1, batch.present))).astype(np.float32)
 
-    def own(self, batch: StepBatch) -> Any:
+    def own(self, batch: StepBatch) -> Array:
         """Global triples of a worker's batch, `[b, 3]`."""
         return self.partition.triples[batch.triple.reshape(-1)]
 
@@ -91,7 +92,7 @@ def test_scores_are_those_without_shards(scheme: type[Scheme], corruption: Corru
             np.testing.assert_allclose(scored.negative[b], -np.abs(moved).sum(1), rtol=1e-4)
 
 
-def _candidates(batch: StepBatch, b: int, heads: bool) -> Any:
+def _candidates(batch: StepBatch, b: int, heads: bool) -> Array:
     """Global ids of what triple b is scored with, in the order of its scores."""
     negatives = batch.negatives
     assert negatives is not None
@@ -207,7 +208,7 @@ def test_local_candidates_are_not_exchanged() -> None:
 def test_a_step_without_candidates_and_another_workers_batch_are_refused() -> None:
     graph = Graph("DistMult", 16, 2, 8, 4, corruption="t")
 
-    def work(group: ReplicaGroup, change: dict[str, Any]) -> None:
+    def work(group: ReplicaGroup, change: dict[str, None] | dict[str, int]) -> None:
         batch = replace(graph.sampler.batch(0, group.rank), **change)
         EmbeddingMoving(group, graph.score).forward(
             batch, graph.sharding.shard_table(graph.entities, group.rank), graph.relations

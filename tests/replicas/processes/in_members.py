@@ -36,7 +36,7 @@ def everyone() -> ReplicaGroup:
     return replica_group(deadline_s=120.0)
 
 
-def run_members(size: int, work: Callable[[ReplicaGroup], Any], deadline_s: float = 60.0) -> list[Any]:
+def run_members(size: int, work: Callable[[ReplicaGroup], object], deadline_s: float = 60.0) -> list[Any]:
     """As `run_threads`, of which every member calls this one; members beyond `size` look on."""
     mine: tuple[float, str, str, object] = (0.0, "", "", None)
     group = everyone()
@@ -127,7 +127,7 @@ def test_large_payloads_are_sent_in_chunks(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_member_that_waits_for_another_is_not_blamed() -> None:
     """Rank 0 waits for rank 2, which waits for rank 3, which does something else."""
 
-    def work(group: ReplicaGroup) -> Any:
+    def work(group: ReplicaGroup) -> object:
         pairs = group.subgroup(CommGroup("consecutive", 2))
         across = group.subgroup(CommGroup("orthogonal", 2))
         group.barrier()
@@ -157,7 +157,7 @@ def test_a_death_that_mpi_notices_first_is_named(monkeypatch: pytest.MonkeyPatch
     breaking = SimpleNamespace(**vars(mpi_channel.MPI))  # type: ignore[attr-defined]
     breaking.Request = SimpleNamespace(Testall=give_up)
 
-    def work(group: ReplicaGroup) -> Any:
+    def work(group: ReplicaGroup) -> object:
         group.barrier()
         if group.rank == 3:
             time.sleep(0.3)
@@ -179,7 +179,7 @@ def test_a_death_that_mpi_notices_first_is_named(monkeypatch: pytest.MonkeyPatch
 def test_a_member_stopped_during_an_exchange_is_named(victim: int, in_pairs: bool) -> None:
     block = np.zeros((2, 200_000))
 
-    def work(group: ReplicaGroup) -> Any:
+    def work(group: ReplicaGroup) -> object:
         pids = group.all_gather(np.int64(os.getpid()))  # type: ignore[arg-type, var-annotated]
         part = group.subgroup(CommGroup("consecutive", 2 if in_pairs else 4))
         group.barrier()
@@ -214,7 +214,7 @@ def test_members_on_several_hosts_meet_by_the_addresses_of_their_hosts(monkeypat
     rank = everyone().rank
     monkeypatch.setattr(mpi_group, "this_host", lambda: f"host {rank // 2}")
 
-    def work(group: ReplicaGroup) -> Any:
+    def work(group: ReplicaGroup) -> object:
         assert group.all_gather(np.array(group.rank)).tolist() == list(range(MEMBERS))
         if group.rank == 1:
             return "left"

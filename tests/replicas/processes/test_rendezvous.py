@@ -22,7 +22,7 @@ DEADLINE_S = 90.0
 
 def meet(points: list[Rendezvous], deadline_s: float = 60.0) -> list[Any]:
     """What each member's `connect` gave or raised, by rank."""
-    found: list[Any] = [None] * len(points)
+    found: list[object] = [None] * len(points)
     addresses = [MemberAddress.from_bytes(point.address.to_bytes()) for point in points]
 
     def connect(rank: int) -> None:

@@ -33,14 +33,14 @@ WEIGHTS = LocationSettings(weight=sharded())
 BOTH = LocationSettings(weight=sharded(), optimizer_state=sharded())
 
 
-def seeded(make: Callable[[], Any], seed: int = 1) -> Any:
+def seeded(make: Callable[[], Any], seed: int = 1) -> keras.Model:
     """A model, whose initial values follow from the seed."""
     with _BUILDING:
         keras.utils.set_random_seed(seed)
         return make()
 
 
-def perceptron() -> Any:
+def perceptron() -> keras.Model:
     """Kernels and biases of 30, 5, 5 and 1 elements."""
     layers = keras.layers
     return keras.Sequential([keras.Input((6,)), layers.Dense(5, "tanh"), layers.Dense(1)], name="net")
@@ -55,10 +55,10 @@ def records(count: int = 22) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]
 def trained(
     size: int,
     locations: LocationSettings | None = None,
-    make: Callable[[], Any] = perceptron,
-    optimizer: Callable[[], Any] = lambda: keras.optimizers.Adam(0.01),
-    metrics: Any = None,
-    then: Callable[[ReplicaTrainer], Any] = lambda trainer: None,
+    make: Callable[[], object] = perceptron,
+    optimizer: Callable[[], object] = lambda: keras.optimizers.Adam(0.01),
+    metrics: object = None,
+    then: Callable[[ReplicaTrainer], object] = lambda trainer: None,
     **fit: Any,
 ) -> list[tuple[list[np.ndarray[Any, Any]], dict[str, Any], Any]]:
     """Of every replica: the weights, the history, and what `then` returns."""

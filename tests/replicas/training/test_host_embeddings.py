@@ -21,7 +21,7 @@ IDS = RANDOM.integers(0, 20, (12, 2))
 Y = RANDOM.normal(size=(12, 1)).astype(np.float32)
 
 
-def trainer_of(group: ReplicaGroup, table: Any) -> ReplicaTrainer:
+def trainer_of(group: ReplicaGroup, table: keras.layers.Layer) -> ReplicaTrainer:
     """A model of one table of 20 rows of 4."""
 
     def make() -> object:

@@ -58,7 +58,7 @@ def named_variables() -> list[Any]:
         return [keras.Variable(value, name=f"v{place}") for place, value in enumerate(initial())]
 
 
-def gradients(step: int) -> list[np.ndarray[Any, Any]]:
+def gradients(step: int) -> list[Array]:
     random = np.random.default_rng([2, step])
     return [random.normal(size=shape).astype(np.float32) for shape in SHAPES]
 
@@ -74,7 +74,7 @@ def of_keras(make: Callable[[], Any]) -> list[Array]:
     return [np.array(variable) for variable in variables]
 
 
-def of_replicas(make: Callable[[], Any], size: int, locations: Any) -> list[Array]:
+def of_replicas(make: Callable[[], object], size: int, locations: LocationSettings) -> list[Array]:
     """The same, by replicas that each compute a part of the gradient; what is shared is in `locations`."""
 
     def work(group: ReplicaGroup) -> list[Array]:
@@ -125,7 +125,7 @@ def test_sharding_changes_no_bit(name: str) -> None:
 
 
 def test_weight_decay_leaves_out_what_the_optimizer_leaves_out() -> None:
-    def make() -> Any:
+    def make() -> keras.optimizers.Optimizer:
         optimizer = kinds.AdamW(0.01, weight_decay=0.9)
         optimizer.exclude_from_weight_decay(var_names=["net/v1"])
         return optimizer

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import alone, run_threads
@@ -26,7 +27,7 @@ class Batches(keras.callbacks.Callback):
         super().__init__()
         self.most = most
         self.logs: list[dict[str, float]] = []
-        self.weights: list[np.ndarray[Any, Any]] = []
+        self.weights: list[Array] = []
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.logs.append(dict(logs))
@@ -43,7 +44,9 @@ class Halves(keras.callbacks.Callback):
         self.model.layers[0].bias.assign(np.full(5, epoch, np.float32))
 
 
-def fitted(group: ReplicaGroup, callbacks: list[Any], locations: Any = BOTH, **named: Any) -> Any:
+def fitted(
+    group: ReplicaGroup, callbacks: list[object], locations: Any = BOTH, **named: Any
+) -> tuple[ReplicaTrainer, keras.callbacks.History]:
     trainer = ReplicaTrainer(seeded(perceptron), locations, group, seed=7)
     trainer.compile(keras.optimizers.SGD(0.1), "mse")
     return trainer, trainer.fit(X, Y, **{"batch_size": 4, "epochs": 2, "verbose": 0, "callbacks": callbacks, **named})
@@ -64,7 +67,7 @@ def test_one_replica_stops_all_and_batch_logs_cover_all() -> None:
 
 
 def test_learning_rates_and_weights_that_callbacks_set_count() -> None:
-    def work(group: ReplicaGroup, locations: Any) -> Any:
+    def work(group: ReplicaGroup, locations: object) -> list[Array]:
         trainer, _ = fitted(group, [Halves()], locations)
         assert trainer.optimizer.learning_rate.numpy() == pytest.approx(0.025)
         return trainer.model.get_weights()
@@ -85,7 +88,7 @@ def test_a_learning_rate_that_only_one_replica_sets_is_refused() -> None:
 
 
 def test_early_stopping_and_its_best_weights() -> None:
-    def work(group: ReplicaGroup) -> Any:
+    def work(group: ReplicaGroup) -> tuple[list[float], float, list[Array]]:
         stopping = keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
         trainer = ReplicaTrainer(seeded(perceptron), BOTH, group, seed=7)
         trainer.compile(keras.optimizers.SGD(10.0), "mse")  # far too fast: the first epoch is the best

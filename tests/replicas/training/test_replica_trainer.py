@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +33,14 @@ def trainer_of(
     locations: LocationSettings | None,
     seed: int = 1,
     optimizer: keras.optimizers.Optimizer | None = None,
-    make: Any = perceptron,
+    make: Callable[..., object] = perceptron,
 ) -> ReplicaTrainer:
     trainer = ReplicaTrainer(seeded(make, seed), locations, group, seed=7)
     trainer.compile(optimizer or keras.optimizers.Nadam(0.01), "mse")
     return trainer
 
 
-def dropping() -> Any:
+def dropping() -> keras.Model:
     layers = keras.layers
     return keras.Sequential([keras.Input((6,)), layers.Dense(5, "tanh"), layers.Dropout(0.3), layers.Dense(1)])
 
@@ -58,7 +59,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Arr
     """A directory with a checkpoint of three replicas behind one epoch, and what it holds."""
     home = tmp_path_factory.mktemp("checkpoints")
 
-    def work(group: ReplicaGroup) -> Any:
+    def work(group: ReplicaGroup) -> dict[str, Array]:
         trainer = fitted(trainer_of(group, BOTH), epochs=1)
         address = trainer.save(home)
         assert address == newest_checkpoint(home)
@@ -84,7 +85,9 @@ def test_a_checkpoint_is_that_of_unsharded_training(saved: Any) -> None:
 
 
 @pytest.mark.parametrize(("size", "locations"), [(1, None), (2, STATE), (4, BOTH), (2, WEIGHTS)])
-def test_a_checkpoint_loads_with_any_number_of_replicas_and_any_sharding(saved: Any, size: int, locations: Any) -> None:
+def test_a_checkpoint_loads_with_any_number_of_replicas_and_any_sharding(
+    saved: Any, size: int, locations: LocationSettings | None
+) -> None:
     home, tensors = saved
 
     def work(group: ReplicaGroup) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -14,6 +15,7 @@ from elastable.embedding_store.composite.placement.locations import (
     TensorLocation,
     TensorLocationSettings,
 )
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, BadSpec, ModelError, Unavailable, Unsupported
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.grouping import CommGroup, ReplicaGrouping
@@ -72,7 +74,7 @@ def test_domains_of_neighbours() -> None:
     pairs = sharded(domain=CommGroup("consecutive", 2))
     locations = LocationSettings(weight=pairs, optimizer_state=pairs)
 
-    def memory(trainer: ReplicaTrainer) -> Any:
+    def memory(trainer: ReplicaTrainer) -> object:
         return trainer.memory(), trainer.placements[0].domain
 
     found = trained(4, locations, then=memory, batch_size=6, epochs=1)
@@ -105,7 +107,7 @@ def wide() -> keras.Sequential:
 def test_measured_state_is_one_part_of_r_and_whole_slots_never_exist(size: int) -> None:
     made: list[tuple[str, int]] = []
 
-    def note(next_creator: Any, **named: Any) -> object:
+    def note(next_creator: Any, **named: object) -> object:
         variable = next_creator(**named)
         made.append((variable.name, int(np.prod(variable.shape))))
         return variable
@@ -173,8 +175,8 @@ def test_weights_alone_in_parts_with_all_of_their_state_everywhere() -> None:
     ],
     ids=["adam", "adafactor"],
 )
-def test_weights_alone_change_no_bit(optimizer: Any) -> None:
-    def evaluated(trainer: ReplicaTrainer) -> Any:
+def test_weights_alone_change_no_bit(optimizer: Callable[..., object]) -> None:
+    def evaluated(trainer: ReplicaTrainer) -> tuple[dict[str, list[float]], dict[str, float]]:
         trainer.model.set_weights([0.5 * weight for weight in trainer.model.get_weights()])
         return trainer.fit(*records(), batch_size=4, verbose=0).history, trainer.evaluate(*records(), return_dict=True)
 
@@ -191,7 +193,7 @@ def test_one_domain_for_all_kinds_and_sharded_state_alone() -> None:
     locations = LocationSettings(whole, sharded(domain=pairs), whole)
     assert locations.accumulator.location.sharding_domain == pairs
 
-    def memory(trainer: ReplicaTrainer) -> Any:
+    def memory(trainer: ReplicaTrainer) -> object:
         return trainer.memory(), [line.domain for line in trainer.placements[:2]]
 
     found = trained(4, locations, then=memory, batch_size=6, epochs=1)
@@ -205,7 +207,7 @@ def test_one_domain_for_all_kinds_and_sharded_state_alone() -> None:
 
 
 def test_placements_say_why() -> None:
-    def work(group: ReplicaGroup) -> Any:
+    def work(group: ReplicaGroup) -> list[tuple[str, str, int, str]]:
         trainer = ReplicaTrainer(seeded(perceptron), LocationSettings(optimizer_state=sharded(30)), group)
         trainer.compile("adam", "mse")
         return [(line.variable, line.kind, line.here, line.reason) for line in trainer.placements]
@@ -222,7 +224,7 @@ def test_a_constraint_holds_after_every_update() -> None:
         unit = keras.constraints.UnitNorm()
         return keras.Sequential([keras.Input((6,)), keras.layers.Dense(5, kernel_constraint=unit)])
 
-    def work(locations: LocationSettings | None, size: int) -> Any:
+    def work(locations: LocationSettings | None, size: int) -> list[Array]:
         return trained(size, locations, make, epochs=1)[0][0]
 
     found, want = work(BOTH, 2), work(None, 2)
@@ -238,7 +240,7 @@ def test_moving_statistics_are_those_of_all_and_dropout_is_seeded() -> None:
             [keras.Input((6,)), frozen, layers.BatchNormalization(), layers.Dropout(0.5), layers.Dense(1)]
         )
 
-    def moving(trainer: ReplicaTrainer) -> Any:
+    def moving(trainer: ReplicaTrainer) -> object:
         x, _ = records()
         return trainer.predict(x)
 
@@ -261,11 +263,11 @@ def test_variables_that_the_loss_does_not_depend_on_do_not_change() -> None:
             super().__init__()
             self.used, self.aside = keras.layers.Dense(1), keras.layers.Dense(3)
 
-        def call(self, x: Any, training: bool = False) -> Any:
+        def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
             self.aside(x)
             return self.used(x)
 
-    def work(group: ReplicaGroup) -> Any:
+    def work(group: ReplicaGroup) -> tuple[list[Array], list[Array], list[str]]:
         model = seeded(Aside)
         trainer = ReplicaTrainer(model, STATE, group)
         trainer.compile(keras.optimizers.AdamW(0.1, weight_decay=0.5), "mse")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,7 +19,7 @@ class Told:
         return word
 
 
-def _louder(plain: Any) -> Any:
+def _louder(plain: Any) -> Callable[..., object]:
     return lambda self, word: plain(self, word).upper()
 
 
@@ -71,7 +72,7 @@ def test_a_model_that_keras_builds_by_calling_it_on_shapes_begins_with_its_initi
             self.normal = keras.layers.BatchNormalization()
             self.head = keras.layers.Dense(1)
 
-        def call(self, inputs: Any, training: Any = None) -> Any:
+        def call(self, inputs: keras.KerasTensor, training: bool | None = None) -> keras.KerasTensor:
             return self.head(self.normal(self.rows(inputs["id"]), training=training))
 
     model = Model()

@@ -14,7 +14,7 @@ from elastable.worker.rows.scope import PlanScope, StepScope, entered
 Rows = Callable[[object, np.ndarray], np.ndarray]
 
 
-def record_calls(call: Callable[[], Any]) -> list[tuple[Any, np.ndarray]]:
+def record_calls(call: Callable[..., object]) -> list[tuple[Any, np.ndarray]]:
     """(layer, int64 ids) of every embedding call that `call` makes."""
     with entered(PlanScope()) as plan:
         call()
@@ -22,8 +22,8 @@ def record_calls(call: Callable[[], Any]) -> list[tuple[Any, np.ndarray]]:
 
 
 def run_in_step(
-    call: Callable[[], Any], rows: Rows, graph: bool = False, scale: Callable[[Any], Any] | None = None
-) -> tuple[Any, list[tuple[str, np.ndarray, np.ndarray]]]:
+    call: Callable[..., object], rows: Rows, graph: bool = False, scale: Callable[..., object] | None = None
+) -> tf.RaggedTensor | tf.Tensor:
     """The output of `call` in a step scope, and (table, unique ids, BET gradient) of every table.
 
     Args:
@@ -35,7 +35,7 @@ def run_in_step(
     calls = record_calls(call)
     tables = dict.fromkeys(layer.table_name for layer, _ in calls)
     unique: dict[str, np.ndarray] = {}
-    inverses: list[Any] = [None] * len(calls)
+    inverses: list[object] = [None] * len(calls)
     layers = {layer.table_name: layer for layer, _ in calls}
     for table in tables:
         mine = [number for number, (layer, _) in enumerate(calls) if layer.table_name == table]
@@ -45,7 +45,7 @@ def run_in_step(
             inverses[number] = tf.constant(part)
     bets = {table: tf.constant(rows(layers[table], unique[table])) for table in tables}
 
-    def step() -> Any:
+    def step() -> tf.Tensor:
         with tf.GradientTape() as tape:
             tape.watch(list(bets.values()))
             with entered(StepScope([layer for layer, _ in calls], inverses, bets)):
@@ -61,7 +61,7 @@ def run_in_step(
 def ids_as_rows(columns: int) -> Rows:
     """A table with E[i] = i in every column."""
 
-    def rows(layer: Any, ids: np.ndarray) -> np.ndarray:
+    def rows(layer: object, ids: np.ndarray) -> np.ndarray:
         return np.repeat(ids.astype(np.float32)[:, np.newaxis], columns, axis=1)
 
     return rows

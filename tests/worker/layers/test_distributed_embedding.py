@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import elastable as et
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadIds, BadInput, BadSpec, Unsupported
 from elastable.embedding_store.rows.fresh_rows import fresh_rows
 from elastable.master.keras.discovery import discover_tables
@@ -22,7 +23,12 @@ BATCH, DIM = 8, 4
 Table, Feature = keras_rs.layers.TableConfig, keras_rs.layers.FeatureConfig
 
 
-def features(table: Any = Table, feature: Any = Feature, optimizer: Any = "adam", placement: str = "auto") -> Any:
+def features(
+    table: Any = Table,
+    feature: Any = Feature,
+    optimizer: keras.optimizers.Optimizer | str = "adam",
+    placement: str = "auto",
+) -> Any:
     """Dicts, lists and tuples of features of rank 1 and 2; "a" and "b" are shared; every combiner."""
 
     def made(name: str, combiner: str) -> object:
@@ -40,7 +46,7 @@ def features(table: Any = Table, feature: Any = Feature, optimizer: Any = "adam"
     }
 
 
-def ids(kind: str, seed: int = 0) -> Any:
+def ids(kind: str, seed: int = 0) -> tf.Tensor:
     """Ids for `features`; those of rank 2 dense, ragged or sparse."""
     random = np.random.default_rng(seed)
 
@@ -57,10 +63,10 @@ def ids(kind: str, seed: int = 0) -> Any:
     return {"one": one(), "listed": [many(), many()], "pair": (many(), one())}
 
 
-def weights_of(nest: Any) -> dict[str, object]:
+def weights_of(nest: tf.Tensor) -> dict[str, object]:
     random = np.random.default_rng(7)
 
-    def like(part: Any) -> Any:
+    def like(part: Any) -> object:
         def drawn(count: int) -> object:
             return tf.constant(random.uniform(0.1, 2.0, count), tf.float32)
 
@@ -73,7 +79,7 @@ def weights_of(nest: Any) -> dict[str, object]:
     return {"one": like(nest["one"]), "listed": [*map(like, nest["listed"])], "pair": (*map(like, nest["pair"]),)}
 
 
-def filled(layer: Any) -> dict[str, Any]:
+def filled(layer: keras.layers.Layer) -> dict[str, Array]:
     """Gives every table rows of its own; table -> rows."""
     store, random = et.MemoryStore(), np.random.default_rng(1)
     rows = {}
@@ -108,7 +114,7 @@ def test_what_keras_rs_returns(kind: str, weighted: bool, packed: bool) -> None:
 
 
 def test_symbolic_outputs_have_the_nest_and_the_shapes() -> None:
-    def given(kind: dict[str, Any]) -> Any:
+    def given(kind: dict[str, bool]) -> object:
         def many() -> object:
             return keras.Input((None,), dtype="int64", **kind)
 
@@ -130,7 +136,7 @@ def test_the_defaults_are_those_of_keras_rs() -> None:
     assert keras.initializers.serialize(ours.initializer) == keras.initializers.serialize(theirs.initializer)
 
 
-def by_name(nest: Any) -> dict[str, Any]:
+def by_name(nest: object) -> dict[str, Any]:
     """A flat dict, as in keras-rs' examples: its own layer warns of lists in subclassed models."""
     return dict(zip("vwxyz", keras.tree.flatten(nest), strict=True))
 
@@ -145,17 +151,17 @@ class Ranking(keras.Model):
         self.bottom = dense(DIM, 1)
         self.top = dense(1, 2)
 
-    def call(self, inputs: Any, training: bool = False) -> Any:
+    def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
         number = self.bottom(inputs["numbers"])
         embedded = self.embedding(inputs["ids"], training=training)
         return self.top(self.interaction([number, *keras.tree.flatten(embedded)]))
 
 
-def dense(units: int, seed: int) -> Any:
+def dense(units: int, seed: int) -> keras.layers.Layer:
     return keras.layers.Dense(units, kernel_initializer=keras.initializers.GlorotUniform(seed=seed))
 
 
-def clicks(records: int = BATCH * 4) -> tuple[Any, Any]:
+def clicks(records: int = BATCH * 4) -> tuple[dict[str, Array | dict[str, Array]], Array]:
     random = np.random.default_rng(3)
     one, many = ((records,), (records, 3))
     nest = {
@@ -168,7 +174,13 @@ def clicks(records: int = BATCH * 4) -> tuple[Any, Any]:
     )
 
 
-def trained(make: Callable[[Any], Any], embedding: Any, records: Any, optimizer: Any, loss: Any = "mse") -> Any:
+def trained(
+    make: Callable[[Any], Any],
+    embedding: Any,
+    records: Any,
+    optimizer: keras.optimizers.Optimizer,
+    loss: object = "mse",
+) -> Any:
     """The model after two epochs; returns the tables' rows and the dense weights."""
     model = make(embedding)
     model.compile(optimizer, loss)
@@ -182,7 +194,7 @@ def trained(make: Callable[[Any], Any], embedding: Any, records: Any, optimizer:
 
 
 @pytest.mark.parametrize("whose", [(Table, Feature), (et.TableConfig, et.FeatureConfig)], ids=["keras-rs", "et"])
-def test_a_dlrm_trains_as_with_keras_rs(whose: Any) -> None:
+def test_a_dlrm_trains_as_with_keras_rs(whose: object) -> None:
     # On a CPU keras-rs trains every table with the model's optimizer; here its own is the same.
     ours = et.DistributedEmbedding(by_name(features(*whose, optimizer=keras.optimizers.SGD(0.02))))  # type: ignore[misc]
     theirs = keras_rs.layers.DistributedEmbedding(by_name(features()))
@@ -218,20 +230,25 @@ class Retrieval(keras.Model):
         self.embedding = embedding
         self.query = dense(DIM, 1)
 
-    def call(self, inputs: Any, training: bool = False) -> Any:
+    def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
         embedded = self.embedding({"history": inputs["history"], "candidate": inputs["candidate"]})
         return {"query": self.query(embedded["history"]), "candidate": embedded["candidate"]}
 
     def compute_loss(
-        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
-    ) -> Any:
+        self,
+        x: tf.Tensor | None = None,
+        y: tf.Tensor | None = None,
+        y_pred: Any = None,
+        sample_weight: object = None,
+        training: bool = True,
+    ) -> tf.Tensor:
         scores = keras.ops.matmul(y_pred["query"], keras.ops.transpose(y_pred["candidate"]))
         labels = keras.ops.eye(keras.ops.shape(scores)[0])
         return keras.ops.mean(keras.losses.categorical_crossentropy(labels, scores, from_logits=True))
 
 
 def test_sequential_retrieval_trains_as_with_keras_rs() -> None:
-    def configs(optimizer: Any) -> Any:
+    def configs(optimizer: keras.optimizers.Optimizer | str) -> Any:
         random = keras.initializers.Constant(np.float32(0.1))
         items = Table("items", 20, DIM, initializer=random, optimizer=optimizer)
         return {
@@ -250,7 +267,7 @@ def test_sequential_retrieval_trains_as_with_keras_rs() -> None:
 
 
 class TestSequences:
-    def layer(self, length: int = 3) -> Any:
+    def layer(self, length: int = 3) -> keras.layers.Layer:
         table = et.TableConfig("items", 20, DIM, optimizer="sgd")
         return et.DistributedEmbedding(et.FeatureConfig("history", table, max_sequence_length=length))
 
@@ -346,7 +363,7 @@ class TestRefused:
             ([1], "got list"),
         ],
     )
-    def test_another_nest_names_the_place(self, nest: Any, told: str) -> None:
+    def test_another_nest_names_the_place(self, nest: dict[str, int] | list[int] | tf.Tensor, told: str) -> None:
         with pytest.raises(BadInput, match=told):
             et.DistributedEmbedding(features()).preprocess(nest)
 

@@ -378,10 +378,10 @@ def test_a_layer_reads_what_its_narrow_table_keeps(table_dtype: str) -> None:
 class Hidden(keras.Model):
     """Makes its layer where Keras cannot see it before the first call."""
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
         self.rows = Embedding(10, 4, name="t")
 
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
+    def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         return keras.ops.sum(self.rows(inputs, training=training), axis=(1, 2))
 
 

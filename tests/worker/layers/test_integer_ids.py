@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -16,7 +15,7 @@ from elastable.embedding_store.errors import BadIds
 IDS = np.array([[2**24 + 1, 2], [2**53 + 1, 2**62 + 1]], np.int64)
 
 
-def table() -> Any:
+def table() -> keras.layers.Layer:
     return et.Embedding(None, 3, name="rows")
 
 

@@ -16,7 +16,7 @@ from elastable.master.keras.discovery import discover_tables
 ADMISSION, EVICTION = et.AdmissionSpec(2, 1 << 12), et.EvictionSpec(max_age=3, every=2)
 
 
-def model_of(*layers: et.Embedding) -> Any:
+def model_of(*layers: et.Embedding) -> keras.Model:
     ids = keras.Input((1,), dtype="int64", name="ids")
     rows = [keras.layers.Flatten()(layer(ids)) for layer in layers]
     joined = rows[0] if len(rows) == 1 else keras.layers.Concatenate()(rows)

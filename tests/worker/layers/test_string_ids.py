@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import numpy as np
 import pytest
@@ -12,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import elastable as et
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
 from elastable.embedding_store.errors import BadIds, BadInput, SpecConflict
 
@@ -79,7 +78,7 @@ def test_ragged_sparse_and_masked_strings() -> None:
     assert mask.numpy().tolist() == [[True, False]]
 
 
-def job(**more: Any) -> tuple[keras.Model, Any]:
+def job(**more: object) -> tuple[keras.Model, object]:
     inputs = keras.Input((), dtype="string" if more.pop("strings", True) else "int64")
     rows = et.Embedding(None, 4, name="users")(inputs)
     model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(rows))
@@ -151,7 +150,7 @@ class Large(et.Reader):
     def __len__(self) -> int:
         return 8
 
-    def take(self, indices: Any) -> Any:
+    def take(self, indices: Array) -> tf.Tensor:
         ids = tf.constant(indices.astype(np.uint64) * np.uint64(2**61))
         return ids, tf.zeros(len(indices))
 

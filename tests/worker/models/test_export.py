@@ -118,7 +118,7 @@ def test_models_that_keras_cannot_clone_are_refused() -> None:
             super().__init__()
             self.rows = Embedding(30, 2, name="rows")
 
-        def call(self, x: Any) -> Any:
+        def call(self, x: keras.KerasTensor) -> keras.KerasTensor:
             return self.rows(x)
 
     with pytest.raises(Unsupported, match="subclass"):
@@ -178,11 +178,11 @@ def _subclassed() -> keras.Model:
 
 @keras.saving.register_keras_serializable(package="tests")
 class Rows(keras.Model):
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: object) -> None:
         super().__init__(**settings)
         self.rows, self.out = keras.layers.Embedding(100, 4, name="rows"), keras.layers.Dense(1)
 
-    def call(self, ids: Any) -> Any:
+    def call(self, ids: keras.KerasTensor) -> keras.KerasTensor:
         return self.out(keras.ops.mean(self.rows(ids), axis=1))
 
 

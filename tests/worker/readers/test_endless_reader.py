@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from elastable.worker.models.model_file import load_model_file
 SIZE = 4
 
 
-def batch(number: int) -> Any:
+def batch(number: int) -> object:
     ids = np.arange(SIZE) + SIZE * number
     return {"item": ids % 11}, (ids % 7).astype(np.float32)[:, None]
 
@@ -53,7 +53,7 @@ def test_passes_follow_one_another(opened: object) -> None:
 def test_only_the_last_batches_are_kept() -> None:
     made: list[Any] = []
 
-    def stream() -> Iterator[Any]:
+    def stream() -> Iterator[object]:
         for number in itertools.count():
             array = np.arange(SIZE) + SIZE * number
             made.append(weakref.ref(array))
@@ -94,7 +94,7 @@ def test_a_stream_that_can_be_opened_anywhere_goes_back_and_ahead() -> None:
         (lambda: 7, "int: no stream of batches"),
     ],
 )
-def test_streams_that_cannot_be_trained_on(stream: Any, told: str) -> None:
+def test_streams_that_cannot_be_trained_on(stream: Callable[..., object], told: str) -> None:
     with pytest.raises(BadInput, match=told):
         numbers(et.EndlessReader(stream(), 5), 0, [0, 19])
 
@@ -130,7 +130,7 @@ def test_fit_equals_keras_with_steps_per_epoch(kind: str) -> None:
 def test_each_record_is_read_once() -> None:
     read: list[int] = []
 
-    def stream() -> Iterator[Any]:
+    def stream() -> Iterator[object]:
         for number in itertools.count():
             read.append(number)
             yield batch(number)

@@ -24,7 +24,7 @@ WORDS = [["a", "b"], [], ["cc"], ["", "d", "e", "f"], [], ["g", "g"]]
 RECORDS = len(IDS)
 
 
-def objects(lists: list[Any], leaf: Any = list) -> Any:
+def objects(lists: list[Any], leaf: Any = list) -> object:
     made = np.empty(len(lists), object)
     made[:] = [leaf(record) for record in lists]
     return made
@@ -34,7 +34,7 @@ def int64s(record: list[int]) -> object:
     return np.array(record, np.int64)
 
 
-def tensors(reader: Reader, rows: list[int]) -> dict[str, Any]:
+def tensors(reader: Reader, rows: list[int]) -> tf.RaggedTensor:
     found = as_tensors(reader.take(np.array(rows, np.int64)))[0]
     assert isinstance(found, dict)
     return found

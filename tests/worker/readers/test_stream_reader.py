@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ def test_any_record_is_that_of_the_stream(wanted: list[int], size: int) -> None:
     ],
     ids=["tf.data", "PyDataset", "list", "generator"],
 )
-def test_whatever_keras_takes_as_a_stream(stream: Any) -> None:
+def test_whatever_keras_takes_as_a_stream(stream: Callable[..., object]) -> None:
     rows = np.array([19, 0, 7, 7])
     same(StreamReader(stream()).take(rows), NumpyReader(X, Y).take(rows))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import numpy as np
@@ -83,7 +82,7 @@ class _Job:
 class _At(Hooks):
     """Calls something at some versions, before the next one begins; it must not wait for the job."""
 
-    def __init__(self, versions: set[int], call: Callable[[], Any]) -> None:
+    def __init__(self, versions: set[int], call: Callable[..., object]) -> None:
         self._versions, self._call = versions, call
 
     def on_version(self, version: int, logs: object) -> None:

@@ -117,7 +117,7 @@ def at_work(address: str, kind: str, deadline_s: float = 30.0) -> Working:
 class Dies(Hooks):
     """Ends a master's life at a version, as if it were killed between two commits."""
 
-    def __init__(self, life: Life, version: int, then: Callable[[], Any]) -> None:
+    def __init__(self, life: Life, version: int, then: Callable[[], object]) -> None:
         self._life, self._version, self._then = life, version, then
 
     def on_version(self, version: int, logs: object) -> None:

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import elastable as et
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, ElastableError, NotFinite
 
 ITEMS, PRICES = np.arange(32) % 7, np.linspace(0, 1, 32, dtype=np.float32)[:, None]
@@ -25,11 +26,11 @@ def model() -> keras.Model:
     return made
 
 
-def fit(data: Any, **more: Any) -> Any:
+def fit(data: object, **more: Any) -> keras.callbacks.History:
     return et.fit(model(), data, **{"batch_size": 8, "verbose": False, **more})
 
 
-def with_nan(array: Any, *records: int, value: float = np.nan) -> Any:
+def with_nan(array: Array, *records: int, value: float = np.nan) -> Array:
     spoilt = array.copy()
     spoilt[list(records)] = value
     return spoilt
@@ -82,7 +83,7 @@ class Bad(et.Reader):
     def __len__(self) -> int:
         return 32
 
-    def take(self, indices: Any) -> Any:
+    def take(self, indices: Array) -> Any:
         return self.give(indices)
 
 

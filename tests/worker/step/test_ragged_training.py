@@ -32,7 +32,7 @@ def objects(lists: list[object]) -> object:
     return made
 
 
-def padded(lists: list[Any], dtype: Any) -> Array:
+def padded(lists: list[Array], dtype: Any) -> Array:
     dense = np.zeros((RECORDS, LONGEST), dtype)
     for row, values in enumerate(lists):
         dense[row, : len(values)] = values
@@ -46,7 +46,7 @@ class Weighted(keras.layers.Layer):
         super().__init__()
         self.rows = keras.layers.Embedding(ITEMS, DIM, weights=[START])
 
-    def call(self, items: Any, weights: Any) -> Any:
+    def call(self, items: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         rows = self.rows(items) * weights[..., None]
         return tf.math.divide_no_nan(tf.reduce_sum(rows, 1), tf.reduce_sum(weights, 1, keepdims=True))
 
@@ -74,7 +74,7 @@ def compiled(inputs: dict[str, object], rows: object) -> keras.Model:
     return model
 
 
-def arrays(kind: str) -> Any:
+def arrays(kind: str) -> tf.RaggedTensor | tuple[Array, Array]:
     if kind == "objects":
         return objects(ITEM_LISTS), objects(WEIGHT_LISTS)
     if kind == "lists":
@@ -107,7 +107,7 @@ def as_columns(batch: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def keras_numbers() -> tuple[Any, Any, Any, Any]:
+def keras_numbers() -> tuple[dict[str, list[float]], list[float], Array, Array]:
     model = plain_model()
     data = {"items": padded(ITEM_LISTS, np.int64), "weights": padded(WEIGHT_LISTS, np.float32), "price": PRICES}
     history = model.fit(data, Y, sample_weight=SAMPLE_WEIGHTS, epochs=2, batch_size=16, shuffle=False, verbose=0)
@@ -118,7 +118,7 @@ def keras_numbers() -> tuple[Any, Any, Any, Any]:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["objects", "lists", "ragged", "sparse", "stream", "parquet"])
 def test_training_equals_plain_keras_on_padded_records(
-    kind: str, tmp_path: Path, keras_numbers: tuple[Any, Any, Any, Any]
+    kind: str, tmp_path: Path, keras_numbers: tuple[dict[str, list[float]], list[float], Array, Array]
 ) -> None:
     history, evaluated, predicted, table = keras_numbers
     model = ragged_model(sparse=kind == "sparse")

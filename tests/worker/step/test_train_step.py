@@ -26,7 +26,7 @@ Y = np.random.default_rng(1).normal(size=(16, 1)).astype(np.float32)
 BATCH = (tf.constant(X), tf.constant(Y))
 
 
-def _model(embedding: Callable[..., Any], dropout: float = 0.0, regularizer: Any = None) -> keras.Model:
+def _model(embedding: Callable[..., Any], dropout: float = 0.0, regularizer: object = None) -> keras.Model:
     inputs = keras.Input((3,), dtype="int64")
     layer = embedding(name="items", embeddings_regularizer=regularizer)
     joined = keras.layers.Flatten()(layer(inputs) + layer(inputs // 2))
@@ -39,11 +39,11 @@ def _model(embedding: Callable[..., Any], dropout: float = 0.0, regularizer: Any
     return model
 
 
-def _ours(**arguments: Any) -> Any:
+def _ours(**arguments: Any) -> keras.layers.Layer:
     return Embedding(50, 4, **arguments)
 
 
-def _theirs(**arguments: Any) -> object:
+def _theirs(**arguments: object) -> object:
     return keras.layers.Embedding(50, 4, **arguments)
 
 
@@ -53,7 +53,7 @@ def _same_rows(*models: keras.Model) -> None:
         model.get_layer("items").attach(None, seed=0)
 
 
-def _step(model: keras.Model, batch: Any = BATCH, micro_batch: int = 0, seed: int = 0) -> StepResult:
+def _step(model: keras.Model, batch: tf.Tensor = BATCH, micro_batch: int = 0, seed: int = 0) -> StepResult:
     spec = batch_spec(batch)
     plan = plan_ids(model, spec, training=True)
     layers = {layer.table_name: layer for layer in store_layers(model)}
@@ -155,7 +155,7 @@ def test_penalties_that_no_step_can_give_are_refused() -> None:
             super().__init__()
             self.first, self.second = _ours(name="first"), _ours(name="second", embeddings_regularizer="l2")
 
-        def call(self, x: Any) -> Any:
+        def call(self, x: tf.Tensor) -> tf.Tensor:
             hop = tf.cast(tf.abs(self.first(x)[..., 0]) * 900.0, tf.int64)
             return tf.reduce_sum(self.second(hop), axis=[1, 2])[:, tf.newaxis]
 
@@ -178,7 +178,7 @@ def test_ids_that_cannot_be_planned_still_get_their_gradients() -> None:
             self.first = embedding(name="first")
             self.second = embedding(name="second")
 
-        def call(self, x: Any) -> Any:
+        def call(self, x: tf.Tensor) -> tf.Tensor:
             rows = self.first(x)
             hop = tf.cast(tf.abs(rows[..., 0]) * 900.0, tf.int64)
             return tf.reduce_sum(self.second(hop) * rows, axis=[1, 2])[:, tf.newaxis]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import numpy as np
 
 import elastable as et
 
 
-def model() -> Any:
+def model() -> keras.Model:
     users = keras.Input((3,), dtype="int64", name="user_ids")
     row = et.Embedding(600, 4, name="users", lazy=False, combiner="mean")(users)
     any_id = et.Embedding(None, 4, name="any", lazy=False, combiner="sum", eviction={"max_age": 9, "every": 2})(users)
@@ -20,7 +18,7 @@ def model() -> Any:
     return made
 
 
-def data(split: str) -> Any:
+def data(split: str) -> object:
     if split != "train":
         return None
     random = np.random.default_rng(3)
