@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,7 @@ from elastable.jobs.job_run import JobRun
 from elastable.jobs.local_workers import LocalWorkers
 from elastable.jobs.options import JobOptions, WorkerOptions
 from elastable.jobs.prepare import PreparedJob, prepare_job
-from elastable.jobs.servers.finding import find_servers
+from elastable.jobs.servers.finding import find_servers, server_now
 from elastable.jobs.servers.local_stores import LocalStores
 from elastable.jobs.servers.server_options import StoreServerOptions
 from elastable.jobs.servers.store_access import StoreAccess
@@ -114,6 +114,8 @@ def run_job(options: JobOptions, console: Console) -> int:
             environment = {**access.environment, **({} if stores_access is None else stores_access.workers)}
             job.workers = held.enter_context(_local_workers(options, environment, server.address, run))
         if isinstance(prepared.store, ShardedStore):
+            if stores is None:
+                _follow(prepared.store, options.stores)
             held.enter_context(repeating(prepared.store.watch.look, _LOOK_EVERY_S, "elastable-server-watch"))
         held.enter_context(warming(prepared.store))  # while the workers start, and not when they first ask
         try:
@@ -135,6 +137,11 @@ def _with_servers(options: JobOptions, local: LocalStores | None) -> JobOptions:
     if local is not None:
         return replace(options, store=local.url, stores=())
     return replace(options, store=find_servers(options.stores, options.deadline_s), stores=())
+
+
+def _follow(store: ShardedStore, stores: Sequence[str]) -> None:
+    """Has servers that are not reached looked for where `--stores` says that they are by now."""
+    store.follow(lambda number: server_now(stores, number, store.address.split(",")))
 
 
 def _master(options: JobOptions, prepared: PreparedJob) -> Master:

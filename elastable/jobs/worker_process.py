@@ -59,6 +59,8 @@ __all__ = ["refuse_early_end", "run_worker"]
 
 _log = logging.getLogger(__name__)
 
+_ADDRESS_S = 2.0  # for the question where a store server is, which the next try asks again
+
 
 def run_worker(options: WorkerOptions) -> int:
     """Joins a job and works until it ends.
@@ -133,7 +135,9 @@ def _source(
 ) -> tuple[RowSource, ShardStore | None]:
     """Where rows are looked up; and the job's store servers, if it has some, to which their gradients go."""
     if job.store_url.startswith(SERVERS):
-        return _servers(job.store_url, transport, operation_deadline(deadline_s))
+        source, store = _servers(job.store_url, transport, operation_deadline(deadline_s))
+        store.follow(partial(_address_now, client.address))
+        return source, store
     if job.store_url != "master":
         if not job.store_url.startswith("grpc://"):
             raise Unsupported(
@@ -147,7 +151,14 @@ def _source(
     return SharedSource(client.store(), required=transport == "shared", ahead=True), None
 
 
-def _servers(url: str, transport: str, deadline_s: float | None) -> tuple[RowSource, ShardStore]:
+def _address_now(master: str, number: int) -> str | None:
+    """Where the master last found one of its store servers; None: nowhere."""
+    with MasterClient(master, _ADDRESS_S) as client:
+        servers = client.status().servers
+    return servers[number].address if number < len(servers) else None
+
+
+def _servers(url: str, transport: str, deadline_s: float | None) -> tuple[RowSource, ShardedStore]:
     """The job's store servers: from memory where they are on this host, else over gRPC."""
     deadline_s, credentials = deadline_s or GRPC_DEADLINE_S, Credentials.for_store_servers()
     clients = [ShardClient(address, deadline_s, credentials) for address in server_addresses(url)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -261,6 +261,14 @@ class ShardServer(ShardStore):
         Args:
             number: Counted from 0.
             servers: How many there are.
+        """
+
+    @abstractmethod
+    def follow(self, find: Callable[[], str | None]) -> None:
+        """From now on the server is looked for elsewhere where it is not reached.
+
+        Args:
+            find: Gives its `host:port` as it is now, within a few seconds; None, or an `ElastableError`: nobody knows.
         """
 
     @abstractmethod

@@ -173,11 +173,11 @@ def test_the_master_is_killed_in_mid_commit(alone: Numbers, tmp_path: Path, held
         assert differing(alone, train(tmp_path, 2, "adagrad", stores=stores, during=kill)) == []
 
 
-@pytest.mark.slow  # tests/elastable/jobs/servers registers servers; others here kill them
+@pytest.mark.parametrize("moves", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_registered_store_server_is_killed_and_has_its_number_again(
-    alone: Numbers, tmp_path: Path, redis_url: str
+    alone: Numbers, tmp_path: Path, redis_url: str, moves: bool
 ) -> None:
-    """Masters find the servers by a registry in Redis, whatever order they started in."""
+    """Masters find the servers by a registry in Redis, whatever order they started in, and wherever they come back."""
     registry = f"{redis_url}?namespace=elastable/registry&count=2"
     words = ["--register", registry]
     with ExitStack() as held:
@@ -189,6 +189,8 @@ def test_a_registered_store_server_is_killed_and_has_its_number_again(
         def kill(job: Running) -> None:
             job.until_version(8)
             started[0].kill()
+            if moves:
+                started[0].address = f"127.0.0.1:{free_port()}"
             started[0].start()
 
         assert differing(alone, train(tmp_path, 2, "adagrad", stores=[registry], during=kill)) == []

@@ -61,6 +61,6 @@ class ServerWatch:
     @staticmethod
     def _asked(server: ShardStore, before: ServerStatus) -> ServerStatus:
         try:
-            return replace(before, shard=server.shard_status(), failure="")
+            return replace(before, address=server.address, shard=server.shard_status(), failure="")
         except ElastableError as error:
-            return replace(before, failure=f"{type(error).__name__}: {error}")
+            return replace(before, address=server.address, failure=f"{type(error).__name__}: {error}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -68,6 +68,15 @@ class ShardedStore(RowsOnServers[EmbeddingStore], PartitionedStore, ShardStore):
     @property
     def address(self) -> str:
         return ",".join(server.address for server in self._servers)
+
+    def follow(self, find: Callable[[int], str | None]) -> None:
+        """From now on servers that are not reached are looked for elsewhere; see `ShardServer.follow`.
+
+        Args:
+            find: Gives the address of a server by its number.
+        """
+        for number, server in enumerate(self._servers):
+            server.follow(partial(find, number))
 
     def refuse_moved(self) -> None:
         """Raises `BadInput` where rows of a server have moved elsewhere, or are on their way here."""

@@ -31,8 +31,8 @@ class CallChannel(grpc.Channel):
         self._channels = tuple(channels)
 
     @abstractmethod
-    def made(self, calls: Sequence[Call]) -> Call:
-        """The call of a method, given the calls of that method on each channel."""
+    def made(self, on: Callable[[int], Call]) -> Call:
+        """The call of a method, given that method on the n-th channel."""
 
     def unary_unary(self, *method: object, **settings: object) -> Call:  # type: ignore[override]
         return self._call("unary_unary", method, settings)
@@ -68,7 +68,15 @@ class CallChannel(grpc.Channel):
         self.close()
 
     def _call(self, shape: str, method: tuple[object, ...], settings: dict[str, object]) -> Call:
-        return self.made([getattr(channel, shape)(*method, **settings) for channel in self._channels])
+        calls: dict[int, Call] = {}
+
+        def on(number: int) -> Call:
+            call = calls.get(number)
+            if call is None:
+                call = calls.setdefault(number, getattr(self._channels[number], shape)(*method, **settings))
+            return call
+
+        return self.made(on)
 
 
 class FailoverChannel(CallChannel):
@@ -92,8 +100,14 @@ class FailoverChannel(CallChannel):
 
     @property
     def only(self) -> grpc.Channel:
-        """The first channel, for a client of one server."""
+        """The first channel, for a client of one server that stays where it is."""
         return self._channels[0]
+
+    def go_to(self, channel: grpc.Channel) -> None:
+        """The next calls are made on one more channel."""
+        with self._lock:
+            self._channels = (*self._channels, channel)
+            self._at = len(self._channels) - 1
 
     def leave(self, number: int) -> None:
         """Goes on to the next channel, unless another thread has left that one already."""
@@ -101,9 +115,9 @@ class FailoverChannel(CallChannel):
             if self._at == number:
                 self._at = (number + 1) % len(self._channels)
 
-    def made(self, calls: Sequence[Call]) -> Call:
+    def made(self, on: Callable[[int], Call]) -> Call:
         def call(*arguments: object, **options: object) -> object:
-            return calls[self._at](*arguments, **options)
+            return on(self._at)(*arguments, **options)
 
         return call
 
@@ -120,8 +134,8 @@ class MetadataChannel(CallChannel):
         super().__init__([channel])
         self._entry = (key, value)
 
-    def made(self, calls: Sequence[Call]) -> Call:
-        (made,), entry = calls, self._entry
+    def made(self, on: Callable[[int], Call]) -> Call:
+        made, entry = on(0), self._entry
 
         def call(
             *arguments: object, metadata: Iterable[tuple[str, str | bytes]] | None = None, **options: object

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from threading import Event
+from threading import Event, Lock
 from typing import TypeVar
 
 import grpc
 
-from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.errors import BadInput, ElastableError
 from elastable.embedding_store.measures.spans import PROCESS
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.retry import Retry
@@ -19,6 +20,8 @@ from elastable.embedding_store.wire.channels.traced_channel import TracedChannel
 from elastable.embedding_store.wire.messages.frames import MAX_FRAME_BYTES
 
 __all__ = ["KEEPALIVE_MS", "KEEPALIVE_OPTIONS", "MESSAGE_OPTIONS", "ServerConnection", "channel"]
+
+_log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
@@ -91,7 +94,7 @@ class ServerConnection:
     Safe to use from many threads at once.
 
     Attributes:
-        address: As given.
+        address: As given; of a server that has moved (`follow`), where it was found last.
         deadline_s: Seconds that a call may take, repeats included.
         channel: The channel; `close` closes it.
 
@@ -99,13 +102,16 @@ class ServerConnection:
         address: `host:port` of the server, or several of them with commas between.
         deadline_s: Seconds that a call may take, repeats included.
         credentials: Of this client; None: those of the environment.
+        moves: Whether `follow` may be called.
 
     Raises:
         BadInput: no such address or deadline can be, an address stands twice, or it cannot be called with such
             credentials.
     """
 
-    def __init__(self, address: str, deadline_s: float = 30.0, credentials: Credentials | None = None) -> None:
+    def __init__(
+        self, address: str, deadline_s: float = 30.0, credentials: Credentials | None = None, moves: bool = False
+    ) -> None:
         if not deadline_s > 0:
             raise BadInput(f"deadline of {deadline_s} s to {address}: it must be above 0")
         places = [place.strip() for place in address.split(",")]
@@ -114,10 +120,36 @@ class ServerConnection:
         self.address = address
         self.deadline_s = deadline_s
         credentials = Credentials.from_environment() if credentials is None else credentials
+        self._credentials = credentials
         self._failover = FailoverChannel([channel(place, credentials) for place in places])
         # The channel of a single server is called directly.
-        self.channel: grpc.Channel = self._failover if len(places) > 1 else self._failover.only
+        self.channel: grpc.Channel = self._failover if moves or len(places) > 1 else self._failover.only
+        self._find: Callable[[], str | None] | None = None
+        self._looking = Lock()
         self._closed = Event()
+
+    def follow(self, find: Callable[[], str | None]) -> None:
+        """From now on the server is looked for elsewhere where it is not reached.
+
+        Args:
+            find: Gives its `host:port` as it is now, within a few seconds; None, or an `ElastableError`: nobody knows.
+        """
+        self._find = find
+
+    def look_elsewhere(self) -> None:
+        """The server was not reached: the next call is made where it is by now, if that is known to be elsewhere."""
+        if self._find is None or not self._looking.acquire(blocking=False):
+            return  # another thread is about to know
+        try:
+            place = self._find()
+            if place is not None and place != self.address:
+                self._failover.go_to(channel(place, self._credentials))
+                _log.warning("the server at %s is at %s now", self.address, place)
+                self.address = place
+        except ElastableError as error:
+            _log.debug("where the server at %s is now is not known: %s", self.address, error)
+        finally:
+            self._looking.release()
 
     def call(self, attempt: Callable[[float], Answer], wait_s: float = 0.0) -> Answer:
         """Runs `attempt(timeout_s)`, again with growing pauses while the server is not reached.
@@ -146,7 +178,10 @@ class ServerConnection:
                 if not before:  # the server may have been there until now, waiting as it was asked to
                     retry.limit(self.deadline_s)
                 before = details_of(error)
-                self._failover.leave(at)
+                if self._find is None:
+                    self._failover.leave(at)
+                else:
+                    self.look_elsewhere()
                 raise
 
         retry = Retry(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import grpc
 
@@ -22,8 +22,8 @@ class TracedChannel(CallChannel):
     def __init__(self, channel: grpc.Channel) -> None:
         super().__init__([channel])
 
-    def made(self, calls: Sequence[Call]) -> Call:
-        (made,) = calls
+    def made(self, on: Callable[[int], Call]) -> Call:
+        made = on(0)
 
         def call(
             *arguments: object, metadata: Iterable[tuple[str, str | bytes]] | None = None, **options: object

@@ -43,11 +43,15 @@ class RemoteSource(BaseSource):
         BadInput: no such address or deadline can be, or it cannot be called with such credentials.
     """
 
+    _moves = False  # as of `ServerConnection`
+
     def __init__(
         self, target: str | ServerConnection, deadline_s: float = 30.0, credentials: Credentials | None = None
     ) -> None:
         self._owns = isinstance(target, str)
-        self._connection = ServerConnection(target, deadline_s, credentials) if isinstance(target, str) else target
+        if isinstance(target, str):
+            target = ServerConnection(target, deadline_s, credentials, self._moves)
+        self._connection = target
         channel = self._connection.channel
         self._stub = store_pb2_grpc.EmbeddingStoreStub(channel)
         path = f"/{STORE_SERVICE}"

@@ -14,7 +14,15 @@ import grpc
 
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.contract.snapshot import Snapshot
-from elastable.embedding_store.errors import BadInput, CheckpointError, NotReady, StoreFailed, Unsupported
+from elastable.embedding_store.errors import (
+    BadInput,
+    CheckpointError,
+    DeadlineExceeded,
+    NotReady,
+    StoreFailed,
+    Unavailable,
+    Unsupported,
+)
 from elastable.embedding_store.shards.row_pushes import (
     Committed,
     Measured,
@@ -78,6 +86,8 @@ class ShardClient(RemoteStore, ShardServer):
     Raises:
         BadInput: no such address or deadline can be, or it cannot be called with such credentials.
     """
+
+    _moves = True
 
     def __init__(
         self, target: str | ServerConnection, deadline_s: float = 30.0, credentials: Credentials | None = None
@@ -151,8 +161,15 @@ class ShardClient(RemoteStore, ShardServer):
 
     def shard_status(self) -> ShardStatus:
         request = store_pb2.GetShardStatusRequest()
-        with raising(self.address, _STATUS_S):
-            return shard_status_from_message(self._server.GetShardStatus(request, timeout=_STATUS_S))
+        try:
+            with raising(self.address, _STATUS_S):
+                return shard_status_from_message(self._server.GetShardStatus(request, timeout=_STATUS_S))
+        except (Unavailable, DeadlineExceeded):
+            self._connection.look_elsewhere()
+            raise
+
+    def follow(self, find: Callable[[], str | None]) -> None:
+        self._connection.follow(find)
 
     def share_memory(self) -> None:
         """Lets a server on this host take gradients from memory; see `SharedUpload.share_memory`."""

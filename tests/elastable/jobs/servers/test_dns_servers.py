@@ -11,7 +11,7 @@ from elastable.embedding_store.errors import BadInput, Unavailable
 from elastable.embedding_store.support.store_url import server_addresses
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.jobs.servers.dns_servers import DnsServers, Resolve, ordered_servers, resolved
-from elastable.jobs.servers.finding import find_servers
+from elastable.jobs.servers.finding import find_servers, server_now
 from tests.embedding_store.shards.served_shards import ServedShard
 from tests.embedding_store.shards.test_store_servers import begin, commit, push_all
 
@@ -58,6 +58,19 @@ def test_servers_are_found_in_the_order_that_their_tables_say(servers: list[Serv
     assert addresses(stores, lambda host: HOSTS) == trained
     with pytest.raises(BadInput, match=rf"127\.0\.0\.1:{port} has tables of number 1 of 3, and 2 servers are given"):
         addresses([f"dns://stores.example:{port}?count=2"], lambda host: HOSTS[:2])
+
+
+def test_a_server_that_moved_is_known_by_its_tables(servers: list[ServedShard]) -> None:
+    port = servers[0].address.rpartition(":")[2]
+    stores, places = [f"dns://stores.example:{port}?count=2"], [f"{host}:{port}" for host in HOSTS]
+    with ShardedStore([ShardClient(address, 60.0) for address in (places[2], places[0])]) as store:
+        begin(store)
+    # Number 0 was known at another address; the one in the middle has no tables.
+    known = ["127.0.0.9:1", places[0]]
+    assert server_now(stores, 0, known, lambda host: HOSTS) == places[2]
+    assert server_now(stores, 1, known, lambda host: HOSTS) is None
+    assert server_now(stores, 0, known, lambda host: HOSTS[:2]) is None
+    assert server_now(["a:1", "b:1"], 0, ["a:1", "b:1"]) is None
 
 
 def test_a_name_with_another_number_of_addresses_is_named() -> None:
