@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 import tomllib
@@ -103,9 +104,14 @@ def _take(
         value = Path(value)
     if value is None or not field.accepts(value) or (isinstance(value, tuple) and not all(map(_is_text, value))):
         shown = list(value) if isinstance(value, tuple) else value
-        wanted = "must be a list of strings" if tuple in field.kinds else field.wanted
+        wanted = f"must be a list of strings, as {key} = {_listed(shown)}" if tuple in field.kinds else field.wanted
         raise BadInput(f"settings file {where} = {shown!r}: {wanted}")
     found[field.name] = value
+
+
+def _listed(value: object) -> str:
+    """A value as a list of strings, in TOML."""
+    return json.dumps([str(each) for each in value] if isinstance(value, list) else [str(value)])
 
 
 def _is_text(value: object) -> bool:
