@@ -129,6 +129,14 @@ def test_a_service_is_confined(compose: dict[str, Any], service: str) -> None:
     assert set(settings["logging"]["options"]) == {"max-size", "max-file"}
 
 
+def test_memory_is_limited_and_redis_refuses_writes_before_its_container_is_killed(compose: dict[str, Any]) -> None:
+    limits = {settings["mem_limit"] for settings in compose["services"].values()}
+    assert limits == {"${ELASTABLE_MEMORY:-8g}"}
+    redis = compose["services"]["redis"]
+    assert redis["environment"]["REDIS_MEMORY"] == "${REDIS_MEMORY:-6gb}"
+    assert '--maxmemory "$$REDIS_MEMORY"' in redis["command"][-1]
+
+
 def test_users_of_redis_are_those_of_the_page(compose: dict[str, Any]) -> None:
     page = re.findall(r"ACL SETUSER (master|reader) on >secret (.+)", (ROOT / "docs/redis.md").read_text())
     assert len(page) == 2

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from elastable.command import app
 from elastable.embedding_store.wire.access.credentials import ENVIRONMENT
+from elastable.monitoring.catalogue import METRICS
 from elastable.monitoring.tracing import ENDPOINT_VARIABLES
 from elastable.process.exit_codes import ExitCode
 
@@ -35,6 +36,8 @@ def documents(path: Path) -> list[dict[str, object]]:
 def pods(found: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if found["kind"] in ("Job", "StatefulSet", "Deployment"):
         yield found["spec"]["template"]["spec"]
+    elif found["kind"] == "ScaledJob":
+        yield found["spec"]["jobTargetRef"]["template"]["spec"]
 
 
 def everything() -> list[dict[str, Any]]:
@@ -67,6 +70,7 @@ def test_every_file_is_taken_by_a_kustomization() -> None:
         settings = yaml.safe_load(kustomization.read_text())
         named = {name for name in settings.get("resources", ()) if name.endswith(".yaml")}
         named |= {patch["path"] for patch in settings.get("patches", ())}
+        named |= set(settings.get("configurations", ()))
         named |= {name for files in settings.get("configMapGenerator", ()) for name in files.get("files", ())}
         assert named == {path.name for path in kustomization.parent.iterdir()} - {kustomization.name}
         for other in settings.get("resources", ()):
@@ -86,7 +90,7 @@ def test_images_have_the_version_of_the_package() -> None:
         for kustomization in FOLDER.rglob("kustomization.yaml")
         for image in yaml.safe_load(kustomization.read_text()).get("images", ())
     ]
-    assert len(tags) == 2
+    assert len(tags) == 3
     assert set(tags) == {version}
     assert f"/elastable:{version} " in (ROOT / "deploy/README.md").read_text()
 
@@ -142,11 +146,35 @@ def test_errors_that_last_end_a_job_and_others_do_not(name: str) -> None:
     assert f"{' | '.join(str(int(code)) for code in sorted(LASTING))}) exit" in script
 
 
+def test_scaled_workers_are_those_of_the_base() -> None:
+    (scaled,) = documents(FOLDER / "overlays/scaled/scaled-workers.yaml")
+    (plain,) = [one for one in everything() if one["metadata"]["name"] == "elastable-workers" and one["kind"] == "Job"]
+    spec: Any = scaled["spec"]
+    target = spec["jobTargetRef"]
+    assert {name: target[name] for name in ("template", "podFailurePolicy")} == {
+        name: plain["spec"][name] for name in ("template", "podFailurePolicy")
+    }
+    as_a_job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": plain["metadata"], "spec": target}
+    kubernetes_validate.validate(as_a_job, "1.30", strict=True)
+    (trigger,) = spec["triggers"]
+    names = re.findall(r"elastable_\w+", trigger["metadata"]["query"])
+    assert names
+    assert set(names) <= set(METRICS)
+    # Nobody is there to work for before the master has begun, and after its end: none is started then.
+    assert (spec["minReplicaCount"], trigger["metadata"]["ignoreNullValues"]) == (0, "true")
+
+
 def test_users_of_redis_are_those_of_the_page() -> None:
     page = re.findall(r"ACL SETUSER (master|reader) on >secret (.+)", (ROOT / "docs/redis.md").read_text())
     script = job(everything(), "elastable-redis")["command"][-1]
     for user, rules in page:
         assert re.search(rf"user {user} on >\$\w+ {re.escape(rules)}\n", script)
+
+
+def test_redis_refuses_writes_before_its_container_is_killed() -> None:
+    container = job(everything(), "elastable-redis")
+    (most,) = re.findall(r"--maxmemory (\d+)gb ", container["command"][-1])
+    assert int(most) <= 0.8 * int(container["resources"]["limits"]["memory"].removesuffix("Gi"))
 
 
 def _settings(folder: Path) -> list[str]:
@@ -183,7 +211,8 @@ def require_stores(found: list[dict[str, Any]], listed: str, args: list[str]) ->
 def test_an_overlay_is_rendered_and_valid(overlay: str) -> None:
     found = rendered(overlay)
     for document in found:
-        kubernetes_validate.validate(document, "1.30", strict=True)
+        if document["kind"] != "ScaledJob":  # KEDA's own; what it makes is validated above
+            kubernetes_validate.validate(document, "1.30", strict=True)
     master, workers = job(found, "elastable-master"), job(found, "elastable-workers")
     redis = [one for one in found if one["metadata"]["name"] == "elastable-redis"]
     ((name, settings),) = [
@@ -214,6 +243,11 @@ def test_an_overlay_is_rendered_and_valid(overlay: str) -> None:
             assert [one["configMapRef"]["name"] for one in container["envFrom"]] == [name]
     else:
         assert not set(ENDPOINT_VARIABLES) & set(settings)
+    if overlay == "scaled":
+        kinds = {one["kind"] for one in found if one["metadata"]["name"] == "elastable-workers"}
+        assert ("ScaledJob" in kinds, "Job" in kinds) == (True, False)
+        assert workers["image"] == master["image"]
+        assert [one["configMapRef"]["name"] for one in workers["envFrom"]] == [name]
     if overlay == "own-model":
         assert settings["MODEL"] == "/model/model.py"
         for container in (master, workers):
