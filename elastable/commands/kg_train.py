@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from elastable.commands.knowledge_graphs.progress import TrainingProgress
+from elastable.embedding_store.contract.malformed import Document, DocumentFields
 from elastable.embedding_store.errors import BadInput
 from elastable.output.run_directory import RunDirectory
 from elastable.process.stopping import stopping_on_signals
@@ -54,7 +54,7 @@ def run_graph(
     checkpoint_minutes: float = 5.0,
     notes: Sequence[str] = (),
     clock: Callable[[], float] = time.monotonic,
-) -> dict[str, Any]:
+) -> Document:
     """Trains a model of a graph, on threads of this process or as one of MPI's.
 
     Args:
@@ -96,7 +96,7 @@ def run_graph(
             run = GraphRun(graph, source, settings, directory.path, begin, checkpoint_minutes, stop.asked, clock)
             started = time.perf_counter()
 
-            def work(member: ReplicaGroup) -> dict[str, Any]:
+            def work(member: ReplicaGroup) -> Document:
                 return train_graph(member, run, progress)
 
             found = work(group) if started_by_mpi() else run_threads(workers, work, _DEADLINE_S)[0]
@@ -133,7 +133,7 @@ class _Stop:
         self.asked.set()
 
 
-def _how_to_go_on(found: Mapping[str, Any], source: str, home: Path, workers: int) -> str:
+def _how_to_go_on(found: DocumentFields, source: str, home: Path, workers: int) -> str:
     more = "" if workers == 1 or started_by_mpi() else f" --workers {workers}"
     command = f"elastable kg train {shlex.quote(source)} --resume {shlex.quote(str(home))}{more}"
     return f"stopped after {found['epochs']} epochs, at step {found['steps']}; all is saved. Continue with:\n{command}"
@@ -143,7 +143,7 @@ def _nothing(kind: str, place: RunProgress, values: Mapping[str, float]) -> None
     """Other ranks than 0 tell nothing."""
 
 
-def _table(result: Mapping[str, Any], home: Path) -> Table:
+def _table(result: DocumentFields, home: Path) -> Table:
     settings, metrics = result["settings"], result["metrics"]
     table = Table(title=f"{settings['model']} on {result['graph']}", title_justify="left")
     for column in ("", "both", "heads", "tails"):

@@ -8,8 +8,9 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+from elastable.embedding_store.contract.malformed import Document
 from elastable.replicas.processes.hosts import this_host
 
 __all__ = ["ADDRESS", "TOKEN", "ControlClient", "Message", "read_line"]
@@ -17,7 +18,7 @@ __all__ = ["ADDRESS", "TOKEN", "ControlClient", "Message", "read_line"]
 ADDRESS, TOKEN = "ELASTABLE_REPLICAS", "ELASTABLE_REPLICAS_TOKEN"
 """Environment variables: the address of the control server, and the token that it asks for."""
 
-Message: TypeAlias = dict[str, Any]
+Message: TypeAlias = Document
 """One line of JSON."""
 
 _CONNECT_S = 20.0

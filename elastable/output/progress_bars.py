@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Table
 from rich.text import Text
 
+from elastable.embedding_store.contract.malformed import Document, DocumentFields
 from elastable.master.api import JobStatus
 
 __all__ = ["JobConsole", "JobProgress", "summary_table"]
@@ -85,7 +86,7 @@ class JobProgress:
         """Shows how far the job is."""
         self._show_refusals(status)
         metrics = "  ".join(f"{name} {value:.4f}" for name, value in list(status.metrics.items())[:3])
-        fields: dict[str, Any] = {
+        fields: Document = {
             "epoch": f"{min(status.epoch + 1, status.epochs)}/{status.epochs}",
             "metrics": f"{metrics}  [yellow]{status.state}[/yellow]" if status.state != "training" else metrics,
             "version": f"{status.version:,}/{status.versions_total:,}",
@@ -128,7 +129,7 @@ class JobProgress:
         self._console.print(f"version {version:,}  {line}", highlight=False, soft_wrap=True)
 
 
-def summary_table(result: Mapping[str, Any], metrics: Mapping[str, float], paths: Mapping[str, str]) -> Table:
+def summary_table(result: DocumentFields, metrics: Mapping[str, float], paths: Mapping[str, str]) -> Table:
     """The table at the end of a run."""
     table = Table(title="Elastable", show_header=False, title_justify="left")
     table.add_column(style="bold")

@@ -1,8 +1,17 @@
-"""What reading a document raises where the document is not what it should be."""
+"""A document that was read, and what reading it raises where it is not what it should be."""
 
 from __future__ import annotations
 
-__all__ = ["MALFORMED", "UNREADABLE"]
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["MALFORMED", "UNREADABLE", "Document", "DocumentFields"]
+
+Document = dict[str, Any]
+"""A JSON object, as it was read or is to be written: nothing about it is known until it is taken apart."""
+
+DocumentFields = Mapping[str, Any]
+"""One that is only read."""
 
 MALFORMED: tuple[type[Exception], ...] = (
     ValueError,  # no JSON, no UTF-8, no number, a value that a class of ours refuses

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Any
 
-from elastable.embedding_store.contract.malformed import MALFORMED
+from elastable.embedding_store.contract.malformed import MALFORMED, Document
 from elastable.embedding_store.contract.spec import (
     AdmissionSpec,
     EvictionSpec,
@@ -46,7 +45,7 @@ def spec_from_json(text: str | bytes) -> TableSpec:
         raise BadSpec(f"{text[:200]!r} is no table spec: {error}") from error
 
 
-def _fields(spec: TableSpec) -> dict[str, Any]:
+def _fields(spec: TableSpec) -> Document:
     fields = asdict(spec)
     for name in ("admission", "eviction", "ids", "origin"):
         if getattr(spec, name) == getattr(_PLAIN, name):
@@ -64,7 +63,7 @@ def _fields(spec: TableSpec) -> dict[str, Any]:
     return fields
 
 
-def _spec(fields: dict[str, Any]) -> TableSpec:
+def _spec(fields: Document) -> TableSpec:
     optimizer = fields["optimizer"]
     pairs = tuple((str(name), float(value)) for name, value in optimizer["hyperparameters"])
     return TableSpec(
@@ -80,6 +79,6 @@ def _spec(fields: dict[str, Any]) -> TableSpec:
     )
 
 
-def _origin(fields: dict[str, Any]) -> ShardOrigin:
+def _origin(fields: Document) -> ShardOrigin:
     table = fields.get("table")
     return ShardOrigin(**{**fields, "table": None if table is None else _spec(table)})

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from elastable.embedding_store.contract.arrays import UInt8
+from elastable.embedding_store.contract.malformed import DocumentFields
 from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.errors import CheckpointError
 from elastable.embedding_store.tables.earlier_state import state_from_bytes
@@ -58,7 +58,7 @@ class Checkpoint:
         return self.manifest.version
 
     @property
-    def job(self) -> Mapping[str, Any]:
+    def job(self) -> DocumentFields:
         """The description of the job that wrote it."""
         return dict(self.manifest.job)
 

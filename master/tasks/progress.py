@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from elastable.embedding_store.contract.malformed import MALFORMED
+from elastable.embedding_store.contract.malformed import MALFORMED, Document, DocumentFields
 from elastable.embedding_store.errors import CheckpointError
 from elastable.master.api import Tensor
 
@@ -43,11 +42,11 @@ class Progress:
     done: tuple[int, ...] = ()
     sequences: Mapping[str, int] = field(default_factory=dict)
     logs: Mapping[str, float] = field(default_factory=dict)
-    hooks: Mapping[str, Any] = field(default_factory=dict)
+    hooks: DocumentFields = field(default_factory=dict)
 
     def to_json(self) -> str:
         """As one JSON object; floats are kept to the bit."""
-        fields: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        fields: Document = {name: getattr(self, name) for name in self.__slots__}
         fields |= {name: dict(fields[name]) for name in ("sequences", "logs", "hooks")}
         fields["metrics"] = [
             {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "values": tensor.ravel().tolist()}

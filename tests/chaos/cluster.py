@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from tests.chaos.child import ChildPlan, fork_child
 from tests.chaos.command_lines import arguments_of
@@ -23,6 +22,7 @@ from tests.chaos.redis_group import RedisGroup
 from tests.chaos.redis_server import RedisServer, is_server
 from tests.chaos.schedules import Schedule
 from tests.chaos.stores import lasts, processes_of, redis_of, server_line
+from tests.untyped import Parsed
 
 __all__ = ["Cluster"]
 
@@ -179,7 +179,7 @@ class Cluster:
             return
         self._heed(process, json.loads(said))
 
-    def _heed(self, process: Process, message: dict[str, Any]) -> None:
+    def _heed(self, process: Process, message: Parsed) -> None:
         if "gate" in message:
             self._reached(message["gate"], message["number"], process)
             if process.control is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -43,6 +43,7 @@ from tests.contracts.store_samples import (
     update,
 )
 from tests.contracts.store_updates import UpdateContract
+from tests.untyped import Keywords
 
 
 class StoreContract(
@@ -122,7 +123,7 @@ class StoreContract(
         view = store.table(dynamic(dim=4))
         store.drop_table("people")
         store.create_table(dynamic(dim=9))
-        forms: tuple[dict[str, Any], ...] = ({}, {"combiner": "sum"})
+        forms: tuple[Keywords, ...] = ({}, {"combiner": "sum"})
         for bags in forms:
             with pytest.raises(SpecConflict, match=r"'people'.*9.*4"):
                 view.lookup(np.arange(6).reshape(3, 2), **bags)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -20,6 +19,7 @@ from elastable.command import app
 from elastable.embedding_store.wire.access.credentials import ENVIRONMENT
 from elastable.monitoring.tracing import ENDPOINT_VARIABLES
 from elastable.process.exit_codes import ExitCode
+from tests.untyped import Parsed
 
 ROOT = Path(__file__).parents[2]
 SERVICES = ("redis", "store", "master", "worker")
@@ -39,48 +39,48 @@ def dockerfile() -> list[str]:
     return [line for line in text.replace("\\\n", " ").splitlines() if line.strip()]
 
 
-def test_there_are_four_services_and_no_more(compose: dict[str, Any]) -> None:
+def test_there_are_four_services_and_no_more(compose: Parsed) -> None:
     assert tuple(compose["services"]) == SERVICES
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_service_can_be_scaled_and_says_whether_it_is_healthy(compose: dict[str, Any], service: str) -> None:
+def test_a_service_can_be_scaled_and_says_whether_it_is_healthy(compose: Parsed, service: str) -> None:
     settings = compose["services"][service]
     assert "container_name" not in settings  # a fixed name allows one container only
     assert "ports" not in settings  # nor can two containers publish one port
     assert settings["healthcheck"]["test"][0] in ("CMD", "CMD-SHELL")
 
 
-def test_each_waits_for_the_one_it_needs_to_be_healthy(compose: dict[str, Any]) -> None:
+def test_each_waits_for_the_one_it_needs_to_be_healthy(compose: Parsed) -> None:
     services = compose["services"]
     assert services["store"]["depends_on"] == {"redis": {"condition": "service_healthy"}}
     assert services["master"]["depends_on"] == {"store": {"condition": "service_healthy"}}
     assert services["worker"]["depends_on"] == {"master": {"condition": "service_healthy"}}
 
 
-def test_workers_name_the_file_that_the_master_runs(compose: dict[str, Any]) -> None:
+def test_workers_name_the_file_that_the_master_runs(compose: Parsed) -> None:
     assert compose["services"]["worker"]["command"][:2] == ["worker.sh", "master:50051"]
     assert compose["services"]["worker"]["command"][2] == compose["services"]["master"]["command"][2]
 
 
-def test_one_store_server_and_two_workers_by_default(compose: dict[str, Any]) -> None:
+def test_one_store_server_and_two_workers_by_default(compose: Parsed) -> None:
     assert {name: of["scale"] for name, of in compose["services"].items() if "scale" in of} == {"store": 1, "worker": 2}
 
 
-def test_rows_and_runs_lie_on_named_volumes(compose: dict[str, Any]) -> None:
+def test_rows_and_runs_lie_on_named_volumes(compose: Parsed) -> None:
     assert set(compose["volumes"]) == {"redis", "runs"}
     assert compose["services"]["redis"]["volumes"] == ["redis:/data"]
     assert compose["services"]["master"]["volumes"] == ["runs:/runs"]
     assert "--run-dir=/runs" in compose["services"]["master"]["command"]
 
 
-def test_redis_writes_an_append_only_file_to_its_volume(compose: dict[str, Any]) -> None:
+def test_redis_writes_an_append_only_file_to_its_volume(compose: Parsed) -> None:
     command = compose["services"]["redis"]["command"][-1]
     assert "--appendonly yes" in command
     assert "--dir /data" in command
 
 
-def test_the_append_only_file_is_rewritten_by_the_limits_that_were_measured(compose: dict[str, Any]) -> None:
+def test_the_append_only_file_is_rewritten_by_the_limits_that_were_measured(compose: Parsed) -> None:
     assert " ".join(COMPOSE_LIMITS) in compose["services"]["redis"]["command"][-1]
 
 
@@ -89,14 +89,14 @@ def test_the_image_brings_compiled_kernels_in_a_folder_of_its_user(dockerfile: l
     assert f"COPY --from=kernels --chown=elastable:elastable {folder} {folder}" in dockerfile
 
 
-def test_store_master_and_worker_are_one_image(compose: dict[str, Any]) -> None:
+def test_store_master_and_worker_are_one_image(compose: Parsed) -> None:
     store, master, worker = (compose["services"][name] for name in ("store", "master", "worker"))
     assert store["image"] == master["image"] == worker["image"]
     assert store["build"] == master["build"] == worker["build"]
     assert (ROOT / master["build"]["dockerfile"]).is_file()
 
 
-def test_nobody_runs_as_root(compose: dict[str, Any], dockerfile: list[str]) -> None:
+def test_nobody_runs_as_root(compose: Parsed, dockerfile: list[str]) -> None:
     users = [line.split()[1] for line in dockerfile if line.startswith("USER ")]
     assert users == ["10001:10001"]  # Kubernetes' runAsNonRoot takes no name
     assert any("useradd --uid 10001 --user-group" in line for line in dockerfile)
@@ -105,7 +105,7 @@ def test_nobody_runs_as_root(compose: dict[str, Any], dockerfile: list[str]) -> 
     assert not any("user" in compose["services"][name] for name in ("store", "master", "worker"))
 
 
-def test_who_is_started_again(compose: dict[str, Any]) -> None:
+def test_who_is_started_again(compose: Parsed) -> None:
     restarts = {name: settings.get("restart") for name, settings in compose["services"].items()}
     several = "on-failure:5"
     assert restarts == {"redis": "on-failure", "store": several, "master": several, "worker": "no"}
@@ -119,7 +119,7 @@ def test_the_labels_are_those_of_the_package(dockerfile: list[str]) -> None:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_service_is_confined(compose: dict[str, Any], service: str) -> None:
+def test_a_service_is_confined(compose: Parsed, service: str) -> None:
     settings = compose["services"][service]
     assert settings["read_only"] is True
     assert settings["tmpfs"] == ["/tmp"]
@@ -129,7 +129,7 @@ def test_a_service_is_confined(compose: dict[str, Any], service: str) -> None:
     assert set(settings["logging"]["options"]) == {"max-size", "max-file"}
 
 
-def test_memory_is_limited_and_redis_refuses_writes_before_its_container_is_killed(compose: dict[str, Any]) -> None:
+def test_memory_is_limited_and_redis_refuses_writes_before_its_container_is_killed(compose: Parsed) -> None:
     limits = {settings["mem_limit"] for settings in compose["services"].values()}
     assert limits == {"${ELASTABLE_MEMORY:-8g}"}
     redis = compose["services"]["redis"]
@@ -137,7 +137,7 @@ def test_memory_is_limited_and_redis_refuses_writes_before_its_container_is_kill
     assert '--maxmemory "$$REDIS_MEMORY"' in redis["command"][-1]
 
 
-def test_users_of_redis_are_those_of_the_page(compose: dict[str, Any]) -> None:
+def test_users_of_redis_are_those_of_the_page(compose: Parsed) -> None:
     page = re.findall(r"ACL SETUSER (master|reader) on >secret (.+)", (ROOT / "docs/redis.md").read_text())
     assert len(page) == 2
     command = compose["services"]["redis"]["command"][-1]
@@ -149,7 +149,7 @@ def test_users_of_redis_are_those_of_the_page(compose: dict[str, Any]) -> None:
     assert "ELASTABLE_REDIS_PASSWORD" not in compose["services"]["worker"].get("environment", {})
 
 
-def test_every_process_of_ours_can_be_traced(compose: dict[str, Any]) -> None:
+def test_every_process_of_ours_can_be_traced(compose: Parsed) -> None:
     # Empty where it is not set, which says the same as no variable (elastable.commands).
     for service, settings in compose["services"].items():
         told = settings["environment"].get(ENDPOINT_VARIABLES[-1])
@@ -193,7 +193,7 @@ def test_the_dockerfile_and_the_compose_files_are_well_written() -> None:
 
 
 def test_tls_adds_files_and_variables_to_every_service_but_redis() -> None:
-    added: dict[str, Any] = yaml.safe_load((ROOT / "deploy/tls.yml").read_text())
+    added: Parsed = yaml.safe_load((ROOT / "deploy/tls.yml").read_text())
     services = ("store", "master", "worker")
     assert set(added["services"]) == set(services)
     every = {f"ELASTABLE_TLS_{name}" for name in ("CA", "CERT", "KEY", "NAME")} | {"ELASTABLE_WORKER_TOKEN_FILE"}
@@ -221,7 +221,7 @@ def test_tls_adds_files_and_variables_to_every_service_but_redis() -> None:
             assert any("/somewhere" in str(volume) and "/run/tls" in str(volume) for volume in merged[name]["volumes"])
 
 
-def test_the_master_finds_store_servers_where_they_register(compose: dict[str, Any]) -> None:
+def test_the_master_finds_store_servers_where_they_register(compose: Parsed) -> None:
     store, master = compose["services"]["store"], compose["services"]["master"]
     assert store["environment"] == master["environment"]
     assert store["volumes"] == master["volumes"]  # every store server writes its part of a checkpoint

@@ -8,7 +8,6 @@ import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import kubernetes_validate
@@ -21,6 +20,7 @@ from elastable.embedding_store.wire.access.credentials import ENVIRONMENT
 from elastable.monitoring.catalogue import METRICS
 from elastable.monitoring.tracing import ENDPOINT_VARIABLES
 from elastable.process.exit_codes import ExitCode
+from tests.untyped import Parsed
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy/kubernetes"
@@ -29,31 +29,31 @@ WRITTEN = [path for path in sorted(FOLDER.glob("*/*.yaml")) if path.name != "kus
 LASTING = {ExitCode(number) for number in (2, 3, 4, 9, 11)}
 
 
-def documents(path: Path) -> list[dict[str, object]]:
+def documents(path: Path) -> list[Parsed]:
     return [found for found in yaml.safe_load_all(path.read_text()) if found is not None]
 
 
-def pods(found: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def pods(found: Parsed) -> Iterator[Parsed]:
     if found["kind"] in ("Job", "StatefulSet", "Deployment"):
         yield found["spec"]["template"]["spec"]
     elif found["kind"] == "ScaledJob":
         yield found["spec"]["jobTargetRef"]["template"]["spec"]
 
 
-def everything() -> list[dict[str, Any]]:
+def everything() -> list[Parsed]:
     return [found for path in WRITTEN for found in documents(path)]
 
 
-def rendered(overlay: str) -> list[dict[str, Any]]:
+def rendered(overlay: str) -> list[Parsed]:
     command = ["kubectl", "kustomize", str(FOLDER / "overlays" / overlay)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert not ran.stderr  # a field that is deprecated
     return list(yaml.safe_load_all(ran.stdout))
 
 
-def job(found: list[dict[str, Any]], name: str) -> dict[str, Any]:
+def job(found: list[Parsed], name: str) -> Parsed:
     (pod,) = [pod for one in found if one["metadata"]["name"] == name for pod in pods(one)]
-    container: dict[str, object] = pod["containers"][0]
+    container: Parsed = pod["containers"][0]
     return container
 
 
@@ -149,7 +149,7 @@ def test_errors_that_last_end_a_job_and_others_do_not(name: str) -> None:
 def test_scaled_workers_are_those_of_the_base() -> None:
     (scaled,) = documents(FOLDER / "overlays/scaled/scaled-workers.yaml")
     (plain,) = [one for one in everything() if one["metadata"]["name"] == "elastable-workers" and one["kind"] == "Job"]
-    spec: Any = scaled["spec"]
+    spec: Parsed = scaled["spec"]
     target = spec["jobTargetRef"]
     assert {name: target[name] for name in ("template", "podFailurePolicy")} == {
         name: plain["spec"][name] for name in ("template", "podFailurePolicy")
@@ -182,7 +182,7 @@ def _settings(folder: Path) -> list[str]:
     return list(generator["literals"])
 
 
-def require_stores(found: list[dict[str, Any]], listed: str, args: list[str]) -> None:
+def require_stores(found: list[Parsed], listed: str, args: list[str]) -> None:
     """The master calls every pod of the StatefulSet, in the order of their numbers, at the port that it listens on."""
     of_stores = {one["kind"]: one for one in found if one["metadata"]["name"] == "elastable-store"}
     assert set(of_stores) == {"Service", "StatefulSet", "NetworkPolicy", "PodDisruptionBudget"}

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -16,9 +15,10 @@ import yaml
 from elastable.monitoring.catalogue import METRICS
 from elastable.monitoring.metric import MetricKind
 from elastable.monitoring.sources.job_source import STATES
+from tests.untyped import Parsed
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-DASHBOARD: dict[str, Any] = json.loads((DEPLOY / "grafana" / "elastable.json").read_text())
+DASHBOARD: Parsed = json.loads((DEPLOY / "grafana" / "elastable.json").read_text())
 RULES = DEPLOY / "prometheus" / "elastable.rules.yml"
 #: Of Prometheus itself, and of prometheus_client.
 FOREIGN = {"instance", "le"}
@@ -28,7 +28,7 @@ _SELECTED = re.compile(r"\b((?:elastable|process)_\w+)(\{[^}]*\})?")
 _GROUPED = re.compile(r"\b(?:by|on) \(([^)]*)\)")
 
 
-def rules() -> list[dict[str, Any]]:
+def rules() -> list[Parsed]:
     (group,) = yaml.safe_load(RULES.read_text())["groups"]
     found: list[dict[str, object]] = group["rules"]
     return found

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from tests.elastable.processes import CLICK_JOB, Finished, run_elastable
+from tests.untyped import Parsed
 
 #: The job of every test that compares with `trained`: 20 versions to an epoch.
 JOB = ("--epochs", "2", "--micro-batch-size", "32", "--grads-to-wait", "2", "--seed", "7")
@@ -27,8 +27,8 @@ class Trained:
     checkpoint: Path
 
     @property
-    def result(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.run / "result.json").read_text())
+    def result(self) -> Parsed:
+        found: Parsed = json.loads((self.run / "result.json").read_text())
         return found
 
     def require_same_numbers(self, run: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from tests.keras_table.case import Case
 from tests.keras_table.sides import DIM, LENGTH, Side, small, trained
+from tests.untyped import Keywords
 
 __all__ = ["CASES"]
 
@@ -25,7 +26,7 @@ def _rows(side: Side) -> np.ndarray:
     return np.random.default_rng(4).normal(size=(side.vocabulary, DIM)).astype(np.float32)
 
 
-def _both(name: str, covers: str, option: Callable[[], dict[str, Any]], **more: object) -> list[Case]:
+def _both(name: str, covers: str, option: Callable[[], Keywords], **more: object) -> list[Case]:
     """The option on an offloaded `keras.layers.Embedding`, and on `et.Embedding`."""
     return [
         Case(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import keras
 
 from tests.keras_table.case import Case
 from tests.keras_table.sides import trained
+from tests.untyped import Keywords
 
 __all__ = ["CASES"]
 
@@ -87,7 +87,7 @@ def _with(optimizer: Callable[[], object], epochs: int = 1) -> Callable[..., obj
     return lambda side: trained(side, optimizer=optimizer(), fit={"epochs": epochs})
 
 
-def _optimizer(name: str, arguments: dict[str, Any]) -> Case:
+def _optimizer(name: str, arguments: Keywords) -> Case:
     covers = (f"optimizers.{name}", *(f"optimizers.{name}.{key}" for key in arguments))
     # Averages differ from the rows after some steps only.
     program = _with(lambda: getattr(keras.optimizers, name)(**arguments), 2 if "use_ema" in arguments else 1)

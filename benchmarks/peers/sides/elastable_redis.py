@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.metadata import version
 from itertools import count, cycle
-from typing import Any
 
 import numpy as np
 
 from benchmarks.peers import workloads
 from benchmarks.peers.rounds import Turn
 from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.malformed import DocumentFields
 from elastable.embedding_store.contract.tier import Records, TierTable
 from elastable.embedding_store.tiers.redis.records.record_tables import RecordTable
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
@@ -24,7 +24,7 @@ __all__ = ["filled_tier", "prepare"]
 _OUTPUTS = 4  # in rotation, so that none is still in a cache
 
 
-def prepare(race: str, settings: Mapping[str, Any]) -> Turn:
+def prepare(race: str, settings: DocumentFields) -> Turn:
     """`redis lookup`, `redis write`, `redis flush` (weights and Adagrad's slots)."""
     keep_freed_memory()  # as every process of the `elastable` command does
     tier, _, table = filled_tier(race, settings)
@@ -34,7 +34,7 @@ def prepare(race: str, settings: Mapping[str, Any]) -> Turn:
     return Turn(f"elastable {version('elastable')}", work, settings["batch"])
 
 
-def filled_tier(race: str, settings: Mapping[str, Any]) -> tuple[RedisTier, RedisUrl, RecordTable]:
+def filled_tier(race: str, settings: DocumentFields) -> tuple[RedisTier, RedisUrl, RecordTable]:
     """A tier of the race's own whose table "t" has all its records; with Adagrad's slots for flushes."""
     namespace = f"{race.replace(' ', '-')}-{os.getpid()}"  # sides share a server
     url = RedisUrl.parse(

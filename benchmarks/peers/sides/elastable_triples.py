@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from benchmarks.peers import workloads
 from benchmarks.peers.rounds import Turn
+from elastable.embedding_store.contract.malformed import DocumentFields
 from elastable.embedding_store.native.range_pool import RangePool
 from elastable.process.heap import keep_freed_memory
 from elastable.replicas.groups.thread_group import alone
@@ -17,7 +16,7 @@ from elastable.replicas.knowledge_graphs.settings import TrainSettings
 __all__ = ["prepare"]
 
 
-def prepare(race: str, settings: Mapping[str, Any]) -> Turn:
+def prepare(race: str, settings: DocumentFields) -> Turn:
     """`race` is the model; a turn's call trains one batch with Adam, negatives of each triple drawn anew.
 
     With the setting `negatives` 0, each triple's tail competes with all entities.

@@ -6,9 +6,9 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
+from elastable.embedding_store.contract.malformed import DocumentFields
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, StoreBroken, StoreFailed, Unsupported
@@ -149,7 +149,7 @@ def _restored(
     return Beginning(checkpoint.progress(), str(checkpoint.job["job"]), checkpoint)
 
 
-def is_finished(saved: Mapping[str, Any], progress: Progress, job: JobSpec) -> bool:
+def is_finished(saved: DocumentFields, progress: Progress, job: JobSpec) -> bool:
     """Whether a saved job has reached its last version, and `job` asks for no more epochs than it had."""
     shape = {name: saved[name] for name in ("mode", "micro_batch_size", "grads_to_wait", "epochs", "train_records")}
     shape["versions_per_step"] = saved.get("versions_per_step", 1)
@@ -250,7 +250,7 @@ _SAME = (
 )
 
 
-def refuse_other_job(what: str, saved: Mapping[str, Any], job: JobSpec) -> None:
+def refuse_other_job(what: str, saved: DocumentFields, job: JobSpec) -> None:
     """Raises `Unsupported` where a saved job computed with other numbers than `job` would."""
     saved = {"versions_per_step": 1, **saved, "on_worker": tuple(saved.get("on_worker", ()))}
     differing = [

@@ -18,12 +18,11 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8, UInt64
-from elastable.embedding_store.contract.malformed import MALFORMED
+from elastable.embedding_store.contract.malformed import MALFORMED, DocumentFields
 from elastable.embedding_store.contract.row_data import TableState
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.spec_json import spec_from_json
@@ -74,7 +73,7 @@ class EarlierFileTable:
     untouched_decay: float | None = None
 
     @classmethod
-    def of(cls, folder: Path, entry: Mapping[str, Any]) -> EarlierFileTable:
+    def of(cls, folder: Path, entry: DocumentFields) -> EarlierFileTable:
         """From an entry of the manifest. Raises one of `MALFORMED`."""
         name, ids = str(entry["folder"]), dict(entry["ids"])
         count, columns = int(ids.pop("count")), int(ids.pop("columns"))

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
-from elastable.embedding_store.contract.malformed import MALFORMED
+from elastable.embedding_store.contract.malformed import MALFORMED, Document
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.spec_json import spec_from_json
 from elastable.embedding_store.errors import StaleVersion, StoreBroken
@@ -79,7 +79,7 @@ class EarlierRedisTable:
     def of(cls, text: bytes) -> EarlierRedisTable:
         """From the registry's value. Raises `StoreBroken` where it is something else."""
         try:
-            fields: dict[str, Any] = json.loads(text)
+            fields: Document = json.loads(text)
             spec, partitions = spec_from_json(json.dumps(fields["spec"])), check_partitions(int(fields["partitions"]))
         except MALFORMED as error:
             raise StoreBroken(f"the registry of tables holds {text[:200]!r}, no table: {error}") from error

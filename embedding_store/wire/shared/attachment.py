@@ -20,9 +20,8 @@ import os
 import socket
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
 
-from elastable.embedding_store.contract.malformed import MALFORMED
+from elastable.embedding_store.contract.malformed import MALFORMED, Document
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
 from elastable.embedding_store.errors import StoreFailed
@@ -51,7 +50,7 @@ NOTIFICATIONS, LAYOUT, CHANNEL = b"b", b"l", b"o"
 CHANNEL_NUMBER = "outbox"
 """Key of a channel's number in its packet; like the bytes above it is older than its name here."""
 
-Packet = dict[str, Any]
+Packet = Document
 """Parsed JSON, of which nothing is known yet."""
 
 TOKEN_BYTES = 16

@@ -6,9 +6,8 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
-from elastable.embedding_store.contract.malformed import MALFORMED
+from elastable.embedding_store.contract.malformed import MALFORMED, DocumentFields
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
 from elastable.embedding_store.errors import CheckpointError
@@ -165,7 +164,7 @@ def _table_fields(entry: TableEntry) -> dict[str, object]:
     }
 
 
-def _upgraded(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+def _upgraded(fields: DocumentFields) -> DocumentFields:
     """The fields of a manifest of format 1, as format 2 names them."""
     tables = {
         name: {"sightings": None, **entry, "written": entry["rows"], "whole": True, "live": None}
@@ -175,7 +174,7 @@ def _upgraded(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**fields, "tables": tables, "files": files, "base": None, "written": ""}
 
 
-def _parsed(fields: Mapping[str, Any], version_of_format: int, checksum: str) -> Manifest:
+def _parsed(fields: DocumentFields, version_of_format: int, checksum: str) -> Manifest:
     tables = {
         str(name): TableEntry(
             spec_from_json(json.dumps(entry["spec"])),

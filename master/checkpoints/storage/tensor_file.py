@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import UInt8
-from elastable.embedding_store.contract.malformed import MALFORMED
+from elastable.embedding_store.contract.malformed import MALFORMED, DocumentFields
 from elastable.master.api import Tensor
 from elastable.master.checkpoints.storage.checkpoint_files import Part
 
@@ -91,7 +91,7 @@ def tensors_in(content: UInt8) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise ValueError(f"its header is none of safetensors: {error!r}") from error
 
 
-def _tensor(entry: Mapping[str, Any], content: UInt8) -> Tensor:
+def _tensor(entry: DocumentFields, content: UInt8) -> Tensor:
     dtype, shape = _dtype(_NAMES[entry["dtype"]]), tuple(int(length) for length in entry["shape"])
     first, last = entry["data_offsets"]
     if not 0 <= first <= last <= len(content) or last - first != dtype.itemsize * math.prod(shape):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
 
+from elastable.embedding_store.contract.malformed import DocumentFields
 from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.optimizers.base import RowOptimizer
 from elastable.embedding_store.optimizers.registry import row_optimizer
 
-OuterConfig = Mapping[str, Any]
+OuterConfig = DocumentFields
 """What `outer_spec` was given, as parsed JSON."""
 
 __all__ = ["OuterConfig", "OuterRowOptimizer", "outer_spec"]

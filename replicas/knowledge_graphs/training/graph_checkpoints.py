@@ -8,12 +8,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Array
-from elastable.embedding_store.contract.malformed import UNREADABLE
+from elastable.embedding_store.contract.malformed import UNREADABLE, DocumentFields
 from elastable.embedding_store.errors import BadInput, CheckpointError
 from elastable.master.checkpoints.storage.checkpoint_files import MANIFEST, LocalFiles
 from elastable.master.checkpoints.storage.tensor_file import parts_of, tensors_in
@@ -175,7 +174,7 @@ def _manifest(
     return {**manifest, "checksum": _checksum(manifest)}
 
 
-def _progress_in(values: Mapping[str, Any]) -> RunProgress:
+def _progress_in(values: DocumentFields) -> RunProgress:
     """The progress of a manifest; earlier ones were written after an evaluation at the end of an epoch."""
     steps = values["step"] // max(1, values["epochs"])
     return RunProgress(**{"evaluated_step": values["step"], "steps_per_epoch": steps, **values})

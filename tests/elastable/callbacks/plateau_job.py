@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import numpy as np
 
 import elastable as et
+from tests.untyped import Parsed
 
 
 class Slower(keras.callbacks.Callback):
@@ -24,7 +23,7 @@ class Slower(keras.callbacks.Callback):
     def state_dict(self) -> dict[str, object]:
         return {"epochs": self.epochs}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Parsed) -> None:
         self.epochs = list(state["epochs"])
 
 

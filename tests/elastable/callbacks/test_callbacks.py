@@ -13,6 +13,7 @@ import pytest
 import elastable as et
 from elastable.embedding_store.errors import Unsupported
 from tests.elastable.small_models import clicks, plain_model, store_model, tables_and_weights
+from tests.untyped import Parsed
 
 RECORDS = clicks(64)
 VERSIONS = 4  # to an epoch of 64 records
@@ -76,7 +77,7 @@ class TestHonoured:
     def test_learning_rates_reach_tables_and_dense_variables(self) -> None:
         # A rate of 0 in the second epoch: nothing moves any more.
         model = store_model()
-        snapshots: list[dict[str, Any]] = []
+        snapshots: list[Parsed] = []
         note = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: snapshots.append(tables_and_weights(model)))
         trained(2, note, keras.callbacks.LearningRateScheduler(lambda epoch: (0.5, 0.0)[epoch]), model=model)
         for name, values in snapshots[0].items():

@@ -12,6 +12,7 @@ import pytest
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import ModelError, Unsupported
+from tests.untyped import Keywords, Parsed
 
 ROWS, DIM, BATCH, EPOCHS = 30, 3, 16, 4
 Arrays = dict[str, Array]
@@ -74,13 +75,13 @@ def state_of(model: keras.Model) -> Arrays:
 
 def run(program: Program, by_keras: bool, **user: object) -> tuple[keras.Model, list[dict[str, Array]]]:
     """The model trained by a program, and its state after each epoch."""
-    model, states = built(plain if by_keras else in_store, **user), [dict[str, Any]()]
+    model, states = built(plain if by_keras else in_store, **user), [Parsed()]
     model.compile(optimizer(), "mse")
     x, y = records()
 
     def fit(epochs: int = 1, *callbacks: object) -> None:
         note = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: states.append(state_of(model)))
-        settings: dict[str, Any] = {
+        settings: Keywords = {
             "epochs": epochs,
             "batch_size": BATCH,
             "shuffle": False,
@@ -181,7 +182,7 @@ def test_the_penalty_of_a_frozen_layer_is_no_part_of_the_loss() -> None:
         model = built(plain if by_keras else in_store, embeddings_regularizer="l2")
         layer_of(model, "users").trainable = False
         model.compile(keras.optimizers.SGD(0.05), "mse")
-        settings: dict[str, Any] = {"epochs": 2, "batch_size": BATCH, "shuffle": False}
+        settings: Keywords = {"epochs": 2, "batch_size": BATCH, "shuffle": False}
         x, y = records()
         ran = model.fit(x, y, verbose=0, **settings) if by_keras else et.fit(model, (x, y), verbose=False, **settings)
         losses[by_keras] = ran.history["loss"]
@@ -222,7 +223,7 @@ def test_offloaded_embeddings() -> None:
         if by_keras:
             model.fit(x, y, epochs=2, batch_size=BATCH, shuffle=False, verbose=0)
         else:
-            above: dict[str, Any] = {"offload_embeddings_above": 1, "epochs": 2, "batch_size": BATCH, "shuffle": False}
+            above: Keywords = {"offload_embeddings_above": 1, "epochs": 2, "batch_size": BATCH, "shuffle": False}
             et.fit(model, (x, y), verbose=False, **above)
             assert layer_of(model, "users").source is not None
         states[by_keras] = state_of(model)

@@ -27,6 +27,7 @@ from elastable.embedding_store.option import (
 from elastable.jobs.options import JobOptions, TrainOptions, WorkerOptions
 from elastable.jobs.servers.server_options import ServerOptions
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
+from tests.untyped import Keywords
 
 ROOT = Path(__file__).parents[3]
 WIDE = {"COLUMNS": "400"}
@@ -183,7 +184,7 @@ def test_words_of_store_servers_give_them_again() -> None:
         ({"store": "encoding:memory,grpc://b:1"}, "encoding:grpc://b:1,.*every row and gradient of the job"),
     ],
 )
-def test_store_servers_that_cannot_be_are_refused_by_name(options: dict[str, Any], told: str) -> None:
+def test_store_servers_that_cannot_be_are_refused_by_name(options: Keywords, told: str) -> None:
     with pytest.raises(BadInput, match=told):
         TrainOptions(Path("m.py"), **options)
 
@@ -222,7 +223,7 @@ class _Settings:
         ({"switched": 1}, "--switched 1: must be of type bool"),
     ],
 )
-def test_a_config_refuses_what_its_definition_does_not_allow(wrong: dict[str, Any], message: str) -> None:
+def test_a_config_refuses_what_its_definition_does_not_allow(wrong: Keywords, message: str) -> None:
     with pytest.raises(BadInput) as caught:
         _Settings(**{"name": "n", **wrong})
     assert str(caught.value) == message

@@ -14,6 +14,7 @@ import elastable as et
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from tests.elastable.small_models import assert_close, clicks, plain_model, store_model, tables_and_weights
+from tests.untyped import Keywords
 
 BATCH = 16
 
@@ -66,7 +67,7 @@ class TestAgainstKeras:
     def test_several_losses_with_weights(self) -> None:
         x, y = clicks(BATCH * 4)
         records = (x, (y, 1 - y))
-        losses: dict[str, Any] = {"loss": ["mse", "mae"], "loss_weights": [0.3, 2.0], "metrics": [["mse"], ["mae"]]}
+        losses: Keywords = {"loss": ["mse", "mae"], "loss_weights": [0.3, 2.0], "metrics": [["mse"], ["mae"]]}
         ours, theirs = (
             keras.Model(made.inputs, [made.output, 2 * made.output]) for made in (store_model(), plain_model())
         )

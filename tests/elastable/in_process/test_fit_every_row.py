@@ -18,6 +18,7 @@ from elastable.embedding_store.errors import Unsupported
 from elastable.jobs.options import JobOptions
 from elastable.jobs.prepare import prepare_job
 from tests.elastable import click_job
+from tests.untyped import Keywords
 
 ROWS, DIM, BATCH, STEPS = 400, 6, 8, 200
 SEED = 3
@@ -93,7 +94,7 @@ def test_fit_goes_on_where_it_ended() -> None:
     """To the bit, also in a store that is made anew: of rows that no batch has touched, which go on to decay, too."""
     made = model(et.Embedding(ROWS, DIM, embeddings_initializer="ones", name="ids"))
     made.compile(OPTIMIZERS["adamw"](), "mse")
-    settings: dict[str, Any] = {"batch_size": BATCH, "shuffle": False, "seed": SEED, "verbose": False, "lazy": False}
+    settings: Keywords = {"batch_size": BATCH, "shuffle": False, "seed": SEED, "verbose": False, "lazy": False}
     for epoch in range(2):
         et.fit(made, records(), epochs=epoch + 1, initial_epoch=epoch, **settings)
     ours = np.asarray(made.get_layer("ids").read_rows(np.arange(ROWS)))
@@ -141,7 +142,7 @@ class TestWhatReachesTouchedRowsAlone:
         ],
         ids=["regularizer", "constraint"],
     )
-    def test_it_is_refused_by_name(self, what: dict[str, Any], told: str, layer: dict[str, Any]) -> None:
+    def test_it_is_refused_by_name(self, what: Keywords, told: str, layer: Keywords) -> None:
         made = model(et.Embedding(ROWS, DIM, name="ids", **what, **layer))
         made.compile("sgd", "mse")
         with pytest.raises(Unsupported, match=told):
@@ -203,7 +204,7 @@ class TestFtrl:
         ):
             made = model(layer)
             made.compile(keras.optimizers.Ftrl(0.5, l1_regularization_strength=1e-4), "mse")
-            how: dict[str, Any] = {"epochs": 2, "batch_size": 2, "shuffle": False}
+            how: Keywords = {"epochs": 2, "batch_size": 2, "shuffle": False}
             data = self.IDS[:records], np.arange(records, dtype=np.float32)
             if isinstance(layer, et.Embedding):
                 et.fit(made, data, verbose=False, **how)

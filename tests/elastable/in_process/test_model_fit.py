@@ -15,6 +15,7 @@ import tensorflow as tf
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, ModelError, Unsupported
+from tests.untyped import Keywords
 
 ROWS, DIM, BATCH = 50, 4, 16
 Layer = Callable[..., keras.layers.Layer]
@@ -148,7 +149,7 @@ def test_a_second_fit_goes_on_as_in_keras(optimizer: str) -> None:
         ({"rows": {"embeddings_constraint": "non_neg"}}, "embeddings_constraint"),
     ],
 )
-def test_what_has_other_numbers_than_keras_is_refused_until_one_says_so(made: dict[str, Any], told: str) -> None:
+def test_what_has_other_numbers_than_keras_is_refused_until_one_says_so(made: Keywords, told: str) -> None:
     def fitted(**layer: Any) -> keras.callbacks.History:
         model = keras.Sequential(
             [keras.Input((3,), dtype="int64"), et.Embedding(ROWS, DIM, **layer, **made.get("rows", {}))]

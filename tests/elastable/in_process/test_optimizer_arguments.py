@@ -26,6 +26,7 @@ from tests.elastable.small_models import (
     store_model,
     tables_and_weights,
 )
+from tests.untyped import Keywords
 
 BATCH, RECORDS = 8, 64
 K = keras.optimizers
@@ -131,7 +132,7 @@ class TestAccumulation:
             (3, {}, r"SGD\(gradient_accumulation_steps=3\): .* has 8 batches, which is not a multiple"),
         ],
     )
-    def test_what_contradicts_it_is_refused(self, steps: int, how: dict[str, Any], told: str) -> None:
+    def test_what_contradicts_it_is_refused(self, steps: int, how: Keywords, told: str) -> None:
         with pytest.raises(BadInput, match=told):
             fitted(store_model(), K.SGD(0.5, gradient_accumulation_steps=steps), **how)
 

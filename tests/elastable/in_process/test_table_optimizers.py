@@ -26,6 +26,7 @@ from tests.elastable.small_models import (
     plain_model,
     tables_and_weights,
 )
+from tests.untyped import Keywords
 
 BATCH = 16
 K = keras.optimizers
@@ -131,7 +132,7 @@ class TestGoingOn:
     @pytest.mark.parametrize("held", [False, True], ids=["own store", "given store"])
     def test_a_second_fit_goes_on(self, rate: Callable[..., object], held: bool) -> None:
         once = fitted(model_with(K.Adam(rate())), K.Adam(rate()), epochs=4)
-        stores: dict[str, Any] = {"store": et.MemoryStore()} if held else {}
+        stores: Keywords = {"store": et.MemoryStore()} if held else {}
         twice = fitted(model_with(K.Adam(rate())), K.Adam(rate()), **stores)
         et.fit(twice, clicks(BATCH * 4), epochs=2, batch_size=BATCH, shuffle=False, verbose=False, **stores)
         ours, theirs = tables_and_weights(twice), tables_and_weights(once)
@@ -140,7 +141,7 @@ class TestGoingOn:
 
     @pytest.mark.parametrize("held", [False, True], ids=["own store", "given store"])
     def test_compiled_anew_the_optimizer_begins_anew(self, held: bool) -> None:
-        stores: dict[str, Any] = {"store": et.MemoryStore()} if held else {}
+        stores: Keywords = {"store": et.MemoryStore()} if held else {}
         ours = fitted(fitted(model_with(None), K.Adagrad(0.3), **stores), K.Adagrad(0.3), **stores)
         theirs = by_hand(K.Adagrad(0.3), None)
         theirs.compile(K.Adagrad(0.3), "binary_crossentropy")

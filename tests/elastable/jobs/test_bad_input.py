@@ -23,6 +23,7 @@ from elastable.master.wire.master_service import master_service
 from elastable.process.exit_codes import ExitCode, exit_code_of
 from tests.elastable.processes import CLICK_JOB
 from tests.elastable.small_models import clicks, plain_model, store_model, tables_and_weights
+from tests.untyped import Keywords
 
 X, Y = clicks(48)
 PRICED = {**X, "price": np.linspace(0, 1, 48, dtype=np.float32)}
@@ -210,7 +211,7 @@ class TestPushes:
 
 class TestStoreOfAnotherJob:
     def test_needs_overwrite_or_resume(self, redis_url: str, tmp_path: Any) -> None:
-        options: dict[str, Any] = {"model_file": CLICK_JOB, "store": redis_url}
+        options: Keywords = {"model_file": CLICK_JOB, "store": redis_url}
         with prepare_job(JobOptions(**options)).store as store:
             store.reset_version(3)  # there is more in it than tables that were made and never trained
         with pytest.raises(errors.BadInput, match=re.escape("(users, words): go on from its checkpoint with --resume")):

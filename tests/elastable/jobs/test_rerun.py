@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,7 @@ from elastable.master.commits.version_record import VersionRecord, job_as_json
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
 from tests.elastable.processes import CLICK_JOB
+from tests.untyped import Keywords
 
 
 def leave_at(prepared: PreparedJob, version: int) -> None:
@@ -28,7 +28,7 @@ def leave_at(prepared: PreparedJob, version: int) -> None:
 def test_a_finished_job_makes_room_and_another_goes_on(
     redis_url: str, caplog: pytest.LogCaptureFixture, before_the_end: int, epochs: int, begins_at: int
 ) -> None:
-    options: dict[str, Any] = {"model_file": CLICK_JOB, "store": redis_url, "micro_batch_size": 64, "resume": True}
+    options: Keywords = {"model_file": CLICK_JOB, "store": redis_url, "micro_batch_size": 64, "resume": True}
     with (first := prepare_job(JobOptions(**options))).store:
         last = Schedule(first.job).versions_total - before_the_end
         leave_at(first, last)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,14 +13,15 @@ from elastable.jobs.prepare import prepare_job
 from elastable.process.exit_codes import ExitCode
 from tests.elastable.conftest import JOB
 from tests.elastable.processes import CLICK_JOB, Hold, elastable
+from tests.untyped import Keywords
 
 
 @pytest.mark.parametrize("beginning", [{"overwrite": True}, {"resume": True}])
 def test_a_store_in_use_is_refused_by_name(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch, beginning: dict[str, Any]
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, beginning: Keywords
 ) -> None:
     monkeypatch.setattr("elastable.jobs.resuming.resume._OWNER_LEAVES_S", 0.2)
-    options: dict[str, Any] = {"model_file": CLICK_JOB, "store": redis_url}
+    options: Keywords = {"model_file": CLICK_JOB, "store": redis_url}
     with prepare_job(JobOptions(**options)).store as running:
         running.reset_version(3)
         with pytest.raises(BadInput, match=rf"the store is in use: \S+:{os.getpid()} .*--take-over"):
@@ -46,7 +46,7 @@ def test_a_job_whose_store_is_taken_fails_at_once_by_name(redis_url: str, tmp_pa
     ]
     with elastable(tmp_path, *job, "--no-export", env=hold.environment, name="first") as first:
         hold.wait(first)
-        options: dict[str, Any] = {"model_file": CLICK_JOB, "store": redis_url, "overwrite": True, "take_over": True}
+        options: Keywords = {"model_file": CLICK_JOB, "store": redis_url, "overwrite": True, "take_over": True}
         with prepare_job(JobOptions(**options)).store as taken:
             hold.go()
             assert first.wait() == ExitCode.STORE_FAILED, first.err

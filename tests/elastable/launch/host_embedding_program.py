@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 import elastable as et
+from tests.untyped import Parsed
 
 ROWS, DIM, BATCH, RATE = 20, 5, 15, 0.05
 _random = np.random.default_rng(0)
@@ -27,7 +28,7 @@ def model_of(rows: Any) -> keras.Model:
 def main(home: Path) -> None:
     """Two tables in turn, one by each strategy."""
     group = et.replica_group()
-    found: dict[str, Any] = {}
+    found: Parsed = {}
     for strategy in ("TOKEN", "ENCODING"):
         spec = et.HostEmbeddingOptimizerSpec(RATE, "adagrad")
         host = et.create_host_embedding(

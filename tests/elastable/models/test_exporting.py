@@ -14,6 +14,7 @@ import elastable as et
 from elastable.embedding_store.errors import Unsupported
 from elastable.worker.rows import export_rows
 from tests.elastable.models.test_saving import in_plain_keras
+from tests.untyped import Keywords
 
 ROWS, DIM = 40, 6
 IDS = np.random.default_rng(0).integers(0, ROWS, (32, 3))
@@ -45,7 +46,7 @@ def functional() -> keras.Model:
 
 def trained(model: keras.Model, ids: object, lazy: bool = True) -> keras.Model:
     model.compile(keras.optimizers.AdamW(0.1, weight_decay=0.1), "mse")
-    settings: dict[str, Any] = {"batch_size": 8, "seed": 5, "verbose": False, "lazy": lazy}
+    settings: Keywords = {"batch_size": 8, "seed": 5, "verbose": False, "lazy": lazy}
     et.fit(model, (ids, LABELS), offload_embeddings_above=ROWS * DIM - 1, **settings)
     return model
 

@@ -15,6 +15,7 @@ import elastable as et
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ModelError
 from elastable.models.untrained import UntrainedTables
+from tests.untyped import Keywords
 
 USERS, ITEMS, DIM, BATCH = 20, 30, 4, 16
 RANDOM = np.random.default_rng(3)
@@ -98,7 +99,7 @@ def compare(make: Callable[[Layer], Any], loss: object, y: object, tables: dict[
     for model in (ours, plain):
         model.compile(keras.optimizers.SGD(0.2), loss)
     store = MemoryStore()
-    arguments: dict[str, Any] = {"epochs": 2, "batch_size": BATCH, "validation_data": (X, y), "shuffle": False}
+    arguments: Keywords = {"epochs": 2, "batch_size": BATCH, "validation_data": (X, y), "shuffle": False}
     mine = et.fit(ours, (X, y), store=store, verbose=False, **arguments)
     theirs = plain.fit(X, y, verbose=0, **arguments)
     for name, size in tables.items():

@@ -15,6 +15,7 @@ import pytest
 import elastable as et
 from elastable.embedding_store.errors import BadInput, Unsupported
 from tests.elastable.small_models import clicks, store_model, tables_and_weights
+from tests.untyped import Keywords, Parsed
 
 ROWS, DIM = 40, 4
 
@@ -62,7 +63,7 @@ def sequential() -> object:
 
 
 def subclassed() -> object:
-    namespace: dict[str, Any] = {"__name__": "clicks_model"}
+    namespace: Parsed = {"__name__": "clicks_model"}
     exec(SUBCLASS, namespace)  # the text that the other process runs, too
     return namespace["Clicks"]()
 
@@ -280,7 +281,7 @@ class TestOptimizerState:
                 model.fit(*records, batch_size=16, shuffle=False, verbose=0)
 
         def by_us() -> None:
-            settings: dict[str, Any] = {"batch_size": 16, "shuffle": False, "verbose": False, "lazy": False}
+            settings: Keywords = {"batch_size": 16, "shuffle": False, "verbose": False, "lazy": False}
             et.fit(moved, records, offload_embeddings_above=100, **settings)
 
         def assert_same(model: keras.Model) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import elastable as et
 from elastable.embedding_store.errors import Unsupported
+from tests.untyped import Keywords
 
 ROWS, DIM = 24, 4
 IDS = np.random.default_rng(0).integers(0, ROWS - 4, (48, 3))
@@ -54,7 +55,7 @@ def functional_built_first(words: object) -> keras.Model:
 
 def trained(model: keras.Model, above: int = 0, by_keras: bool = False) -> keras.Model:
     model.compile(keras.optimizers.SGD(0.5, momentum=0.9), "sparse_categorical_crossentropy")
-    settings: dict[str, Any] = {"batch_size": 16, "epochs": 3, "shuffle": False}
+    settings: Keywords = {"batch_size": 16, "epochs": 3, "shuffle": False}
     if by_keras:
         model.fit(IDS, NEXT, verbose=0, **settings)
     else:

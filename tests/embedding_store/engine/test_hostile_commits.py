@@ -47,6 +47,7 @@ from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_samples import int64, rows_by_id
 from tests.embedding_store.dictionary_model import ModelTable
 from tests.plugins.seeds import examples
+from tests.untyped import Parsed
 
 pytestmark = pytest.mark.process
 
@@ -304,7 +305,7 @@ commits = st.fixed_dictionaries(
 )
 
 
-def is_good(made: dict[str, Any], version: int) -> bool:
+def is_good(made: Parsed, version: int) -> bool:
     """Whether the commit says something that can be done; written without the store."""
     followers = ("adamax", "decays")
     return (

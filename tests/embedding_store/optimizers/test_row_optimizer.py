@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,6 +12,7 @@ from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.optimizers.registry import known_row_optimizers, row_optimizer
 from tests.contracts.reference_rows import stepped
+from tests.untyped import Keywords
 
 CASES = [
     ("sgd", {}),
@@ -51,7 +50,7 @@ OURS_ALONE = [
 KERAS_NAMES = {"sgd": "SGD", "rmsprop": "RMSprop", "adamw": "AdamW"}
 
 
-def make(name: str, hyperparameters: dict[str, Any], rate: float = 0.05) -> OptimizerSpec:
+def make(name: str, hyperparameters: Keywords, rate: float = 0.05) -> OptimizerSpec:
     return OptimizerSpec.of(name, learning_rate=rate, **hyperparameters)
 
 

@@ -16,6 +16,7 @@ from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, FutureVersion, IdOutOfRange
 from elastable.embedding_store.open_store import open_store
+from tests.untyped import Keywords
 
 SGD = OptimizerSpec.of("sgd")
 ROWS = 500
@@ -134,7 +135,7 @@ def test_large_tables_side_by_side() -> None:
         ({"ids": [[1, 2], [1, 100]]}, "'b': id 100 at position 1"),
     ],
 )
-def test_what_is_refused_names_what_is_wrong(change: dict[str, Any], told: str) -> None:
+def test_what_is_refused_names_what_is_wrong(change: Keywords, told: str) -> None:
     with MemoryStore(threads=1) as store:
         tables = [store.table(TableSpec("a", 4, 100)), store.table(TableSpec("b", 3, 100))]
         arguments = {"tables": tables, "ids": [[1, 2], [3, 4]], **change}

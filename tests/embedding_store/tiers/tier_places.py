@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from elastable.embedding_store.tiers.files.file_tier import FileTier
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from tests.embedding_store.tiers.dict_tier import DictTier, Kept
 from tests.pages.blocks import blocks_of
+from tests.untyped import Parsed
 
 __all__ = ["Place", "dict_places", "everything", "file_places", "page_places", "records", "redis_places"]
 
@@ -54,7 +54,7 @@ def file_places(home: Path) -> Iterator[Place]:
 def page_places(home: Path) -> Iterator[Place]:
     """Databases below `home`, of the tier that `docs/own-tiers.md` writes."""
     code = next(block.text for block in blocks_of(PAGE) if block.language == "python")
-    names: dict[str, Any] = {"__name__": "page"}
+    names: Parsed = {"__name__": "page"}
     exec(compile(code, str(PAGE), "exec"), names)
     for number in count():
         yield Place(partial(names["SqliteTier"], home / f"{number}.db"))

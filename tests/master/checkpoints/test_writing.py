@@ -7,7 +7,6 @@ import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import numpy as np
@@ -25,6 +24,7 @@ from elastable.master.checkpoints.storage.checkpoint_files import LocalFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import files_at, newest_checkpoint
 from elastable.master.checkpoints.writing import write_checkpoint
 from tests.master.checkpoints.jobs import JOB, SPECS, created, dense_of, progress_of, rows, train
+from tests.untyped import Keywords
 
 
 @pytest.fixture(params=["path", "file", "memory"])
@@ -145,7 +145,7 @@ def test_format_1_is_read(tmp_path: Path) -> None:
         for number, spec in enumerate(sorted(SPECS, key=lambda one: one.name)):
             file = f"table-{number:04d}-00000.safetensors"
             (block,) = store.scan(spec.name)
-            parts: dict[str, Any] = {"ids": block.ids, "weights": block.weights, "slots": block.slots}
+            parts: Keywords = {"ids": block.ids, "weights": block.weights, "slots": block.slots}
             save_file(parts if block.touches is None else {**parts, "touches": block.touches}, home / file)
             entry = {"spec": json.loads(spec_to_json(spec)), "rows": len(block.ids), "files": [file]}
             counters = store.table_state(spec.name).admission_counts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -19,6 +18,7 @@ from elastable.master.jobs.hooks import Hooks
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
 from tests.master.fakes import Bench, FakeWorker, drive, job_of
+from tests.untyped import Keywords
 
 
 class Keeping(MemoryStore):
@@ -139,7 +139,7 @@ def test_a_commit_that_fails_for_good_leaves_the_dense_part_of_the_version_that_
 
 
 def test_any_tensor_comes_back_to_the_bit() -> None:
-    dense: dict[str, Any] = {
+    dense: Keywords = {
         "variables/00000": np.array([[1.5, -0.0], [np.nan, np.inf]], np.float32).T,
         "states/00000": np.array(3, np.int64),
         "optimizer/00000": np.arange(3).astype(ml_dtypes.bfloat16),

@@ -25,6 +25,7 @@ from elastable.replicas.host_embeddings.optimizer_spec import (
     HostEmbeddingSGDGAOptimizerSpec,
 )
 from tests.preloaded.client import run_preloaded
+from tests.untyped import Keywords
 
 ROWS, DIM = 20, 6
 _random = np.random.default_rng(0)
@@ -34,7 +35,7 @@ Y = _random.normal(size=(48, 1)).astype(np.float32)
 
 Rows = Callable[[object], object]
 
-OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
+OPTIMIZERS: dict[str, tuple[Any, Keywords]] = {
     "sgd": (keras.optimizers.SGD, {}),
     "adagrad": (keras.optimizers.Adagrad, {}),
     "adam": (keras.optimizers.Adam, {"lazy": False}),  # Keras' own moves all rows in every step

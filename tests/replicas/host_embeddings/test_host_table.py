@@ -31,6 +31,7 @@ from elastable.replicas.host_embeddings.optimizer_spec import (
     HostEmbeddingSGDGAOptimizerSpec,
 )
 from tests.replicas.host_embeddings.tables import create_host_table
+from tests.untyped import Keywords
 
 
 def test_a_name_is_registered_once_at_a_time() -> None:
@@ -227,7 +228,7 @@ def test_initial_rows_are_the_initializers() -> None:
         ({"name": "a b"}, "table name 'a b'"),
     ],
 )
-def test_invalid_arguments_are_refused(arguments: dict[str, Any], told: str) -> None:
+def test_invalid_arguments_are_refused(arguments: Keywords, told: str) -> None:
     with pytest.raises(BadSpec, match=told):
         create_host_table(**{"name": "t", "shape": (4, 3), **arguments})
 

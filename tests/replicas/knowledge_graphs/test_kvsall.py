@@ -22,6 +22,7 @@ from elastable.replicas.knowledge_graphs.schemes.scheme import StepGradients
 from elastable.replicas.knowledge_graphs.schemes.whole_softmax import WholeSoftmax
 from elastable.replicas.knowledge_graphs.scores import score_function
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
+from tests.untyped import Keywords
 
 ENTITIES, RELATIONS, DIM = 31, 3, 8
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -170,7 +171,7 @@ def test_schedules() -> None:
         ({"schedule": "plateau"}, "schedule"),
     ],
 )
-def test_settings_that_cannot_be(settings: dict[str, Any], told: str) -> None:
+def test_settings_that_cannot_be(settings: Keywords, told: str) -> None:
     with pytest.raises(BadInput, match=told):
         TrainSettings(**settings)
     with pytest.raises(BadInput, match="dropout"):

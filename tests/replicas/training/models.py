@@ -18,6 +18,7 @@ from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.grouping import CommGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.training.replica_trainer import ReplicaTrainer
+from tests.untyped import Parsed
 
 _BUILDING = threading.Lock()
 """Seeds are of the process: models of several threads are built one after the other."""
@@ -60,7 +61,7 @@ def trained(
     metrics: object = None,
     then: Callable[[ReplicaTrainer], object] = lambda trainer: None,
     **fit: Any,
-) -> list[tuple[list[np.ndarray[Any, Any]], dict[str, Any], Any]]:
+) -> list[tuple[list[np.ndarray[Any, Any]], Parsed, Any]]:
     """Of every replica: the weights, the history, and what `then` returns."""
 
     def work(group: ReplicaGroup) -> Any:

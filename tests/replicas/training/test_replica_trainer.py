@@ -24,6 +24,7 @@ from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.training.replica_trainer import ReplicaTrainer
 from tests.elastable.processes import CLICK_JOB
 from tests.replicas.training.models import BOTH, STATE, WEIGHTS, perceptron, records, same_bits, seeded, sharded
+from tests.untyped import Keywords
 
 X, Y = records()
 
@@ -193,7 +194,7 @@ def test_sharding_over_replicas_together_with_a_master_is_refused() -> None:
 def test_a_location_file_that_shards_is_refused_by_a_job_of_async_pushes(tmp_path: Path) -> None:
     locations = tmp_path / "locations.toml"
     locations.write_text("[optimizer_state]\nreplicated_tensor_sharding = true\n")
-    options: dict[str, Any] = {"model_file": CLICK_JOB, "locations": locations}
+    options: Keywords = {"model_file": CLICK_JOB, "locations": locations}
     with pytest.raises(Unsupported, match=r"optimizer_state: .* together with async push: .* by itself"):
         prepare_job(JobOptions(**options, mode="async"))
     with pytest.raises(Unsupported, match="the master of a job holds its tables and dense variables once"):

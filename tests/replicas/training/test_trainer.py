@@ -33,6 +33,7 @@ from tests.replicas.training.models import (
     sharded,
     trained,
 )
+from tests.untyped import Keywords
 
 
 def test_one_of_four_is_two_of_two_is_two_of_two_with_sharded_state() -> None:
@@ -92,7 +93,7 @@ def test_domains_of_neighbours() -> None:
 def test_parts_of_different_size_and_replicas_without_records() -> None:
     # 22 records in batches of 5 over 3: parts of 2, 2 and 1; the last batch of 2 leaves one replica without.
     # SGD, as Adam would not notice gradients of a wrong scale.
-    of: dict[str, Any] = {"optimizer": lambda: keras.optimizers.SGD(0.1, momentum=0.9), "batch_size": 5, "epochs": 1}
+    of: Keywords = {"optimizer": lambda: keras.optimizers.SGD(0.1, momentum=0.9), "batch_size": 5, "epochs": 1}
     (one, *_), *_ = trained(1, shuffle=False, **of)
     for weights, *_ in trained(3, BOTH, shuffle=False, **of):
         for found, want in zip(weights, one, strict=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import numpy as np
@@ -19,6 +18,7 @@ from elastable.embedding_store.rows.fresh_rows import fresh_rows
 from elastable.embedding_store.rows.initial_values import initial_rows
 from elastable.worker.layers.edl_embedding import EdlEmbedding
 from elastable.worker.layers.embedding import Embedding
+from tests.untyped import Keywords
 from tests.worker.layers.in_step import column, ids_as_rows, record_calls, run_in_step
 
 BOTH = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
@@ -242,7 +242,7 @@ def test_ids_outside_of_a_fixed_vocabulary_are_refused(bad: int) -> None:
         ({"output_dim": 4, "table_dtype": "int8"}, "'int8'.*served, not trained"),
     ],
 )
-def test_bad_arguments_are_refused_by_name(arguments: dict[str, Any], told: str) -> None:
+def test_bad_arguments_are_refused_by_name(arguments: Keywords, told: str) -> None:
     with pytest.raises(BadSpec, match=told):
         Embedding(**{"input_dim": None, **arguments}, name="bad")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import numpy as np
 import pytest
@@ -12,6 +10,7 @@ import elastable as et
 from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.errors import BadSpec, SpecConflict
 from elastable.master.keras.discovery import discover_tables
+from tests.untyped import Keywords
 
 ADMISSION, EVICTION = et.AdmissionSpec(2, 1 << 12), et.EvictionSpec(max_age=3, every=2)
 
@@ -59,7 +58,7 @@ def test_config_goes_round(admission: et.AdmissionSpec | None, eviction: et.Evic
         ({"admission": {"sightings": 0}}, "sightings must lie from 1 to 255"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(arguments: dict[str, Any], told: str) -> None:
+def test_what_cannot_be_is_refused_by_name(arguments: Keywords, told: str) -> None:
     with pytest.raises(BadSpec, match=told):
         et.Embedding(**{"input_dim": None, "output_dim": 4, **arguments}, name="e")
 

@@ -7,7 +7,6 @@ import io
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers import CsvReader, NumpyReader, ParquetReader, Reader, as_reader
+from tests.untyped import Keywords
 
 RECORDS = 37
 COLUMNS = {
@@ -48,7 +48,7 @@ def write_parquet(path: Path, first: int = 0, last: int = RECORDS, group: int = 
 @pytest.fixture(scope="module")
 def readers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reader]:
     folder = tmp_path_factory.mktemp("readers")
-    chosen: dict[str, Any] = {"features": ["user", "price", "city"], "label": "late", "weight": "weight"}
+    chosen: Keywords = {"features": ["user", "price", "city"], "label": "late", "weight": "weight"}
     mapped = folder / "user.npy"
     np.save(mapped, COLUMNS["user"])
     x = {"user": np.load(mapped, mmap_mode="r"), "price": COLUMNS["price"], "city": COLUMNS["city"]}

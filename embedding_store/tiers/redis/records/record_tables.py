@@ -6,12 +6,12 @@ import base64
 import json
 import secrets
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.malformed import MALFORMED
+from elastable.embedding_store.contract.malformed import MALFORMED, Document
 from elastable.embedding_store.contract.tier import TierTable
 from elastable.embedding_store.errors import StoreBroken, Unsupported
 from elastable.embedding_store.tiers.redis.records.record_requests import Keys
@@ -70,7 +70,7 @@ class RecordTable:
             Unsupported: a later release wrote it.
         """
         try:
-            fields: dict[str, Any] = json.loads(text)
+            fields: Document = json.loads(text)
             if int(fields["schema"]) > SCHEMA:
                 raise Unsupported(
                     f"table {name.decode(errors='replace')!r} in Redis has key schema {int(fields['schema'])}, this "

@@ -26,6 +26,7 @@ from tests.elastable.commands.knowledge_graphs.kg_runs import (
     float64_scores,
     ids_of,
 )
+from tests.untyped import Keywords
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _SIDES = ("head", "tail")
@@ -108,8 +109,8 @@ def test_lists_of_ogb_count_ids_within_types(run: Path, graph: Path, tmp_path: P
     kinds, counts = np.array(["drug", "gene"]), np.array([5, 7])
     triples = np.stack([draw.integers(0, 5, 30), draw.integers(0, 2, 30), draw.integers(0, 7, 30)])
     triples[[0, 2], 0] = 4, 6  # so that there are as many entities
-    typed: dict[str, Any] = {"head_type": np.repeat(kinds[0], 30), "tail_type": np.repeat(kinds[1], 30)}
-    lists: dict[str, Any] = {"head_neg": draw.integers(0, 5, (30, 3)), "tail_neg": draw.integers(0, 7, (30, 3))}
+    typed: Keywords = {"head_type": np.repeat(kinds[0], 30), "tail_type": np.repeat(kinds[1], 30)}
+    lists: Keywords = {"head_neg": draw.integers(0, 5, (30, 3)), "tail_neg": draw.integers(0, 7, (30, 3))}
     for split in ("train", "valid", "test"):
         np.savez(home / f"{split}.npz", head=triples[0], relation=triples[1], tail=triples[2], **typed, **lists)
     read = load_graph(f"ogb:{home}")

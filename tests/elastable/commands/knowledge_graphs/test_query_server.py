@@ -26,6 +26,7 @@ from elastable.replicas.knowledge_graphs.trained.neighbors import nearest_neighb
 from elastable.replicas.knowledge_graphs.trained.query_service import QueryService
 from tests.certificates import TOKEN, Authority
 from tests.elastable.processes import elastable
+from tests.untyped import Parsed
 
 LOCAL = Address("127.0.0.1", 0)
 
@@ -65,7 +66,7 @@ def _ask(address: Address, path: str, body: object = None, **headers: str) -> tu
 
 
 def test_a_batch_is_answered_as_the_library_answers_it(address: Address, predictor: LinkPredictor) -> None:
-    queries: list[dict[str, Any]] = [{"head": f"person-{k}", "relation": "knows"} for k in range(9)]
+    queries: list[Parsed] = [{"head": f"person-{k}", "relation": "knows"} for k in range(9)]
     queries += [{"relation": "lives in", "tail": "place-2"}, {"relation": "near", "head": "place-1", "tail": None}]
     status, told = _ask(address, "/predict", {"queries": queries, "top": 3, "new": True})
     assert status == 200
