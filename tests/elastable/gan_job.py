@@ -21,12 +21,12 @@ DATA = ([Z, IDS], REAL)
 Layer = Callable[..., object]
 
 
-def in_store(name: str, **arguments: Any) -> object:
+def in_store(name: str, **arguments: Any) -> keras.layers.Layer:
     """A table in a store."""
     return et.Embedding(LABELS, DIM, name=name, **arguments)
 
 
-def in_keras(name: str, **arguments: object) -> object:
+def in_keras(name: str, **arguments: object) -> keras.layers.Layer:
     """The same in plain Keras."""
     return keras.layers.Embedding(LABELS, DIM, name=name, **arguments)
 

@@ -76,7 +76,7 @@ def _dense_gradients() -> Iterator[None]:
     """Plain Keras' embedding as a product with one-hot rows: the gradient of the table is dense."""
     plain = keras.layers.Embedding.call
 
-    def call(self: keras.layers.Layer, inputs: Any) -> Any:
+    def call(self: keras.layers.Layer, inputs: keras.KerasTensor) -> Any:
         return keras.ops.matmul(keras.ops.one_hot(inputs, self.input_dim), self.embeddings)
 
     keras.layers.Embedding.call = call

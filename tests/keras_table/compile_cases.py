@@ -134,7 +134,7 @@ def _reduction(reduction: str) -> Case:
     )
 
 
-def _squared(y: object, predicted: Any) -> keras.KerasTensor:
+def _squared(y: object, predicted: keras.KerasTensor) -> keras.KerasTensor:
     return keras.ops.mean(keras.ops.square(y - predicted), axis=-1)
 
 

@@ -50,7 +50,7 @@ class OwnLoss(Subclassed):
 
 
 class OwnMetrics(Subclassed):
-    def compute_metrics(self, x: object, y: object, y_pred: Any, sample_weight: object = None) -> object:
+    def compute_metrics(self, x: object, y: object, y_pred: keras.KerasTensor, sample_weight: object = None) -> object:
         self.distance.update_state(y, y_pred * 2)
         return {**self.get_metrics_result(), "distance": self.distance.result()}
 
@@ -114,7 +114,7 @@ def _nested(side: Side) -> object:
     return trained(side, keras.Model(ids, keras.layers.Dense(1, name="out")(inner(ids))))
 
 
-def _frozen_model(side: Side) -> object:
+def _frozen_model(side: Side) -> keras.Model:
     model = small(side)
     model.trainable = False
     with warnings.catch_warnings():

@@ -60,7 +60,7 @@ class StoreLayer(keras.layers.Layer):
     def table_spec(self, seed: int, optimizer: OptimizerSpec) -> TableSpec:
         return TableSpec(self.table_name, self.dim, vocabulary_size=10, seed=seed, optimizer=optimizer)
 
-    def call(self, inputs: Any) -> keras.KerasTensor:
+    def call(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
         return keras.ops.zeros((*inputs.shape[:1], self.dim)) + keras.ops.cast(inputs[:, :1], "float32")
 
 
@@ -91,7 +91,7 @@ class Bench:
     def __init__(
         self,
         job: JobSpec | None = None,
-        make: Callable[[], Any] = small_model,
+        make: Callable[[], keras.Model] = small_model,
         options: MasterOptions | None = None,
         store: EmbeddingStore | None = None,
         start: Progress | None = None,

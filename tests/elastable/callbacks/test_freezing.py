@@ -26,7 +26,7 @@ def records() -> tuple[dict[str, Array], Array]:
     return x, random.random((52, 1)).astype(np.float32)
 
 
-def built(embedding: Callable[..., Any], **user: object) -> keras.Model:
+def built(embedding: Callable[..., keras.layers.Layer], **user: object) -> keras.Model:
     """Two tables, a part of the model with layers of its own, and layers above."""
     users = keras.Input((1,), dtype="int64", name="user")
     words = keras.Input((2,), dtype="int64", name="word")

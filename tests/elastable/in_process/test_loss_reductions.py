@@ -26,12 +26,12 @@ WEIGHTS[:MICRO] = 0.0  # a micro-batch without any weight
 L2 = keras.regularizers.L2(0.05)
 
 
-def in_store(**arguments: Any) -> object:
+def in_store(**arguments: Any) -> keras.layers.Layer:
     """Its table is in a store."""
     return et.Embedding(output_dim=DIM, input_dim=WORDS, name="words", **arguments)
 
 
-def in_keras(**arguments: object) -> object:
+def in_keras(**arguments: object) -> keras.layers.Layer:
     """The same in plain Keras."""
     return keras.layers.Embedding(WORDS, DIM, name="words", **arguments)
 
@@ -41,20 +41,20 @@ def dense(units: int = 1, seed: int = 1, **arguments: object) -> keras.layers.La
     return keras.layers.Dense(units, kernel_initializer=keras.initializers.GlorotUniform(seed=seed), **arguments)
 
 
-def one_a_record(embedding: Any, cls: Any = keras.Model, **arguments: Any) -> keras.Model:
+def one_a_record(embedding: Callable[..., keras.layers.Layer], cls: Any = keras.Model, **arguments: Any) -> keras.Model:
     """A model with one output a record."""
     ids = keras.Input((STEPS,), dtype="int64")
     hidden = dense(4, activation="tanh", **arguments)(keras.layers.Flatten()(embedding()(ids)))
     return cls(ids, dense(seed=2, name="out")(hidden))
 
 
-def masked(embedding: Any) -> object:
+def masked(embedding: Callable[..., keras.layers.Layer]) -> object:
     """A model with an output a step, those of id 0 masked."""
     ids = keras.Input((STEPS,), dtype="int64")
     return keras.Model(ids, dense(name="out")(embedding(mask_zero=True)(ids)))
 
 
-def two_outputs(embedding: Any) -> object:
+def two_outputs(embedding: Callable[..., keras.layers.Layer]) -> object:
     """One output a record, and one a masked step."""
     ids = keras.Input((STEPS,), dtype="int64")
     rows = embedding(mask_zero=True)(ids)
@@ -77,7 +77,7 @@ class Adds(keras.layers.Layer):
 def adds(loss: Callable[..., object]) -> Callable[..., object]:
     """A model one of whose layers adds that loss."""
 
-    def make(embedding: Any) -> object:
+    def make(embedding: Callable[..., keras.layers.Layer]) -> object:
         ids = keras.Input((STEPS,), dtype="int64")
         flat = Adds(loss)(keras.layers.Flatten()(embedding()(ids)))
         return keras.Model(ids, dense(seed=2, name="out")(flat))
@@ -170,7 +170,10 @@ def test_micro_batches_equal_one_batch_of_plain_keras(case: str) -> None:
 
 
 def fitted(
-    make: Callable[[Any], Any], loss: Callable[..., object] | keras.losses.Loss | str, average: str, **arguments: object
+    make: Callable[[Callable[..., keras.layers.Layer]], keras.Model],
+    loss: Callable[..., object] | keras.losses.Loss | str,
+    average: str,
+    **arguments: object,
 ) -> keras.Model:
     """A model after one version of all records in micro-batches."""
     model = make(in_store)
@@ -233,7 +236,7 @@ def test_summed_micro_batches_count_a_regularizer_once() -> None:
     np.testing.assert_allclose(plain - penalised, 0.05 * 2 * 0.05 * start, rtol=1e-4)
 
 
-def regularised(embedding: Any) -> object:
+def regularised(embedding: Callable[..., keras.layers.Layer]) -> object:
     """`one_a_record` with a penalty on its last kernel."""
     ids = keras.Input((STEPS,), dtype="int64")
     hidden = dense(4, activation="tanh")(keras.layers.Flatten()(embedding()(ids)))

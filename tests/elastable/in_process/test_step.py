@@ -26,7 +26,7 @@ def in_store(name: str, **arguments: Any) -> keras.layers.Layer:
     return et.Embedding(LABELS, DIM, name=name, **arguments)
 
 
-def in_keras(name: str, **arguments: object) -> object:
+def in_keras(name: str, **arguments: object) -> keras.layers.Layer:
     """The same in plain Keras, with a dense gradient: Keras' Adam takes the sum of an id's gradients then."""
     return keras.layers.Embedding(LABELS, DIM, name=name, **arguments)
 

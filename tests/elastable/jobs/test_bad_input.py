@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -109,7 +110,7 @@ class TestRecords:
             fit(store_model(), X, Y[:47])
 
 
-def exploding(y: object, predicted: Any) -> object:
+def exploding(y: object, predicted: keras.KerasTensor) -> object:
     """A loss that is Inf where a label is 7."""
     return keras.ops.where(y == 7, np.inf, 1.0) * keras.ops.square(y - predicted)
 
@@ -210,7 +211,7 @@ class TestPushes:
 
 
 class TestStoreOfAnotherJob:
-    def test_needs_overwrite_or_resume(self, redis_url: str, tmp_path: Any) -> None:
+    def test_needs_overwrite_or_resume(self, redis_url: str, tmp_path: Path) -> None:
         options: Keywords = {"model_file": CLICK_JOB, "store": redis_url}
         with prepare_job(JobOptions(**options)).store as store:
             store.reset_version(3)  # there is more in it than tables that were made and never trained

@@ -35,7 +35,7 @@ class EvaluateAt(keras.callbacks.Callback):
             self.found[self.version] = {f"val_{name}": value for name, value in told.items()}
 
 
-def compiled() -> object:
+def compiled() -> keras.Model:
     model = store_model()
     model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy", metrics=["AUC"])
     return model

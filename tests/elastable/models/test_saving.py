@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import elastable as et
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, Unsupported
 from tests.elastable.small_models import clicks, store_model, tables_and_weights
 from tests.untyped import Keywords, Parsed
@@ -42,7 +43,7 @@ class Clicks(keras.Model):
 '''
 
 
-def words() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def words() -> tuple[Array, Array]:
     x, y = clicks(64)
     return x["word"], y[:, None]
 

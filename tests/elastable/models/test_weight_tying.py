@@ -17,12 +17,12 @@ IDS = np.random.default_rng(0).integers(0, ROWS - 4, (48, 3))
 NEXT = (IDS.sum(axis=1) % ROWS)[:, None]
 
 
-def plain(**settings: object) -> object:
+def plain(**settings: object) -> keras.layers.Layer:
     initial = keras.initializers.RandomNormal(stddev=0.5, seed=1)
     return keras.layers.Embedding(ROWS, DIM, embeddings_initializer=initial, name="words", **settings)
 
 
-def in_store() -> object:
+def in_store() -> keras.layers.Layer:
     return et.Embedding(ROWS, DIM, weights=np.asarray(built(plain()).embeddings), name="words")
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
@@ -25,7 +26,6 @@ from elastable.replicas.knowledge_graphs.settings import TrainSettings
 from tests.untyped import Keywords
 
 ENTITIES, RELATIONS, DIM = 31, 3, 8
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def _triples() -> Array:

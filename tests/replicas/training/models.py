@@ -14,6 +14,7 @@ from elastable.embedding_store.composite.placement.locations import (
     TensorLocation,
     TensorLocationSettings,
 )
+from elastable.embedding_store.contract.arrays import Array
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.grouping import CommGroup
 from elastable.replicas.groups.thread_group import run_threads
@@ -34,7 +35,7 @@ WEIGHTS = LocationSettings(weight=sharded())
 BOTH = LocationSettings(weight=sharded(), optimizer_state=sharded())
 
 
-def seeded(make: Callable[[], Any], seed: int = 1) -> keras.Model:
+def seeded(make: Callable[[], keras.Model], seed: int = 1) -> keras.Model:
     """A model, whose initial values follow from the seed."""
     with _BUILDING:
         keras.utils.set_random_seed(seed)
@@ -47,7 +48,7 @@ def perceptron() -> keras.Model:
     return keras.Sequential([keras.Input((6,)), layers.Dense(5, "tanh"), layers.Dense(1)], name="net")
 
 
-def records(count: int = 22) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def records(count: int = 22) -> tuple[Array, Array]:
     """x float32 [count, 6], y float32 [count, 1]."""
     x = np.random.default_rng(5).normal(size=(count, 6)).astype(np.float32)
     return x, (2 * x[:, :1] - x[:, 1:2] * x[:, 2:3]).astype(np.float32)
@@ -61,7 +62,7 @@ def trained(
     metrics: object = None,
     then: Callable[[ReplicaTrainer], object] = lambda trainer: None,
     **fit: Any,
-) -> list[tuple[list[np.ndarray[Any, Any]], Parsed, Any]]:
+) -> list[tuple[list[Array], Parsed, Any]]:
     """Of every replica: the weights, the history, and what `then` returns."""
 
     def work(group: ReplicaGroup) -> Any:

@@ -63,7 +63,7 @@ def gradients(step: int) -> list[Array]:
     return [random.normal(size=shape).astype(np.float32) for shape in SHAPES]
 
 
-def of_keras(make: Callable[[], Any]) -> list[Array]:
+def of_keras(make: Callable[[], keras.Model]) -> list[Array]:
     """The weights after `STEPS` steps of the optimizer itself."""
     variables = named_variables()
     optimizer = make()

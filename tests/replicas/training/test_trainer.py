@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -334,7 +335,7 @@ def test_a_keras_embedding_is_a_dense_variable_and_inputs_may_be_nested() -> Non
     np.testing.assert_allclose(predicted, alone_predicted, rtol=1e-3, atol=1e-4)
 
 
-def test_close_makes_the_model_ordinary_again(tmp_path: Any) -> None:
+def test_close_makes_the_model_ordinary_again(tmp_path: Path) -> None:
     x, y = records()
 
     def work(group: ReplicaGroup) -> None:

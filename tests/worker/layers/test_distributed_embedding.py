@@ -144,7 +144,7 @@ def by_name(nest: object) -> dict[str, Any]:
 class Ranking(keras.Model):
     """keras-rs' DLRM example: dense features, embedded features, dot interactions, a head."""
 
-    def __init__(self, embedding: Any) -> None:
+    def __init__(self, embedding: keras.layers.Layer) -> None:
         super().__init__()
         self.embedding = embedding
         self.interaction = keras_rs.layers.DotInteraction()
@@ -175,8 +175,8 @@ def clicks(records: int = BATCH * 4) -> tuple[dict[str, Array | dict[str, Array]
 
 
 def trained(
-    make: Callable[[Any], Any],
-    embedding: Any,
+    make: Callable[[keras.layers.Layer], keras.Model],
+    embedding: keras.layers.Layer,
     records: Any,
     optimizer: keras.optimizers.Optimizer,
     loss: object = "mse",
@@ -225,7 +225,7 @@ def test_tables_have_the_optimizers_of_their_configs() -> None:
 class Retrieval(keras.Model):
     """keras-rs' sequential retrieval example: a sequence of items is the query, the next item the candidate."""
 
-    def __init__(self, embedding: Any) -> None:
+    def __init__(self, embedding: keras.layers.Layer) -> None:
         super().__init__()
         self.embedding = embedding
         self.query = dense(DIM, 1)

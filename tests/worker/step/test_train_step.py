@@ -26,7 +26,9 @@ Y = np.random.default_rng(1).normal(size=(16, 1)).astype(np.float32)
 BATCH = (tf.constant(X), tf.constant(Y))
 
 
-def _model(embedding: Callable[..., Any], dropout: float = 0.0, regularizer: object = None) -> keras.Model:
+def _model(
+    embedding: Callable[..., keras.layers.Layer], dropout: float = 0.0, regularizer: object = None
+) -> keras.Model:
     inputs = keras.Input((3,), dtype="int64")
     layer = embedding(name="items", embeddings_regularizer=regularizer)
     joined = keras.layers.Flatten()(layer(inputs) + layer(inputs // 2))
@@ -43,7 +45,7 @@ def _ours(**arguments: Any) -> keras.layers.Layer:
     return Embedding(50, 4, **arguments)
 
 
-def _theirs(**arguments: object) -> object:
+def _theirs(**arguments: object) -> keras.layers.Layer:
     return keras.layers.Embedding(50, 4, **arguments)
 
 
@@ -173,7 +175,7 @@ def test_penalties_that_no_step_can_give_are_refused() -> None:
 
 def test_ids_that_cannot_be_planned_still_get_their_gradients() -> None:
     class Chained(keras.Model):
-        def __init__(self, embedding: Callable[..., Any]) -> None:
+        def __init__(self, embedding: Callable[..., keras.layers.Layer]) -> None:
             super().__init__()
             self.first = embedding(name="first")
             self.second = embedding(name="second")
@@ -201,7 +203,7 @@ def test_ids_that_cannot_be_planned_still_get_their_gradients() -> None:
 
 
 def test_sample_weights_and_several_weighted_losses() -> None:
-    def make(embedding: Callable[..., Any]) -> keras.Model:
+    def make(embedding: Callable[..., keras.layers.Layer]) -> keras.Model:
         inputs = keras.Input((3,), dtype="int64")
         flat = keras.layers.Flatten()(embedding(name="items")(inputs))
         outputs = {"a": keras.layers.Dense(1, name="a")(flat), "b": keras.layers.Dense(1, name="b")(flat)}

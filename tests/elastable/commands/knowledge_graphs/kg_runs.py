@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from typer.testing import CliRunner, Result
 
 from elastable.command import app
+from elastable.embedding_store.contract.arrays import Array
 from elastable.replicas.knowledge_graphs.training.graph_checkpoints import GraphCheckpoints
 
 __all__ = ["PEOPLE", "PLACES", "elastable", "float64_scores", "ids_of", "trained_run", "write_graph"]
 
 PEOPLE, PLACES = 14, 6
 QUICK = ("--dim", "16", "--epochs", "12", "--batch", "32", "--learning-rate", "0.3", "--regularization", "0.001")
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def write_graph(home: Path) -> Path:

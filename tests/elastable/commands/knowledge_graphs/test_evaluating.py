@@ -6,7 +6,6 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +16,7 @@ from typer.testing import CliRunner
 
 from elastable.command import app
 from elastable.commands.knowledge_graphs.evaluating import rank_table
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph
 from elastable.replicas.knowledge_graphs.trained.listed_candidates import read_triple_candidates
@@ -28,7 +28,6 @@ from tests.elastable.commands.knowledge_graphs.kg_runs import (
 )
 from tests.untyped import Keywords
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _SIDES = ("head", "tail")
 
 

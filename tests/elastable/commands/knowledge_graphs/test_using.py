@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet
@@ -14,6 +13,7 @@ import safetensors.numpy
 from typer.testing import CliRunner
 
 from elastable.command import app
+from elastable.embedding_store.contract.arrays import Array
 from elastable.replicas.knowledge_graphs.trained.link_predictor import LinkPredictor
 from tests.elastable.commands.knowledge_graphs.kg_runs import (
     PEOPLE,
@@ -22,8 +22,6 @@ from tests.elastable.commands.knowledge_graphs.kg_runs import (
     float64_scores,
     ids_of,
 )
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @pytest.fixture(scope="module")
