@@ -39,7 +39,7 @@ from elastable.monitoring.page.views import JobView
 from elastable.monitoring.sources.checkpoint_source import CheckpointSource
 from elastable.monitoring.sources.job_source import JobSource
 from elastable.monitoring.sources.server_source import server_sources
-from elastable.monitoring.sources.shard_source import servers_source
+from elastable.monitoring.sources.shard_source import servers_source, shard_lookups_source
 from elastable.monitoring.sources.store_source import StoreSource
 from elastable.monitoring.watched import Watched
 from elastable.monitoring.watching import watched_over_http
@@ -104,6 +104,7 @@ def run_job(options: JobOptions, console: Console) -> int:
             "checkpoints": CheckpointSource(job.noted),
             "store": StoreSource(prepared.store, health.not_ready),
             "servers": partial(servers_source, lambda: master.status().servers),
+            "shards": partial(shard_lookups_source, prepared.store, prepared.store),
             **server_sources("master", server, lookups),
         }
         view = JobView(master, prepared.store, health.not_ready, job.noted, run.curves, job.resume_command)

@@ -41,6 +41,7 @@ from elastable.master.wire.client import MasterClient
 from elastable.monitoring.metric import Source
 from elastable.monitoring.sources.process_source import process_source
 from elastable.monitoring.sources.server_source import lookups_source
+from elastable.monitoring.sources.shard_source import shard_lookups_source
 from elastable.monitoring.sources.worker_source import WorkerSource
 from elastable.monitoring.watched import Watched
 from elastable.monitoring.watching import watched_over_http
@@ -108,6 +109,7 @@ def run_worker(options: WorkerOptions) -> int:
     sources: dict[str, Source] = {
         "worker": WorkerSource(measures),
         "lookups": partial(lookups_source, measures.lookups),
+        "shards": partial(shard_lookups_source, source, servers),
         "process": partial(process_source, "worker"),
     }
     with watched_over_http(options.http, options.insecure, Watched(sources, worker.not_ready), Console()):

@@ -100,18 +100,18 @@ class Durations:
 
 
 class LookupCounts:
-    """Lookups and the rows that they asked for, by table.
+    """Lookups and the rows that they asked for, by table, or by table and further labels.
 
     Attributes:
-        lookups: Table -> lookups that asked for rows of it.
-        rows: Table -> rows.
+        lookups: Labels -> lookups that asked for rows.
+        rows: Labels -> rows.
     """
 
     def __init__(self) -> None:
         self.lookups, self.rows = Counts(), Counts()
 
-    def add(self, ids: Mapping[str, Sized]) -> None:
+    def add(self, ids: Mapping[str, Sized], *labels: str) -> None:
         """Counts one lookup of ids by table; the tables are known to exist."""
         for table, wanted in ids.items():
-            self.lookups.add(table)
-            self.rows.add(table, by=len(wanted))
+            self.lookups.add(table, *labels)
+            self.rows.add(table, *labels, by=len(wanted))

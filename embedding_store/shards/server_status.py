@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.measures.values import Histogram
 
 __all__ = ["ServerStatus", "ShardStatus", "shard_status"]
 
@@ -24,6 +26,7 @@ class ShardStatus:
         pushed_bytes: Gradients that it keeps for the next version.
         failure: Why the last write to the tier failed; "": it did not.
         store: Where its rows are: a URL without a login; "": it does not say.
+        commits: Seconds of its commits by phase, as of `StoreMeasures`.
     """
 
     version: int = 0
@@ -36,6 +39,7 @@ class ShardStatus:
     pushed_bytes: int = 0
     failure: str = ""
     store: str = ""
+    commits: Mapping[str, Histogram] = field(default_factory=dict)
 
     @property
     def hit_rate(self) -> float | None:
@@ -79,4 +83,5 @@ def shard_status(store: EmbeddingStore, pushed_bytes: int, url: str = "") -> Sha
         pushed_bytes=pushed_bytes,
         failure=(flush.failure or "") if flush is not None else "",
         store=url,
+        commits=measures.commits,
     )

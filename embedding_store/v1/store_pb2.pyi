@@ -1846,6 +1846,7 @@ class ShardStatus(_message.Message):
     PUSHED_BYTES_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     STORE_FIELD_NUMBER: _builtins.int
+    COMMITS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     rows: _builtins.int
     """of all tables"""
@@ -1864,6 +1865,8 @@ class ShardStatus(_message.Message):
     """why the last write to the tier failed; empty: it did not"""
     store: _builtins.str
     """where its rows are: a URL without a login"""
+    @_builtins.property
+    def commits(self) -> _containers.RepeatedCompositeFieldContainer[Global___CommitPhase]: ...
     def __init__(
         self,
         *,
@@ -1877,14 +1880,47 @@ class ShardStatus(_message.Message):
         pushed_bytes: _builtins.int = ...,
         failure: _builtins.str = ...,
         store: _builtins.str = ...,
+        commits: _abc.Iterable[Global___CommitPhase] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "failure", b"failure", "flush_lag", b"flush_lag", "log_bytes", b"log_bytes", "pushed_bytes", b"pushed_bytes", "read_rows", b"read_rows", "rows", b"rows", "store", b"store", "version", b"version", "wanted_rows", b"wanted_rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "commits", b"commits", "failure", b"failure", "flush_lag", b"flush_lag", "log_bytes", b"log_bytes", "pushed_bytes", b"pushed_bytes", "read_rows", b"read_rows", "rows", b"rows", "store", b"store", "version", b"version", "wanted_rows", b"wanted_rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ShardStatus: _TypeAlias = ShardStatus  # noqa: Y015
+
+@_typing.final
+class CommitPhase(_message.Message):
+    """How long a phase of a server's commits took, since it started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PHASE_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    phase: _builtins.str
+    """"prepare", "apply" or "append" """
+    seconds: _builtins.float
+    """of all of them"""
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """commits by bucket, as Histogram of the Python package has them; the last has no upper bound"""
+
+    def __init__(
+        self,
+        *,
+        phase: _builtins.str = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "phase", b"phase", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommitPhase: _TypeAlias = CommitPhase  # noqa: Y015
 
 @_typing.final
 class RowSums(_message.Message):

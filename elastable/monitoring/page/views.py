@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import ElastableError
-from elastable.embedding_store.measures.values import Histogram
+from elastable.embedding_store.measures.values import Histogram, StoreMeasures
 from elastable.embedding_store.shards.server_status import ServerStatus
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.support.printable import printable
@@ -29,6 +29,7 @@ View = Callable[[], Mapping[str, object]]
 """The current state of a process; called by one thread at a time."""
 
 _PHASES = ("wait", "sum", "dense", "rows", "callbacks")
+_COMMIT_PHASES = ("prepare", "apply", "append")
 _MOST_TABLES = 200
 _WAITED_S = 1.0  # that a version takes of a store server before the page says so
 
@@ -67,7 +68,7 @@ class JobView:
             "started": self._started,
             "why": self._master.not_ready(),
             "curves": self._curves.points(),
-            "phases": _phases(self._master),
+            "phases": _phases(self._master, _commits(self._store if problem is None else None, status)),
             "workers": [*map(_worker, status.workers), *map(_gone, status.gone)],
             "servers": [*map(_server, status.servers)],
             "store_ready": problem is None,
@@ -164,13 +165,22 @@ def _progress(status: JobStatus) -> dict[str, object]:
     }
 
 
-def _phases(master: Master) -> list[dict[str, object]]:
-    """The time of a version by phase, that of the whole version first."""
+def _phases(master: Master, commits: Mapping[str, Histogram]) -> list[dict[str, object]]:
+    """The time of a version by phase, that of the whole version first; that of "rows" also by phase of the commit."""
     measures = master.measures
-    whole = measures.versions.histograms().get("version", Histogram())
+    found = {"version": measures.versions.histograms().get("version", Histogram())}
     by_phase = measures.phases.histograms()
-    found = [("version", whole), *((phase, by_phase.get(phase, Histogram())) for phase in _PHASES)]
-    return [{"phase": name, "mean_s": it.mean_s, "p95_s": it.quantile_s(0.95)} for name, it in found]
+    for phase in _PHASES:
+        found[phase] = by_phase.get(phase, Histogram())
+        if phase == "rows":
+            found |= {f"rows: {name}": commits[name] for name in _COMMIT_PHASES if name in commits}
+    return [{"phase": name, "mean_s": it.mean_s, "p95_s": it.quantile_s(0.95)} for name, it in found.items()]
+
+
+def _commits(store: EmbeddingStore | None, status: JobStatus) -> Mapping[str, Histogram]:
+    """Commits by phase: of the store, or of all store servers, each of which counts."""
+    held = [StoreMeasures(server.shard.commits) for server in status.servers if server.shard is not None]
+    return StoreMeasures.of_all(held if store is None or held else [store.measures()]).commits
 
 
 def _worker(worker: WorkerStatus) -> dict[str, object]:
@@ -184,6 +194,7 @@ def _gone(worker: GoneWorker) -> dict[str, object]:
 
 def _server(server: ServerStatus) -> dict[str, object]:
     said = {} if server.shard is None else {**asdict(server.shard), "hit_rate": server.shard.hit_rate}
+    said.pop("commits", None)  # shown with the phases of a version
     state = "away" if server.failure else "unknown" if server.shard is None else "waited for"
     if state == "waited for" and server.waited_s < _WAITED_S:
         state = "serving"

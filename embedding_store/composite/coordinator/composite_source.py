@@ -17,6 +17,7 @@ from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.table_lookups import TableLookups
 from elastable.embedding_store.errors import BadInput, ElastableError, StoreFailed, TableNotFound
+from elastable.embedding_store.measures.counters import LookupCounts
 from elastable.embedding_store.rows.checks import require_ids
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
 from elastable.embedding_store.tables.lookup_request import LookupRequest, require_width, rows_request
@@ -31,6 +32,9 @@ Answer = TypeVar("Answer")
 
 class CompositeSource(RowSource, Generic[Source]):
     """Several sources as one. All of them are asked at the same time, and errors name the one they come from.
+
+    Attributes:
+        lookups: That succeeded, by table and number of the source.
 
     Args:
         sources: Closed with this one.
@@ -56,6 +60,7 @@ class CompositeSource(RowSource, Generic[Source]):
         self._in_memory = all(isinstance(source, TableLookups) for source in sources)
         self._apart: str | None = None  # why rows of different stores may be of different versions
         self._closed = False
+        self.lookups = LookupCounts()
 
     def specs(self) -> dict[str, TableSpec]:
         """Whole tables; one of which a store lacks its part is left out."""
@@ -94,6 +99,9 @@ class CompositeSource(RowSource, Generic[Source]):
             calls = {n: partial(self._sources[n].lookup_into, lookup.asked.get(n, []), version, split) for n in stores}
             self._calls.run(calls, together=not self._in_memory or lookup.values > _FEW_VALUES)
             lookup.finish()
+        for number, asked in lookup.asked.items():
+            for each in asked:
+                self.lookups.add({each.table: each.ids}, str(number))
 
     def forget(self) -> None:
         for source in self._sources:

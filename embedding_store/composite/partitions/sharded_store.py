@@ -16,6 +16,7 @@ from elastable.embedding_store.composite.splits.token_split import gather_rows
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, ShardLost, StoreFailed, VersionError
+from elastable.embedding_store.measures.values import StoreMeasures
 from elastable.embedding_store.rows.checks import require_gradients, require_ids
 from elastable.embedding_store.shards.moving import refuse_moved
 from elastable.embedding_store.shards.row_pushes import (
@@ -67,7 +68,11 @@ class ShardedStore(RowsOnServers[EmbeddingStore], PartitionedStore, ShardStore):
 
     @property
     def address(self) -> str:
-        return ",".join(server.address for server in self._servers)
+        return ",".join(self.addresses())
+
+    def addresses(self) -> list[str]:
+        """Where each server was last found, by its number."""
+        return [server.address for server in self._servers]
 
     def follow(self, find: Callable[[int], str | None]) -> None:
         """From now on servers that are not reached are looked for elsewhere; see `ShardServer.follow`.
@@ -108,7 +113,8 @@ class ShardedStore(RowsOnServers[EmbeddingStore], PartitionedStore, ShardStore):
         lag = max(of_server.flush_lag for of_server in found)
         stores = ", ".join(dict.fromkeys(of_server.store for of_server in found if of_server.store))
         version = min(of_server.version for of_server in found)
-        return ShardStatus(version, flush_lag=lag, failure=failure, store=stores, **totals)
+        commits = StoreMeasures.of_all([StoreMeasures(of_server.commits) for of_server in found]).commits
+        return ShardStatus(version, flush_lag=lag, failure=failure, store=stores, commits=commits, **totals)
 
     def measure(self, sums: RowSums) -> Measured:
         found = self._calls.run(

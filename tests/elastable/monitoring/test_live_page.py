@@ -17,6 +17,7 @@ import pytest
 
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ModelError
+from elastable.embedding_store.measures.values import BOUNDS_S, Histogram
 from elastable.embedding_store.shards.server_status import ServerStatus, ShardStatus
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.wire.access.credentials import Credentials
@@ -143,7 +144,8 @@ def test_it_shows_a_job_from_its_beginning_to_its_end() -> None:
     assert (after["state"], after["version"]) == ("finished", after["versions"])
     assert (after["records"], after["records_total"]) == (46, 46)
     assert after["curves"] == {"loss": [[1, 0.5]]}
-    assert [phase["phase"] for phase in after["phases"]] == ["version", "wait", "sum", "dense", "rows", "callbacks"]
+    rows = ["rows", "rows: prepare", "rows: apply", "rows: append"]
+    assert [phase["phase"] for phase in after["phases"]] == ["version", "wait", "sum", "dense", *rows, "callbacks"]
     assert all(phase["mean_s"] > 0 and phase["p95_s"] > 0 for phase in after["phases"])
     assert after["tables"][0]["name"] == "t"
     assert after["tables"][0]["rows"] == 10
@@ -230,13 +232,16 @@ def test_a_store_server_shows_its_shard_and_the_job_that_claimed_it() -> None:
 
 def test_a_job_shows_its_store_servers_and_which_one_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
-    here = ServerStatus("10.0.0.1:50051", ShardStatus(3, 7, 70, 10, 4))
-    waited = ServerStatus("10.0.0.2:50051", ShardStatus(2, 5, 50), waited_s=4.0)
+    fast, slow = ({"append": Histogram((4, *[0] * len(BOUNDS_S)), seconds)} for seconds in (0.4, 1.2))
+    here = ServerStatus("10.0.0.1:50051", ShardStatus(3, 7, 70, 10, 4, commits=fast))
+    waited = ServerStatus("10.0.0.2:50051", ShardStatus(2, 5, 50, commits=slow), waited_s=4.0)
     away = ServerStatus("10.0.0.3:50051", None, failure="ShardAway: " + HOSTILE)
     monkeypatch.setattr(bench.master, "_servers", lambda: (here, waited, away))
     state = state_of(job_view(bench))
     assert [server["state"] for server in state["servers"]] == ["serving", "waited for", "away"]
     assert state["servers"][0]["hit_rate"] == pytest.approx(0.6)
+    (append,) = [phase for phase in state["phases"] if phase["phase"] == "rows: append"]
+    assert append["mean_s"] == pytest.approx(0.2)
     (problem,) = state["problems"]
     assert "10.0.0.3:50051" in problem["who"]
     assert "\x1b" not in problem["what"]

@@ -24,9 +24,9 @@ from elastable.master.api import AsyncPushId, Push, Slices, WorkerIdentity
 from elastable.master.wire.client import MasterClient
 from elastable.monitoring.catalogue import METRICS
 from elastable.monitoring.collector import registry_of
-from elastable.monitoring.metric import Metric, MetricKind
+from elastable.monitoring.metric import Metric, MetricKind, Source
 from elastable.monitoring.sources.process_source import process_source
-from elastable.monitoring.sources.shard_source import servers_source
+from elastable.monitoring.sources.shard_source import servers_source, shard_lookups_source
 from tests.elastable.conftest import JOB
 from tests.elastable.monitoring.http_client import get
 from tests.elastable.monitoring.otlp_collector import ExportedSpan, collecting
@@ -243,9 +243,14 @@ def shards() -> Scrape:
         push_all(store, 0)
         store.commit_pushed(commit(0))
         store.watch.look()
+        store.lookup({"any": np.array([1, 2, 3, 4]), "fixed": np.array([1, 2])})
         servers[1].stop()
         store.watch.look()
-        registry = registry_of({"servers": partial(servers_source, store.watch.statuses)})
+        sources: dict[str, Source] = {
+            "servers": partial(servers_source, store.watch.statuses),
+            "shards": partial(shard_lookups_source, store, store),
+        }
+        registry = registry_of(sources)
         servers[1].start()
         found = text_string_to_metric_families(generate_latest(registry).decode())
         return Scrape({family.name: family for family in found})
@@ -257,6 +262,19 @@ def test_the_master_shows_each_of_its_store_servers(shards: Scrape) -> None:
     assert answers == [1, 0]
     assert [sample.value for sample in samples if sample.name == "elastable_shard_version"] == [1, 1]
     assert min(sample.value for sample in samples if sample.name == "elastable_shard_rows") > 0
+    commits = [sample for sample in samples if sample.name == "elastable_shard_commit_phase_seconds_count"]
+    assert {sample.labels["phase"] for sample in commits} >= {"prepare", "apply"}
+    assert {sample.value for sample in commits} == {1}
+
+
+def test_lookups_are_counted_by_table_and_shard(shards: Scrape) -> None:
+    found = shards.families["elastable_shard_lookup_rows"].samples
+    servers = {sample.labels["shard"] for sample in shards.families["elastable_shard_answers"].samples}
+    rows = {(sample.labels["table"], sample.labels["shard"]): sample.value for sample in found}
+    assert {shard for _, shard in rows} <= servers
+    assert sum(total for (table, _), total in rows.items() if table == "any") == 4
+    assert sum(total for (table, _), total in rows.items() if table == "fixed") == 2
+    assert len([table for table, _ in rows if table == "any"]) == 2
 
 
 def test_the_master_shows_its_job(watched: Watched) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from elastable.embedding_store.composite.partitions.server_watch import ServerWatch
+from elastable.embedding_store.measures.values import BOUNDS_S, Histogram
 from elastable.embedding_store.shards.server_status import ShardStatus, shard_status
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.pushes.status_messages import shard_status_from_message, shard_status_to_message
@@ -78,7 +79,8 @@ def test_a_status_of_a_store_with_a_tier_has_its_lag_and_hit_rate(tmp_path: Path
 
 
 def test_a_message_says_all_of_a_status_and_no_number_is_below_zero() -> None:
-    status = ShardStatus(1, 2, 3, 4, 5, 6, 7, 8, "disk full", "file:///rows")
+    took = Histogram((1, 2, *[0] * len(BOUNDS_S[1:])), 0.25)
+    status = ShardStatus(1, 2, 3, 4, 5, 6, 7, 8, "disk full", "file:///rows", {"append": took})
     assert shard_status_from_message(shard_status_to_message(status)) == status
     hostile = shard_status_from_message(
         store_pb2.ShardStatus(rows=-5, failure="\x1b[31m" + "x" * 9_000, store="a\nb" * 9_000)
@@ -88,6 +90,22 @@ def test_a_message_says_all_of_a_status_and_no_number_is_below_zero() -> None:
     assert len(hostile.failure) < 1_100
     assert len(hostile.store) < 2_100
     assert "\n" not in hostile.store
+
+
+def test_phases_of_commits_that_cannot_be_are_left_out() -> None:
+    buckets = [1] * (len(BOUNDS_S) + 1)
+    phase = store_pb2.CommitPhase
+    told = [
+        phase(phase="prepare", counts=buckets, seconds=1.0),
+        phase(phase="\x1b[31m", counts=buckets, seconds=1.0),
+        phase(phase="apply", counts=buckets[1:], seconds=1.0),
+        phase(phase="apply", counts=[-1, *buckets[1:]], seconds=1.0),
+        phase(phase="append", counts=buckets, seconds=float("inf")),
+        phase(phase="append", counts=buckets, seconds=-1.0),
+        phase(phase="append"),
+    ]
+    found = shard_status_from_message(store_pb2.ShardStatus(commits=told))
+    assert dict(found.commits) == {"prepare": Histogram(tuple(buckets), 1.0)}
 
 
 def test_a_look_asks_each_server_once_whatever_a_call_waits_for() -> None:
