@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["Keywords", "Parsed"]
+__all__ = ["Keyword", "Keywords", "Parsed"]
 
 Parsed = dict[str, Any]
 """An object of a JSON or YAML document, a checkpoint's state, or the names that a program has defined."""
 
-Keywords = dict[str, Any]
-"""Keyword arguments by name; their types are those of the function that takes them."""
+Keyword = Any
+"""A keyword argument that is passed on; its type is that of the function that takes it."""
+
+Keywords = dict[str, Keyword]
+"""Such arguments by name."""

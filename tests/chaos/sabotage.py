@@ -12,6 +12,7 @@ import numpy as np
 
 from tests.chaos.schedules import Fault, Schedule, Shape
 from tests.chaos.stores import store_of
+from tests.untyped import Keyword
 
 __all__ = ["PROOFS", "SABOTAGES"]
 
@@ -159,7 +160,7 @@ def _forgets_a_chapter(role: str) -> None:
 
     plain = Committer.__init__
 
-    def begin(self: Any, *arguments: Any, **named: Any) -> None:
+    def begin(self: Any, *arguments: Any, **named: Keyword) -> None:
         plain(self, *arguments, **named)
         self._ends_chapter = lambda version: False
 

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import elastable as et
+from tests.untyped import Keyword
 
 LABELS, DIM, NOISE, RECORDS, MICRO = 8, 4, 3, 40, 4
 RANDOM = np.random.default_rng(0)
@@ -21,7 +22,7 @@ DATA = ([Z, IDS], REAL)
 Layer = Callable[..., object]
 
 
-def in_store(name: str, **arguments: Any) -> keras.layers.Layer:
+def in_store(name: str, **arguments: Keyword) -> keras.layers.Layer:
     """A table in a store."""
     return et.Embedding(LABELS, DIM, name=name, **arguments)
 

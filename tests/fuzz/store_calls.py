@@ -25,6 +25,7 @@ from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 from tests.fuzz.calls import WAIT_S, Call, CallTarget, Seed
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Finding
+from tests.untyped import Keyword
 
 __all__ = ["STORE_CALLS", "StoreCalls", "store_words"]
 
@@ -237,7 +238,7 @@ def _pin(m: Mutator) -> Seed:
     return store_pb2.PinRequest(lease_s=m.choice((0.01, 1.0, 5.0)), token=m.choice(_TOKENS)), b""
 
 
-def _plain(kind: type[Any], **fields: Any) -> Call:
+def _plain(kind: type[Any], **fields: Keyword) -> Call:
     """A call of one small message; fields that are functions are asked for each case."""
     return Call(lambda m: (kind(**{name: told(m) if callable(told) else told for name, told in fields.items()}), b""))
 

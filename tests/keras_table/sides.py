@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 import elastable as et
+from tests.untyped import Keyword
 
 __all__ = ["BATCH", "DIM", "RECORDS", "Side", "outcome", "small", "trained"]
 
@@ -58,11 +59,11 @@ class Side:
         """float32 [24]: a weight of each record."""
         return np.random.default_rng(2).uniform(0.5, 2.0, RECORDS).astype(np.float32)
 
-    def embedding(self, *arguments: Any, **options: Any) -> keras.layers.Layer:
+    def embedding(self, *arguments: Any, **options: Keyword) -> keras.layers.Layer:
         """`keras.layers.Embedding`, or `et.Embedding` with the same arguments."""
         return (et.Embedding if self.stored else keras.layers.Embedding)(*arguments, **options)
 
-    def fit(self, model: keras.Model, *data: Any, **options: Any) -> keras.callbacks.History:
+    def fit(self, model: keras.Model, *data: Any, **options: Keyword) -> keras.callbacks.History:
         """`model.fit`, or `et.fit` with the same arguments."""
         options = {"shuffle": False, "verbose": 0, **options}
         if "batch_size" not in options and (not data or isinstance(data[0], np.ndarray | dict | tuple | list)):
@@ -72,7 +73,7 @@ class Side:
         return et.fit(model, *data, **options, lazy=self.lazy, offload_embeddings_above=1)
 
 
-def small(side: Side, units: int = 1, activation: str | None = None, **embedding: Any) -> keras.Model:
+def small(side: Side, units: int = 1, activation: str | None = None, **embedding: Keyword) -> keras.Model:
     """ids [3] -> an embedding -> a dense layer."""
     ids = keras.Input((LENGTH,), dtype="int64", name="ids")
     rows = keras.layers.Embedding(side.vocabulary, DIM, name="items", **embedding)(ids)

@@ -37,6 +37,7 @@ from elastable.master.keras.metrics import ModelMetrics
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.record_order import record_order
+from tests.untyped import Keyword
 
 RECORDS, VALIDATION = 23, 7
 
@@ -45,7 +46,7 @@ RECORDS, VALIDATION = 23, 7
 class StoreLayer(keras.layers.Layer):
     """Keeps the protocol of `elastable.master.keras.discovery.StoreBackedLayer`; its rows are zeros here."""
 
-    def __init__(self, dim: int = 2, table: str | None = None, constraint: Any = None, **kwargs: Any) -> None:
+    def __init__(self, dim: int = 2, table: str | None = None, constraint: Any = None, **kwargs: Keyword) -> None:
         super().__init__(**kwargs)
         self.dim, self.table, self.embeddings_constraint = dim, table, constraint
 
@@ -76,7 +77,7 @@ def small_model(optimizer: object = None, metrics: list[keras.metrics.Metric] | 
     return model
 
 
-def job_of(**changes: Any) -> JobSpec:
+def job_of(**changes: Keyword) -> JobSpec:
     """A sync job of 2 epochs, 23 records, micro-batches of 3, two to a version."""
     job = JobSpec(
         job="test", micro_batch_size=3, grads_to_wait=2, epochs=2, seed=5, train_records=RECORDS,

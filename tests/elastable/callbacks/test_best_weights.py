@@ -12,6 +12,7 @@ import pytest
 import elastable as et
 from elastable.embedding_store.errors import BadInput, Unsupported
 from tests.elastable.small_models import clicks, plain_model, store_model, tables_and_weights
+from tests.untyped import Keyword
 
 RECORDS, HELD_OUT = clicks(64), clicks(32, seed=9)
 OPTIMIZERS = {
@@ -26,7 +27,7 @@ def fit(
     *callbacks: object,
     epochs: int = 6,
     lazy: bool = False,
-    **more: Any,
+    **more: Keyword,
 ) -> keras.callbacks.History:
     """The history; by `et.fit` where the model has tables in a store."""
     if optimizer is not None:

@@ -13,7 +13,7 @@ import pytest
 import elastable as et
 from elastable.embedding_store.errors import Unsupported
 from tests.elastable.small_models import clicks, plain_model, store_model, tables_and_weights
-from tests.untyped import Parsed
+from tests.untyped import Keyword, Parsed
 
 RECORDS = clicks(64)
 VERSIONS = 4  # to an epoch of 64 records
@@ -137,7 +137,9 @@ class TestRefused:
             trained(1, callback())
 
 
-def trained(epochs: int, *callbacks: object, model: keras.Model | None = None, **more: Any) -> keras.callbacks.History:
+def trained(
+    epochs: int, *callbacks: object, model: keras.Model | None = None, **more: Keyword
+) -> keras.callbacks.History:
     """The history of `et.fit` with these callbacks."""
     model = model or store_model()
     model.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")

@@ -12,7 +12,7 @@ import pytest
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import ModelError, Unsupported
-from tests.untyped import Keywords, Parsed
+from tests.untyped import Keyword, Keywords, Parsed
 
 ROWS, DIM, BATCH, EPOCHS = 30, 3, 16, 4
 Arrays = dict[str, Array]
@@ -42,7 +42,7 @@ def dense(name: str, units: int) -> keras.layers.Layer:
     return keras.layers.Dense(units, name=name, kernel_initializer=keras.initializers.GlorotUniform(seed=len(name)))
 
 
-def in_store(name: str, **settings: Any) -> keras.layers.Layer:
+def in_store(name: str, **settings: Keyword) -> keras.layers.Layer:
     return et.Embedding(output_dim=DIM, input_dim=ROWS, embeddings_initializer="ones", name=name, **settings)
 
 

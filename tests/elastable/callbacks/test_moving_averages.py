@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -20,6 +19,7 @@ from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
 from tests.elastable.callbacks import averaging_job
 from tests.elastable.processes import Finished, run_elastable
+from tests.untyped import Keyword
 
 ROWS, DIM, BATCH, STEPS = 24, 4, 12, 5
 JOB = Path(__file__).with_name("averaging_job.py")
@@ -46,7 +46,7 @@ def model(embedding: keras.layers.Layer, optimizer: keras.optimizers.Optimizer) 
     return made
 
 
-def trained(optimizer: keras.optimizers.Optimizer, passes: tuple[int, ...], **layer: Any) -> list[Array]:
+def trained(optimizer: keras.optimizers.Optimizer, passes: tuple[int, ...], **layer: Keyword) -> list[Array]:
     """The rows, the kernel and the bias after one call of `et.fit` for each number of epochs."""
     made = model(et.Embedding(ROWS, DIM, embeddings_initializer="ones", name="ids", **layer), optimizer)
     for epochs in passes:
@@ -110,7 +110,7 @@ def test_a_row_that_comes_late_begins_its_average_where_it_was() -> None:
 
 
 def test_what_has_no_meaning_is_refused_by_name() -> None:
-    def fit(optimizer: keras.optimizers.Optimizer, **settings: Any) -> None:
+    def fit(optimizer: keras.optimizers.Optimizer, **settings: Keyword) -> None:
         made = model(et.Embedding(ROWS, DIM, name="ids"), optimizer)
         et.fit(made, records(), batch_size=BATCH, verbose=False, **settings)
 

@@ -14,7 +14,7 @@ import elastable as et
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from tests.elastable.small_models import assert_close, clicks, plain_model, store_model, tables_and_weights
-from tests.untyped import Keywords
+from tests.untyped import Keyword, Keywords
 
 BATCH = 16
 
@@ -175,7 +175,9 @@ class TestAfterwards:
     def test_a_dataset_trains_as_its_records_do(self) -> None:
         records, held_out = clicks(BATCH * 4 + 5), clicks(BATCH, seed=1)
 
-        def trained(data: object, validation: object, **size: Any) -> tuple[dict[str, Array], dict[str, list[float]]]:
+        def trained(
+            data: object, validation: object, **size: Keyword
+        ) -> tuple[dict[str, Array], dict[str, list[float]]]:
             model = store_model()
             model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy")
             history = et.fit(model, data, epochs=2, validation_data=validation, seed=3, verbose=False, **size)

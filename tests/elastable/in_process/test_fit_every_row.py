@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -18,7 +17,7 @@ from elastable.embedding_store.errors import Unsupported
 from elastable.jobs.options import JobOptions
 from elastable.jobs.prepare import prepare_job
 from tests.elastable import click_job
-from tests.untyped import Keywords
+from tests.untyped import Keyword, Keywords
 
 ROWS, DIM, BATCH, STEPS = 400, 6, 8, 200
 SEED = 3
@@ -50,7 +49,7 @@ OPTIMIZERS: dict[str, Callable[[], object]] = {
 }
 
 
-def trained(optimizer: keras.optimizers.Optimizer, **settings: Any) -> Array:
+def trained(optimizer: keras.optimizers.Optimizer, **settings: Keyword) -> Array:
     made = model(et.Embedding(ROWS, DIM, embeddings_initializer="ones", name="ids"))
     made.compile(optimizer, "mse")
     et.fit(made, records(), epochs=2, batch_size=BATCH, shuffle=False, seed=SEED, verbose=False, **settings)

@@ -13,6 +13,7 @@ import tensorflow as tf
 import elastable as et
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import Unsupported
+from tests.untyped import Keyword
 
 WORDS, DIM, STEPS, MICRO, WAIT, RECORDS = 12, 3, 5, 4, 3, 44  # the last version has 8 of 12 records
 RANDOM = np.random.default_rng(4)
@@ -26,7 +27,7 @@ WEIGHTS[:MICRO] = 0.0  # a micro-batch without any weight
 L2 = keras.regularizers.L2(0.05)
 
 
-def in_store(**arguments: Any) -> keras.layers.Layer:
+def in_store(**arguments: Keyword) -> keras.layers.Layer:
     """Its table is in a store."""
     return et.Embedding(output_dim=DIM, input_dim=WORDS, name="words", **arguments)
 
@@ -41,7 +42,9 @@ def dense(units: int = 1, seed: int = 1, **arguments: object) -> keras.layers.La
     return keras.layers.Dense(units, kernel_initializer=keras.initializers.GlorotUniform(seed=seed), **arguments)
 
 
-def one_a_record(embedding: Callable[..., keras.layers.Layer], cls: Any = keras.Model, **arguments: Any) -> keras.Model:
+def one_a_record(
+    embedding: Callable[..., keras.layers.Layer], cls: Any = keras.Model, **arguments: Keyword
+) -> keras.Model:
     """A model with one output a record."""
     ids = keras.Input((STEPS,), dtype="int64")
     hidden = dense(4, activation="tanh", **arguments)(keras.layers.Flatten()(embedding()(ids)))

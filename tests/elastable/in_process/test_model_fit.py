@@ -15,7 +15,7 @@ import tensorflow as tf
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, ModelError, Unsupported
-from tests.untyped import Keywords
+from tests.untyped import Keyword, Keywords
 
 ROWS, DIM, BATCH = 50, 4, 16
 Layer = Callable[..., keras.layers.Layer]
@@ -42,7 +42,7 @@ def records(count: int = 72, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return ids, (ids[:, 0] % 2 == 0).astype(np.float32)
 
 
-def both(fit: Callable[..., object], **made: Any) -> tuple[object, object, object, object]:
+def both(fit: Callable[..., object], **made: Keyword) -> tuple[object, object, object, object]:
     """The program with our layer and with Keras', each trained by `fit`."""
     ours, theirs = program(et.Embedding, **made), program(keras.layers.Embedding, **made)
     return ours, theirs, fit(ours), fit(theirs)
@@ -150,7 +150,7 @@ def test_a_second_fit_goes_on_as_in_keras(optimizer: str) -> None:
     ],
 )
 def test_what_has_other_numbers_than_keras_is_refused_until_one_says_so(made: Keywords, told: str) -> None:
-    def fitted(**layer: Any) -> keras.callbacks.History:
+    def fitted(**layer: Keyword) -> keras.callbacks.History:
         model = keras.Sequential(
             [keras.Input((3,), dtype="int64"), et.Embedding(ROWS, DIM, **layer, **made.get("rows", {}))]
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import keras
 import numpy as np
@@ -26,7 +25,7 @@ from tests.elastable.small_models import (
     store_model,
     tables_and_weights,
 )
-from tests.untyped import Keywords
+from tests.untyped import Keyword, Keywords
 
 BATCH, RECORDS = 8, 64
 K = keras.optimizers
@@ -37,7 +36,7 @@ def fitted(
     optimizer: keras.optimizers.Optimizer,
     epochs: int = 3,
     loss: Callable[..., object] | keras.losses.Loss | str = "binary_crossentropy",
-    **how: Any,
+    **how: Keyword,
 ) -> keras.Model:
     model.compile(optimizer, loss)
     how = {"batch_size": BATCH, **how}

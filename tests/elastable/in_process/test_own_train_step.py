@@ -13,6 +13,7 @@ import tensorflow as tf
 import elastable as et
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import Unsupported
+from tests.untyped import Keyword
 
 WORDS, DIM, RECORDS, MICRO = 12, 3, 40, 4
 RANDOM = np.random.default_rng(4)
@@ -104,7 +105,7 @@ def test_a_train_step_of_ones_own_has_the_numbers_of_plain_keras(wait: int, weig
         assert mine.history[name] == pytest.approx(theirs.history[name], rel=1e-5), name
 
 
-def fitted(take: Callable[..., Any], wait: int = 1, **arguments: Any) -> None:
+def fitted(take: Callable[..., Any], wait: int = 1, **arguments: Keyword) -> None:
     """Trains a model whose step is taken so."""
     layer = et.Embedding(WORDS, DIM, name="words", **arguments)
     model = Two(layer, take)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -21,6 +20,7 @@ from elastable.embedding_store.errors import BadInput, BadSpec
 from elastable.embedding_store.open_store import open_store
 from tests.elastable.processes import CLICK_JOB, run_elastable
 from tests.elastable.small_models import clicks, store_model, tables_and_weights
+from tests.untyped import Keyword
 
 BATCH = 16
 
@@ -30,7 +30,7 @@ def placed(**overrides: str) -> LocationSettings:
     return LocationSettings(everywhere, everywhere, overrides={n: TensorLocation(p) for n, p in overrides.items()})
 
 
-def trained(optimizer: object, **more: Any) -> keras.Model:
+def trained(optimizer: object, **more: Keyword) -> keras.Model:
     model = store_model()
     model.compile(optimizer, "binary_crossentropy", metrics=["AUC"])
     et.fit(model, clicks(BATCH * 6), epochs=2, batch_size=BATCH, verbose=False, **more)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import numpy as np
@@ -12,6 +11,7 @@ import tensorflow as tf
 
 import elastable as et
 from elastable.embedding_store.errors import ModelError, Unsupported
+from tests.untyped import Keyword
 
 LABELS, DIM, NOISE, BATCH, STEPS = 8, 4, 3, 16, 5
 RANDOM = np.random.default_rng(0)
@@ -21,7 +21,7 @@ Z = [tf.constant(RANDOM.normal(size=(BATCH, NOISE)).astype(np.float32)) for _ in
 Rows = dict[str, np.ndarray]
 
 
-def in_store(name: str, **arguments: Any) -> keras.layers.Layer:
+def in_store(name: str, **arguments: Keyword) -> keras.layers.Layer:
     """A table in a store."""
     return et.Embedding(LABELS, DIM, name=name, **arguments)
 

@@ -25,6 +25,7 @@ from tests.elastable.gan_job import (
     in_turn,
     in_turn_plainly,
 )
+from tests.untyped import Keyword
 
 Rows = dict[str, np.ndarray]
 
@@ -259,7 +260,7 @@ def test_a_job_of_turns_counts_records_steps_and_callbacks_once() -> None:
     assert history.params["steps"] == 2
 
 
-def refused(updates: Callable[..., object], **arguments: Any) -> None:
+def refused(updates: Callable[..., object], **arguments: Keyword) -> None:
     et.fit(towers(updates, **arguments), IDS, Y, batch_size=8, verbose=0)
 
 

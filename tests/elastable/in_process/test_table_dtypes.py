@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -20,6 +19,7 @@ from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.master.tasks.progress import Progress
 from tests.contracts.store_samples import commit, rows_by_id, update
 from tests.elastable.small_models import USERS, clicks
+from tests.untyped import Keyword
 
 DIM = 16
 
@@ -45,7 +45,7 @@ def records() -> tuple[Array, Array]:
     return x["user"], y
 
 
-def fitted(made: keras.Model, **arguments: Any) -> keras.Model:
+def fitted(made: keras.Model, **arguments: Keyword) -> keras.Model:
     et.fit(made, records(), **{"epochs": 4, "batch_size": 16, "verbose": False, "seed": 0, **arguments})
     return made
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -26,7 +25,7 @@ from tests.elastable.small_models import (
     plain_model,
     tables_and_weights,
 )
-from tests.untyped import Keywords
+from tests.untyped import Keyword, Keywords
 
 BATCH = 16
 K = keras.optimizers
@@ -36,7 +35,7 @@ def decaying() -> object:
     return K.schedules.PiecewiseConstantDecay([2, 5], [0.5, 0.05, 0.2])
 
 
-def model_with(users: object, words: object = None, **layer: Any) -> keras.Model:
+def model_with(users: object, words: object = None, **layer: Keyword) -> keras.Model:
     """The click model, its tables trained by these optimizers (None: the model's)."""
     return model_of(
         et.Embedding(USERS, DIM, name="users", embeddings_initializer="ones", optimizer=users, **layer),
@@ -44,7 +43,7 @@ def model_with(users: object, words: object = None, **layer: Any) -> keras.Model
     )
 
 
-def fitted(model: keras.Model, optimizer: keras.optimizers.Optimizer, epochs: int = 2, **how: Any) -> keras.Model:
+def fitted(model: keras.Model, optimizer: keras.optimizers.Optimizer, epochs: int = 2, **how: Keyword) -> keras.Model:
     model.compile(optimizer, "binary_crossentropy")
     et.fit(model, clicks(BATCH * 4), epochs=epochs, batch_size=BATCH, shuffle=False, verbose=False, **how)
     return model

@@ -24,14 +24,14 @@ from elastable.master.wire.master_service import master_service
 from elastable.process.exit_codes import ExitCode, exit_code_of
 from tests.elastable.processes import CLICK_JOB
 from tests.elastable.small_models import clicks, plain_model, store_model, tables_and_weights
-from tests.untyped import Keywords
+from tests.untyped import Keyword, Keywords
 
 X, Y = clicks(48)
 PRICED = {**X, "price": np.linspace(0, 1, 48, dtype=np.float32)}
 
 
 def fit(
-    model: keras.Model, x: object, y: object = Y, loss: object = "binary_crossentropy", **more: Any
+    model: keras.Model, x: object, y: object = Y, loss: object = "binary_crossentropy", **more: Keyword
 ) -> keras.callbacks.History:
     model.compile(keras.optimizers.Adagrad(0.1), loss)
     return et.fit(model, (x, y), batch_size=16, shuffle=False, verbose=False, **more)

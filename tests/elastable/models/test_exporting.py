@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -14,7 +13,7 @@ import elastable as et
 from elastable.embedding_store.errors import Unsupported
 from elastable.worker.rows import export_rows
 from tests.elastable.models.test_saving import in_plain_keras
-from tests.untyped import Keywords
+from tests.untyped import Keyword, Keywords
 
 ROWS, DIM = 40, 6
 IDS = np.random.default_rng(0).integers(0, ROWS, (32, 3))
@@ -25,7 +24,7 @@ LABELS = np.random.default_rng(1).random((32, 1)).astype(np.float32)
 class Subclassed(keras.Model):
     """Any ids, of which some were never trained, twice."""
 
-    def __init__(self, **table: Any) -> None:
+    def __init__(self, **table: Keyword) -> None:
         super().__init__()
         self.rows = et.Embedding(None, DIM, name="any", **table)
         self.out = keras.layers.Dense(1)

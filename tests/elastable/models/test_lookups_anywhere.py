@@ -15,7 +15,7 @@ import elastable as et
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ModelError
 from elastable.models.untrained import UntrainedTables
-from tests.untyped import Keywords
+from tests.untyped import Keyword, Keywords
 
 USERS, ITEMS, DIM, BATCH = 20, 30, 4, 16
 RANDOM = np.random.default_rng(3)
@@ -24,7 +24,7 @@ ITEM = RANDOM.integers(0, ITEMS, 64)  # what was bought: the label, and an id
 Layer = Callable[[int, str], keras.layers.Layer]
 
 
-def in_store(size: int, name: str, **arguments: Any) -> keras.layers.Layer:
+def in_store(size: int, name: str, **arguments: Keyword) -> keras.layers.Layer:
     """A table in a store."""
     return et.Embedding(output_dim=DIM, input_dim=size, name=name, **arguments)
 

@@ -40,6 +40,7 @@ from elastable.master.jobs.hooks import Hooks
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
 from tests.master.fakes import RECORDS, VALIDATION, Bench, FakeWorker, drive, gradient, job_of, small_model
+from tests.untyped import Keyword
 
 VERSIONS = 8  # 23 records in micro-batches of 3, two to a version, twice
 
@@ -72,7 +73,7 @@ class Diary(Hooks):
         self.logs.append(dict(logs))
 
 
-def result(bench: Bench, workers: int = 1, hooks: Hooks | None = None, **worker: Any) -> list[Array]:
+def result(bench: Bench, workers: int = 1, hooks: Hooks | None = None, **worker: Keyword) -> list[Array]:
     drive(bench, [FakeWorker(bench.master, bench.store, **worker) for _ in range(workers)], hooks)
     return bench.everything()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from elastable.master.api import EvaluationReport, PushOutcome, Task, TaskKind
 from elastable.master.jobs.hooks import Hooks
 from elastable.master.master_options import MasterOptions
 from tests.master.fakes import VALIDATION, Bench, FakeWorker, drive, job_of
+from tests.untyped import Keyword
 
 EVERY = 2
 TASKS = -(-VALIDATION // 3)
@@ -32,7 +32,7 @@ class Results(Hooks):
 class Evaluator(FakeWorker):
     """Reports, of an evaluated micro-batch, numbers of the very rows and variables that its version has."""
 
-    def __init__(self, bench: Bench, deaths: int = 0, **options: Any) -> None:
+    def __init__(self, bench: Bench, deaths: int = 0, **options: Keyword) -> None:
         super().__init__(bench.master, bench.store, **options)
         self.deaths = deaths
 

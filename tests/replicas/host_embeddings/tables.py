@@ -8,13 +8,14 @@ from typing import Any
 from elastable.replicas.host_embeddings.create import create_host_table as create
 from elastable.replicas.host_embeddings.host_table import HostTable
 from elastable.replicas.host_embeddings.options import HostTableOptions
+from tests.untyped import Keyword
 
 __all__ = ["create_host_table"]
 
 _PLACEMENT = ("group", "store", "enable_remote_buffer_embedding", "threads")
 
 
-def create_host_table(name: str, shape: Sequence[int], *options: Any, **named: Any) -> HostTable:
+def create_host_table(name: str, shape: Sequence[int], *options: Any, **named: Keyword) -> HostTable:
     """`HostTableOptions` and the arguments of `create_host_table` in one call."""
     placement = {key: named.pop(key) for key in _PLACEMENT if key in named}
     return create(HostTableOptions(name, shape, *options, **named), **placement)

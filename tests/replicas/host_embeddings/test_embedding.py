@@ -25,7 +25,7 @@ from elastable.replicas.host_embeddings.optimizer_spec import (
     HostEmbeddingSGDGAOptimizerSpec,
 )
 from tests.preloaded.client import run_preloaded
-from tests.untyped import Keywords
+from tests.untyped import Keyword, Keywords
 
 ROWS, DIM = 20, 6
 _random = np.random.default_rng(0)
@@ -77,7 +77,7 @@ def trained_by_fit(model: keras.Model, optimizer: str, eagerly: bool = False) ->
     return [float(loss) for loss in history.history["loss"]]
 
 
-def embedding(optimizer: str = "sgd", **more: Any) -> HostEmbedding:
+def embedding(optimizer: str = "sgd", **more: Keyword) -> HostEmbedding:
     spec = HostEmbeddingOptimizerSpec(0.05, optimizer, **OPTIMIZERS[optimizer][1])
     return create_host_embedding("rows", (ROWS, DIM), optimizer_spec=spec, initializer=TABLE, **more)
 

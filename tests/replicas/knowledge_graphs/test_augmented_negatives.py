@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -22,6 +20,7 @@ from elastable.replicas.knowledge_graphs.schemes.scheme import Scheme, Scored
 from elastable.replicas.knowledge_graphs.schemes.score_moving import ScoreMoving
 from elastable.replicas.knowledge_graphs.scores import score_function
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
+from tests.untyped import Keyword
 
 ENTITIES, RELATIONS, DIM, DRAWN = 40, 3, 8, 5
 TRIPLES = np.unique(np.random.default_rng(2).integers(0, [ENTITIES, RELATIONS, ENTITIES], (150, 3)), axis=0).astype(
@@ -71,7 +70,7 @@ def test_every_triple_is_scored_with_the_tails_of_the_others(kind: type[Scheme],
             )
 
 
-def _losses(**settings: Any) -> list[float]:
+def _losses(**settings: Keyword) -> list[float]:
     made = TrainSettings(model="DistMult", dim=DIM, loss="softmax", negatives=8, batch=32, epochs=2, **settings)
 
     def work(group: ReplicaGroup) -> list[float]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -23,7 +21,7 @@ from elastable.replicas.knowledge_graphs.schemes.scheme import StepGradients
 from elastable.replicas.knowledge_graphs.schemes.whole_softmax import WholeSoftmax
 from elastable.replicas.knowledge_graphs.scores import score_function
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
-from tests.untyped import Keywords
+from tests.untyped import Keyword, Keywords
 
 ENTITIES, RELATIONS, DIM = 31, 3, 8
 
@@ -146,7 +144,7 @@ def test_dropout_keeps_the_expectation_and_differs_by_step_worker_and_side() -> 
 
 
 def test_schedules() -> None:
-    def rates(**settings: Any) -> list[float]:
+    def rates(**settings: Keyword) -> list[float]:
         made = TrainSettings(learning_rate=0.4, epochs=4, **settings)
         return [made.rate(step, 40) for step in range(40)]
 

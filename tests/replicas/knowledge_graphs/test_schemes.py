@@ -22,6 +22,7 @@ from elastable.replicas.knowledge_graphs.schemes.embedding_moving import Embeddi
 from elastable.replicas.knowledge_graphs.schemes.scheme import Scheme, Scored, StepGradients
 from elastable.replicas.knowledge_graphs.schemes.score_moving import ScoreMoving
 from elastable.replicas.knowledge_graphs.scores import SCORES, score_function
+from tests.untyped import Keyword
 
 ENTITIES, RELATIONS = 500, 10
 Outcome = tuple[StepBatch, Scored, StepGradients]
@@ -30,7 +31,7 @@ Outcome = tuple[StepBatch, Scored, StepGradients]
 class Graph:
     """A random graph over some shards, with its embeddings in the order of global ids."""
 
-    def __init__(self, name: str, dim: int, shards: int, batch: int, count: int, **negatives: Any) -> None:
+    def __init__(self, name: str, dim: int, shards: int, batch: int, count: int, **negatives: Keyword) -> None:
         draw = np.random.default_rng(11)
         self.score = score_function(name, dim)
         self.triples = np.stack([draw.integers(0, m, 2000) for m in (ENTITIES, RELATIONS, ENTITIES)], axis=1)

@@ -19,7 +19,7 @@ from elastable.replicas.knowledge_graphs.graph.names import Names
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 from elastable.replicas.knowledge_graphs.training.graph_checkpoints import GraphCheckpoints, RunProgress
 from elastable.replicas.knowledge_graphs.training.graph_run import GraphRun, train_graph
-from tests.untyped import Parsed
+from tests.untyped import Keyword, Parsed
 
 ENTITIES = 40
 SETTINGS = TrainSettings(
@@ -53,7 +53,7 @@ class _Told:
             self._stop.set()
 
 
-def _run(home: Path, workers: int = 1, stop_at: tuple[str, int] = ("", 0), **more: Any) -> tuple[Parsed, _Told]:
+def _run(home: Path, workers: int = 1, stop_at: tuple[str, int] = ("", 0), **more: Keyword) -> tuple[Parsed, _Told]:
     home.mkdir()
     run = GraphRun(GRAPH, "drawn", more.pop("settings", SETTINGS), home, **more)
     told = _Told(run.stop, *stop_at)

@@ -19,7 +19,7 @@ from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.grouping import CommGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.training.replica_trainer import ReplicaTrainer
-from tests.untyped import Parsed
+from tests.untyped import Keyword, Parsed
 
 _BUILDING = threading.Lock()
 """Seeds are of the process: models of several threads are built one after the other."""
@@ -61,7 +61,7 @@ def trained(
     optimizer: Callable[[], object] = lambda: keras.optimizers.Adam(0.01),
     metrics: object = None,
     then: Callable[[ReplicaTrainer], object] = lambda trainer: None,
-    **fit: Any,
+    **fit: Keyword,
 ) -> list[tuple[list[Array], Parsed, Any]]:
     """Of every replica: the weights, the history, and what `then` returns."""
 

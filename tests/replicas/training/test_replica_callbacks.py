@@ -16,6 +16,7 @@ from elastable.replicas.groups.thread_group import alone, run_threads
 from elastable.replicas.training.replica_callbacks import ReplicaCallbacks
 from elastable.replicas.training.replica_trainer import ReplicaTrainer
 from tests.replicas.training.models import BOTH, perceptron, records, same_bits, seeded
+from tests.untyped import Keyword
 
 X, Y = records()
 
@@ -45,7 +46,7 @@ class Halves(keras.callbacks.Callback):
 
 
 def fitted(
-    group: ReplicaGroup, callbacks: list[object], locations: Any = BOTH, **named: Any
+    group: ReplicaGroup, callbacks: list[object], locations: Any = BOTH, **named: Keyword
 ) -> tuple[ReplicaTrainer, keras.callbacks.History]:
     trainer = ReplicaTrainer(seeded(perceptron), locations, group, seed=7)
     trainer.compile(keras.optimizers.SGD(0.1), "mse")

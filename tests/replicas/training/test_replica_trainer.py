@@ -24,7 +24,7 @@ from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.training.replica_trainer import ReplicaTrainer
 from tests.elastable.processes import CLICK_JOB
 from tests.replicas.training.models import BOTH, STATE, WEIGHTS, perceptron, records, same_bits, seeded, sharded
-from tests.untyped import Keywords
+from tests.untyped import Keyword, Keywords
 
 X, Y = records()
 
@@ -46,7 +46,7 @@ def dropping() -> keras.Model:
     return keras.Sequential([keras.Input((6,)), layers.Dense(5, "tanh"), layers.Dropout(0.3), layers.Dense(1)])
 
 
-def fitted(trainer: ReplicaTrainer, **named: Any) -> ReplicaTrainer:
+def fitted(trainer: ReplicaTrainer, **named: Keyword) -> ReplicaTrainer:
     trainer.fit(X, Y, **{"batch_size": 5, "epochs": 2, "verbose": 0, **named})
     return trainer
 

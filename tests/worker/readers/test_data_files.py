@@ -21,6 +21,7 @@ from moto.server import ThreadedMotoServer
 
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers import CsvReader, ParquetReader, Reader
+from tests.untyped import Keyword
 
 FILES = {"day=2/b": (6, 9), "day=1/a": (0, 6), "day=10/c": (9, 20)}
 """Path without its suffix -> records first .. last; in the order of their paths those of day 1, 10 and 2."""
@@ -40,7 +41,7 @@ def write(kind: str, rows: pa.Table, target: object) -> None:
         csv.write_csv(rows, target)
 
 
-def reader_of(kind: str, paths: Any, **more: Any) -> Reader:
+def reader_of(kind: str, paths: Any, **more: Keyword) -> Reader:
     if kind == "parquet":
         return ParquetReader(paths, label="late", **more)
     return CsvReader(paths, label="late", block_records=4, **more)

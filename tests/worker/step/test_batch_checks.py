@@ -13,6 +13,7 @@ import tensorflow as tf
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, ElastableError, NotFinite
+from tests.untyped import Keyword
 
 ITEMS, PRICES = np.arange(32) % 7, np.linspace(0, 1, 32, dtype=np.float32)[:, None]
 Y = np.ones((32, 1), np.float32)
@@ -26,7 +27,7 @@ def model() -> keras.Model:
     return made
 
 
-def fit(data: object, **more: Any) -> keras.callbacks.History:
+def fit(data: object, **more: Keyword) -> keras.callbacks.History:
     return et.fit(model(), data, **{"batch_size": 8, "verbose": False, **more})
 
 

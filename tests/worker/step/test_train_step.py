@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import numpy as np
@@ -20,6 +19,7 @@ from elastable.worker.step.id_set import make_id_sets
 from elastable.worker.step.model_step import EvaluateStep
 from elastable.worker.step.tensor_specs import batch_spec
 from elastable.worker.step.train_step import StepResult, TrainStep
+from tests.untyped import Keyword
 
 X = np.random.default_rng(0).integers(0, 50, (16, 3))
 Y = np.random.default_rng(1).normal(size=(16, 1)).astype(np.float32)
@@ -41,7 +41,7 @@ def _model(
     return model
 
 
-def _ours(**arguments: Any) -> keras.layers.Layer:
+def _ours(**arguments: Keyword) -> keras.layers.Layer:
     return Embedding(50, 4, **arguments)
 
 
@@ -66,7 +66,7 @@ def _step(model: keras.Model, batch: tf.Tensor = BATCH, micro_batch: int = 0, se
     return step(batch, rows, ids, micro_batch)
 
 
-def _twins(**arguments: Any) -> tuple[keras.Model, keras.Model]:
+def _twins(**arguments: Keyword) -> tuple[keras.Model, keras.Model]:
     ours, theirs = _model(_ours, **arguments), _model(_theirs, **arguments)
     theirs.get_layer("items").set_weights([ours.get_layer("items").read_rows(np.arange(50))])
     dense = [weight for weight in theirs.weights if "items" not in weight.path]

@@ -19,6 +19,7 @@ from elastable.replicas.knowledge_graphs.search.search_space import SearchSpace,
 from elastable.replicas.knowledge_graphs.trained.trained_graph import TrainedGraph
 from elastable.replicas.knowledge_graphs.training.graph_checkpoints import GraphCheckpoints
 from tests.elastable.commands.knowledge_graphs.kg_runs import elastable
+from tests.untyped import Keyword
 
 SPACE = {
     "learning_rate": {"low": 0.01, "high": 0.5, "log": True},
@@ -28,7 +29,7 @@ SPACE = {
 FIXED = {"epochs": 3, "evaluate_every": 1, "regularization": 0.001}
 
 
-def _search(graph: Path, home: Path, **more: Any) -> Search:
+def _search(graph: Path, home: Path, **more: Keyword) -> Search:
     return Search(
         load_graph(graph), str(graph), "ComplEx", FIXED, SearchSpace(SPACE), home, prune=False, seed=3, **more
     )
