@@ -39,6 +39,7 @@ class Expected:
         tables: Table name -> spec.
         may_overflow: Whether gradients may hold NaN or Inf (`DensePart.may_overflow`).
         rows_elsewhere: Whether gradients of rows go to store servers, and not here.
+        dense_elsewhere: Whether those of dense variables do.
     """
 
     variables: tuple[TensorSpec, ...] = ()
@@ -47,6 +48,12 @@ class Expected:
     tables: Mapping[str, TableSpec] = field(default_factory=dict)
     may_overflow: bool = False
     rows_elsewhere: bool = False
+    dense_elsewhere: bool = False
+
+    @property
+    def gradients(self) -> tuple[TensorSpec, ...]:
+        """Dense variables whose gradients come here."""
+        return () if self.dense_elsewhere else self.variables
 
 
 def check_push(push: Push, expected: Expected) -> None:
@@ -57,7 +64,12 @@ def check_push(push: Push, expected: Expected) -> None:
         TableNotFound: slices of a table that is not there.
         BadIds, IdOutOfRange: naming table, id and position.
     """
-    _check_tensors("dense gradient", push.dense, expected.variables)
+    if expected.dense_elsewhere and (push.dense or any(part.dense for part in push.parts)):
+        raise BadGradient(
+            "a push with dense gradients: this job's are summed at its store servers (dense_at='servers'), so they are "
+            "pushed there"
+        )
+    _check_tensors("dense gradient", push.dense, expected.gradients)
     _check_tensors("state", push.states, expected.states)
     if expected.metrics is not None:
         _check_tensors("metric", push.metrics, expected.metrics)
@@ -120,7 +132,7 @@ def check_finite(push: Push, expected: Expected) -> None:
     _refuse_not_finite("state", push.states, expected.states)
     if expected.may_overflow:
         return
-    _refuse_not_finite("gradient of variable", push.dense, expected.variables)
+    _refuse_not_finite("gradient of variable", push.dense, expected.gradients)
     for part in push.parts:
         for place, tensor in part.dense.items():
             if not np.isfinite(tensor).all():

@@ -17,7 +17,7 @@ import numpy as np
 import redis
 
 from benchmarks.jobs.stores import running_redis
-from benchmarks.processes import busy_s, processor_s
+from benchmarks.processes import busy_s, moved_bytes, processor_s
 from benchmarks.scale.processes import TABLE, drawn_ids, run_master, run_worker, table_spec
 from benchmarks.scale.setting import Run, Setting
 from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
@@ -56,9 +56,10 @@ def measured(setting: Setting, seconds: float) -> Run:
             time.sleep(0.1)
         kinds = {"worker_s": workers, "store_s": stores.pids, "master_s": [master], "redis_s": of_redis}
         busy, used = busy_s(), {kind: processor_s(pids) for kind, pids in kinds.items()}
-        own, began = time.process_time(), time.monotonic()
+        own, began, moved = time.process_time(), time.monotonic(), moved_bytes(master)
         time.sleep(seconds)
         ended, times = time.monotonic(), [at for at in _stamps(told) if at > began]
+        moved = moved_bytes(master) - moved
         used = {kind: processor_s(pids) - used[kind] for kind, pids in kinds.items()}
         others = busy_s() - busy - sum(used.values()) - (time.process_time() - own)
         gaps = np.diff(times)
@@ -76,6 +77,7 @@ def measured(setting: Setting, seconds: float) -> Run:
         redis_s=used["redis_s"],
         other_cores=max(0.0, others / (ended - began)),
         cores=len(os.sched_getaffinity(0)),
+        master_bytes=moved,
     )
 
 

@@ -23,6 +23,7 @@ class Setting:
         step_s: Seconds that a worker pauses in place of its dense step.
         rows: Of the table.
         redis: Whether the store servers keep their rows in Redis; else in memory.
+        dense_at: Where dense gradients are summed, as of `JobSpec`.
     """
 
     workers: int
@@ -33,6 +34,7 @@ class Setting:
     step_s: float = 0.01
     rows: int = 1_000_000
     redis: bool = False
+    dense_at: str = "master"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class Run:
         worker_s, store_s, master_s, redis_s: Processor seconds, of all processes of a kind together.
         other_cores: Cores that other programs kept busy.
         cores: Of the machine.
+        master_bytes: Through the connections of the master.
     """
 
     setting: Setting
@@ -62,6 +65,7 @@ class Run:
     redis_s: float
     other_cores: float
     cores: int
+    master_bytes: float = 0.0
 
     @property
     def rows_per_s(self) -> float:

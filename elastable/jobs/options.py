@@ -113,11 +113,15 @@ class JobOptions:
             metavar="HOST:PORT[,...]|redis://...|dns://...|N", unset="rows are with the master",
         ),
     )  # fmt: skip
-    locations: Path | None = setting(
-        None,
+    dense_at: str = setting(
+        "auto",
         of_store(
-            "Which table is kept where; elastable plan shows the result.", metavar="FILE.toml", unset="all in --store"
+            "Where dense gradients are summed, and workers get dense variables: at the master, or a slice at each of "
+            "the store servers; auto: there if they are large.", choices=("auto", "master", "servers"),
         ),
+    )  # fmt: skip
+    locations: Path | None = setting(
+        None, of_store("Which table is kept where; see elastable plan.", metavar="FILE.toml", unset="all in --store")
     )
     warm_start: str | Path | None = setting(
         None, of_store("Start with rows of another model's checkpoint, in the tables that both have.", metavar="CKPT")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,12 +15,13 @@ from elastable.callbacks.averages import refuse_averages
 from elastable.embedding_store.composite.placement.locations import plan_tables, refuse_sharding, storage_of_tables
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import ModelError, NotReady, Unsupported
+from elastable.embedding_store.errors import BadInput, ModelError, NotReady, Unsupported
 from elastable.embedding_store.open_store import operation_deadline
 from elastable.embedding_store.remains import OnBroken
 from elastable.embedding_store.rows.fresh_rows import fresh_rows
+from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.retry import retry
-from elastable.embedding_store.support.store_url import SERVERS
+from elastable.embedding_store.support.store_url import SERVERS, server_addresses
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.jobs.options import JobOptions
 from elastable.jobs.resuming.broken_store import giving_way_to
@@ -42,7 +44,7 @@ from elastable.worker.readers import Reader
 from elastable.worker.step.tensor_specs import batch_spec
 from elastable.worker.step.traced.step_plan import StepPlan, plan_step
 
-__all__ = ["PreparedJob", "prepare_job", "tables_of"]
+__all__ = ["PreparedJob", "prepare_job", "tables_of", "where_dense_is_summed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,8 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
     tables = {name: spec for name, spec in tables.items() if name not in here}
     job = _described(options, file, train, model, steps, here)
     dense = dense_part(model, steps)
+    size = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in dense.variables)
+    job = replace(job, dense_at=where_dense_is_summed(options, job, size))
     shared, deadline_s = options.transport != "grpc", operation_deadline(options.deadline_s)
     checkpoint = _checkpoint_to_resume(options)
     on_broken = None if checkpoint is None else _giving_way(options, checkpoint, tables, job)
@@ -159,6 +163,36 @@ def _described(
         versions_per_step=versions_per_step,
         **{name: getattr(options, name) for name in _SAME_NAME},
     )
+
+
+# Bytes of dense gradients that a version sums; where there are fewer, a call more to every store server costs more.
+_WORTH_SERVERS = 16 << 20
+
+
+def where_dense_is_summed(options: JobOptions, job: JobSpec, size: int) -> str:
+    """The job's `dense_at`.
+
+    Args:
+        options: What was asked for, and where the rows are.
+        job: The job.
+        size: Bytes of all dense variables.
+
+    Raises:
+        BadInput: it cannot be as the options say.
+    """
+    possible = options.store.startswith(SERVERS) and job.mode == "sync"
+    if options.dense_at == "servers" and not possible:
+        raise BadInput(
+            f"--dense-at servers with --mode {job.mode} and rows in {options.store}: only store servers (--stores) sum "
+            "dense gradients, and only in mode sync; leave it out"
+        )
+    if options.dense_at != "auto":
+        return options.dense_at
+    if not possible or size * job.micro_batches_per_version < _WORTH_SERVERS:
+        return "master"
+    # Servers of this host share the master's cores and network: spreading the sums over them gains nothing.
+    here = all(Address.parse(address).is_loopback for address in server_addresses(options.store))
+    return "master" if here else "servers"
 
 
 def _refuse_sync_only(model: keras.Model, versions_per_step: int) -> None:

@@ -29,7 +29,7 @@ from elastable.embedding_store.errors import (
 )
 from elastable.embedding_store.open_reader import open_reader
 from elastable.embedding_store.open_store import GRPC_DEADLINE_S, operation_deadline
-from elastable.embedding_store.shards.row_pushes import ShardStore
+from elastable.embedding_store.shards.shard_store import ShardStore
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.support.store_url import SERVERS, server_addresses
 from elastable.embedding_store.wire.access.credentials import Credentials

@@ -10,7 +10,8 @@ import numpy as np
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.shards.row_pushes import RowSums, SumTerm
-from elastable.embedding_store.shards.version_sums import Pushes
+from elastable.embedding_store.shards.sums.dense_slices import weighted_sum
+from elastable.embedding_store.shards.sums.version_sums import Pushes
 from elastable.master.api import AsyncPushId, Divisor, DivisorKind, GradientPart, Push, Tensor
 
 __all__ = ["Accumulated", "accumulate", "add_metrics", "row_parts", "row_sums"]
@@ -22,7 +23,7 @@ class Accumulated:
 
     Attributes:
         records: Records behind it; 0 where every push was skipped.
-        dense: Gradient of every trainable dense variable, in model order.
+        dense: Gradient of every trainable dense variable, in model order; nothing where store servers sum them.
         updates: Table name -> coalesced gradient, once it is committed; nothing where store servers hold them.
         states: Every non-trainable variable, in model order.
         metrics: Summed metric state; floats as float64, integers as int64.
@@ -67,7 +68,7 @@ def accumulate(pushes: Sequence[Push], average: str) -> Accumulated:
     return Accumulated(
         records=records,
         dense=tuple(
-            _weighted_sum([(part.dense[place], part.share) for part in parts if place in part.dense])
+            weighted_sum([(part.dense[place], part.share) for part in parts if place in part.dense])
             for place in range(len(pushes[0].dense))
         ),
         states=tuple(_weighted_mean(state, shares) for state in states),
@@ -179,15 +180,6 @@ def add_metrics(total: tuple[Tensor, ...], parts: Sequence[tuple[Tensor, ...]]) 
         wide = [tensor.astype(np.float64 if tensor.dtype.kind == "f" else np.int64) for tensor in part]
         sums = wide if not sums else [one + other for one, other in zip(sums, wide, strict=True)]
     return tuple(sums)
-
-
-def _weighted_sum(parts: Sequence[tuple[Tensor, float]]) -> Tensor:
-    first, share = parts[0]
-    wide = np.result_type(first.dtype, np.float32)
-    total: Tensor = first.astype(wide) * wide.type(share)
-    for part, other in parts[1:]:
-        total += part.astype(wide, copy=False) * wide.type(other)
-    return total.astype(first.dtype, copy=False)
 
 
 def _weighted_mean(parts: Sequence[Tensor], shares: Sequence[float]) -> Tensor:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from elastable.embedding_store.shards.exact_squares import square_of
 from elastable.embedding_store.shards.row_pushes import Committed, Measured, PushedCommit, RowSums, TableClip
+from elastable.embedding_store.shards.sums.exact_squares import square_of
 from elastable.embedding_store.support.retry import retry
 from elastable.master.commits.embedded_shard import refusing_an_older_store
 
@@ -58,16 +58,24 @@ class RowGradients:
         sums: What is summed.
         tables: Those that have a gradient, or may have one.
         deadline_s: How long measuring is tried again while a server is away.
+        known: What the shard has measured of them already; None: nothing.
 
     Attributes:
         tables: As given.
         changed: Tables that had a gradient, once it is committed.
     """
 
-    def __init__(self, shard: RowShard, sums: RowSums, tables: Sequence[str], deadline_s: float) -> None:
+    def __init__(
+        self,
+        shard: RowShard,
+        sums: RowSums,
+        tables: Sequence[str],
+        deadline_s: float,
+        known: Measured | None = None,
+    ) -> None:
         self._shard, self._sums = shard, sums
         self._deadline_s = deadline_s
-        self._known: Measured | None = None
+        self._known = known
         self._clips: Mapping[str, TableClip] = {}
         self._dropped = False
         self.tables = tables

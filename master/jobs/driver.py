@@ -222,7 +222,7 @@ class Driver:
 
     def _publish(self, tickets: Iterable[Ticket] = ()) -> None:
         """Publishes the current version to the workers, and answers those whose pushes made it."""
-        snapshot = self._committer.snapshot(self._state.version)
+        snapshot = self._committer.publish(self._state.version)
         with self._waits.changing():
             self._state.snapshot = snapshot
             self._waits.published(tickets)

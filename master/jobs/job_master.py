@@ -12,7 +12,7 @@ from dataclasses import replace
 from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, ElastableError, JobFailed, NotFinite
-from elastable.embedding_store.shards.row_pushes import ShardStore
+from elastable.embedding_store.shards.shard_store import ShardStore
 from elastable.embedding_store.support.waits.futures import at_once, settle
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.api import (
@@ -89,10 +89,9 @@ class Master(ServedMaster):
             )
         self.job, self._metrics = job, metrics or ModelMetrics()
         known = None if metrics is None else metrics.specs
-        self._expected = Expected(
-            dense.variables, dense.states, known, store.specs(), dense.may_overflow, isinstance(store, ShardStore)
-        )
-        self._changed = threading.Condition()
+        elsewhere = isinstance(store, ShardStore), job.dense_at == "servers"
+        self._expected = Expected(dense.variables, dense.states, known, store.specs(), dense.may_overflow, *elsewhere)
+        self._changed, self._ended = threading.Condition(), Future[JobStatus]()
         self._state = JobState(job, self._options, start, time.monotonic)
         self._flush_status, self.measures, self._begun = store.flush_status, JobMeasures(), False
         self._servers = store.watch.statuses if isinstance(store, ShardedStore) else tuple
@@ -100,7 +99,6 @@ class Master(ServedMaster):
         self._driver = Driver(
             self._state, self._waits, self._changed, store, dense, self._metrics, self._options, self.measures
         )
-        self._ended: Future[JobStatus] = Future()
         self._running_metrics: tuple[float, dict[str, float]] = (-_METRICS_AGE_S, {})
 
     def run(self, hooks: Hooks | None = None) -> JobStatus:
@@ -184,7 +182,9 @@ class Master(ServedMaster):
             self._waits.leased(incarnation, lease)
         return at_once(lease)
 
-    def pull_dense(self, incarnation: str, version: int | None, wait_s: float) -> DenseSnapshot | None:
+    def pull_dense(
+        self, incarnation: str, version: int | None, wait_s: float, whole: bool = False
+    ) -> DenseSnapshot | None:
         return self.pull_dense_later(incarnation, version, wait_s).result(wait_s + _SETTLED_S)
 
     def pull_dense_later(self, incarnation: str, version: int | None, wait_s: float) -> Future[DenseSnapshot | None]:

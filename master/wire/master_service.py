@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
@@ -128,7 +129,8 @@ class _MasterServicer:
             self._identities.require(request.incarnation, self._identities.secret_of(context))
             version = request.version if request.HasField("version") else None
             wait_s = _wait_s(request.wait_ms)
-            return Later(self._master.pull_dense_later(request.incarnation, version, wait_s), dense_frames)
+            frames = partial(dense_frames, whole=request.whole)
+            return Later(self._master.pull_dense_later(request.incarnation, version, wait_s), frames)
 
     def report_gradient(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Later[PushReply]:
         with answering(context):

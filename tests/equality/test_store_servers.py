@@ -76,11 +76,22 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Numbers:
 
 
 @pytest.mark.parametrize(
-    ("count", "workers", "place"),
-    [pytest.param(1, 1, "memory", marks=pytest.mark.slow), (3, 2, "redis"), (2, 2, "files")],
+    ("count", "workers", "place", "dense_at"),
+    [
+        pytest.param(1, 1, "memory", "auto", marks=pytest.mark.slow),
+        (3, 2, "redis", "servers"),
+        (2, 2, "files", "master"),
+    ],
 )
 def test_numbers_do_not_depend_on_store_servers(
-    alone: Numbers, tmp_path: Path, servers: Servers, redis_url: str, count: int, workers: int, place: str
+    alone: Numbers,
+    tmp_path: Path,
+    servers: Servers,
+    redis_url: str,
+    count: int,
+    workers: int,
+    place: str,
+    dense_at: str,
 ) -> None:
     urls = {
         "memory": ["memory"] * count,
@@ -89,7 +100,8 @@ def test_numbers_do_not_depend_on_store_servers(
     }
     started = servers(*urls[place])
     stores = [f"dns://{started[0].address}?count=1"] if count == 1 else [server.address for server in started]
-    assert differing(alone, train(tmp_path, workers, "adagrad", stores=stores)) == []
+    options = ("--dense-at", dense_at)
+    assert differing(alone, train(tmp_path, workers, "adagrad", stores=stores, options=options)) == []
 
 
 @pytest.mark.slow  # tests/master/commits compares asynchronous versions in one process

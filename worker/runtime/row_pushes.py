@@ -1,4 +1,4 @@
-"""Gradients of rows on their way to store servers, before what is left of a push goes to the master."""
+"""Gradients on their way to store servers, of rows and perhaps of dense variables; the rest goes to the master."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from elastable.embedding_store.errors import NotFinite, StaleVersion, Unavailable
-from elastable.embedding_store.shards.row_pushes import RowPush, RowPushOutcome, ShardStore
+from elastable.embedding_store.shards.row_pushes import RowPush, RowPushOutcome
+from elastable.embedding_store.shards.shard_store import ShardStore
 from elastable.embedding_store.support.retry import retry
 from elastable.master.api import JobSpec, Push, SyncPushId
 
@@ -28,7 +29,7 @@ class RowPushes:
         self._deadline_s = deadline_s
 
     def send(self, push: Push, refuse_failed: Callable[[], None]) -> Push:
-        """Hands in the gradients of rows; what is left is the master's, and says what came of them.
+        """Hands in the gradients of rows, and of dense variables if servers sum them; what is left is the master's.
 
         Args:
             push: Of a micro-batch.
@@ -42,6 +43,8 @@ class RowPushes:
         """
         rows = self._rows_of(push)
         left = replace(push, slices={}, parts=tuple(replace(part, slices={}) for part in push.parts))
+        if rows.dense:
+            left = replace(left, dense=(), parts=tuple(replace(part, dense={}) for part in left.parts))
 
         def attempt() -> RowPushOutcome:
             refuse_failed()
@@ -60,6 +63,8 @@ class RowPushes:
     def _rows_of(self, push: Push) -> RowPush:
         parts = (push.slices, *(part.slices for part in push.parts))
         if isinstance(push.id, SyncPushId):
-            return RowPush(self._job.job, push.id.version, push.id.micro_batch, parts)
+            at_servers = self._job.dense_at == "servers"
+            dense = (dict(enumerate(push.dense)), *(part.dense for part in push.parts)) if at_servers else ()
+            return RowPush(self._job.job, push.id.version, push.id.micro_batch, parts, dense=dense)
         assert push.computed_on is not None, "a worker says what it computed an asynchronous push on"
         return RowPush(self._job.job, push.computed_on, push.id.sequence, parts, sender=push.id.incarnation)

@@ -9,7 +9,7 @@ from elastable.embedding_store.composite.partitions.repartition import Progress,
 from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
 from elastable.embedding_store.errors import BadInput, StoreFailed, Unsupported
 from elastable.embedding_store.shards.moving import Move
-from elastable.embedding_store.shards.row_pushes import ShardServer
+from elastable.embedding_store.shards.shard_store import ShardServer
 
 __all__ = ["MovedRows", "move_job"]
 

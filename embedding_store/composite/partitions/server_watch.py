@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from elastable.embedding_store.errors import ElastableError
-from elastable.embedding_store.shards.row_pushes import ShardStore
 from elastable.embedding_store.shards.server_status import ServerStatus
+from elastable.embedding_store.shards.shard_store import ShardStore
 
 __all__ = ["ServerWatch"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -11,6 +11,7 @@ from elastable.embedding_store.composite.coordinator.composite_snapshot import C
 from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
 from elastable.embedding_store.composite.partitions.rows_on_servers import RowsOnServers, ServersSnapshot
 from elastable.embedding_store.composite.partitions.server_watch import ServerWatch
+from elastable.embedding_store.composite.partitions.sums_on_servers import SumsOnServers, union_of
 from elastable.embedding_store.composite.splits.partition import Partition
 from elastable.embedding_store.composite.splits.token_split import gather_rows
 from elastable.embedding_store.contract.snapshot import Snapshot
@@ -21,26 +22,26 @@ from elastable.embedding_store.rows.checks import require_gradients, require_ids
 from elastable.embedding_store.shards.moving import refuse_moved
 from elastable.embedding_store.shards.row_pushes import (
     Committed,
-    Measured,
+    DenseLayout,
+    DenseSlice,
     PushedCommit,
     RowOffer,
     RowPush,
     RowPushOutcome,
-    RowSums,
-    ShardServer,
-    ShardStore,
     Slices,
 )
 from elastable.embedding_store.shards.row_saving import ChangedTable, TakenChanges
 from elastable.embedding_store.shards.server_status import ShardStatus
+from elastable.embedding_store.shards.shard_store import ShardServer
 from elastable.embedding_store.shards.shared_budget import FEW_VERSIONS, cut_of
+from elastable.embedding_store.shards.sums.dense_slices import cut, layout_of_servers
 
 __all__ = ["ShardedStore"]
 
 _SUMMED = ("rows", "bytes", "wanted_rows", "read_rows", "log_bytes", "pushed_bytes")
 
 
-class ShardedStore(RowsOnServers[EmbeddingStore], PartitionedStore, ShardStore):
+class ShardedStore(RowsOnServers[EmbeddingStore], SumsOnServers, PartitionedStore):
     """Store servers as one store, each of which holds every n-th id of every table.
 
     A version counts once all of them have logged it, and so no process decides alone: whoever looks after a crash sees
@@ -88,8 +89,11 @@ class ShardedStore(RowsOnServers[EmbeddingStore], PartitionedStore, ShardStore):
         for number, record in self._calls.run({n: server.record for n, server in enumerate(self._servers)}).items():
             refuse_moved(self._servers[number].address, record)
 
-    def begin_job(self, job: str, may_overflow: bool) -> None:
-        self._calls.run({n: partial(server.begin_job, job, may_overflow) for n, server in enumerate(self._servers)})
+    def begin_job(self, job: str, may_overflow: bool, dense: Mapping[int, DenseSlice] = {}) -> None:
+        of_servers = layout_of_servers(dense, len(self._servers))
+        self._calls.run(
+            {n: partial(server.begin_job, job, may_overflow, of_servers[n]) for n, server in enumerate(self._servers)}
+        )
 
     def push_rows(self, push: RowPush) -> RowPushOutcome:
         """Pushes to every server its share, to all at once.
@@ -116,20 +120,6 @@ class ShardedStore(RowsOnServers[EmbeddingStore], PartitionedStore, ShardStore):
         commits = StoreMeasures.of_all([StoreMeasures(of_server.commits) for of_server in found]).commits
         return ShardStatus(version, flush_lag=lag, failure=failure, store=stores, commits=commits, **totals)
 
-    def measure(self, sums: RowSums) -> Measured:
-        found = self._calls.run(
-            {n: self.watch.timed(n, partial(server.measure, sums)) for n, server in enumerate(self._servers)}
-        )
-        if missing := _union(measured.missing for measured in found.values()):
-            return Measured(missing=missing)
-        broken = {table for measured in found.values() for table in measured.not_finite}
-        squares: dict[str, int] = {}
-        for measured in found.values():
-            for table, square in measured.squares.items():
-                if table not in broken:
-                    squares[table] = squares.get(table, 0) + square
-        return Measured(squares, tuple(sorted(broken)))
-
     def commit_pushed(self, commit: PushedCommit) -> Committed:
         """Makes a version on all servers at once.
 
@@ -152,7 +142,7 @@ class ShardedStore(RowsOnServers[EmbeddingStore], PartitionedStore, ShardStore):
                     for n, server in enumerate(self._servers)
                 }
             )
-            missing = _union(of_server.missing for of_server in made.values())
+            missing = union_of(of_server.missing for of_server in made.values())
             if missing:
                 self._take_back(commit.version - 1, [n for n, of_server in made.items() if not of_server.missing])
             self._one_version(commit.version - 1 if missing else commit.version)
@@ -202,7 +192,7 @@ class ShardedStore(RowsOnServers[EmbeddingStore], PartitionedStore, ShardStore):
         found = self._calls.run(
             {n: partial(server.offer_rows, commit, most, ids) for n, server in enumerate(self._servers)}
         )
-        if missing := _union(offers.missing for offers in found.values()):
+        if missing := union_of(offers.missing for offers in found.values()):
             raise _PushesMissing(missing)
         for n, offers in found.items():
             if lacking := sorted(set(self._due(commit)).difference(offers.tables)):
@@ -232,7 +222,11 @@ class ShardedStore(RowsOnServers[EmbeddingStore], PartitionedStore, ShardStore):
                 found = self._partition(table)
                 for shard, share in _split(found, slices).items():
                     parts[shard][number][table] = share
-        return [replace(push, parts=tuple(of_server)) for of_server in parts]
+        dense = [cut(part, _layout_of(push), len(self._servers)) for part in push.dense]
+        return [
+            replace(push, parts=tuple(of_server), dense=tuple(part[n] for part in dense))
+            for n, of_server in enumerate(parts)
+        ]
 
 
 class _PushesMissing(Exception):
@@ -241,6 +235,11 @@ class _PushesMissing(Exception):
     def __init__(self, numbers: tuple[int, ...]) -> None:
         super().__init__(f"pushes {list(numbers)} are missing")
         self.numbers = numbers
+
+
+def _layout_of(push: RowPush) -> DenseLayout:
+    """Of the dense gradients of a push, the first part of which has all of them."""
+    return {place: DenseSlice(array.dtype, array.size) for place, array in push.dense[0].items()}
 
 
 def _split(table: Partition, slices: Slices) -> Mapping[int, Slices]:
@@ -259,7 +258,3 @@ def _both(one: ChangedTable, other: ChangedTable) -> ChangedTable:
     known = one.changed is not None and other.changed is not None
     changed = (one.changed or 0) + (other.changed or 0) if known else None
     return ChangedTable(one.rows + other.rows, changed, one.shrunk or other.shrunk)
-
-
-def _union(every: Iterable[Iterable[int]]) -> tuple[int, ...]:
-    return tuple(sorted({number for numbers in every for number in numbers}))

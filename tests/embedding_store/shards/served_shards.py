@@ -61,9 +61,12 @@ class ServedShard:
 
 
 @contextmanager
-def served(count: int, folder: Path | None = None) -> Iterator[tuple[list[ServedShard], ShardedStore]]:
+def served(
+    count: int, folder: Path | None = None, most_bytes: int = 1 << 26
+) -> Iterator[tuple[list[ServedShard], ShardedStore]]:
     """Some store servers, with a log each if there is a folder; and all of them as one store."""
-    servers = [ServedShard("memory" if folder is None else f"memory?log={folder}/{n}") for n in range(count)]
+    urls = ["memory" if folder is None else f"memory?log={folder}/{n}" for n in range(count)]
+    servers = [ServedShard(url, most_bytes) for url in urls]
     try:
         with ShardedStore([ShardClient(it.address, _DEADLINE_S) for it in servers], _DEADLINE_S) as store:
             yield servers, store

@@ -17,7 +17,6 @@ from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec,
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, StoreFailed
 from elastable.embedding_store.shards import shared_budget
-from elastable.embedding_store.shards.pushed_sums import sum_pushes
 from elastable.embedding_store.shards.row_pushes import (
     Committed,
     PushedCommit,
@@ -28,6 +27,7 @@ from elastable.embedding_store.shards.row_pushes import (
     SumTerm,
 )
 from elastable.embedding_store.shards.shared_budget import cut_of, offer_of
+from elastable.embedding_store.shards.sums.pushed_sums import sum_pushes
 from tests.embedding_store.shards.served_shards import served, stopped_with
 
 FEW = TableSpec("few", 2, optimizer=OptimizerSpec.of("adagrad"), eviction=EvictionSpec(max_rows=11, every=2))

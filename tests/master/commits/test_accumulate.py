@@ -14,7 +14,7 @@ from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadGradient, BadInput, IdOutOfRange, NotFinite, TableNotFound
-from elastable.embedding_store.shards.pushed_sums import sum_pushes
+from elastable.embedding_store.shards.sums.pushed_sums import sum_pushes
 from elastable.master.api import Divisor, DivisorKind, EvaluationReport, GradientPart, Push, Slices, SyncPushId
 from elastable.master.commits.accumulate import accumulate, add_metrics, row_parts, row_sums
 from elastable.master.push_check import Expected, TensorSpec, check_evaluation, check_finite, check_push
@@ -223,6 +223,16 @@ def test_a_push_that_does_not_fit_is_refused(changes: dict[str, object], error: 
     check_push(good(), EXPECTED)
     with pytest.raises(error, match=told):
         check_push(good(**changes), EXPECTED)
+
+
+def test_dense_gradients_that_go_to_store_servers_are_refused_here() -> None:
+    elsewhere = replace(EXPECTED, dense_elsewhere=True)
+    check_push(good(dense=()), elsewhere)
+    check_finite(good(dense=()), elsewhere)
+    of_part = GradientPart(Divisor(DivisorKind.NOTHING), {0: np.zeros((2, 3), np.float32)})
+    for push in (good(), good(dense=(), parts=(of_part,))):
+        with pytest.raises(BadGradient, match="summed at its store servers"):
+            check_push(push, elsewhere)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
-from elastable.embedding_store.shards.exact_squares import exact_squares
-from elastable.embedding_store.shards.pushed_sums import clipped_update, sum_pushes
 from elastable.embedding_store.shards.row_pushes import Measured, PushedCommit, RowSums, Slices
+from elastable.embedding_store.shards.sums.exact_squares import exact_squares
+from elastable.embedding_store.shards.sums.pushed_sums import clipped_update, sum_pushes
 
 __all__ = ["Pushes", "VersionSums"]
 
