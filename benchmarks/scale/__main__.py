@@ -46,6 +46,9 @@ def main(rounds: int = _ROUNDS) -> None:
         Setting(1, 1, dense=2_000_000, step_s=step_s),
         Setting(4, 1, dense=2_000_000, step_s=step_s),
         Setting(4, 4, ids=1_024, dense=10_000, step_s=step_s),
+        Setting(2, 2, dense=2_000_000, step_s=step_s, dense_at="servers"),
+        Setting(4, 4, dense=2_000_000, step_s=step_s, dense_at="servers"),
+        Setting(8, 4, dense=500_000, step_s=step_s, dense_at="servers"),
         Setting(2, 1, step_s=step_s, redis=True),
         Setting(2, 1, dim=64, step_s=step_s, redis=True),
     ]

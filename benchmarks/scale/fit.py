@@ -17,7 +17,7 @@ Float64 = npt.NDArray[np.float64]
 
 # Names of a calibration, in the order of the features below.
 _WORKER = ("worker_version", "worker_server", "worker_row", "worker_value", "worker_dense")
-_STORE = ("store_push", "store_version", "store_row", "store_value")
+_STORE = ("store_push", "store_version", "store_row", "store_value", "store_dense")
 _MASTER = ("master_version", "master_push", "master_server", "master_dense", "master_update")
 _STORE_REDIS = ("store_redis_row", "store_redis_value")
 _REDIS = ("redis_row", "redis_value")
@@ -84,12 +84,14 @@ def _of_worker(run: Run) -> tuple[float, ...]:
 
 def _of_store(run: Run) -> tuple[float, ...]:
     of, rows = run.setting, run.unique
-    return of.workers * of.stores, of.stores, of.workers * rows, of.workers * rows * of.dim
+    # Values of a version are sent once more, to the master, and come back from it.
+    dense = (of.workers + 1) * of.dense if of.dense_at == "servers" else 0
+    return of.workers * of.stores, of.stores, of.workers * rows, of.workers * rows * of.dim, dense
 
 
 def _of_master(run: Run) -> tuple[float, ...]:
     of = run.setting
-    return 1.0, of.workers, of.stores, of.workers * of.dense, of.dense
+    return 1.0, of.workers, of.stores, of.dense if of.dense_at == "servers" else of.workers * of.dense, of.dense
 
 
 def _of_redis(run: Run) -> tuple[float, ...]:

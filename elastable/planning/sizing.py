@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from elastable.embedding_store.errors import BadInput
+from elastable.master.commits.dense_at_servers import WORTH_SERVERS
 from elastable.planning.calibration import Calibration
 
 __all__ = ["BUSY", "MOST_STORES", "MOST_WORKERS", "JobShape", "Pace", "Sizing", "fastest", "pace", "sized"]
@@ -89,8 +90,12 @@ def pace(job: JobShape, costs: Calibration, workers: int, stores: int) -> Pace:
     row_work = (job.rows * costs.store_row + job.values * costs.store_value) / stores
     commit = costs.store_version + (1 - costs.lookup_share - costs.push_share) * workers * row_work
     push = costs.store_push + (costs.lookup_share + costs.push_share) * row_work
-    report = costs.master_push + costs.master_dense * job.dense
     decision = costs.master_version + costs.master_server * stores + costs.master_update * job.dense
+    if _at_servers(job, workers):
+        report, once = costs.master_push, costs.store_dense * job.dense / stores
+        push, commit, decision = push + once, commit + once, decision + costs.master_dense * job.dense
+    else:
+        report = costs.master_push + costs.master_dense * job.dense
     own = (
         costs.worker_version
         + costs.worker_server * stores
@@ -175,12 +180,20 @@ def _counts() -> Iterator[int]:
 
 def _store_bytes(job: JobShape, each: Pace) -> int:
     gradients = job.gradient_copies * each.workers * (_VALUE_BYTES * job.values + _ID_BYTES * job.rows)
+    if _at_servers(job, each.workers):
+        gradients += _VALUE_BYTES * job.dense * (each.workers + 1)
     return math.ceil((job.table_bytes + gradients) / each.stores)
+
+
+def _at_servers(job: JobShape, workers: int) -> bool:
+    """Whether store servers sum dense gradients; every worker computes a micro-batch of a version."""
+    return _VALUE_BYTES * job.dense * workers >= WORTH_SERVERS
 
 
 def _sizing(job: JobShape, costs: Calibration, each: Pace) -> Sizing:
     bytes_of_rows = _VALUE_BYTES * job.values + _ID_BYTES * job.rows
     dense = _VALUE_BYTES * job.dense
+    at_servers = _at_servers(job, each.workers)
     bits = 8 / each.version_s
     busy = {"workers": each.worker_s, "store servers": each.store_s, "master": each.master_s}
     busy["round trips"] = costs.wait
@@ -189,7 +202,7 @@ def _sizing(job: JobShape, costs: Calibration, each: Pace) -> Sizing:
         job.examples * each.workers / each.version_s,
         _store_bytes(job, each),
         bits * (bytes_of_rows + dense),
-        bits * bytes_of_rows * each.workers / each.stores,
-        bits * dense * each.workers,
+        bits * (bytes_of_rows + dense * at_servers) * each.workers / each.stores,
+        bits * dense * (1 if at_servers else each.workers),
         max(busy, key=lambda name: busy[name]),
     )

@@ -14,7 +14,11 @@ from elastable.master.api import DenseSnapshot, Tensor
 from elastable.master.commits.row_gradients import PushesLost
 from elastable.master.push_check import TensorSpec
 
-__all__ = ["DenseAtServers"]
+__all__ = ["WORTH_SERVERS", "DenseAtServers"]
+
+WORTH_SERVERS = 16 << 20
+"""Bytes of dense gradients of a version from which on store servers sum them (`--dense-at auto`): where there are
+fewer, a call more to every store server costs more than the master saves."""
 
 _log = logging.getLogger(__name__)
 

@@ -45,6 +45,9 @@ def test_more_store_servers_help_where_they_are_the_limit() -> None:
 def test_a_large_dense_part_is_limited_by_the_master_or_its_card() -> None:
     large = replace(CLUSTER, workers=64, dense=10_000_000)
     assert simulated(large, COSTS).limit == "master"
+    few, many = (simulated(replace(large, stores=stores, dense_at="servers"), COSTS) for stores in (4, 16))
+    assert few.limit == "store servers"
+    assert many.examples_per_s > 5 * simulated(large, COSTS).examples_per_s
     cheap = replace(COSTS, master_dense=0.0, master_update=0.0)
     assert simulated(replace(large, gbit=1.0), cheap).limit == "network of the master"
 
@@ -62,10 +65,13 @@ def test_pushes_beyond_the_staleness_bound_are_computed_in_vain() -> None:
     assert simulated(replace(CLUSTER, staleness=2), COSTS).refused > 0
 
 
-@pytest.mark.parametrize("workers", [1, 8, 32])
-def test_a_sizing_is_close_to_the_simulation(workers: int) -> None:
-    told = simulated(replace(CLUSTER, workers=workers, gbit=None), COSTS)
-    job = JobShape(1, CLUSTER.ids, CLUSTER.ids * CLUSTER.dim, CLUSTER.dense, CLUSTER.step_s, 0)
+@pytest.mark.parametrize(
+    ("workers", "dense", "dense_at"),
+    [(1, 140_000, "master"), (8, 140_000, "master"), (32, 140_000, "servers"), (8, 2_500_000, "servers")],
+)
+def test_a_sizing_is_close_to_the_simulation(workers: int, dense: int, dense_at: str) -> None:
+    told = simulated(replace(CLUSTER, workers=workers, gbit=None, dense=dense, dense_at=dense_at), COSTS)
+    job = JobShape(1, CLUSTER.ids, CLUSTER.ids * CLUSTER.dim, dense, CLUSTER.step_s, 0)
     planned = pace(job, COSTS, workers, CLUSTER.stores)
     assert planned.version_s == pytest.approx(told.seconds / told.versions, rel=0.25)
 
