@@ -23,6 +23,9 @@ _STORE_REDIS = ("store_redis_row", "store_redis_value")
 _REDIS = ("redis_row", "redis_value")
 
 
+_CROWDS = tuple(crowd / 200 for crowd in range(21))
+
+
 def fitted(runs: Sequence[Run], shares: tuple[float, float]) -> Calibration:
     """The calibration that explains the processor time of runs best, by relative error; no cost is negative.
 
@@ -33,28 +36,41 @@ def fitted(runs: Sequence[Run], shares: tuple[float, float]) -> Calibration:
             with Redis.
         shares: Of lookups and pushes in a store server's time for rows.
     """
+    tried = [_fitted(runs, shares, crowd) for crowd in _CROWDS]
+    return min(tried, key=lambda each: each[1])[0]
+
+
+def _fitted(runs: Sequence[Run], shares: tuple[float, float], crowd: float) -> tuple[Calibration, float]:
+    """As `fitted`, for a `Calibration.crowd`; and the sum of the squares of all relative errors without Redis."""
     memory = [run for run in runs if not run.setting.redis]
-    worker = _costs(memory, lambda run: run.worker_s, _of_worker)
-    store = _costs(memory, lambda run: run.store_s, _of_store)
-    master = _costs(memory, lambda run: run.master_s, _of_master)
+    (worker, of_worker), (store, of_store), (master, of_master) = (
+        _costs(memory, used, features, crowd)
+        for used, features in (
+            (lambda run: run.worker_s, _of_worker),
+            (lambda run: run.store_s, _of_store),
+            (lambda run: run.master_s, _of_master),
+        )
+    )
     with_redis = [run for run in runs if run.setting.redis]
-    in_redis = _costs(with_redis, lambda run: run.redis_s, _of_redis)
+    in_redis, _ = _costs(with_redis, lambda run: run.redis_s, _of_redis, crowd)
 
     def writing(run: Run) -> float:
-        return run.store_s - run.versions * float(np.dot(store, _of_store(run)))
+        return run.store_s - run.versions * _crowded(run, crowd) * float(np.dot(store, _of_store(run)))
 
     lookup, push = shares
     seconds = {
         **dict(zip(_WORKER, worker, strict=True)),
         **dict(zip(_STORE, store, strict=True)),
         **dict(zip(_MASTER, master, strict=True)),
-        **dict(zip(_STORE_REDIS, _costs(with_redis, writing, _of_redis), strict=True)),
+        **dict(zip(_STORE_REDIS, _costs(with_redis, writing, _of_redis, crowd)[0], strict=True)),
         **dict(zip(_REDIS, in_redis, strict=True)),
+        "crowd": crowd,
         "beside": 0.0,
         "wait": 0.0,
     }
     rounded = {name: float(f"{value:.4g}") for name, value in seconds.items()}
-    return Calibration(machine(), lookup_share=round(lookup, 3), push_share=round(push, 3), **rounded)
+    costs = Calibration(machine(), lookup_share=round(lookup, 3), push_share=round(push, 3), **rounded)
+    return costs, of_worker + of_store + of_master
 
 
 def least_squares(features: Float64, values: Float64) -> Float64:
@@ -71,27 +87,53 @@ def least_squares(features: Float64, values: Float64) -> Float64:
     return costs
 
 
-def _costs(runs: Sequence[Run], used: Callable[[Run], float], features: Callable[[Run], tuple[float, ...]]) -> Float64:
+def _costs(
+    runs: Sequence[Run], used: Callable[[Run], float], features: Callable[[Run], tuple[float, ...]], crowd: float
+) -> tuple[Float64, float]:
+    """The costs, and the sum of the squares of the relative errors that are left."""
     versions = np.array([run.versions for run in runs], np.float64)
     seconds = np.array([used(run) for run in runs]) / versions
-    return least_squares(np.array([features(run) for run in runs], np.float64), seconds)
+    every = np.array([features(run) for run in runs]) * np.array([[_crowded(run, crowd)] for run in runs])
+    costs = least_squares(every, seconds)
+    return costs, float(np.square(every @ costs / seconds - 1).sum())
+
+
+def _crowded(run: Run, crowd: float) -> float:
+    """As `Calibration.crowded`, of the processes of a run."""
+    return 1.0 + crowd * max(0.0, (run.setting.workers + run.setting.stores + 1) / run.cores - 1.0)
+
+
+def _calls(run: Run) -> tuple[float, float]:
+    """Calls of a worker to a store server, and of the master: as many times as without dense slices, which take more.
+
+    A worker reads slices besides its lookup and its push; the master asks for sums and hands out values besides its
+    commit.
+    """
+    return (1.5, 3.0) if run.setting.dense_at == "servers" else (1.0, 1.0)
 
 
 def _of_worker(run: Run) -> tuple[float, ...]:
-    of, rows = run.setting, run.unique
-    return of.workers, of.workers * of.stores, of.workers * rows, of.workers * rows * of.dim, of.workers * of.dense
+    of, rows, calls = run.setting, run.unique, _calls(run)[0]
+    return (
+        of.workers,
+        of.workers * of.stores * calls,
+        of.workers * rows,
+        of.workers * rows * of.dim,
+        of.workers * of.dense,
+    )
 
 
 def _of_store(run: Run) -> tuple[float, ...]:
-    of, rows = run.setting, run.unique
+    of, rows, (calls, commits) = run.setting, run.unique, _calls(run)
     # Values of a version are sent once more, to the master, and come back from it.
     dense = (of.workers + 1) * of.dense if of.dense_at == "servers" else 0
-    return of.workers * of.stores, of.stores, of.workers * rows, of.workers * rows * of.dim, dense
+    return of.workers * of.stores * calls, of.stores * commits, of.workers * rows, of.workers * rows * of.dim, dense
 
 
 def _of_master(run: Run) -> tuple[float, ...]:
     of = run.setting
-    return 1.0, of.workers, of.stores, of.dense if of.dense_at == "servers" else of.workers * of.dense, of.dense
+    passing = of.dense if of.dense_at == "servers" else of.workers * of.dense
+    return 1.0, of.workers, of.stores * _calls(run)[1], passing, of.dense
 
 
 def _of_redis(run: Run) -> tuple[float, ...]:

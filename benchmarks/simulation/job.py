@@ -42,7 +42,8 @@ class _Job:
     def __init__(self, cluster: Cluster, costs: Calibration) -> None:
         self._of, self._costs = cluster, costs
         self._env = env = simpy.Environment()
-        cores = Cores(env, cluster.cores, cluster.others, cluster.seed)
+        crowded = costs.crowded(cluster.workers + cluster.stores + 1, cluster.cores)
+        cores = Cores(env, cluster.cores, cluster.others, cluster.seed, crowded)
         self._workers = [Station(env, cores, costs.beside) for _ in range(cluster.workers)]
         self._store, self._master = Station(env, cores, costs.beside), Station(env, cores, costs.beside)
         # The other store servers need cores, too, where all processes share them.
@@ -70,7 +71,9 @@ class _Job:
         yield from self._master.work(costs.master_push / 2 + costs.master_dense * self._at_master / 2)
         yield from self._sent("master out", _VALUE_BYTES * self._at_master)
         if self._at_store:
-            yield from self._at_stores(costs.store_dense * self._at_store / 2)
+            yield self._env.timeout(self._wait)
+            yield from self._workers[number].work(costs.worker_server * of.stores / 2)
+            yield from self._at_stores((costs.store_push + costs.store_dense * self._at_store) / 2)
             yield from self._sent_slices("store out")
         yield from self._workers[number].work(costs.worker_version / 2 + costs.worker_dense * of.dense / 2)
 
@@ -120,11 +123,11 @@ class _Job:
         """Store servers' sums of dense gradients go to the master, and its new values to them."""
         if self._at_store:
             of, costs = self._of, self._costs
-            yield self._env.timeout(self._wait)
-            yield from self._at_stores(costs.store_dense * self._at_store)
             for card in ("master in", "master out"):
+                yield self._env.timeout(self._wait)
+                yield from self._at_stores(costs.store_version + costs.store_dense * self._at_store / 2)
                 yield from self._sent(card, _VALUE_BYTES * of.dense)
-            yield from self._master.work(costs.master_dense * of.dense)
+                yield from self._master.work(costs.master_server * of.stores + costs.master_dense * of.dense / 2)
 
     def _write(self, rows: float) -> Steps:
         """Every store server writes so many rows to its Redis."""

@@ -23,9 +23,13 @@ class Cores:
         count: How many; None: as many as anybody wants.
         others: Cores' worth of work that other programs ask for, at random times.
         seed: Of these times.
+        crowded: What all work is multiplied by, as of `Calibration.crowded`.
     """
 
-    def __init__(self, env: simpy.Environment, count: int | None, others: float = 0.0, seed: int = 0) -> None:
+    def __init__(
+        self, env: simpy.Environment, count: int | None, others: float = 0.0, seed: int = 0, crowded: float = 1.0
+    ) -> None:
+        self._crowded = crowded
         self._cores = None if count is None else simpy.Resource(env, count)
         self._env = env
         if others:
@@ -33,6 +37,7 @@ class Cores:
 
     def work(self, seconds: float) -> Steps:
         """Has a core for so long, a slice at a time."""
+        seconds *= self._crowded
         if self._cores is None:
             yield self._env.timeout(seconds)
             return

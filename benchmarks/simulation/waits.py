@@ -14,14 +14,14 @@ from elastable.planning.calibration import Calibration
 __all__ = ["error", "waits_found"]
 
 _BESIDE = tuple(share / 20 for share in range(13))
-_WAITS = (0.0, 0.0005, 0.001, 0.002, 0.003, 0.004, 0.006, 0.008)
+_WAITS = (0.0, 0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.006)
 
 
 def waits_found(costs: Calibration, runs: Sequence[Run]) -> Calibration:
-    """The calibration with those `beside` and `wait` with which the simulation is closest to runs of one worker."""
-    alone = [run for run in runs if run.setting.workers == 1]
+    """The calibration with those `beside` and `wait` with which the simulation is closest to runs without Redis."""
+    memory = [run for run in runs if not run.setting.redis]
     tried = [replace(costs, beside=beside, wait=wait) for beside in _BESIDE for wait in _WAITS]
-    return min(tried, key=lambda each: statistics.mean(abs(error(run, each)) for run in alone))
+    return min(tried, key=lambda each: statistics.mean(abs(error(run, each)) for run in memory))
 
 
 def error(run: Run, costs: Calibration) -> float:

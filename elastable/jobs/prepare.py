@@ -30,7 +30,7 @@ from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.storage.checkpoint_locations import newest_checkpoint
 from elastable.master.checkpoints.warm_start import warm_start
-from elastable.master.commits.dense_at_servers import WORTH_SERVERS
+from elastable.master.commits.dense_at_servers import worth_servers
 from elastable.master.keras.discovery import discover_tables
 from elastable.master.keras.keras_optimizer import accumulated_by, accumulation_of
 from elastable.master.keras.metrics import ModelMetrics
@@ -185,7 +185,7 @@ def where_dense_is_summed(options: JobOptions, job: JobSpec, size: int) -> str:
         )
     if options.dense_at != "auto":
         return options.dense_at
-    if not possible or size * job.micro_batches_per_version < WORTH_SERVERS:
+    if not possible or not worth_servers(size, job.micro_batches_per_version):
         return "master"
     # Servers of this host share the master's cores and network: spreading the sums over them gains nothing.
     here = all(Address.parse(address).is_loopback for address in server_addresses(options.store))

@@ -42,6 +42,8 @@ class Calibration:
         store_redis_row, store_redis_value: A store server's, of a row that it writes to Redis, and of a value of it.
         redis_row: Redis', of a row that is written to it.
         redis_value: The same, of a value of such a row.
+        crowd: By which part of itself a process's time grows for every process more than one that shares a core with
+            it, as they displace one another's caches.
         beside: The share of all processor time that nobody waits for, as another thread goes on meanwhile.
         wait: Seconds of a version in which nobody computes: round trips and threads that are woken.
     """
@@ -68,8 +70,13 @@ class Calibration:
     store_redis_value: float
     redis_row: float
     redis_value: float
+    crowd: float
     beside: float
     wait: float
+
+    def crowded(self, processes: int, cores: int | None) -> float:
+        """What all processor time is multiplied by where so many processes share cores; None: each has its own."""
+        return 1.0 if cores is None else 1.0 + self.crowd * max(0.0, processes / cores - 1.0)
 
     def __post_init__(self) -> None:
         for each in fields(self):

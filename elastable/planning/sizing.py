@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from elastable.embedding_store.errors import BadInput
-from elastable.master.commits.dense_at_servers import WORTH_SERVERS
+from elastable.master.commits.dense_at_servers import worth_servers
 from elastable.planning.calibration import Calibration
 
 __all__ = ["BUSY", "MOST_STORES", "MOST_WORKERS", "JobShape", "Pace", "Sizing", "fastest", "pace", "sized"]
@@ -90,15 +90,19 @@ def pace(job: JobShape, costs: Calibration, workers: int, stores: int) -> Pace:
     row_work = (job.rows * costs.store_row + job.values * costs.store_value) / stores
     commit = costs.store_version + (1 - costs.lookup_share - costs.push_share) * workers * row_work
     push = costs.store_push + (costs.lookup_share + costs.push_share) * row_work
+    calls = 1.0
     decision = costs.master_version + costs.master_server * stores + costs.master_update * job.dense
     if _at_servers(job, workers):
-        report, once = costs.master_push, costs.store_dense * job.dense / stores
-        push, commit, decision = push + once, commit + once, decision + costs.master_dense * job.dense
+        # A worker makes a third call to every server, and the master two more.
+        report, slices = costs.master_push, costs.store_dense * job.dense / stores
+        push, commit = push + slices + costs.store_push / 2, commit + slices + 2 * costs.store_version
+        decision += 2 * costs.master_server * stores + costs.master_dense * job.dense
+        calls += 0.5
     else:
         report = costs.master_push + costs.master_dense * job.dense
     own = (
         costs.worker_version
-        + costs.worker_server * stores
+        + costs.worker_server * stores * calls
         + costs.worker_dense * job.dense
         + job.rows * costs.worker_row
         + job.values * costs.worker_value
@@ -187,7 +191,7 @@ def _store_bytes(job: JobShape, each: Pace) -> int:
 
 def _at_servers(job: JobShape, workers: int) -> bool:
     """Whether store servers sum dense gradients; every worker computes a micro-batch of a version."""
-    return _VALUE_BYTES * job.dense * workers >= WORTH_SERVERS
+    return worth_servers(_VALUE_BYTES * job.dense, workers)
 
 
 def _sizing(job: JobShape, costs: Calibration, each: Pace) -> Sizing:

@@ -14,11 +14,21 @@ from elastable.master.api import DenseSnapshot, Tensor
 from elastable.master.commits.row_gradients import PushesLost
 from elastable.master.push_check import TensorSpec
 
-__all__ = ["WORTH_SERVERS", "DenseAtServers"]
+__all__ = ["DenseAtServers", "worth_servers"]
 
-WORTH_SERVERS = 16 << 20
-"""Bytes of dense gradients of a version from which on store servers sum them (`--dense-at auto`): where there are
-fewer, a call more to every store server costs more than the master saves."""
+# Where there are fewer, more calls to every store server cost more than the master saves: see docs/scale.md.
+_LEAST_BYTES, _LEAST_MICRO_BATCHES = 128 << 20, 8
+
+
+def worth_servers(size: int, micro_batches: int) -> bool:
+    """Whether `--dense-at auto` has store servers sum dense gradients.
+
+    Args:
+        size: Bytes of all dense variables.
+        micro_batches: Of a version.
+    """
+    return micro_batches >= _LEAST_MICRO_BATCHES and size * micro_batches >= _LEAST_BYTES
+
 
 _log = logging.getLogger(__name__)
 

@@ -58,8 +58,16 @@ def test_a_pace_out_of_reach_is_refused_with_the_fastest_job_and_its_limit(costs
 
 
 def test_a_large_dense_part_makes_the_master_the_limit(costs: Calibration) -> None:
-    dear = replace(costs, master_dense=1e-7)
-    assert fastest(replace(JOB, dense=10_000_000), dear, 16 * GIB).limit == "master"
+    few = pace(replace(JOB, dense=10_000_000), costs, 7, 4)
+    assert few.master_s > 0.5 * few.version_s > few.store_s
+
+
+def test_many_workers_have_store_servers_sum_a_large_dense_part(costs: Calibration) -> None:
+    job = replace(JOB, dense=10_000_000)
+    few, many = (pace(job, costs, workers, 16) for workers in (7, 56))
+    assert many.master_s < few.master_s
+    assert many.version_s < 3 * few.version_s
+    assert fastest(job, costs, 16 * GIB).limit == "store servers"
 
 
 @pytest.mark.parametrize(

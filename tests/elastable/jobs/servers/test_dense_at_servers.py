@@ -13,7 +13,7 @@ from elastable.master.api import JobSpec
 from tests.elastable.processes import CLICK_JOB
 
 OPTIONS = JobOptions(CLICK_JOB, store="servers:10.0.0.1:50061,10.0.0.2:50061")
-JOB, LARGE, SMALL = JobSpec(grads_to_wait=4), 4 << 20, (4 << 20) - 1
+JOB, LARGE, SMALL = JobSpec(grads_to_wait=16), 8 << 20, (8 << 20) - 1
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,9 @@ JOB, LARGE, SMALL = JobSpec(grads_to_wait=4), 4 << 20, (4 << 20) - 1
     [
         ({}, JOB, LARGE, "servers"),
         ({}, JOB, SMALL, "master"),
-        ({}, replace(JOB, grads_to_wait=3), LARGE, "master"),
+        ({}, replace(JOB, grads_to_wait=15), LARGE, "master"),
+        ({}, replace(JOB, grads_to_wait=8), 2 * LARGE, "servers"),
+        ({}, replace(JOB, grads_to_wait=7), 1 << 30, "master"),
         ({}, JobSpec(mode="async", grads_to_wait=9), 1 << 30, "master"),
         ({"store": "memory"}, JOB, LARGE, "master"),
         ({"store": "grpc://10.0.0.1:50051"}, JOB, LARGE, "master"),
