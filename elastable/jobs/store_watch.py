@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from elastable.embedding_store.contract.store import EmbeddingStore
@@ -46,12 +47,27 @@ class StoreHealth:
             raise
         self._problem = None
 
-    def watching(self, store: EmbeddingStore) -> AbstractContextManager[None]:
-        """While the block runs, the store is looked at every second."""
+    def watching(
+        self, store: EmbeddingStore, lost: Callable[[ElastableError], None] | None = None
+    ) -> AbstractContextManager[None]:
+        """While the block runs, the store is looked at every second.
 
-        def look() -> None:
-            with suppress(ElastableError):
+        Args:
+            store: This process's.
+            lost: Called once it is another's, or has lost its rows, after which nobody looks any more; None: nobody is
+                told.
+        """
+
+        def look() -> bool:
+            try:
                 self.look(store)
+            except (TakenOver, StoreBroken) as error:
+                if lost is not None:
+                    lost(error)
+                    return True
+            except ElastableError:
+                pass  # it may answer again
+            return False
 
         return repeating(look, _LOOK_EVERY_S, "elastable-store-watch")
 

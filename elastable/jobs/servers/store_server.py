@@ -10,7 +10,7 @@ from functools import partial
 
 from rich.console import Console
 
-from elastable.embedding_store.errors import BadInput, TakenOver
+from elastable.embedding_store.errors import BadInput, ElastableError, TakenOver
 from elastable.embedding_store.measures.counters import LookupCounts
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.shards.shard import Shard
@@ -50,7 +50,7 @@ def run_store_server(options: StoreServerOptions, console: Console) -> int:
 
     Raises:
         BadInput: workers are to read from shared memory, and the store has none.
-        TakenOver: another server has its number in the registry.
+        TakenOver: another server has its number in the registry, or its rows are another process's, or gone.
         ElastableError: the store cannot be opened, or the address not be used.
     """
     register_job_optimizers(import_tensorflow)
@@ -65,7 +65,13 @@ def run_store_server(options: StoreServerOptions, console: Console) -> int:
             raise BadInput(f"--transport shared: rows of the store {redacted(url)} are not in shared memory")
         shard = Shard(store, byte_count(options.gradient_bytes), CheckpointRowSaver(store), redacted(url))
         keep_collections_short()
-        stopped, taken = threading.Event(), list[str]()
+        stopped, lost = threading.Event(), list[ElastableError]()
+
+        def end(why: ElastableError) -> None:
+            # Whoever starts the process again has it open what is there now; this one's rows are lost, or another's.
+            lost.append(why)
+            stopped.set()
+
         credentials = Credentials.from_environment()
         health, lookups = StoreHealth(), LookupCounts()
         server = GrpcServer(
@@ -76,7 +82,7 @@ def run_store_server(options: StoreServerOptions, console: Console) -> int:
             insecure=options.insecure,
             anonymous=_anonymous(credentials),
         )
-        with server, health.watching(store):
+        with server, health.watching(store, end):
             describe_process(shard=server.address)
             console.print(
                 f"store server at {server.address}, store {redacted(url)}, version {store.version()}",
@@ -84,12 +90,7 @@ def run_store_server(options: StoreServerOptions, console: Console) -> int:
                 markup=False,
             )
             if registration is not None:
-
-                def lost(reason: str) -> None:
-                    taken.append(reason)
-                    stopped.set()
-
-                registration.announce(_called(options, server.address), lost)
+                registration.announce(_called(options, server.address), lambda reason: end(TakenOver(reason)))
             sources: dict[str, Source] = {
                 "store": StoreSource(store, health.not_ready),
                 "pushes": partial(shard_source, shard),
@@ -100,8 +101,8 @@ def run_store_server(options: StoreServerOptions, console: Console) -> int:
             shown = watched_over_http(options.http, options.insecure, watched, console)
             with shown, stopping_on_signals(lambda reason: stopped.set(), console):
                 stopped.wait()
-            if taken:
-                raise TakenOver(taken[0])
+            if lost:
+                raise lost[0]
     return ExitCode.DONE
 
 

@@ -1,0 +1,34 @@
+"""A store server whose rows are lost ends and says so: whoever starts it again has it begin with what is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import redis
+
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.wire.client.remote_source import RemoteSource
+from elastable.embedding_store.wire.pushes.shard_client import ShardClient
+from elastable.process.exit_codes import ExitCode
+from tests.equality.test_store_servers import START_S, StoreProcess
+
+
+@pytest.mark.process
+def test_a_store_server_ends_whose_redis_has_lost_its_keys(tmp_path: Path, redis_url: str) -> None:
+    log = tmp_path / "store.log"
+    server = StoreProcess(log, f"{redis_url}?namespace=lost")
+    try:
+        with ShardClient(server.address, START_S) as client:
+            client.create_table(TableSpec("t", 2, 10))
+        with redis.Redis.from_url(redis_url) as there:
+            there.flushall()
+        assert server.process.wait(timeout=60) == ExitCode.STORE_FAILED, log.read_text()
+        assert "TakenOver: the store at" in log.read_text()
+        assert "the server lost its keys?" in log.read_text()
+        server.start()
+        with RemoteSource(server.address, START_S) as rows:
+            assert rows.specs() == {}
+            assert rows.version() == 0
+    finally:
+        server.kill()
