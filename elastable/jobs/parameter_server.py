@@ -6,7 +6,7 @@ import threading
 
 from rich.console import Console
 
-from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.errors import BadInput, ElastableError
 from elastable.embedding_store.measures.counters import LookupCounts
 from elastable.embedding_store.open_store import open_store, operation_deadline
 from elastable.embedding_store.tiers.redis.url import redacted
@@ -42,6 +42,7 @@ def run_parameter_server(options: ServerOptions, console: Console) -> int:
 
     Raises:
         BadInput: clients are to read from shared memory, and the store has none.
+        TakenOver, StoreBroken: its rows are another process's, or lost.
         ElastableError: the store cannot be opened, or the address not be used.
     """
     register_job_optimizers(import_tensorflow)
@@ -60,12 +61,18 @@ def run_parameter_server(options: ServerOptions, console: Console) -> int:
             master.stop(reason)
             stopped.set()
 
+        lost: list[ElastableError] = []
+
+        def end(why: ElastableError) -> None:
+            lost.append(why)
+            stop(f"{type(why).__name__}: {why}")
+
         health, lookups = StoreHealth(), LookupCounts()
         rows = store_service(store, writable=True, lookups=lookups, not_ready=health.not_ready)
         services = [rows, master_service(master, channels)]
         limits = client_limits(options.client_calls, options.client_bytes, options.client_rate)
         server = GrpcServer(options.listen, services, limits, insecure=options.insecure)
-        with server, health.watching(store):
+        with server, health.watching(store, end):
             console.print(
                 f"parameter server at {server.address}, store {redacted(options.store)}", highlight=False, markup=False
             )
@@ -79,4 +86,6 @@ def run_parameter_server(options: ServerOptions, console: Console) -> int:
             with shown, stopping_on_signals(stop, console):
                 while not stopped.wait(1.0) and not master.lease_tasks("", 0, 0.0).finished:
                     pass
+            if lost:
+                raise lost[0]
     return ExitCode.DONE

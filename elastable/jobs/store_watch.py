@@ -47,24 +47,20 @@ class StoreHealth:
             raise
         self._problem = None
 
-    def watching(
-        self, store: EmbeddingStore, lost: Callable[[ElastableError], None] | None = None
-    ) -> AbstractContextManager[None]:
+    def watching(self, store: EmbeddingStore, lost: Callable[[ElastableError], None]) -> AbstractContextManager[None]:
         """While the block runs, the store is looked at every second.
 
         Args:
             store: This process's.
-            lost: Called once it is another's, or has lost its rows, after which nobody looks any more; None: nobody is
-                told.
+            lost: Called once it is another's, or has lost its rows, after which nobody looks any more.
         """
 
         def look() -> bool:
             try:
                 self.look(store)
             except (TakenOver, StoreBroken) as error:
-                if lost is not None:
-                    lost(error)
-                    return True
+                lost(error)
+                return True
             except ElastableError:
                 pass  # it may answer again
             return False

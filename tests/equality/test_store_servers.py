@@ -31,16 +31,17 @@ class StoreProcess:
         log: Of what it says.
         store: URL of its rows.
         more: Words of its command line.
+        command: `serve` for a parameter server.
     """
 
-    def __init__(self, log: Path, store: str, *more: str) -> None:
-        self._log, self._store, self._more = log, store, more
+    def __init__(self, log: Path, store: str, *more: str, command: str = "store") -> None:
+        self._log, self._store, self._more, self._command = log, store, more, command
         self.address = f"127.0.0.1:{free_port()}"
         self.start()
 
     def start(self) -> None:
         """Returns once it answers."""
-        words = ["-m", "elastable", "store", "--listen", self.address, "--store", self._store, *self._more]
+        words = ["-m", "elastable", self._command, "--listen", self.address, "--store", self._store, *self._more]
         with self._log.open("ab") as output:
             self.process = PreloadedProcess(words, output, output, ROOT)
         with RemoteSource(self.address, START_S) as rows:

@@ -1,4 +1,4 @@
-"""A store server whose rows are lost ends and says so: whoever starts it again has it begin with what is there."""
+"""A server whose rows are lost ends and says so: whoever starts it again has it begin with what is there."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ import redis
 
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.wire.client.remote_source import RemoteSource
+from elastable.embedding_store.wire.client.remote_store import RemoteStore
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.process.exit_codes import ExitCode
 from tests.equality.test_store_servers import START_S, StoreProcess
 
 
 @pytest.mark.process
-def test_a_store_server_ends_whose_redis_has_lost_its_keys(tmp_path: Path, redis_url: str) -> None:
+@pytest.mark.parametrize(("command", "client_of"), [("store", ShardClient), ("serve", RemoteStore)])
+def test_a_server_ends_whose_redis_has_lost_its_keys(
+    tmp_path: Path, redis_url: str, command: str, client_of: type[RemoteStore]
+) -> None:
     log = tmp_path / "store.log"
-    server = StoreProcess(log, f"{redis_url}?namespace=lost")
+    server = StoreProcess(log, f"{redis_url}?namespace=lost", command=command)
     try:
-        with ShardClient(server.address, START_S) as client:
+        with client_of(server.address, START_S) as client:
             client.create_table(TableSpec("t", 2, 10))
         with redis.Redis.from_url(redis_url) as there:
             there.flushall()
