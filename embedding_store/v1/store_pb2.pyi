@@ -1906,7 +1906,7 @@ class ShardStatus(_message.Message):
     """versions that the tier is behind"""
     log_bytes: _builtins.int
     pushed_bytes: _builtins.int
-    """gradients kept for the next version"""
+    """gradients kept for the next version, and slices of dense variables"""
     failure: _builtins.str
     """why the last write to the tier failed; empty: it did not"""
     store: _builtins.str

@@ -12,7 +12,11 @@ from elastable.monitoring.metric import Sample, counter, gauge, histogram
 
 __all__ = ["METRICS", "servers_source", "shard_lookups_source", "shard_source"]
 
-_PUSHED = gauge("elastable_pushed_gradient_bytes", "bytes", "Gradients that a store server keeps for the next version.")
+_PUSHED = gauge(
+    "elastable_pushed_gradient_bytes",
+    "bytes",
+    "Gradients that a store server keeps for the next version, and its slice of dense variables.",
+)
 _CLAIMED = gauge("elastable_store_server_claimed", "0 or 1", "Whether a master that is alive has claimed the server.")
 
 _ANSWERS = gauge("elastable_shard_answers", "0 or 1", "Whether a store server of the job answered last.", "shard")
