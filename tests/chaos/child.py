@@ -19,11 +19,14 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tests.chaos.gates import Gates, lay_gates
 from tests.chaos.light_job import use_light_model
 from tests.chaos.sabotage import SABOTAGES
+
+if TYPE_CHECKING:
+    from elastable.embedding_store.contract.row_source import RowSource
 
 __all__ = ["ChildPlan", "fork_child", "import_everything"]
 
@@ -145,9 +148,9 @@ def _use_own_links(ports: Mapping[int, int]) -> None:
     """Makes a worker reach the store through links of its own, and not through those that the master names."""
     from elastable.jobs import worker_process
 
-    plain: Callable[..., object] = worker_process.open_reader  # type: ignore[attr-defined]
+    plain: Callable[[str, bool, float | None], RowSource] = worker_process.open_reader  # type: ignore[attr-defined]
 
-    def through_own_link(url: str, follow: bool = False, deadline_s: float | None = None) -> Any:
+    def through_own_link(url: str, follow: bool = False, deadline_s: float | None = None) -> RowSource:
         for theirs, own in ports.items():
             url = url.replace(f"127.0.0.1:{theirs}", f"127.0.0.1:{own}")
         return plain(url, follow, deadline_s)

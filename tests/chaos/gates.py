@@ -17,7 +17,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from elastable.embedding_store.contract.row_data import Commit
+    from elastable.worker.runtime.compute import Prepared
 
 __all__ = ["GATES", "Gates", "lay_gates"]
 
@@ -138,7 +142,7 @@ def _lay_worker(gates: Gates) -> None:
     from elastable.worker.runtime.compute import MicroBatchComputer
     from tests.chaos.light_job import Computer
 
-    def number(prepared: Any) -> int:
+    def number(prepared: Prepared) -> int:
         # Evaluated micro-batches have numbers of their own, which begin at 0 again.
         return int(prepared.task.micro_batch) if prepared.task.kind == "train" else -1
 
@@ -221,7 +225,9 @@ def _lay_shards(gates: Gates) -> None:
 
     plain = CommitCoordinator._finish
 
-    def finish(self: Any, commit: Any, waves: Sequence[Mapping[int, Any]], together: bool) -> None:
+    def finish(
+        self: CommitCoordinator, commit: Commit, waves: Sequence[Mapping[int, Callable[[], None]]], together: bool
+    ) -> None:
         if gates.waits_at("half", commit.version):
             waves = [_one_first(gates, wave, commit.version) for wave in waves]
         plain(self, commit, waves, together)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
 
 import keras
 import numpy as np
 
 import elastable as et
+from elastable.worker.readers import Batch
 from tests.chaos.records import ACCUMULATOR, BETA_1, MOMENTUM, RATE, RHO, records_of
 
 __all__ = ["data", "model"]
@@ -41,17 +41,17 @@ def data(split: str) -> object:
 
 
 class _SlowReader(et.NumpyReader):
-    def take(self, indices: np.ndarray) -> Any:
+    def take(self, indices: np.ndarray) -> Batch:
         time.sleep(float(os.environ.get("CHAOS_PAUSE", "0")))
         return super().take(indices)
 
 
-def _loss(wanted: Any, given: Any) -> keras.KerasTensor:
+def _loss(wanted: keras.KerasTensor, given: keras.KerasTensor) -> keras.KerasTensor:
     # The second column is the record's own row: its gradient is one over the records of the micro-batch.
     return keras.ops.mean(keras.ops.square(wanted[:, 0] - given[:, 0]) + given[:, 1])
 
 
-def _error(wanted: Any, given: Any) -> keras.KerasTensor:
+def _error(wanted: keras.KerasTensor, given: keras.KerasTensor) -> keras.KerasTensor:
     return keras.ops.abs(wanted[:, 0] - given[:, 0])
 
 

@@ -11,14 +11,22 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import CheckpointError
-from elastable.master.api import DenseSnapshot, Slices, Tensor
+from elastable.master.api import DenseSnapshot, JobSpec, Slices, Task, TaskKind, Tensor
 from tests.chaos.records import ACCUMULATOR, BETA_1, MOMENTUM, RATE, RHO, records_of
+
+if TYPE_CHECKING:
+    from elastable.embedding_store.contract.row_source import RowSource
+    from elastable.worker.models.model_file import ModelFile
+    from elastable.worker.readers import Reader
+    from elastable.worker.runtime.compute import Prepared
+    from elastable.worker.step.train_step import StepResult
 
 __all__ = ["Computer", "data", "model", "use_light_model"]
 
@@ -28,12 +36,12 @@ _MOMENTUM = np.float32(0.9)
 _METRICS = ("loss", "error")
 
 
-def data(split: str) -> Any:
+def data(split: str) -> tuple[dict[str, object], object]:
     """As in `tests.chaos.job`."""
     return records_of(split)
 
 
-def model() -> Any:
+def model() -> SimpleNamespace:
     """What stands for a Keras model; it only has to look like one from afar."""
     return SimpleNamespace(
         compute_loss=None,
@@ -69,7 +77,7 @@ class _Dense:
 
     frozen_tables = ()
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: object) -> None:
         from elastable.master.push_check import TensorSpec
 
         width = _USER + _WORDS
@@ -129,7 +137,7 @@ class _Dense:
 class _Freezing:
     """Nothing is frozen; keeps what is used of `elastable.callbacks.freezing.Freezing`."""
 
-    def __init__(self, model: Any, dense: _Dense) -> None: ...
+    def __init__(self, model: object, dense: _Dense) -> None: ...
 
     def begin(self, state: str = "") -> None: ...
 
@@ -159,11 +167,11 @@ class Computer:
     Keeps `elastable.worker.runtime.compute.MicroBatchComputer`.
     """
 
-    def __init__(self, job: Any, readers: Mapping[Any, Any], specs: Mapping[str, TableSpec]) -> None:
+    def __init__(self, job: JobSpec, readers: Mapping[TaskKind, Reader], specs: Mapping[str, TableSpec]) -> None:
         self._job, self._readers, self._specs = job, readers, specs
         self._snapshot: DenseSnapshot | None = None
 
-    def prepare(self, task: Any) -> object:
+    def prepare(self, task: Task) -> Prepared:
         from elastable.master.tasks.record_order import record_order
         from elastable.worker.runtime.compute import Prepared
         from elastable.worker.step.id_set import make_id_sets
@@ -184,7 +192,7 @@ class Computer:
     def hold(self, snapshot: DenseSnapshot) -> None:
         self._snapshot = snapshot
 
-    def train(self, prepared: Any, bets: Mapping[str, object]) -> object:
+    def train(self, prepared: Prepared, bets: Mapping[str, Float32]) -> StepResult:
         from elastable.worker.step.train_step import StepResult
 
         assert self._snapshot is not None
@@ -205,22 +213,25 @@ class Computer:
         dense = (moved * features).sum(axis=0, dtype=np.float32)
         return StepResult(float(loss.sum()), (dense,), slices, (seen,), self._counts(loss, away))
 
-    def evaluate(self, prepared: object, bets: Mapping[str, object]) -> tuple[Tensor, ...]:
+    def evaluate(self, prepared: Prepared, bets: Mapping[str, Float32]) -> tuple[Tensor, ...]:
         _, loss, away = self._forward(prepared, bets, np.float32(1))
         return self._counts(loss, away)
 
-    def _forward(self, prepared: Any, bets: Mapping[str, Any], kept: object) -> tuple[Any, Any, Any]:
+    def _forward(
+        self, prepared: Prepared, bets: Mapping[str, Float32], kept: Float32 | np.float32
+    ) -> tuple[Float32, Float32, Float32]:
         assert self._snapshot is not None
         own, user, words = (
             bets[table][inverse] for table, inverse in zip(self._specs_in_order(), prepared.ids.inverses, strict=True)
         )
         said = words.reshape(prepared.records, 3, _WORDS).mean(axis=1, dtype=np.float32)
         features = np.concatenate((user, said), axis=1) * kept
-        away = (features * self._snapshot.variables[0]).sum(axis=1, dtype=np.float32) - prepared.batch[1][:, 0]
+        labels: Float32 = np.asarray(prepared.batch[1])
+        away = (features * self._snapshot.variables[0]).sum(axis=1, dtype=np.float32) - labels[:, 0]
         return features, away * away + own[:, 0], away
 
     @staticmethod
-    def _counts(loss: Any, away: Any) -> tuple[Tensor, ...]:
+    def _counts(loss: Float32, away: Float32) -> tuple[Tensor, ...]:
         return tuple(np.array(value, np.float32) for value in (loss.sum(), np.abs(away).sum(), len(away)))
 
 
@@ -231,11 +242,13 @@ def use_light_model() -> None:
     import elastable.jobs.worker_process as worker_process
 
     def discovered(
-        file: Any, offload_above: int, seed: int, lazy: bool = True
+        file: ModelFile, offload_above: int, seed: int, lazy: bool = True
     ) -> tuple[object, object, dict[str, TableSpec], None]:
         return file.reader("train"), file.model(), _tables(seed, lazy), None
 
-    def computer(job: object, file: object, readers: Any, source: Any, deadline_s: float) -> Computer:
+    def computer(
+        job: JobSpec, file: object, readers: Mapping[TaskKind, Reader], source: RowSource, deadline_s: float
+    ) -> Computer:
         return Computer(job, readers, source.specs())
 
     for name, stand_in in (

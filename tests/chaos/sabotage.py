@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 import numpy as np
 
 from tests.chaos.schedules import Fault, Schedule, Shape
 from tests.chaos.stores import store_of
-from tests.untyped import Keyword
+
+if TYPE_CHECKING:
+    from elastable.embedding_store.contract.row_data import RowBlock
+    from elastable.embedding_store.engine.tiered.written_behind import WrittenBehind
+    from elastable.embedding_store.log.changes import CommitImages
+    from elastable.master.api import Push, PushReply
+    from elastable.master.commits.push_protocol import Ticket, Verdict
 
 __all__ = ["PROOFS", "SABOTAGES"]
+
+P = ParamSpec("P")
 
 
 def _repeated_push(role: str) -> None:
@@ -26,7 +34,7 @@ def _repeated_push(role: str) -> None:
     plain = MasterClient.report_gradient
     pushes = 0
 
-    def twice(self: Any, push: Any) -> Any:
+    def twice(self: MasterClient, push: Push) -> PushReply:
         nonlocal pushes
         pushes += 1
         if pushes % 7 == 0:  # as if the first answer had been lost
@@ -47,17 +55,17 @@ def _counts_twice(role: str) -> None:
     plain_ready, plain_judge, plain_commit = SyncPushes.ready, SyncPushes.judge, SyncPushes.commit
     again: list[Ticket] = []
 
-    def judge(self: Any, push: Any, version: int) -> Any:
+    def judge(self: SyncPushes, push: Push, version: int) -> Verdict | Ticket | None:
         found = plain_judge(self, push, version)
         if isinstance(found, tuple) and found[0] == "duplicate":
             again.append(Ticket(push, push.id))
         return found
 
-    def ready(self: Any) -> Any:
+    def ready(self: SyncPushes) -> list[Ticket] | None:
         tickets = plain_ready(self)
         return None if tickets is None else [*tickets, *again]
 
-    def commit(self: Any) -> bool:
+    def commit(self: SyncPushes) -> bool:
         again.clear()
         return plain_commit(self)
 
@@ -75,7 +83,7 @@ def _forgets_slots(role: str) -> None:
 
     plain = MemoryStore.put
 
-    def put(self: Any, table: str, blocks: Any) -> None:
+    def put(self: MemoryStore, table: str, blocks: Iterable[RowBlock]) -> None:
         plain(self, table, (RowBlock(block.ids, block.weights, np.ones_like(block.slots)) for block in blocks))
 
     MemoryStore.put = put  # type: ignore[method-assign]
@@ -90,11 +98,11 @@ def _loses_a_micro_batch(role: str) -> None:
     plain_ready, plain_commit = SyncPushes.ready, SyncPushes.commit
     made = 0
 
-    def ready(self: Any) -> Any:
+    def ready(self: SyncPushes) -> list[Ticket] | None:
         tickets = plain_ready(self)
         return tickets[:-1] if tickets is not None and made == 4 else tickets
 
-    def commit(self: Any) -> bool:
+    def commit(self: SyncPushes) -> bool:
         nonlocal made
         made += 1
         return plain_commit(self)
@@ -109,9 +117,9 @@ def _old_checkpoint(role: str) -> None:
         return
     from elastable.jobs import prepare
 
-    plain = prepare.newest_checkpoint  # type: ignore[attr-defined]
+    plain: Callable[[str | Path], str | None] = prepare.newest_checkpoint  # type: ignore[attr-defined]
 
-    def oldest(place: Any) -> Any:
+    def oldest(place: str | Path) -> str | None:
         newest = plain(place)
         return newest and str(min(Path(place).glob("ckpt-*")))
 
@@ -126,7 +134,7 @@ def _forgets_an_entry(role: str) -> None:
 
     plain = ReplayedTables._commit
 
-    def commit(self: Any, images: Any, version: int) -> None:
+    def commit(self: ReplayedTables, images: CommitImages, version: int) -> None:
         plain(self, replace(images, tables=[]), version)
 
     ReplayedTables._commit = commit  # type: ignore[assignment]
@@ -140,7 +148,7 @@ def _forgets_a_shard(role: str) -> None:
 
     plain = MemoryStore.recover
 
-    def recover(self: Any, version: int | None = None) -> int:
+    def recover(self: WrittenBehind, version: int | None = None) -> int:
         if version is None or version != self.version() - 1:
             return plain(self, version)
         blocks = {name: list(self.scan(name)) for name in self.specs()}
@@ -158,13 +166,14 @@ def _forgets_a_chapter(role: str) -> None:
         return
     from elastable.master.commits.committer import Committer
 
-    plain = Committer.__init__
+    def never_ending(plain: Callable[Concatenate[Committer, P], None]) -> Callable[Concatenate[Committer, P], None]:
+        def begin(self: Committer, /, *arguments: P.args, **named: P.kwargs) -> None:
+            plain(self, *arguments, **named)
+            self._ends_chapter = lambda version: False
 
-    def begin(self: Any, *arguments: Any, **named: Keyword) -> None:
-        plain(self, *arguments, **named)
-        self._ends_chapter = lambda version: False
+        return begin
 
-    Committer.__init__ = begin  # type: ignore[method-assign]
+    Committer.__init__ = never_ending(Committer.__init__)  # type: ignore[assignment, method-assign]
 
 
 def _keeps_nobody_out(role: str) -> None:

@@ -178,9 +178,11 @@ class ReplicaContract:
             run(2, call)
 
     def test_one_that_does_not_come_is_named(self, run: Run) -> None:
-        def work(group: ReplicaGroup) -> Any:
+        def work(group: ReplicaGroup) -> str | None:
             if group.rank == 1:
-                return None if group.ranks else group.barrier()
+                if not group.ranks:
+                    group.barrier()
+                return None
             with pytest.raises((DeadlineExceeded, Unavailable), match="rank 1"):
                 group.all_gather(np.zeros(2))
             with pytest.raises((DeadlineExceeded, Unavailable), match="rank 1"):  # it has failed once and for all

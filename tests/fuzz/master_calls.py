@@ -32,6 +32,7 @@ from elastable.master.api import (
     Slices,
     SyncPushId,
     Task,
+    Tensor,
     WorkerIdentity,
 )
 from elastable.master.jobs.bare_master import BareMaster
@@ -336,7 +337,7 @@ class JobCalls(MasterCalls):
             self.masters.follow()
 
     _job: JobSpec | None = None
-    _expected: Sequence[object] = ()
+    _expected: Sequence[Tensor] = ()
 
     def _next_job(self) -> ServedMaster:
         from tests.master.fakes import job_of

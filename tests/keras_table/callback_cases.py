@@ -6,7 +6,6 @@ import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -40,13 +39,15 @@ def _calls_of(side: Side) -> list[object]:
         def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
             seen.append(f"epoch {epoch} begins")
 
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+            assert logs is not None
             seen.append(f"epoch {epoch} ends with {sorted(logs)}")
 
         def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
             seen.append(f"batch {batch} begins")
 
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+            assert logs is not None
             seen.append(f"batch {batch} ends with {sorted(logs)}")
 
         def on_train_end(self, logs: dict[str, float] | None = None) -> None:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import keras
 import numpy as np
@@ -76,7 +75,7 @@ def _dense_gradients() -> Iterator[None]:
     """Plain Keras' embedding as a product with one-hot rows: the gradient of the table is dense."""
     plain = keras.layers.Embedding.call
 
-    def call(self: keras.layers.Layer, inputs: keras.KerasTensor) -> Any:
+    def call(self: keras.layers.Layer, inputs: keras.KerasTensor) -> keras.KerasTensor:
         return keras.ops.matmul(keras.ops.one_hot(inputs, self.input_dim), self.embeddings)
 
     keras.layers.Embedding.call = call

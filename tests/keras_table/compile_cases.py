@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import numpy as np
 
 from tests.keras_table.case import Case
-from tests.keras_table.sides import LENGTH, Side, small, trained
+from tests.keras_table.sides import LENGTH, Outcome, Side, small, trained
 
 __all__ = ["CASES", "two_outputs"]
 
@@ -95,7 +94,7 @@ def _binary(side: Side, **options: object) -> object:
     return trained(side, small(side, activation="sigmoid"), y=side.labels, **options)
 
 
-def _classes(side: Side, y: object = None, **options: object) -> Any:
+def _classes(side: Side, y: object = None, **options: object) -> Outcome:
     return trained(side, small(side, 3, "softmax"), y=one_hot(side) if y is None else y, **options)
 
 
@@ -175,7 +174,7 @@ def _f_score_of_each_class(side: Side) -> object:
     history = _classes(side, loss="categorical_crossentropy", metrics=[keras.metrics.F1Score()])["history"]
     if side.stored:
         return [history[f"f1_score_{place}"][0] for place in range(3)]
-    return list(map(float, history["f1_score"][0]))
+    return [float(score) for score in np.asarray(history["f1_score"][0])]
 
 
 class _Largest(keras.metrics.Metric):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import keras
 import numpy as np
@@ -28,14 +27,16 @@ def _with(name: str, fit: Callable[..., object], *covers: str, meaning: str = ""
     )
 
 
-def _fitted(side: Side, data: _Batches, **options: object) -> object:
+def _fitted(
+    side: Side, data: _Batches | tf.data.Dataset | Iterator[tuple[np.ndarray, np.ndarray]], **options: object
+) -> object:
     model = small(side)
     model.compile(keras.optimizers.SGD(0.5), "mse", run_eagerly=True)
     history = side.fit(model, data, **options)
     return [dict(history.history), model.predict(side.x, verbose=0)]
 
 
-def _dataset(side: Side) -> Any:
+def _dataset(side: Side) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((side.x, side.y)).batch(BATCH)
 
 
@@ -52,7 +53,7 @@ class _Batches(keras.utils.PyDataset):
         return self.x[part], self.y[part]
 
 
-def _generator(side: Side) -> Any:
+def _generator(side: Side) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     while True:
         for start in range(0, RECORDS, BATCH):
             yield side.x[start : start + BATCH], side.y[start : start + BATCH]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import numpy as np
@@ -54,7 +53,7 @@ def _initializer(initializer: Callable[[], object], name: str, meaning: str) -> 
     )
 
 
-def _masked(side: Side, layer: Callable[..., Any]) -> object:
+def _masked(side: Side, layer: Callable[..., keras.layers.Layer]) -> object:
     """Zeros are padding; the mask goes through a recurrent layer to the loss."""
     ids = keras.Input((None,), dtype="int64", name="ids")
     rows = layer(

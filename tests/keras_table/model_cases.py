@@ -6,7 +6,6 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
 from tests.keras_table.case import Case
-from tests.keras_table.sides import BATCH, DIM, LENGTH, Side, outcome, small, trained
+from tests.keras_table.sides import BATCH, DIM, LENGTH, Outcome, Side, outcome, small, trained
 
 __all__ = ["CASES"]
 
@@ -42,10 +41,12 @@ class OwnLoss(Subclassed):
         self,
         x: keras.KerasTensor | None = None,
         y: keras.KerasTensor | None = None,
-        y_pred: Any = None,
+        y_pred: keras.KerasTensor | None = None,
         sample_weight: object = None,
         training: bool = True,
     ) -> keras.KerasTensor:
+        assert y is not None
+        assert y_pred is not None
         return keras.ops.mean(keras.ops.abs(y - y_pred))
 
 
@@ -93,7 +94,7 @@ def _subclass(kind: type[Subclassed], **options: object) -> Callable[..., object
     return program
 
 
-def _sequential(side: Side) -> dict[str, dict[str, list[Array]] | dict[str, list[float]]]:
+def _sequential(side: Side) -> Outcome:
     layers = [
         keras.layers.Embedding(side.vocabulary, DIM, name="items"),
         keras.layers.Flatten(),
@@ -209,7 +210,7 @@ def _quantized(model: keras.Model, side: Side) -> object:
     return [model.get_layer("out").quantization_mode, float(np.abs(after - before).max() < 0.05)]
 
 
-def _compiled_again(model: keras.Model, side: Side) -> dict[str, dict[str, list[Array]] | dict[str, list[float]]]:
+def _compiled_again(model: keras.Model, side: Side) -> Outcome:
     return trained(side, model, optimizer=keras.optimizers.Adagrad(0.1), loss="mae")
 
 

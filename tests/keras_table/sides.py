@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import keras
 import numpy as np
@@ -14,6 +14,13 @@ from tests.untyped import Keyword
 __all__ = ["BATCH", "DIM", "RECORDS", "Side", "outcome", "small", "trained"]
 
 RECORDS, BATCH, LENGTH, DIM = 24, 8, 3, 4
+
+
+class Outcome(TypedDict):
+    """What a program came to: its weights by layer, and the history by name."""
+
+    weights: dict[str, list[np.ndarray]]
+    history: dict[str, list[float] | list[np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,7 @@ def trained(
     y: object = None,
     fit: Any = None,
     **compiled: object,
-) -> Any:
+) -> Outcome:
     """Compiles with `compiled`, trains with `fit`, and gives what came out."""
     model = small(side) if model is None else model
     options = {"optimizer": keras.optimizers.SGD(0.5), "loss": "mse", "run_eagerly": True, **compiled}
@@ -96,7 +103,7 @@ def trained(
     return outcome(model, history)
 
 
-def outcome(model: keras.Model, history: keras.callbacks.History | None = None) -> dict[str, object]:
+def outcome(model: keras.Model, history: keras.callbacks.History | None = None) -> Outcome:
     """Final weights by layer, the rows of its table included, and the history."""
     weights = {}
     for layer in model._flatten_layers(include_self=False, recursive=True):

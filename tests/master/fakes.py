@@ -6,7 +6,6 @@ import threading
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import keras
 import numpy as np
@@ -28,8 +27,11 @@ from elastable.master.api import (
     SyncPushId,
     Task,
     TaskKind,
+    Tensor,
     WorkerIdentity,
 )
+from elastable.master.gradient import PushId
+from elastable.master.jobs.hooks import Hooks
 from elastable.master.jobs.job_master import Master
 from elastable.master.keras.dense import DenseState
 from elastable.master.keras.discovery import create_tables, discover_tables
@@ -46,7 +48,13 @@ RECORDS, VALIDATION = 23, 7
 class StoreLayer(keras.layers.Layer):
     """Keeps the protocol of `elastable.master.keras.discovery.StoreBackedLayer`; its rows are zeros here."""
 
-    def __init__(self, dim: int = 2, table: str | None = None, constraint: Any = None, **kwargs: Keyword) -> None:
+    def __init__(
+        self,
+        dim: int = 2,
+        table: str | None = None,
+        constraint: keras.constraints.Constraint | None = None,
+        **kwargs: Keyword,
+    ) -> None:
         super().__init__(**kwargs)
         self.dim, self.table, self.embeddings_constraint = dim, table, constraint
 
@@ -108,15 +116,15 @@ class Bench:
         self.metrics = ModelMetrics(self.model)
         self.master = Master(self.job, self.store, self.dense, self.metrics, start=start, options=options)
 
-    def everything(self) -> list[Any]:
+    def everything(self) -> list[Tensor]:
         """Every number the job computes: dense part, optimizer, rows and slots."""
         block = next(iter(self.store.scan("t")))
         order = np.argsort(block.ids)
-        rows = [block.ids[order], block.weights[order], block.slots[order]]
+        rows: list[Tensor] = [block.ids[order], block.weights[order], block.slots[order]]
         return [*self.dense.tensors().values(), *rows]
 
 
-def gradient(job: JobSpec, task: Task, snapshot: DenseSnapshot, store: EmbeddingStore, push_id: Any) -> Push:
+def gradient(job: JobSpec, task: Task, snapshot: DenseSnapshot, store: EmbeddingStore, push_id: PushId) -> Push:
     """A push that is a pure function of the version's numbers and the micro-batch's records."""
     order = record_order(job.train_records, task.epoch, job.seed, job.shuffle, None)
     records = order.take(task.start, task.stop)
@@ -184,7 +192,7 @@ class FakeWorker(threading.Thread):
         return AsyncPushId(self.identity.incarnation, self.sequence, task.micro_batch)
 
 
-def drive(bench: Bench, workers: list[FakeWorker], hooks: Any = None) -> None:
+def drive(bench: Bench, workers: list[FakeWorker], hooks: Hooks | None = None) -> None:
     """Runs the job in this thread with these workers."""
     for worker in workers:
         worker.start()

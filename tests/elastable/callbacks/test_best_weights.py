@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -64,7 +63,8 @@ class TestEarlyStopping:
 
     def test_ids_that_were_first_trained_later_are_new_again(self) -> None:
         class Worse(keras.callbacks.Callback):
-            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+                assert logs is not None
                 logs["judged"] = float(epoch)
 
         ids = np.arange(32)[:, None]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -36,11 +35,13 @@ class Counted(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self.seen.append(f"epoch {epoch}")
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        assert logs is not None
         self.seen.append(f"/epoch {epoch}")
         self.logs.append(dict(logs))
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        assert logs is not None
         assert np.isfinite(logs["loss"])
         self.seen.append(f"batch {batch} after {int(self.model.optimizer.iterations)}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import numpy as np
@@ -57,7 +56,7 @@ def optimizer() -> keras.optimizers.Optimizer:
     return keras.optimizers.SGD(0.05, momentum=0.9, weight_decay=0.1)
 
 
-def layer_of(model: keras.Model, name: str) -> Any:
+def layer_of(model: keras.Model, name: str) -> keras.layers.Layer:
     return next(layer for layer in model._flatten_layers() if layer.name == name)
 
 

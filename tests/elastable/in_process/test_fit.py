@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -22,7 +21,7 @@ BATCH = 16
 def fitted(
     model: keras.Model,
     optimizer: keras.optimizers.Optimizer,
-    records: Any,
+    records: tuple[object, ...],
     epochs: int = 2,
     **compiled: object,
 ) -> keras.Model:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import keras
 import pytest
@@ -16,7 +15,7 @@ from tests.elastable.in_process.test_model_fit import HELD_OUT, ROWS, X, Y, asse
 SIZE, STEPS = 8, 2
 
 
-def dataset(x: object = X, y: object = Y, size: int = SIZE) -> Any:
+def dataset(x: object = X, y: object = Y, size: int = SIZE) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((x, y)).batch(size)
 
 
@@ -156,7 +155,9 @@ FINITE = {"PyDataset": Batches, "shuffle": shuffled}
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.filterwarnings("ignore:steps_per_epoch=4")
 def test_every_pass_reads_a_stream_anew_as_keras_does(kind: str, more: dict[str, object], fit_of: str) -> None:
-    def fit(model: keras.Model, call: Callable[..., object]) -> Any:
+    def fit(
+        model: keras.Model, call: Callable[..., object]
+    ) -> tuple[Batches | tf.data.Dataset, keras.callbacks.History]:
         keras.utils.set_random_seed(13)
         stream = FINITE[kind]()
         arguments = {"epochs": 3, "verbose": 0, "validation_data": HELD_OUT, **more}

@@ -43,7 +43,7 @@ def dense(units: int = 1, seed: int = 1, **arguments: object) -> keras.layers.La
 
 
 def one_a_record(
-    embedding: Callable[..., keras.layers.Layer], cls: Any = keras.Model, **arguments: Keyword
+    embedding: Callable[..., keras.layers.Layer], cls: type[keras.Model] = keras.Model, **arguments: Keyword
 ) -> keras.Model:
     """A model with one output a record."""
     ids = keras.Input((STEPS,), dtype="int64")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 import elastable as et
 from elastable.embedding_store import errors
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.jobs.options import JobOptions
@@ -37,7 +39,7 @@ def fit(
     return et.fit(model, (x, y), batch_size=16, shuffle=False, verbose=False, **more)
 
 
-def changed(ids: Any, position: int, value: float) -> Any:
+def changed(ids: Array, position: int, value: float) -> Array:
     ids = ids.copy()
     ids.flat[position] = value
     return ids
@@ -94,7 +96,7 @@ class TestModels:
             fit(store_model(), {"user": X["user"]})
 
 
-def two_tables(first: Any, second: Any) -> keras.Model:
+def two_tables(first: keras.layers.Layer, second: keras.layers.Layer) -> keras.Model:
     ids = keras.Input((2,), dtype="int64")
     both = keras.layers.Concatenate()([first(ids), second(ids)])
     return keras.Model(ids, keras.layers.Dense(1, activation="sigmoid")(keras.layers.Flatten()(both)))
@@ -184,7 +186,9 @@ class TestPushes:
             (3, {"t": ([1], np.ones((1, 2)))}, errors.FutureVersion, "push for version 3, which is not there"),
         ],
     )
-    def test_refused(self, version: int, slices: Any, error: type[Exception], told: str) -> None:
+    def test_refused(
+        self, version: int, slices: Mapping[str, tuple[npt.ArrayLike, npt.ArrayLike]], error: type[Exception], told: str
+    ) -> None:
         store = et.MemoryStore()
         store.create_table(et.TableSpec("t", 2, vocabulary_size=9))
         before = store.lookup({"t": np.arange(9)})["t"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -22,10 +21,10 @@ BATCH, EVERY = 16, 3
 class EvaluateAt(keras.callbacks.Callback):
     """Evaluates the model on the spot at some versions, while nothing is trained."""
 
-    def __init__(self, records: Any, every: int) -> None:
+    def __init__(self, records: tuple[object, object], every: int) -> None:
         super().__init__()
         self.records, self.every, self.version = records, every, 0
-        self.found: dict[Any, Any] = {}
+        self.found: dict[int, dict[str, float]] = {}
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         self.version += 1

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -18,7 +18,7 @@ X = _random.integers(0, ROWS, size=(60, 3))
 Y = _random.normal(size=(60, 1)).astype(np.float32)
 
 
-def model_of(rows: Any) -> keras.Model:
+def model_of(rows: Callable[[keras.KerasTensor], keras.KerasTensor]) -> keras.Model:
     """An embedding of three ids behind which there is one dense layer."""
     keras.utils.set_random_seed(1)
     ids = keras.Input((3,), dtype="int64")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import numpy as np
@@ -86,7 +85,7 @@ def added_losses(layer: Layer) -> keras.Model:
     return keras.Model({"user": user, "shown": shown}, keras.layers.Dense(1, kernel_initializer=start)(hidden))
 
 
-def compare(make: Callable[[Layer], Any], loss: object, y: object, tables: dict[str, int]) -> None:
+def compare(make: Callable[[Layer], keras.Model], loss: object, y: object, tables: dict[str, int]) -> None:
     """Trains both and compares every row, every dense weight and all logs."""
     ours, plain = make(in_store), make(in_keras)
     layers = {layer.name: layer for layer in plain._flatten_layers() if isinstance(layer, keras.layers.Embedding)}

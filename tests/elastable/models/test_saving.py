@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -72,7 +71,7 @@ def subclassed() -> object:
 MODELS = {"functional": functional, "sequential": sequential, "subclassed": subclassed}
 
 
-def trained(make: Any, by_keras: bool = False) -> Any:
+def trained(make: Callable[[], keras.Model], by_keras: bool = False) -> keras.Model:
     keras.utils.set_random_seed(0)
     model = make()
     model.compile(keras.optimizers.SGD(0.5), "mse")
@@ -87,7 +86,7 @@ def fit(model: keras.Model, by_keras: bool = False) -> None:
         et.fit(model, words(), batch_size=16, offload_embeddings_above=100, shuffle=False, verbose=False)
 
 
-def large(model: keras.Model) -> Any:
+def large(model: keras.Model) -> keras.layers.Layer:
     return next(layer for layer in model._flatten_layers() if layer.name == "large")
 
 
@@ -277,7 +276,7 @@ class TestOptimizerState:
             models[-1].compile(optimizer(), "mse")
         moved, plain = models
 
-        def by_keras(*models: Any) -> None:
+        def by_keras(*models: keras.Model) -> None:
             for model in models:
                 model.fit(*records, batch_size=16, shuffle=False, verbose=0)
 

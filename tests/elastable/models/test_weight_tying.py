@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -64,7 +64,7 @@ def trained(model: keras.Model, above: int = 0, by_keras: bool = False) -> keras
 
 
 @pytest.mark.parametrize("make", [Subclassed, functional_built_first])
-def test_an_offloaded_table_is_trained_through_all_its_rows(make: Any) -> None:
+def test_an_offloaded_table_is_trained_through_all_its_rows(make: Callable[[keras.layers.Layer], keras.Model]) -> None:
     theirs, ours = trained(make(plain()), by_keras=True), trained(make(plain()), above=1)
     words = next(layer for layer in ours.layers if layer.name == "words")
     assert words.source is not None
@@ -75,7 +75,7 @@ def test_an_offloaded_table_is_trained_through_all_its_rows(make: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [Subclassed, functional])
-def test_so_is_a_table_of_ours(make: Any) -> None:
+def test_so_is_a_table_of_ours(make: Callable[[keras.layers.Layer], keras.Model]) -> None:
     theirs, ours = trained(Subclassed(plain()), by_keras=True), trained(make(in_store()))
     np.testing.assert_allclose(ours.predict(IDS, verbose=0), theirs.predict(IDS, verbose=0), rtol=1e-4)
     words = next(layer for layer in ours.layers if layer.name == "words")

@@ -11,13 +11,16 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.elastable.conftest import JOB
 from tests.elastable.monitoring.test_metrics import url_of
 from tests.elastable.processes import CLICK_JOB, Hold, elastable
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 pytestmark = pytest.mark.process
 
@@ -39,12 +42,12 @@ def browser() -> Iterator[object]:
         started.close()
 
 
-def picture(page: Any, name: str) -> None:
+def picture(page: Page, name: str) -> None:
     if folder := os.environ.get("ELASTABLE_SCREENSHOTS"):
         page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
 
 
-def opened(browser: Any, url: str, **settings: object) -> tuple[Any, list[str]]:
+def opened(browser: Browser, url: str, **settings: object) -> tuple[Page, list[str]]:
     """A page at that address, and what its console complains of."""
     page = browser.new_context(**settings).new_page()
     page.set_default_timeout(LIMIT_MS)
@@ -56,7 +59,7 @@ def opened(browser: Any, url: str, **settings: object) -> tuple[Any, list[str]]:
     return page, complaints
 
 
-def test_a_job_from_its_middle_to_its_end(browser: object, tmp_path: Path) -> None:
+def test_a_job_from_its_middle_to_its_end(browser: Browser, tmp_path: Path) -> None:
     from playwright.sync_api import expect
 
     expect.set_options(timeout=LIMIT_MS)
@@ -104,7 +107,7 @@ def test_a_job_from_its_middle_to_its_end(browser: object, tmp_path: Path) -> No
         assert not [told for told in (*complaints, *more) if "ERR_" not in told], complaints
 
 
-def test_it_asks_for_the_token(browser: Any, tmp_path: Path) -> None:
+def test_it_asks_for_the_token(browser: Browser, tmp_path: Path) -> None:
     from playwright.sync_api import Error
 
     token = tmp_path / "token"

@@ -258,13 +258,15 @@ def test_every_error_of_a_worker_has_an_advice_or_says_enough() -> None:
     assert advice_on("__all__") == "Look at the worker's log."
 
 
-def events(server: HttpServer, headers: Mapping[str, str] | None = None) -> tuple[http.client.HTTPConnection, Any]:
+def events(
+    server: HttpServer, headers: Mapping[str, str] | None = None
+) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
     connection = http.client.HTTPConnection(server.address.host, server.address.port, timeout=LIMIT_S)
     connection.request("GET", "/events", headers=dict(headers or {}))
     return connection, connection.getresponse()
 
 
-def next_event(reply: Any) -> Mapping[str, object] | None:
+def next_event(reply: http.client.HTTPResponse) -> Mapping[str, object] | None:
     """The data of the next event; None: the stream has ended."""
     while line := reply.readline():
         if line.startswith(b"data: "):

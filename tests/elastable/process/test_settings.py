@@ -8,11 +8,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from elastable.command import app
 from elastable.commands.command_line import takes
@@ -60,7 +59,7 @@ def tool(told: list[Settings]) -> typer.Typer:
     return made
 
 
-def run(tool: typer.Typer, *words: str, **environment: str) -> Any:
+def run(tool: typer.Typer, *words: str, **environment: str) -> Result:
     return CliRunner().invoke(tool, list(words), env={"COLUMNS": "300", **environment})
 
 

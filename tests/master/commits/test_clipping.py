@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.shards.row_pushes import TableClip
 from elastable.embedding_store.shards.sums.exact_squares import exact_squares, square_of
 from elastable.embedding_store.shards.sums.pushed_sums import clipped_update
+from elastable.master.api import Tensor
 from elastable.master.commits.clipping import Clipping, clip
 from elastable.master.keras.keras_optimizer import clipping_of
 
@@ -24,7 +23,7 @@ def gradients(scale: float) -> list[Array]:
     return [(random.normal(size=shape) * scale).astype(np.float32) for shape in ((4, 3), (3,), (10, 2))]
 
 
-def clipped(parts: list[Array], clipping: Clipping) -> tuple[tuple[Any, ...], TableUpdate]:
+def clipped(parts: list[Array], clipping: Clipping) -> tuple[tuple[Tensor, ...], TableUpdate]:
     """Two variables and a table, of which clipping is told the square alone."""
     update = TableUpdate(IDS, parts[2][IDS])
     square = exact_squares(update.gradients)

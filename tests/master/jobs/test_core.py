@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import keras
 import numpy as np
@@ -27,6 +26,7 @@ from elastable.embedding_store.errors import (
 )
 from elastable.master.api import (
     AsyncPushId,
+    DenseSnapshot,
     EvaluationReport,
     Push,
     PushOutcome,
@@ -36,6 +36,7 @@ from elastable.master.api import (
     TaskKind,
     WorkerIdentity,
 )
+from elastable.master.gradient import PushId
 from elastable.master.jobs.hooks import Hooks
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
@@ -251,7 +252,7 @@ class Running:
     def tasks(self, want: int) -> list[Task]:
         return sorted(self.master.lease_tasks("me", want, 60.0).tasks)
 
-    def push(self, task: Task, push_id: object = None) -> Push:
+    def push(self, task: Task, push_id: PushId | None = None) -> Push:
         sync = self.bench.job.mode == "sync"
         snapshot = self.master.pull_dense("me", task.version if sync else None, 60.0)
         assert snapshot is not None
@@ -508,12 +509,13 @@ def test_a_late_worker_helps() -> None:
 def test_waits_end_when_something_happens() -> None:
     """A worker that waits for a version gets it long before its wait of an hour is over."""
     with Running(Bench()) as job:
-        got: list[Any] = []
+        got: list[DenseSnapshot | None] = []
         waiting = threading.Thread(target=lambda: got.append(job.master.pull_dense("you", 1, 3600.0)), daemon=True)
         waiting.start()
         for task in job.tasks(2):
             job.master.report_gradient(job.push(task))
         waiting.join(timeout=240)
+        assert got[0] is not None
         assert got[0].version == 1
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import numpy as np
 import pytest
@@ -31,7 +29,7 @@ class Own(C.Constraint):  # type: ignore[name-defined]
         C.MinMaxNorm(0.5, 0.9, rate=0.3, axis=[1]),
     ],
 )
-def test_touched_rows_are_constrained_as_in_keras(constraint: Any) -> None:
+def test_touched_rows_are_constrained_as_in_keras(constraint: keras.constraints.Constraint) -> None:
     spec = OptimizerSpec.of("sgd", learning_rate=0.5, momentum=0.9)
     rows = row_optimizer(constrained("e", spec, constraint))
     random = np.random.default_rng(0)

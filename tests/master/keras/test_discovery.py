@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -49,7 +49,7 @@ def functional() -> keras.Model:
         (Subclassed, {"one", "listed", "named", "within"}),
     ],
 )
-def test_every_layer_is_found_once(make: Any, tables: set[str]) -> None:
+def test_every_layer_is_found_once(make: Callable[[], keras.Model], tables: set[str]) -> None:
     model = make()
     model(np.zeros((2, 1), np.int64))
     layers = store_backed_layers(model)

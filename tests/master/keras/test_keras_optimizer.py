@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import numpy as np
@@ -21,7 +20,7 @@ from elastable.master.keras.keras_optimizer import clipping_of, learning_rate_of
 
 K = keras.optimizers
 
-FUSED: list[tuple[str, object]] = [
+FUSED: list[tuple[str, Callable[[], keras.optimizers.Optimizer]]] = [
     ("sgd", lambda: K.SGD(0.1)),
     ("sgd", lambda: K.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.01)),
     ("adagrad", lambda: K.Adagrad(0.1, initial_accumulator_value=0.2, epsilon=1e-5)),
@@ -35,11 +34,11 @@ FUSED: list[tuple[str, object]] = [
     ("nadam", lambda: K.Nadam(0.1)),
     ("lion", lambda: K.Lion(0.01, weight_decay=0.1)),
 ]
-BLOCK: list[tuple[str, object]] = [
+BLOCK: list[tuple[str, Callable[[], keras.optimizers.Optimizer]]] = [
     ("keras", lambda: Shrinking(0.1)),
     ("keras", lambda: K.Muon(0.1)),
 ]
-REFUSED: list[tuple[str, Any]] = [
+REFUSED: list[tuple[str, Callable[[], keras.optimizers.Optimizer]]] = [
     ("Adafactor.*cannot be split by row", lambda: K.Adafactor(0.1)),
     ("ScheduleFreeAdamW.*does not start from a constant", lambda: K.ScheduleFreeAdamW(0.1)),
     ("Muon does not treat the rows", lambda: K.Muon(0.1, exclude_embeddings=False)),

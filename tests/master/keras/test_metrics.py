@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import numpy as np
 import pytest
@@ -37,7 +35,7 @@ def model_with_metrics() -> keras.Model:
     return small_model(metrics=[keras.metrics.AUC(name="auc"), keras.metrics.BinaryAccuracy(name="accuracy")])
 
 
-def state_after(model: keras.Model, labels: Array, predicted: Array) -> tuple[Any, ...]:
+def state_after(model: keras.Model, labels: Array, predicted: Array) -> tuple[Array, ...]:
     model.reset_metrics()
     model.compute_metrics(None, labels, predicted)
     return tuple(variable.value.numpy() for variable in model.metrics_variables)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -84,15 +83,15 @@ tables = st.dictionaries(words.filter(bool), slices(), max_size=2)
 dense_of = tensors.map(lambda found: {2 * place + 1: tensor for place, tensor in enumerate(found)})
 
 
-def assert_same(ours: Any, theirs: Any) -> None:
+def assert_same(ours: object, theirs: object) -> None:
     """Equality of nested plain data, arrays compared with dtype, shape and every bit."""
     assert type(ours) is type(theirs)
-    if isinstance(ours, np.ndarray):
+    if isinstance(ours, np.ndarray) and isinstance(theirs, np.ndarray):
         assert (ours.dtype, ours.shape, ours.tobytes()) == (theirs.dtype, theirs.shape, theirs.tobytes())
-    elif isinstance(ours, tuple):
+    elif isinstance(ours, tuple) and isinstance(theirs, tuple):
         for one, other in zip(ours, theirs, strict=True):
             assert_same(one, other)
-    elif isinstance(ours, dict):
+    elif isinstance(ours, dict) and isinstance(theirs, dict):
         assert list(ours) == list(theirs)
         for key in ours:
             assert_same(ours[key], theirs[key])

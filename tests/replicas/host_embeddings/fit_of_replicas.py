@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import Unsupported
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
@@ -19,7 +20,7 @@ from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptim
 ROWS, DIM, BATCH, REPLICAS = 20, 6, 12, 3
 
 
-def model_of(rows: Any) -> keras.Model:
+def model_of(rows: Callable[[keras.KerasTensor], keras.KerasTensor]) -> keras.Model:
     """The part behind the table is frozen, so that it needs no replicas to agree upon it."""
     ids = keras.Input((3,), dtype="int64")
     kernel = keras.initializers.Constant(np.linspace(-1, 1, 3 * DIM)[:, None])
@@ -28,7 +29,7 @@ def model_of(rows: Any) -> keras.Model:
     return keras.Model(ids, dense(keras.layers.Flatten()(rows(ids))))
 
 
-def fit(strategy: str, x: object, y: object, batch: int, group: ReplicaGroup) -> object:
+def fit(strategy: str, x: object, y: object, batch: int, group: ReplicaGroup) -> Array:
     host = create_host_embedding(
         "rows", (ROWS, DIM), np.float32, strategy, HostEmbeddingOptimizerSpec(0.1, "adagrad"), "normal", group=group
     )
@@ -44,7 +45,7 @@ def main() -> None:
     random = np.random.default_rng(0)
     x, y = random.integers(0, ROWS, size=(5, REPLICAS, BATCH // REPLICAS, 3)), random.normal(size=(5, REPLICAS, 4, 1))
 
-    def part(strategy: str, group: ReplicaGroup) -> Any:
+    def part(strategy: str, group: ReplicaGroup) -> Array:
         mine = x[:, group.rank].reshape(-1, 3), y[:, group.rank].reshape(-1, 1)
         return fit(strategy, *mine, BATCH // REPLICAS, group)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -35,7 +34,7 @@ Y = _random.normal(size=(48, 1)).astype(np.float32)
 
 Rows = Callable[[object], object]
 
-OPTIMIZERS: dict[str, tuple[Any, Keywords]] = {
+OPTIMIZERS: dict[str, tuple[Callable[..., keras.optimizers.Optimizer], Keywords]] = {
     "sgd": (keras.optimizers.SGD, {}),
     "adagrad": (keras.optimizers.Adagrad, {}),
     "adam": (keras.optimizers.Adam, {"lazy": False}),  # Keras' own moves all rows in every step
@@ -91,7 +90,9 @@ def embedding(optimizer: str = "sgd", **more: Keyword) -> HostEmbedding:
         ("adagrad", functional, False, True),
     ],
 )
-def test_fit_trains_as_a_keras_embedding(optimizer: str, make: Any, by_layer: bool, eagerly: bool) -> None:
+def test_fit_trains_as_a_keras_embedding(
+    optimizer: str, make: Callable[[Callable[..., object]], keras.Model], by_layer: bool, eagerly: bool
+) -> None:
     layer = plain()
     losses = trained_by_fit(make(layer), optimizer)
     host = embedding(optimizer)

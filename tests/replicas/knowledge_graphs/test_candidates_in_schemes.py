@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ EMBEDDED = DRAW.standard_normal((ENTITIES, DIM)).astype(np.float32)
 RELATED = DRAW.standard_normal((RELATIONS, DIM)).astype(np.float32)
 LISTS = DRAW.integers(-1, ENTITIES, size=(2, len(TRIPLES), 11))
 
-KINDS: dict[str, Any] = {
+KINDS: dict[str, Callable[..., NegativeSampler]] = {
     "typed": lambda **k: TypedNegatives(SHARDING, 5, **k),
     "listed": lambda **k: TripleNegatives(SHARDING, heads=LISTS[0], tails=LISTS[1], **k),
     "listed, one list": lambda **k: TripleNegatives(SHARDING, heads=LISTS[0, 0], tails=LISTS[1, 0], **k),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,7 @@ every_corruption = pytest.mark.parametrize("corruption", CORRUPTIONS)
 
 @every_kind
 @every_corruption
-def test_a_worker_knows_what_it_receives(make: Any, corruption: Corruption) -> None:
+def test_a_worker_knows_what_it_receives(make: Callable[..., NegativeSampler], corruption: Corruption) -> None:
     sampler = RigidSampler(PARTITION, 30, negatives=make(corruption=corruption, tell_entities=True))
     for step in (0, 3):
         batches = everyones(sampler, step)
@@ -122,7 +123,9 @@ def test_a_worker_knows_what_it_receives(make: Any, corruption: Corruption) -> N
 @every_kind
 @every_corruption
 @pytest.mark.parametrize("exclude", ["answer", "known"])
-def test_true_triples_are_masked_and_nothing_else(make: Any, corruption: Corruption, exclude: str) -> None:
+def test_true_triples_are_masked_and_nothing_else(
+    make: Callable[..., NegativeSampler], corruption: Corruption, exclude: str
+) -> None:
     sampler = RigidSampler(PARTITION, 20, negatives=make(corruption=corruption, exclude=exclude, known=KNOWN))
     met = 0
     batches = everyones(sampler, 1)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from elastable.replicas.knowledge_graphs.scores import SCORES, score_function
 from elastable.replicas.knowledge_graphs.scores.row_layouts import RowPart, compared_columns, row_layout
 
 DIM, TRIPLES = 8, 5
-Array = np.ndarray[Any, np.dtype[np.float64]]
+Array = npt.NDArray[np.float64]
 Parts = Mapping[str, Array]
 
 
@@ -24,11 +24,11 @@ def _l1(x: Array) -> Array:
     return np.asarray(-np.abs(x).sum(axis=1))
 
 
-def _number(parts: Parts) -> Any:
+def _number(parts: Parts) -> npt.NDArray[np.complex128]:
     return parts["real"] + 1j * parts["imaginary"]
 
 
-def _interht(h: Parts, r: Parts, t: Parts, more: Any = 0.0) -> Array:
+def _interht(h: Parts, r: Parts, t: Parts, more: Array | float = 0.0) -> Array:
     head, tail = _unit(h["embedding"]), _unit(t["embedding"])
     return _l1(head * (_unit(t["aid"]) + 1) - tail * (_unit(h["aid"]) + 1) + r["translation"] + more)
 
@@ -72,7 +72,7 @@ def _core() -> Array:
     return score_function("TuckER", DIM).dense["core"].astype(np.float64)
 
 
-def _named(parts: tuple[RowPart, ...], rows: Any) -> dict[str, Array]:
+def _named(parts: tuple[RowPart, ...], rows: npt.NDArray[np.float32]) -> dict[str, Array]:
     assert [part.first for part in parts] == [0, *(part.last for part in parts[:-1])]
     assert parts[-1].last == rows.shape[1]
     return {part.name: np.asarray(rows[:, part.first : part.last], np.float64) for part in parts}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.knowledge_graphs.graph.batch import Corruption, StepBatch
+from elastable.replicas.knowledge_graphs.graph.batch import Corruption, Side, StepBatch
 from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 from elastable.replicas.knowledge_graphs.losses.losses import LogSigmoid
@@ -63,7 +62,7 @@ class Graph:
         """Global triples of a worker's batch, `[b, 3]`."""
         return self.partition.triples[batch.triple.reshape(-1)]
 
-    def whole(self, found: list[Outcome]) -> tuple[Any, Any]:
+    def whole(self, found: list[Outcome]) -> tuple[Array, Array]:
         """Gradients of all entities and relations, summed over the workers."""
         entities = np.zeros(self.entities.shape)
         for worker, (_, _, gradients) in enumerate(found):
@@ -112,10 +111,10 @@ def test_schemes_are_equal_to_the_bit_where_candidates_are_not_shared(name: str,
     for (_, one, _), (_, two, _) in zip(moving, scoring, strict=True):
         np.testing.assert_array_equal(one.positive, two.positive)
         np.testing.assert_array_equal(one.negative, two.negative)
-    for one, two in zip(graph.whole(moving), graph.whole(scoring), strict=True):
+    for first, second in zip(graph.whole(moving), graph.whole(scoring), strict=True):
         # The oracle: gradients to 2e-7 (bess-kge, tests/test_bess.py).
-        np.testing.assert_allclose(one, two, rtol=0, atol=2e-7)
-        assert np.abs(one).max() > 1e-3
+        np.testing.assert_allclose(first, second, rtol=0, atol=2e-7)
+        assert np.abs(first).max() > 1e-3
 
 
 @pytest.mark.parametrize("scheme", [EmbeddingMoving, ScoreMoving])
@@ -135,7 +134,7 @@ def test_gradients_are_those_without_shards(scheme: type[Scheme], name: str, sha
             against = np.append(_candidates(batch, b, heads), head if heads else tail)
             slopes = np.append(loss.negative[b], loss.positive[b])[None].astype(np.float32)
             given, raw = graph.entities[[tail if heads else head]], graph.entities[against]
-            side: Any = "head" if heads else "tail"
+            side: Side = "head" if heads else "tail"
             rows, mine = score.prepared(raw), score.prepared(given)
             query = score.query(mine, graph.relations[[relation]], side)
             places = np.arange(len(rows))[None]
@@ -157,8 +156,8 @@ def test_schemes_score_the_same_shared_candidates(name: str) -> None:
     for (_, one, _), (_, two, _) in zip(moving, scoring, strict=True):
         np.testing.assert_allclose(one.negative, two.negative, rtol=1e-4, atol=1e-5)
         np.testing.assert_array_equal(one.counted, two.counted)
-    for one, two in zip(graph.whole(moving), graph.whole(scoring), strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-6)
+    for first, second in zip(graph.whole(moving), graph.whole(scoring), strict=True):
+        np.testing.assert_allclose(first, second, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("scheme", [EmbeddingMoving, ScoreMoving])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import tensorflow as tf
 
@@ -20,7 +20,7 @@ from elastable.replicas.knowledge_graphs.settings import TrainSettings
 from tests.replicas.knowledge_graphs.graphs import scores_of
 
 DIM, TRIPLES, CANDIDATES = 8, 6, 5
-Array = np.ndarray[Any, np.dtype[np.float32]]
+Array = npt.NDArray[np.float32]
 
 # The formulas as the papers print them; e.g. complex numbers as complex numbers.
 
@@ -178,7 +178,7 @@ def test_scores_and_gradients_are_those_of_the_formula(name: str, norm: int, per
 
 
 def _gradients(
-    score: ScoreFunction, side: Any, given: Array, relations: Array, candidates: Array, weights: Array
+    score: ScoreFunction, side: Side, given: Array, relations: Array, candidates: Array, weights: Array
 ) -> tuple[Array, Array, Array]:
     rows = np.ascontiguousarray(candidates.reshape(-1, score.entity_width))
     places = np.arange(len(rows)).reshape(1 if candidates.ndim == 2 else TRIPLES, -1)
@@ -231,7 +231,7 @@ def test_the_variables_of_conve_have_the_gradients_of_its_formula() -> None:
 
 
 @pytest.mark.parametrize("side", ["head", "tail"])
-def test_the_core_of_tucker_has_the_gradients_of_its_formula(side: Any) -> None:
+def test_the_core_of_tucker_has_the_gradients_of_its_formula(side: Side) -> None:
     score = score_function("TuckER", DIM, seed=5)
     given, relations, _ = _embeddings(score, False)
     weights = np.random.default_rng(1).standard_normal((TRIPLES, DIM)).astype(np.float32)

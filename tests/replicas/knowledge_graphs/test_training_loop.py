@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,11 @@ from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeGraph
 from elastable.replicas.knowledge_graphs.graph.names import Names
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
-from elastable.replicas.knowledge_graphs.training.graph_checkpoints import GraphCheckpoints, RunProgress
+from elastable.replicas.knowledge_graphs.training.graph_checkpoints import (
+    GraphCheckpoint,
+    GraphCheckpoints,
+    RunProgress,
+)
 from elastable.replicas.knowledge_graphs.training.graph_run import GraphRun, train_graph
 from tests.untyped import Keyword, Parsed
 
@@ -60,8 +63,10 @@ def _run(home: Path, workers: int = 1, stop_at: tuple[str, int] = ("", 0), **mor
     return run_threads(workers, lambda group: train_graph(group, run, told))[0], told
 
 
-def _newest(home: Path) -> Any:
-    return GraphCheckpoints(home / "checkpoints").newest()
+def _newest(home: Path) -> GraphCheckpoint:
+    newest = GraphCheckpoints(home / "checkpoints").newest()
+    assert newest is not None
+    return newest
 
 
 def _same(one: Mapping[str, Array], other: Mapping[str, Array]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -44,7 +42,7 @@ def test_loss_and_gradients_are_those_of_the_whole(workers: int, sides: tuple[Si
     weights = np.concatenate([batch.weight.reshape(-1) for batch in batches])
     e, r = tf.Variable(entities, dtype=tf.float64), tf.Variable(relations, dtype=tf.float64)
     with tf.GradientTape() as tape:
-        total: Any = 0.0
+        total: tf.Tensor | float = 0.0
         for side in sides:
             given, answer = (0, 2) if side == "tail" else (2, 0)
             logits = tf.matmul(tf.gather(e, met[:, given]) * tf.gather(r, met[:, 1]), e, transpose_b=True)

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -58,7 +57,7 @@ def run_in_members(file: Path, home: Path) -> dict[str, list[tuple[int, str, str
     return found
 
 
-def _member(file: str, home: str) -> Any:
+def _member(file: str, home: str) -> int | pytest.ExitCode:
     rank = os.environ["PMI_RANK"]
     return pytest.main(
         [file, "-p", "no:cacheprovider", f"--basetemp={home}/{rank}"],

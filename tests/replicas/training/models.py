@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -65,7 +65,7 @@ def trained(
 ) -> list[tuple[list[Array], Parsed, Any]]:
     """Of every replica: the weights, the history, and what `then` returns."""
 
-    def work(group: ReplicaGroup) -> Any:
+    def work(group: ReplicaGroup) -> tuple[list[Array], Parsed, object]:
         trainer = ReplicaTrainer(seeded(make), locations, group, seed=7)
         trainer.compile(optimizer(), "mse", metrics=metrics)
         x, y = records()
@@ -75,6 +75,6 @@ def trained(
     return run_threads(size, work)
 
 
-def same_bits(first: Any, second: Any) -> bool:
+def same_bits(first: Iterable[Array], second: Iterable[Array]) -> bool:
     """Whether two lists of arrays are equal to the bit."""
     return [array.tobytes() for array in first] == [array.tobytes() for array in second]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, CheckpointError
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
@@ -34,7 +33,7 @@ def trainer_of(group: ReplicaGroup, table: keras.layers.Layer) -> ReplicaTrainer
 
 
 def test_a_host_embedding_learns_with_the_dense_part_and_is_saved_with_it() -> None:
-    def work(group: ReplicaGroup) -> Any:
+    def work(group: ReplicaGroup) -> tuple[float, float, Array, Array]:
         spec = HostEmbeddingOptimizerSpec(0.1, "adam")
         table = create_host_embedding("rows", (20, 4), optimizer_spec=spec, initializer="ones", group=group)
         with table.register():
@@ -50,14 +49,14 @@ def test_a_host_embedding_learns_with_the_dense_part_and_is_saved_with_it() -> N
             assert list(again) == list(saved)
             assert same_bits(again.values(), saved.values())
             if group.size == 1:
-                return before, after, trainer.predict(IDS, batch_size=5), table.get_embedding_tensor()
+                return before, after, np.asarray(trainer.predict(IDS, batch_size=5)), table.get_embedding_tensor()
             with pytest.raises(BadInput, match=r"one has 1 for 2 replicas.*'rows'"):
                 trainer.fit(IDS[:5], Y[:5], batch_size=4, verbose=0)
             with pytest.raises(CheckpointError, match=r"has host/other/weights, and the model has no such"):
                 trainer.restore({**saved, "host/other/weights": saved["host/rows/weights"]}, 9)
             with pytest.raises(CheckpointError, match=r"another model: .*no 'weights'"):
                 trainer.restore({key: value for key, value in saved.items() if key != "host/rows/weights"}, 9)
-            return before, after, trainer.predict(IDS, batch_size=5), table.get_embedding_tensor()
+            return before, after, np.asarray(trainer.predict(IDS, batch_size=5)), table.get_embedding_tensor()
 
     first, second = run_threads(2, work)
     assert first[1] < first[0]

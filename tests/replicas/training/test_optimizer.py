@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import numpy as np
@@ -52,7 +51,7 @@ def initial() -> list[Array]:
     return [random.normal(size=shape).astype(np.float32) for shape in SHAPES]
 
 
-def named_variables() -> list[Any]:
+def named_variables() -> list[keras.Variable]:
     """net/v0 and net/v1."""
     with keras.name_scope("net"):
         return [keras.Variable(value, name=f"v{place}") for place, value in enumerate(initial())]
@@ -141,7 +140,7 @@ def test_how_many_slots_an_optimizer_keeps() -> None:
 
 
 @pytest.mark.parametrize("kind", [kinds.Adafactor, kinds.Lamb, kinds.Muon])
-def test_an_optimizer_that_looks_at_whole_variables_is_refused(kind: Any) -> None:
+def test_an_optimizer_that_looks_at_whole_variables_is_refused(kind: type[keras.optimizers.Optimizer]) -> None:
     refuse_parts(kind(0.01), [])
     with pytest.raises(Unsupported, match=rf"{kind.__name__} cannot update net/kernel in parts.*known .*Adam, AdamW"):
         refuse_parts(kind(0.01), ["net/kernel"])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
 import pytest
 
+from elastable.embedding_store.composite.placement.locations import LocationSettings
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.replicas.groups.group import ReplicaGroup
@@ -30,7 +30,8 @@ class Batches(keras.callbacks.Callback):
         self.logs: list[dict[str, float]] = []
         self.weights: list[Array] = []
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        assert logs is not None
         self.logs.append(dict(logs))
         self.weights = [np.array(weight) for weight in self.model.get_weights()]
         if len(self.logs) == self.most:
@@ -46,7 +47,7 @@ class Halves(keras.callbacks.Callback):
 
 
 def fitted(
-    group: ReplicaGroup, callbacks: list[object], locations: Any = BOTH, **named: Keyword
+    group: ReplicaGroup, callbacks: list[object], locations: LocationSettings | None = BOTH, **named: Keyword
 ) -> tuple[ReplicaTrainer, keras.callbacks.History]:
     trainer = ReplicaTrainer(seeded(perceptron), locations, group, seed=7)
     trainer.compile(keras.optimizers.SGD(0.1), "mse")
@@ -54,7 +55,7 @@ def fitted(
 
 
 def test_one_replica_stops_all_and_batch_logs_cover_all() -> None:
-    def work(group: ReplicaGroup) -> Any:
+    def work(group: ReplicaGroup) -> tuple[list[dict[str, float]], dict[str, list[float]], int]:
         batches = Batches(3)
         trainer, history = fitted(group, [batches] if group.rank == 1 else [])
         assert same_bits(batches.weights, trainer.model.get_weights() if group.rank == 1 else [])
@@ -68,7 +69,7 @@ def test_one_replica_stops_all_and_batch_logs_cover_all() -> None:
 
 
 def test_learning_rates_and_weights_that_callbacks_set_count() -> None:
-    def work(group: ReplicaGroup, locations: object) -> list[Array]:
+    def work(group: ReplicaGroup, locations: LocationSettings | None) -> list[Array]:
         trainer, _ = fitted(group, [Halves()], locations)
         assert trainer.optimizer.learning_rate.numpy() == pytest.approx(0.025)
         return trainer.model.get_weights()

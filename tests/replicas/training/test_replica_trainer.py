@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -70,7 +69,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Arr
     return home, run_threads(3, work)[0]
 
 
-def test_a_checkpoint_is_that_of_unsharded_training(saved: Any) -> None:
+def test_a_checkpoint_is_that_of_unsharded_training(saved: tuple[Path, dict[str, Array]]) -> None:
     home, tensors = saved
     found = open_checkpoint(home)
     dense = found.dense()
@@ -87,7 +86,7 @@ def test_a_checkpoint_is_that_of_unsharded_training(saved: Any) -> None:
 
 @pytest.mark.parametrize(("size", "locations"), [(1, None), (2, STATE), (4, BOTH), (2, WEIGHTS)])
 def test_a_checkpoint_loads_with_any_number_of_replicas_and_any_sharding(
-    saved: Any, size: int, locations: LocationSettings | None
+    saved: tuple[Path, dict[str, Array]], size: int, locations: LocationSettings | None
 ) -> None:
     home, tensors = saved
 
@@ -125,7 +124,9 @@ def test_resumed_training_is_bit_identical(tmp_path: Path, locations: LocationSe
     assert same_bits(found.values(), want.values())
 
 
-def test_a_truncated_file_is_refused_by_name_on_every_replica(saved: Any, tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused_by_name_on_every_replica(
+    saved: tuple[Path, dict[str, Array]], tmp_path: Path
+) -> None:
     home, _ = saved
     torn = tmp_path / "ckpt-0000000005"
     torn.mkdir()
@@ -147,7 +148,7 @@ def test_a_truncated_file_is_refused_by_name_on_every_replica(saved: Any, tmp_pa
     run_threads(2, work)
 
 
-def test_a_checkpoint_of_another_model_or_optimizer_is_refused(saved: Any) -> None:
+def test_a_checkpoint_of_another_model_or_optimizer_is_refused(saved: tuple[Path, dict[str, Array]]) -> None:
     home, _ = saved
 
     def work(group: ReplicaGroup) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -22,6 +21,7 @@ from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.grouping import CommGroup, ReplicaGrouping
 from elastable.replicas.groups.thread_group import alone, run_threads
 from elastable.replicas.training.replica_trainer import ReplicaTrainer
+from elastable.replicas.training.replica_training import ReplicaMemory
 from elastable.worker.layers.embedding import Embedding
 from tests.replicas.training.models import (
     BOTH,
@@ -109,14 +109,14 @@ def wide() -> keras.Sequential:
 def test_measured_state_is_one_part_of_r_and_whole_slots_never_exist(size: int) -> None:
     made: list[tuple[str, int]] = []
 
-    def note(next_creator: Any, **named: object) -> object:
+    def note(next_creator: Callable[..., tf.Variable], **named: object) -> object:
         variable = next_creator(**named)
         made.append((variable.name, int(np.prod(variable.shape))))
         return variable
 
     locations = LocationSettings(optimizer_state=sharded(512))
 
-    def work(group: ReplicaGroup) -> Any:
+    def work(group: ReplicaGroup) -> ReplicaMemory:
         model = seeded(wide)
         trainer = ReplicaTrainer(model, locations, group)
         trainer.compile("adam", "mse")
@@ -137,7 +137,7 @@ def test_measured_state_is_one_part_of_r_and_whole_slots_never_exist(size: int) 
 
 
 def test_weights_in_parts_are_given_back_between_steps() -> None:
-    def work(group: ReplicaGroup) -> Any:
+    def work(group: ReplicaGroup) -> ReplicaMemory:
         trainer = ReplicaTrainer(seeded(wide), BOTH, group)
         trainer.compile("adam", "mse")
         trainer.fit(*records(), batch_size=8, verbose=0)
@@ -150,7 +150,7 @@ def test_weights_in_parts_are_given_back_between_steps() -> None:
 
 
 def test_weights_alone_in_parts_with_all_of_their_state_everywhere() -> None:
-    def work(group: ReplicaGroup) -> Any:
+    def work(group: ReplicaGroup) -> ReplicaMemory:
         trainer = ReplicaTrainer(seeded(wide), WEIGHTS, group)
         trainer.compile("adam", "mse")
         trainer.fit(*records(), batch_size=8, verbose=0)
@@ -290,14 +290,14 @@ def test_evaluate_and_predict_are_those_of_keras() -> None:
     x, y = records()
     weight = np.linspace(0, 2, len(x)).astype(np.float32)
 
-    def work(group: ReplicaGroup) -> Any:
+    def work(group: ReplicaGroup) -> tuple[list[float], dict[str, float], Array, Array]:
         model = seeded(perceptron)
         trainer = ReplicaTrainer(model, None, group)
         trainer.compile("adam", "mse", metrics=["mae"], weighted_metrics=["mse"])
         told = trainer.evaluate(x, y, batch_size=5, sample_weight=weight)
         named = trainer.evaluate(x, y, batch_size=7, sample_weight=weight, return_dict=True)
         few = trainer.predict(x[:2])
-        return told, named, trainer.predict(x, batch_size=3), few
+        return told, named, np.asarray(trainer.predict(x, batch_size=3)), np.asarray(few)
 
     plain = seeded(perceptron)
     plain.compile("adam", "mse", metrics=["mae"], weighted_metrics=["mse"])
@@ -322,11 +322,11 @@ def test_a_keras_embedding_is_a_dense_variable_and_inputs_may_be_nested() -> Non
     x = {"user": random.integers(0, 50, (10, 2)), "item": random.normal(size=(10, 3)).astype(np.float32)}
     y = random.normal(size=(10, 1)).astype(np.float32)
 
-    def work(group: ReplicaGroup) -> Any:
+    def work(group: ReplicaGroup) -> tuple[list[Array], Array]:
         trainer = ReplicaTrainer(seeded(make), LocationSettings(optimizer_state=sharded(200)), group)
         trainer.compile("adam", "mse")
         trainer.fit(x, y, batch_size=4, verbose=0)
-        return trainer.model.get_weights(), trainer.predict(x)
+        return trainer.model.get_weights(), np.asarray(trainer.predict(x))
 
     (pair, predicted), _ = run_threads(2, work)
     ((one, alone_predicted),) = run_threads(1, work)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import keras
 import numpy as np
@@ -19,8 +18,8 @@ class Told:
         return word
 
 
-def _louder(plain: Any) -> Callable[..., object]:
-    return lambda self, word: plain(self, word).upper()
+def _louder(plain: Callable[..., object]) -> Callable[..., object]:
+    return lambda self, word: str(plain(self, word)).upper()
 
 
 def test_other_threads_have_the_method_as_it_was() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -14,7 +14,7 @@ from elastable.worker.rows.scope import PlanScope, StepScope, entered
 Rows = Callable[[object, np.ndarray], np.ndarray]
 
 
-def record_calls(call: Callable[..., object]) -> list[tuple[Any, np.ndarray]]:
+def record_calls(call: Callable[..., object]) -> list[tuple[keras.layers.Layer, np.ndarray]]:
     """(layer, int64 ids) of every embedding call that `call` makes."""
     with entered(PlanScope()) as plan:
         call()

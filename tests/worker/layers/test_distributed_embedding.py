@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import keras
 import keras_rs
@@ -18,17 +18,19 @@ from elastable.embedding_store.errors import BadIds, BadInput, BadSpec, Unsuppor
 from elastable.embedding_store.rows.fresh_rows import fresh_rows
 from elastable.master.keras.discovery import discover_tables
 from elastable.worker.models.export import export_keras
+from elastable.worker.readers.records.pytrees import Structure
 
 BATCH, DIM = 8, 4
 Table, Feature = keras_rs.layers.TableConfig, keras_rs.layers.FeatureConfig
+Config: TypeAlias = "et.FeatureConfig | keras_rs.layers.FeatureConfig"
 
 
 def features(
-    table: Any = Table,
-    feature: Any = Feature,
+    table: Callable[..., object] = Table,
+    feature: Callable[..., Config] = Feature,
     optimizer: keras.optimizers.Optimizer | str = "adam",
     placement: str = "auto",
-) -> Any:
+) -> dict[str, Structure[Config]]:
     """Dicts, lists and tuples of features of rank 1 and 2; "a" and "b" are shared; every combiner."""
 
     def made(name: str, combiner: str) -> object:
@@ -66,7 +68,7 @@ def ids(kind: str, seed: int = 0) -> tf.Tensor:
 def weights_of(nest: tf.Tensor) -> dict[str, object]:
     random = np.random.default_rng(7)
 
-    def like(part: Any) -> object:
+    def like(part: tf.Tensor | tf.RaggedTensor | tf.SparseTensor) -> object:
         def drawn(count: int) -> object:
             return tf.constant(random.uniform(0.1, 2.0, count), tf.float32)
 
@@ -136,7 +138,7 @@ def test_the_defaults_are_those_of_keras_rs() -> None:
     assert keras.initializers.serialize(ours.initializer) == keras.initializers.serialize(theirs.initializer)
 
 
-def by_name(nest: object) -> dict[str, Any]:
+def by_name(nest: object) -> dict[str, Config]:
     """A flat dict, as in keras-rs' examples: its own layer warns of lists in subclassed models."""
     return dict(zip("vwxyz", keras.tree.flatten(nest), strict=True))
 
@@ -161,7 +163,7 @@ def dense(units: int, seed: int) -> keras.layers.Layer:
     return keras.layers.Dense(units, kernel_initializer=keras.initializers.GlorotUniform(seed=seed))
 
 
-def clicks(records: int = BATCH * 4) -> tuple[dict[str, Array | dict[str, Array]], Array]:
+def clicks(records: int = BATCH * 4) -> tuple[dict[str, object], Array]:
     random = np.random.default_rng(3)
     one, many = ((records,), (records, 3))
     nest = {
@@ -169,18 +171,19 @@ def clicks(records: int = BATCH * 4) -> tuple[dict[str, Array | dict[str, Array]
         "listed": [random.integers(0, 20, many), random.integers(0, 20, many)],
         "pair": (random.integers(0, 20, many), random.integers(0, 20, one)),
     }
-    return {"numbers": random.normal(size=(records, 2)).astype(np.float32), "ids": by_name(nest)}, random.random(
-        records
-    )
+    return {
+        "numbers": random.normal(size=(records, 2)).astype(np.float32),
+        "ids": dict(zip("vwxyz", keras.tree.flatten(nest), strict=True)),
+    }, random.random(records)
 
 
 def trained(
     make: Callable[[keras.layers.Layer], keras.Model],
     embedding: keras.layers.Layer,
-    records: Any,
+    records: tuple[Mapping[str, object], Array],
     optimizer: keras.optimizers.Optimizer,
     loss: object = "mse",
-) -> Any:
+) -> dict[str, Array]:
     """The model after two epochs; returns the tables' rows and the dense weights."""
     model = make(embedding)
     model.compile(optimizer, loss)
@@ -213,7 +216,9 @@ def test_tables_on_the_default_device_are_trained_by_the_models_optimizer() -> N
 
 def test_tables_have_the_optimizers_of_their_configs() -> None:
     configs = features(optimizer=keras.optimizers.Adagrad(0.25))
-    configs["pair"][0].table.optimizer = "sgd"
+    pair = configs["pair"]
+    assert isinstance(pair, tuple)
+    pair[0].table.optimizer = "sgd"
     model = Ranking(et.DistributedEmbedding(configs))
     model.compile(keras.optimizers.Lamb(), "mse")  # which no table could have
     model({"numbers": np.zeros((BATCH, 2), np.float32), "ids": ids("dense")})
@@ -238,17 +243,18 @@ class Retrieval(keras.Model):
         self,
         x: tf.Tensor | None = None,
         y: tf.Tensor | None = None,
-        y_pred: Any = None,
+        y_pred: dict[str, tf.Tensor] | None = None,
         sample_weight: object = None,
         training: bool = True,
     ) -> tf.Tensor:
+        assert y_pred is not None
         scores = keras.ops.matmul(y_pred["query"], keras.ops.transpose(y_pred["candidate"]))
         labels = keras.ops.eye(keras.ops.shape(scores)[0])
         return keras.ops.mean(keras.losses.categorical_crossentropy(labels, scores, from_logits=True))
 
 
 def test_sequential_retrieval_trains_as_with_keras_rs() -> None:
-    def configs(optimizer: keras.optimizers.Optimizer | str) -> Any:
+    def configs(optimizer: keras.optimizers.Optimizer | str) -> dict[str, Config]:
         random = keras.initializers.Constant(np.float32(0.1))
         items = Table("items", 20, DIM, initializer=random, optimizer=optimizer)
         return {
@@ -351,7 +357,7 @@ class TestRefused:
             ({"f": et.FeatureConfig("f", et.TableConfig("t", 9, 2), max_sequence_length=-1)}, "max_sequence_length"),
         ],
     )
-    def test_descriptions(self, configs: Any, told: str) -> None:
+    def test_descriptions(self, configs: Structure[et.FeatureConfig], told: str) -> None:
         with pytest.raises(BadSpec, match=told):
             et.DistributedEmbedding(configs)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -28,7 +27,7 @@ LABELS = np.zeros((12, 1), np.float32)
 def _trained_store(model: keras.Model) -> MemoryStore:
     """A store with the model's tables, attached, with rows moved away from their initial values."""
     store = MemoryStore()
-    updates: dict[Any, Any] = {}
+    updates: dict[str, TableUpdate] = {}
     for layer in store_layers(model):
         spec = layer.table_spec(0, OptimizerSpec.of("sgd", learning_rate=1.0))
         if store.create_table(spec):

@@ -6,7 +6,6 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import elastable as et
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.models.model_file import load_model_file
 
@@ -29,7 +29,7 @@ def forever(start: int = 0) -> Iterator[object]:
     yield from map(batch, itertools.count(start))
 
 
-def numbers(reader: Any, of_pass: int, rows: list[int]) -> list[float]:
+def numbers(reader: et.EndlessReader, of_pass: int, rows: list[int]) -> list[float]:
     taken: list[float] = reader.of_pass(of_pass).take(np.array(rows, np.int64))[0].tolist()
     return taken
 
@@ -51,7 +51,7 @@ def test_passes_follow_one_another(opened: object) -> None:
 
 
 def test_only_the_last_batches_are_kept() -> None:
-    made: list[Any] = []
+    made: list[weakref.ref[Array]] = []
 
     def stream() -> Iterator[object]:
         for number in itertools.count():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,7 @@ WORDS = [["a", "b"], [], ["cc"], ["", "d", "e", "f"], [], ["g", "g"]]
 RECORDS = len(IDS)
 
 
-def objects(lists: list[Any], leaf: Any = list) -> object:
+def objects(lists: Sequence[object], leaf: Callable[..., object] = list) -> object:
     made = np.empty(len(lists), object)
     made[:] = [leaf(record) for record in lists]
     return made

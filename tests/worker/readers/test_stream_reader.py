@@ -8,7 +8,6 @@ import resource
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -17,6 +16,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers import NumpyReader, StreamReader
 from elastable.worker.readers.streams.stream_reader import is_stream
@@ -26,11 +26,11 @@ Y = np.arange(20, dtype=np.float32) / 3
 W = np.linspace(0, 1, 20, dtype=np.float32)
 
 
-def cut(nest: Any, start: int, stop: int) -> object:
+def cut(nest: Array | dict[str, Array], start: int, stop: int) -> object:
     return {name: part[start:stop] for name, part in nest.items()} if isinstance(nest, dict) else nest[start:stop]
 
 
-def batches(size: int, *parts: object) -> Iterator[tuple[object, ...]]:
+def batches(size: int, *parts: Array | dict[str, Array]) -> Iterator[tuple[object, ...]]:
     for start in range(0, 20, size):
         yield tuple(cut(part, start, start + size) for part in parts)
 

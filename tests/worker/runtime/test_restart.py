@@ -6,11 +6,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
+from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ElastableError, FutureVersion, JobFailed
@@ -81,7 +81,7 @@ class Life:
 class Working:
     """A worker at work in a thread."""
 
-    def __init__(self, worker: Worker, *held: Any) -> None:
+    def __init__(self, worker: Worker, *held: Closing) -> None:
         self.failures: list[ElastableError] = []
         self._worker, self._held = worker, held
         self._thread = threading.Thread(target=self._work, daemon=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -13,6 +13,7 @@ import tensorflow as tf
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, ElastableError, NotFinite
+from elastable.worker.readers import Batch
 from tests.untyped import Keyword
 
 ITEMS, PRICES = np.arange(32) % 7, np.linspace(0, 1, 32, dtype=np.float32)[:, None]
@@ -67,7 +68,7 @@ def test_skipping_says_why(caplog: pytest.LogCaptureFixture) -> None:
 def test_records_of_ragged_columns_are_found(kind: str) -> None:
     from elastable.worker.step.batch_checks import not_finite_columns
 
-    values: Any = tf.ragged.constant([[1.0], [], [2.0, np.nan], [np.inf, 1.0]])
+    values: tf.RaggedTensor | tf.SparseTensor = tf.ragged.constant([[1.0], [], [2.0, np.nan], [np.inf, 1.0]])
     if kind == "sparse":
         values = values.to_sparse()
     if kind == "nested":
@@ -78,13 +79,13 @@ def test_records_of_ragged_columns_are_found(kind: str) -> None:
 class Bad(et.Reader):
     """Gives what it is told to, whatever was asked for."""
 
-    def __init__(self, give: Any) -> None:
+    def __init__(self, give: Callable[[Array], Batch]) -> None:
         self.give = give
 
     def __len__(self) -> int:
         return 32
 
-    def take(self, indices: Array) -> Any:
+    def take(self, indices: Array) -> Batch:
         return self.give(indices)
 
 
@@ -102,7 +103,7 @@ class Bad(et.Reader):
          r"holds x\['items'\], x\['price'\], and the first records of the training data x\['items'\], x\['price'\], y"),
     ],
 )  # fmt: skip
-def test_what_a_reader_of_ones_own_gives_wrong_is_named(give: object, told: str) -> None:
+def test_what_a_reader_of_ones_own_gives_wrong_is_named(give: Callable[[Array], Batch], told: str) -> None:
     with pytest.raises(BadInput, match=told):
         fit(Bad(give), shuffle=False)
 

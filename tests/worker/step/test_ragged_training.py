@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
+from elastable.worker.readers import Batch
 
 RECORDS, ITEMS, DIM, LONGEST = 64, 30, 4, 5
 RANDOM = np.random.default_rng(0)
@@ -32,7 +33,7 @@ def objects(lists: list[object]) -> object:
     return made
 
 
-def padded(lists: list[Array], dtype: Any) -> Array:
+def padded(lists: list[Array], dtype: npt.DTypeLike) -> Array:
     dense = np.zeros((RECORDS, LONGEST), dtype)
     for row, values in enumerate(lists):
         dense[row, : len(values)] = values
@@ -89,7 +90,7 @@ def arrays(kind: str) -> tf.RaggedTensor | tuple[Array, Array]:
     return items, weights
 
 
-def source(kind: str, folder: Path) -> Any:
+def source(kind: str, folder: Path) -> et.ParquetReader | tf.data.Dataset | tuple[dict[str, object], Array, Array]:
     """The records, in one of the forms that they come in."""
     if kind == "parquet":
         columns = {"items": pa.array(ITEM_LISTS), "weights": pa.array(WEIGHT_LISTS), "price": PRICES[:, 0],
@@ -101,7 +102,7 @@ def source(kind: str, folder: Path) -> Any:
     return tf.data.Dataset.from_tensor_slices(data).ragged_batch(16) if kind == "stream" else data
 
 
-def as_columns(batch: Any) -> Any:
+def as_columns(batch: Batch) -> Batch:
     x, y, weight = batch
     return {**x, "price": x["price"][:, None]}, y[:, None], weight
 
@@ -130,6 +131,7 @@ def test_training_equals_plain_keras_on_padded_records(
     rows = store.lookup({"items_table": np.arange(ITEMS)})["items_table"]
     np.testing.assert_allclose(rows, table, rtol=1e-4, atol=1e-6)
     if kind in ("ragged", "sparse"):
+        assert isinstance(data, tuple)
         x = data[0]
         np.testing.assert_allclose(model.predict(x, batch_size=16, verbose=0), predicted, rtol=1e-4, atol=1e-5)
         found = model.evaluate(x, Y, sample_weight=SAMPLE_WEIGHTS, batch_size=16, verbose=0)

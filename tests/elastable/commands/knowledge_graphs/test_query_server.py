@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -54,7 +53,7 @@ def address(predictor: LinkPredictor) -> Iterator[Address]:
         yield found
 
 
-def _ask(address: Address, path: str, body: object = None, **headers: str) -> tuple[int, Any]:
+def _ask(address: Address, path: str, body: object = None, **headers: str) -> tuple[int, Parsed]:
     connection = http.client.HTTPConnection(address.host, address.port, timeout=120)
     try:
         content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna import Study
 from optuna.trial import FrozenTrial, TrialState
 from typer.testing import CliRunner
 
@@ -72,7 +74,7 @@ def test_an_interrupted_trial_goes_on_to_the_result_that_it_would_have_had(graph
 
     original = Search._trained
 
-    def trained(self: Search, study: Any, trial: Any, values: Any) -> bool:
+    def trained(self: Search, study: Study, trial: Any, values: Mapping[str, object]) -> bool:
         nonlocal steps
         report = trial.report
 
