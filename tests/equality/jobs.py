@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from tests.waiting import until
 
 MODEL = Path(__file__).parent / "model.py"
 Numbers = dict[str, np.ndarray]
+_JOB_S = 400.0
 
 
 def trained_numbers(checkpoint: Path) -> Numbers:
@@ -91,7 +93,7 @@ def train(
             (home / "gate").touch()
         if during is not None:
             during(running)
-        code = running.processes[0].wait(timeout=240)
+        code = running.ended()
         assert code == 0, (home / "master.log").read_text()
         codes = [worker.wait(timeout=60) for worker in running.processes[1:]]
         assert codes == [-signal.SIGKILL if kill_one and number == 0 else 0 for number in range(workers)]
@@ -132,6 +134,14 @@ class Running:
         words = ["-m", "elastable", "worker", str(MODEL), "--master", self.address, "--deadline", "60"]
         log = self.home / f"worker-{len(self.processes) - 1}.log"
         self.processes.append(_started(log, words, self.environment))
+
+    def ended(self) -> int:
+        """The master's exit code, once it has one; fails with all logs where it has none for too long."""
+        try:
+            return self.processes[0].wait(timeout=_JOB_S)
+        except subprocess.TimeoutExpired:
+            logs = "".join(f"\n== {log.name}\n{log.read_text()[-4000:]}" for log in sorted(self.home.glob("*.log")))
+            raise AssertionError(f"the job has not ended within {_JOB_S} s{logs}") from None
 
     def until_version(self, version: int) -> None:
         """Waits until the job has reached a version, and asserts that it is not near its end."""

@@ -53,6 +53,9 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 2_000),
     # Nor may a name that stands for another machine by now keep its old meaning for half a minute.
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
+    # Calls are repeated by `call` below. gRPC's own repeat of a stream that a dying server has refused may lose the
+    # call: it never ends, whatever its timeout (seen with grpcio 1.85.1).
+    ("grpc.enable_retries", 0),
     # Masters are peers in one network; a proxy of the environment is for the web.
     ("grpc.enable_http_proxy", 0),
 ]
