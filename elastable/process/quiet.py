@@ -1,4 +1,4 @@
-"""TensorFlow's start without its chatter.
+"""TensorFlow's start without its chatter, and without the garbage collections of an import.
 
 TensorFlow writes about drivers and CPU features straight to file descriptor 2 before any log level is in force. A
 person who sets TF_CPP_MIN_LOG_LEVEL sees all of it.
@@ -15,12 +15,14 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
+from elastable.process.heap import without_collections
+
 __all__ = ["import_tensorflow", "quiet_when_imported"]
 
 
 def import_tensorflow() -> None:
     """Imports TensorFlow; what it writes is shown only if it fails."""
-    with _shown_if_it_fails():
+    with _shown_if_it_fails(), without_collections():
         import tensorflow as tf
 
         # Looking for devices is what it complains of most.
@@ -42,7 +44,7 @@ class _QuietTensorFlow(MetaPathFinder):
         run = spec.loader.exec_module
 
         def run_quietly(module: ModuleType) -> None:
-            with _shown_if_it_fails():
+            with _shown_if_it_fails(), without_collections():
                 run(module)
                 module.config.list_physical_devices()
 

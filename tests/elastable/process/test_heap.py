@@ -1,13 +1,16 @@
-"""Memory that a step has freed is there for the next one."""
+"""Memory that a step has freed is there for the next one, and garbage is not looked for in what is imported."""
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import subprocess
 import sys
 
 import pytest
+
+from elastable.process.heap import without_collections
 
 # Pages that are mapped anew by 50 rounds of taking and freeing 8 MiB, which are 2,048 pages.
 COUNTING = """
@@ -42,3 +45,17 @@ def test_freed_memory_is_kept_unless_the_environment_says_otherwise() -> None:
     assert faults("keep_freed_memory()") < 1_000
     small = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_TOP_PAD_": "0"}
     assert faults("keep_freed_memory()", **small) > 50_000
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+def test_what_is_imported_is_left_out_of_collections_and_these_go_on_as_before(collecting: bool) -> None:
+    if not collecting:
+        gc.disable()
+    try:
+        with without_collections():
+            assert not gc.isenabled()
+            made: list[list[int]] = [[] for _ in range(1_000)]
+        assert gc.isenabled() is collecting
+        assert not any(each is made for each in gc.get_objects())
+    finally:
+        gc.enable()
