@@ -151,7 +151,10 @@ def test_a_store_server_is_killed_twice_in_mid_job(alone: Numbers, tmp_path: Pat
     assert differing(alone, train(tmp_path, 2, "adagrad", stores=stores, during=kill)) == []
 
 
-@pytest.mark.parametrize(("held", "applies"), [pytest.param(0, False, marks=pytest.mark.slow), (1, False), (1, True)])
+@pytest.mark.parametrize(
+    ("held", "applies"),
+    [pytest.param(0, False, marks=pytest.mark.slow), pytest.param(1, False, marks=pytest.mark.slow), (1, True)],
+)
 def test_the_master_is_killed_in_mid_commit(alone: Numbers, tmp_path: Path, held: int, applies: bool) -> None:
     """One store server has the version, and the master dies before it hears whether the other one has it too."""
     with served(2, tmp_path / "logs") as (servers, store):

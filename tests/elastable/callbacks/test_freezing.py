@@ -159,7 +159,7 @@ PROGRAMS: dict[str, Program] = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_as_in_keras(name: str) -> None:
     _, theirs = run(PROGRAMS[name], by_keras=True)
