@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Self
 
+from benchmarks.click_job.draws import RECORDS
 from benchmarks.click_job.sizes import BATCH
 from benchmarks.processes import free_port
 from elastable.embedding_store.errors import Unavailable
@@ -28,7 +29,7 @@ __all__ = ["Contender", "Job", "StepCounter", "click_job", "click_variables", "p
 
 _ROOT = Path(__file__).parents[2]
 _START_S = 240.0
-_WARM_STEPS = 80  # every batch that was drawn has been seen, so rows are not first touches
+_MORE_STEPS = 16  # than batches that were drawn: every one has been seen, so rows are not first touches
 _SETTLE_S = 0.3  # caches that others have filled meanwhile
 
 
@@ -141,8 +142,8 @@ class Job(Contender):
         options: Sequence[str],
         home: Path,
         environment: Mapping[str, str],
-        workers: int = 1,
-        warm: int = _WARM_STEPS,
+        workers: int,
+        warm: int,
         stores: int = 0,
         transport: str = "auto",
         of_workers: Sequence[str] = (),
@@ -235,6 +236,7 @@ def click_job(
     stores: int = 0,
     transport: str = "auto",
     of_workers: Sequence[str] = (),
+    batch: int = BATCH,
 ) -> Job:
     """The click model under Elastable; every worker's batch is a micro-batch, and one of each makes a version.
 
@@ -249,29 +251,34 @@ def click_job(
         ids: One of `benchmarks.click_job.draws.IDS`.
         tables: One for all features, or one for each.
         stores, transport, of_workers: As of `Job`.
+        batch: Examples of a micro-batch.
     """
-    job = ["--micro-batch-size", str(BATCH), "--no-shuffle", "--grads-to-wait", str(workers)]
+    job = ["--micro-batch-size", str(batch), "--no-shuffle", "--grads-to-wait", str(workers)]
     job += ["--intra-op-threads", str(threads), *options]
-    environment = click_variables(rows, optimizer, ids, tables)
+    environment = click_variables(rows, optimizer, ids, tables, batch)
     model = Path(__file__).with_name("model.py")
     return Job(
         name,
         model,
-        BATCH * workers,
+        batch * workers,
         job,
         home,
         environment,
         workers,
+        RECORDS // batch + _MORE_STEPS,
         stores=stores,
         transport=transport,
         of_workers=of_workers,
     )
 
 
-def click_variables(rows: int, optimizer: str, ids: str = "uniform", tables: int = 1) -> dict[str, str]:
+def click_variables(
+    rows: int, optimizer: str, ids: str = "uniform", tables: int = 1, batch: int = BATCH
+) -> dict[str, str]:
     """The environment of a process that trains the click model."""
-    click = {"CLICK_ROWS": str(rows), "CLICK_OPTIMIZER": optimizer, "CLICK_IDS": ids, "CLICK_TABLES": str(tables)}
-    return {**os.environ, **click, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    click = {"ROWS": rows, "OPTIMIZER": optimizer, "IDS": ids, "TABLES": tables, "BATCH": batch}
+    named = {f"CLICK_{name}": str(value) for name, value in click.items()}
+    return {**os.environ, **named, "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 def _launch(

@@ -9,10 +9,10 @@ import numpy.typing as npt
 
 from benchmarks.click_job.sizes import BATCH, FEATURES
 
-__all__ = ["IDS", "POOL", "batches"]
+__all__ = ["IDS", "RECORDS", "batches"]
 
-POOL = 64
-"""Different batches, drawn beforehand; they are used in turn."""
+RECORDS = 64 * BATCH
+"""Different records, drawn beforehand; their batches are used in turn."""
 
 IDS = ("uniform", "zipf", "cold")
 """How ids are drawn: uniform over the table; the k-th most frequent with a probability in proportion to k ** -1.05; or
@@ -22,10 +22,18 @@ _SKEW = 1.05
 
 
 @lru_cache(maxsize=1)
-def batches(rows: int, kind: str = "uniform") -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Ids int64 `[pool, BATCH, FEATURES]` below `rows`, and clicks float32 `[pool, BATCH, 1]`; `kind`: one of `IDS`."""
+def batches(
+    rows: int, kind: str = "uniform", batch: int = BATCH
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """Ids int64 `[pool, batch, FEATURES]` below `rows`, and clicks float32 `[pool, batch, 1]`; `RECORDS` records.
+
+    Args:
+        rows: Of all tables together, or of each.
+        kind: One of `IDS`.
+        batch: Records of a batch, of which `RECORDS` is a multiple.
+    """
     random = np.random.default_rng(2026)
-    shape = (POOL, BATCH, FEATURES)
+    shape = (RECORDS // batch, batch, FEATURES)
     if kind == "uniform":
         ids = random.integers(0, rows, shape, dtype=np.int64)
     elif kind == "zipf":
@@ -33,6 +41,6 @@ def batches(rows: int, kind: str = "uniform") -> tuple[npt.NDArray[np.int64], np
         ranks = np.searchsorted(shares, random.random(shape) * shares[-1])
         ids = random.permutation(rows)[ranks]  # frequent rows are no neighbours
     else:
-        count = POOL * BATCH * FEATURES
+        count = RECORDS * FEATURES
         ids = np.concatenate([random.permutation(rows) for _ in range(-(-count // rows))])[:count].reshape(shape)
-    return ids, random.integers(0, 2, (POOL, BATCH, 1)).astype(np.float32)
+    return ids, random.integers(0, 2, (*shape[:2], 1)).astype(np.float32)

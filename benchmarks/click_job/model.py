@@ -2,8 +2,8 @@
 
 A model file: `python -m elastable master benchmarks/click_job/model.py` trains it, too. Environment
 variables set the rows of its tables together (CLICK_ROWS), the optimizer (CLICK_OPTIMIZER), how ids are drawn
-(CLICK_IDS) and whether all features share one table or each has its own (CLICK_TABLES), on which the master and its
-workers must agree.
+(CLICK_IDS), whether all features share one table or each has its own (CLICK_TABLES) and the examples of a batch
+(CLICK_BATCH), on which the master and its workers must agree.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 import elastable as et
-from benchmarks.click_job.draws import POOL, batches
+from benchmarks.click_job.draws import batches
 from benchmarks.click_job.sizes import BATCH, DIM, FEATURES, HIDDEN, LEARNING_RATE
 from elastable.worker.readers import Batch, Reader
 
@@ -30,7 +30,7 @@ def click_model(embeddings: Sequence[Any], optimizer: str) -> keras.Model:
     """The compiled model: tables, then an MLP.
 
     Args:
-        embeddings: One layer for all features, or one for each; `[BATCH, n]` ids to `[BATCH, n, DIM]`.
+        embeddings: One layer for all features, or one for each; `[batch, n]` ids to `[batch, n, DIM]`.
         optimizer: Its class among `keras.optimizers`.
     """
     ids = keras.Input((FEATURES,), name="ids", dtype="int64")
@@ -50,19 +50,20 @@ class _Batches(Reader):
     """Gives whole batches that were drawn beforehand: a step costs no reading."""
 
     def __init__(self, rows: int) -> None:
-        self._ids, self._clicks = batches(rows, os.environ.get("CLICK_IDS", "uniform"))
+        self._batch = int(os.environ.get("CLICK_BATCH", str(BATCH)))
+        self._ids, self._clicks = batches(rows, os.environ.get("CLICK_IDS", "uniform"), self._batch)
 
     def __len__(self) -> int:
-        return _ENDLESS * BATCH
+        return _ENDLESS * self._batch
 
     @property
     def shuffle_block(self) -> int:
         """Batches are read whole."""
-        return BATCH
+        return self._batch
 
     def take(self, indices: npt.NDArray[np.int64]) -> Batch:
         """The batch that the first index lies in; of fewer records where fewer are asked for."""
-        batch = int(indices[0]) // BATCH % POOL
+        batch = int(indices[0]) // self._batch % len(self._ids)
         return self._ids[batch][: len(indices)], self._clicks[batch][: len(indices)]
 
 

@@ -3,7 +3,9 @@
 Ids follow Zipf(1.05) over all rows of a table of 2 million rows of 64 values,
 in an order independent of the ids. The file store's budget is a quarter of its
 files, weights and slots; the memory of the process is measured before and
-after.
+after. Commits are measured without a log, which shows the engine and the tier,
+and with one, whose entries hold every changed row: no log can be faster than
+writing as many bytes to a file that need never be on the disk.
 
     python -m benchmarks.storage.tiers
 """
@@ -11,13 +13,15 @@ after.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import count, cycle
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
-from benchmarks.harness import Row, compare, interleaved, publish, rate
+from benchmarks.harness import Rounds, Row, compare, interleaved, publish, rate
 from benchmarks.processes import own_memory
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
@@ -33,6 +37,8 @@ _ROWS, _DIM, _BATCH, _SKEW = 2_000_000, 64, 65_536, 1.05
 _IDS = 4_000_000  # looked up before any batch comes again: fewer, and a cache would know them by heart
 _ROUNDS, _OUTPUTS = 7, 8  # in turn, so that they lie in memory and not in a cache
 _SLOTS = {"sgd": 0, "adagrad": 1, "adam": 2}  # values per weight
+_TOGETHER = 8  # commits that are timed as one: what one of them in several waits for counts, too
+_ENTRIES = 16  # in a file that is written anew
 _MIB = 1 << 20
 
 
@@ -42,7 +48,8 @@ def main() -> None:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="tiers-") as home:
         for optimizer in ("adagrad", "sgd", "adam"):
-            rows += _file_tier(Path(home) / optimizer, optimizer)
+            (folder := Path(home) / optimizer).mkdir()
+            rows += _file_tier(folder, optimizer)
     title = f"Tiers: {_BATCH:,} ids, Zipf({_SKEW}), rows x {_DIM}"
     publish("tiers", title, rows)
 
@@ -56,27 +63,45 @@ def _file_tier(folder: Path, optimizer: str) -> list[Row]:
         # Memory that results take is taken before, and used again.
         del [memory.lookup({"t": batch}) for batch in batches[:3]][:]
         before = own_memory()
-        with open_store(f"file://{folder}?budget={budget}") as files, _filled(files, _ROWS, optimizer):
+        with open_store(f"file://{folder / 'unlogged'}?budget={budget}&log=none") as files:
+            _filled(files, _ROWS, optimizer)
             _warm(files, batches)
             grown = own_memory() - before
-            outputs = cycle([np.zeros((_BATCH, _DIM), np.float32) for _ in range(_OUTPUTS)])
-            ours, theirs = cycle(batches), cycle(batches)
-            tables = files.table("t"), memory.table("t")
             np.testing.assert_array_equal(files.lookup({"t": batches[0]})["t"], memory.lookup({"t": batches[0]})["t"])
-            looked = interleaved(
-                {
-                    "file": rate(lambda: tables[0].lookup(next(ours), out=next(outputs)), _BATCH),
-                    "memory": rate(lambda: tables[1].lookup(next(theirs), out=next(outputs)), _BATCH),
-                },
-                _ROUNDS,
-            )
-            committed = _commits(files, memory, updates)
+            looked = _lookups(files, memory, batches)
+            turns = {"file": _committing(files, updates), "memory": _committing(memory, updates)}
+            committed = _commits(turns, updates)
+        with (
+            open_store(f"file://{folder / 'logged'}?budget={budget}") as logged,
+            (folder / "bytes").open("wb", buffering=0) as file,
+        ):
+            _filled(logged, _ROWS, optimizer)
+            _warm(logged, batches)
+            size = 8 + 4 * width  # of a row and its id
+            turns = {"logged": _committing(logged, updates), "memory": turns["memory"]}
+            with_log = _commits({**turns, "bytes": _writing(file, size * len(updates[0].ids))}, updates)
     name = f"file tier, {optimizer}, budget a quarter of {4 * _ROWS * width // _MIB} MiB"
+    plain = with_log["memory"]
     return [
         compare(f"lookup, {name}, against memory", "rows/s", looked["file"], looked["memory"], 0.65),
-        compare(f"commit, {name}, against memory", "rows/s", *committed, 0.6),
+        compare(f"commit, {name}, no log, against memory", "rows/s", committed["file"], committed["memory"], 0.6),
+        compare(f"commit, {name}, its own log, against memory", "rows/s", with_log["logged"], plain),
+        compare(f"writing the bytes of its log, {name}, against memory", "rows/s", with_log["bytes"], plain),
         Row(f"memory of its own, {name}, against the budget", grown / _MIB, "MiB", budget / _MIB, budget / grown, 1.0),
-    ]
+    ]  # fmt: skip
+
+
+def _lookups(files: EmbeddingStore, memory: MemoryStore, batches: list[Int64]) -> Rounds:
+    outputs = cycle([np.zeros((_BATCH, _DIM), np.float32) for _ in range(_OUTPUTS)])
+    ours, theirs = cycle(batches), cycle(batches)
+    tables = files.table("t"), memory.table("t")
+    return interleaved(
+        {
+            "file": rate(lambda: tables[0].lookup(next(ours), out=next(outputs)), _BATCH),
+            "memory": rate(lambda: tables[1].lookup(next(theirs), out=next(outputs)), _BATCH),
+        },
+        _ROUNDS,
+    )
 
 
 def _updates(batches: list[Int64]) -> list[TableUpdate]:
@@ -85,23 +110,32 @@ def _updates(batches: list[Int64]) -> list[TableUpdate]:
     return [TableUpdate(some, random.standard_normal((len(some), _DIM), dtype=np.float32)) for some in ids]
 
 
-def _commits(
-    files: EmbeddingStore, memory: MemoryStore, updates: list[TableUpdate]
-) -> tuple[Sequence[float], Sequence[float]]:
-    amount = float(np.median([len(update.ids) for update in updates]))
+def _committing(store: EmbeddingStore, updates: list[TableUpdate]) -> Iterator[None]:
+    for version, update in zip(count(1), cycle(updates), strict=False):
+        store.commit(Commit(version, {"t": update}, 1, {}))
+        yield
 
-    def committing(store: EmbeddingStore) -> Iterator[None]:
-        for version, update in zip(count(1), cycle(updates), strict=False):
-            store.commit(Commit(version, {"t": update}, 1, {}))
-            yield
 
-    ours, theirs = committing(files), committing(memory)
-    for _ in range(2 * len(updates)):
-        next(ours)
-    rounds = interleaved(
-        {"file": rate(lambda: next(ours), amount), "memory": rate(lambda: next(theirs), amount)}, _ROUNDS
-    )
-    return rounds["file"], rounds["memory"]
+def _commits(turns: Mapping[str, Iterator[None]], updates: list[TableUpdate]) -> Rounds:
+    """Rows/s of what commits the updates."""
+    amount = _TOGETHER * float(np.median([len(update.ids) for update in updates]))
+    for turn in turns.values():
+        _take(turn, 2 * len(updates))
+    return interleaved({name: rate(partial(_take, turn, _TOGETHER), amount) for name, turn in turns.items()}, _ROUNDS)
+
+
+def _writing(file: BinaryIO, size: int) -> Iterator[None]:
+    """Writes so many bytes each time, again and again to the same pages of the system's cache."""
+    for number, entry in enumerate(cycle([np.random.default_rng(seed).bytes(size) for seed in range(4)])):
+        if number % _ENTRIES == 0:
+            file.seek(0)
+        file.write(entry)
+        yield
+
+
+def _take(turn: Iterator[None], times: int) -> None:
+    for _ in range(times):
+        next(turn)
 
 
 def _zipf(rows: int, batch: int) -> list[Int64]:

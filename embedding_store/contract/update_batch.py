@@ -23,6 +23,7 @@ class UpdateBatch:
         squares: float32 `[u]`, the mean of g² over each whole row (`TableUpdate.row_squares`), where `gradients` holds
             only some of its columns; None: rows are whole. Only `cross_column` optimizers read it.
         weights_at: int64 `[u]`, where the weights are if not at `positions`. Each once; trusted.
+        frames: int64 `[u]`, what `TableRows.prepare` said of these positions; None: nothing.
     """
 
     ids: Int64
@@ -32,6 +33,7 @@ class UpdateBatch:
     rate: float
     squares: Float32 | None = None
     weights_at: Int64 | None = None
+    frames: Int64 | None = None
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -52,9 +54,9 @@ class UpdateBatch:
         piece = slice(start, stop)
         squares = None if self.squares is None else self.squares[piece]
         weights_at = None if self.weights_at is None else self.weights_at[piece]
-        return UpdateBatch(
-            self.ids[piece], self.positions[piece], self.gradients[piece], self.step, self.rate, squares, weights_at
-        )
+        frames = None if self.frames is None else self.frames[piece]
+        ids, positions, gradients = self.ids[piece], self.positions[piece], self.gradients[piece]
+        return UpdateBatch(ids, positions, gradients, self.step, self.rate, squares, weights_at, frames)
 
     def chosen(self, indices: Int64, positions: Int64) -> UpdateBatch:
         """The rows at `indices` int64 `[n]`, which are at `positions` int64 `[n]`."""
@@ -63,4 +65,4 @@ class UpdateBatch:
 
     def at(self, positions: Int64, weights_at: Int64 | None = None) -> UpdateBatch:
         """The same rows at other positions."""
-        return replace(self, positions=positions, weights_at=weights_at)
+        return replace(self, positions=positions, weights_at=weights_at, frames=None)

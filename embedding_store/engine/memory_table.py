@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -67,7 +67,7 @@ class MemoryTable(ImagedTable):
             fresh = ids[:0]
         else:
             fresh = self._places(ids, positions, pool)
-        self._rows.prepare(positions, fresh, pool)
+        staged.batch = replace(staged.batch, frames=self._rows.prepare(positions, fresh, pool))
         if self.versions:
             self._save(staged, fresh, pool)
         self._members.count(staged.sighted, staged.refused)

@@ -58,13 +58,16 @@ class TableRows(ABC):
         """
 
     @abstractmethod
-    def prepare(self, positions: Int64, fresh: Int64, pool: RangePool) -> None:
+    def prepare(self, positions: Int64, fresh: Int64, pool: RangePool) -> Int64 | None:
         """Is told, by one thread alone, of the rows that are changed next.
 
         Args:
             positions: int64 `[n]`, all of them.
             fresh: int64 `[m]`, indices in `positions` of those that hold no values yet.
             pool: Threads to work with.
+
+        Returns:
+            What `update` is to be told of these rows as `UpdateBatch.frames`, so that it need not look again.
         """
 
     @abstractmethod
@@ -141,8 +144,9 @@ class ResidentRows(TableRows):
     def allocate(self, positions: Int64) -> None:
         """Memory comes as it is touched."""
 
-    def prepare(self, positions: Int64, fresh: Int64, pool: RangePool) -> None:
+    def prepare(self, positions: Int64, fresh: Int64, pool: RangePool) -> Int64 | None:
         """All rows are at hand."""
+        return None
 
     def read(self, positions: Int64, out: Float32, stream: bool = False) -> None:
         self._weights.read(positions, out, stream)

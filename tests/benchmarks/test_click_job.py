@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.click_job.contenders import StepCounter
-from benchmarks.click_job.draws import IDS, POOL, batches
+from benchmarks.click_job.draws import IDS, RECORDS, batches
 from benchmarks.click_job.sizes import BATCH, FEATURES
 
 ROWS = 50_000
@@ -25,15 +25,23 @@ for line in sys.stdin:
 @pytest.mark.parametrize("kind", IDS)
 def test_batches_are_of_the_table_and_the_same_each_time(kind: str) -> None:
     ids, clicks = batches(ROWS, kind)
-    assert ids.shape == (POOL, BATCH, FEATURES)
-    assert clicks.shape == (POOL, BATCH, 1)
+    assert ids.shape == (RECORDS // BATCH, BATCH, FEATURES)
+    assert clicks.shape == (RECORDS // BATCH, BATCH, 1)
     assert (ids.min(), ids.max()) == (0, ROWS - 1)
     batches.cache_clear()
     np.testing.assert_array_equal(batches(ROWS, kind)[0], ids)
 
 
+def test_larger_batches_have_the_same_records() -> None:
+    ids, clicks = batches(ROWS)
+    larger, clicks_of_larger = batches(ROWS, batch=16 * BATCH)
+    assert larger.shape == (RECORDS // BATCH // 16, 16 * BATCH, FEATURES)
+    np.testing.assert_array_equal(larger.reshape(-1, FEATURES), ids.reshape(-1, FEATURES))
+    np.testing.assert_array_equal(clicks_of_larger.ravel(), clicks.ravel())
+
+
 def test_ids_are_skewed_uniform_or_each_once() -> None:
-    most = {kind: np.bincount(batches(ROWS, kind)[0].ravel()).max() / (POOL * BATCH * FEATURES) for kind in IDS}
+    most = {kind: np.bincount(batches(ROWS, kind)[0].ravel()).max() / (RECORDS * FEATURES) for kind in IDS}
     shares = np.arange(1, ROWS + 1) ** -1.05
     assert most["zipf"] == pytest.approx(1 / shares.sum(), rel=0.02)
     assert most["uniform"] < 2 / ROWS

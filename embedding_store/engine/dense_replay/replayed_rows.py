@@ -62,8 +62,8 @@ class ReplayedRows(TableRows):
     def allocate(self, positions: Int64) -> None:
         self._inner.allocate(positions)
 
-    def prepare(self, positions: Int64, fresh: Int64, pool: RangePool) -> None:
-        self._inner.prepare(positions, fresh, pool)
+    def prepare(self, positions: Int64, fresh: Int64, pool: RangePool) -> Int64 | None:
+        return self._inner.prepare(positions, fresh, pool)
 
     def read(self, positions: Int64, out: Float32, stream: bool = False) -> None:
         if not self._moving:

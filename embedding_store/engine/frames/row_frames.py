@@ -42,6 +42,7 @@ class RowFrames:
         self.state: UInt8 = np.zeros(frames, np.uint8)
         self._hand = 0
         self._held: list[Int64] = []
+        self._most_changed = frames  # rows that have changed are no more than these
 
     @property
     def count(self) -> int:
@@ -111,6 +112,7 @@ class RowFrames:
         """Nobody takes these frames, int64 `[n]`, until `release`."""
         self._heat[frames] = HELD
         self._held.append(frames)
+        self.may_change(len(frames))
 
     def release(self) -> None:
         """Frames that were held may be taken again, once they are clean."""
@@ -145,6 +147,16 @@ class RowFrames:
     def changed(self) -> int:
         """Rows that have changed since they were written, or are being written."""
         return int(np.count_nonzero(self.state))
+
+    def may_change(self, rows: int) -> None:
+        """So many rows are about to change; of those that are held this is known."""
+        self._most_changed += rows
+
+    def more_changed_than(self, most: int) -> bool:
+        """Whether `changed` is more than that; counts seldom."""
+        if self._most_changed > most:
+            self._most_changed = self.changed
+        return self._most_changed > most
 
 
 assert TAKEN < FREE < 0

@@ -39,6 +39,7 @@ class RowsInMemory(TableRows):
         self._near = NearRows()
         self._missed = MissedRows()
         self._untouched = True
+        self._brought: tuple[Int64, Int64] | None = None  # positions and frames of the rows that are changed next
         self._hold(rows, new_slab)
         self.layout = RecordLayout(self._parts, spec.eviction is not None)
         self._cold = ColdRows(spec, optimizer, stored, self.layout, self._near)
@@ -84,7 +85,7 @@ class RowsInMemory(TableRows):
     @property
     def pressed(self) -> bool:
         """Whether so many rows have changed that soon there are no frames for others."""
-        return self._frames is not None and _PRESSED_SHARE * self._frames.changed > self._frames.count
+        return self._frames is not None and self._frames.more_changed_than(self._frames.count // _PRESSED_SHARE)
 
     def grow(self, rows: int) -> None:
         if rows <= self._positions:
@@ -198,4 +199,4 @@ class RowsInMemory(TableRows):
                 self._parts[part].array[taken] = slab.array[kept]
         frames.put_in(positions, taken)
         frames.state[taken] = state
-        self._frames = frames
+        self._frames, self._brought = frames, None

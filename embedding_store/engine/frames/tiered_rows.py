@@ -55,14 +55,18 @@ class TieredRows(RowsInMemory):
             return
         self.admit_near()
         frames, cold = self._frames.find(positions)
+        if not len(cold):
+            self._frames.hold(frames)
+            self._brought = positions, frames
+            return
         self._frames.hold(frames[frames >= 0])
-        if len(cold):
-            absent = once(positions[cold])
-            records = self._stored.read(absent, self.layout.record_bytes) if loaded else None
-            self._give_frames(self._frames, absent, records)
+        absent = once(positions[cold])
+        records = self._stored.read(absent, self.layout.record_bytes) if loaded else None
+        self._give_frames(self._frames, absent, records)
 
     def release(self) -> None:
         """What was brought may leave again."""
+        self._brought = None
         if self._frames is not None:
             self._frames.release()
 
@@ -79,16 +83,25 @@ class TieredRows(RowsInMemory):
             near[indices] = True
         return absent[~near]
 
-    def prepare(self, positions: Int64, fresh: Int64, pool: RangePool) -> None:
-        """As in `TableRows.prepare`; rows that were not brought before are brought now."""
+    def prepare(self, positions: Int64, fresh: Int64, pool: RangePool) -> Int64 | None:
+        """As in `TableRows.prepare`; rows that were not brought before are brought now.
+
+        Returns:
+            int64 `[n]`: the rows' frames, which they keep until `release`; None where rows have none.
+        """
         if self._frames is None:
-            return
-        if not len(self._frames.find(positions)[1]):
-            return
-        known = np.ones(len(positions), np.bool_)
-        known[fresh] = False
-        self.bring(positions[known])
-        self.allocate(positions[fresh])
+            return None
+        if self._brought is not None and np.array_equal(self._brought[0], positions):
+            return self._brought[1]
+        frames, cold = self._frames.find(positions)
+        if len(cold):
+            known = np.ones(len(positions), np.bool_)
+            known[fresh] = False
+            self.bring(positions[known])
+            self.allocate(positions[fresh])
+            frames, _ = self._frames.find(positions)
+        self._brought = positions.copy(), frames  # callers use their array again
+        return frames
 
     def read(self, positions: Int64, out: Float32, stream: bool = False) -> None:
         if self._frames is None:
@@ -156,6 +169,8 @@ class TieredRows(RowsInMemory):
 
     def write(self, positions: Int64, weights: Float32, slots: Float32) -> None:
         frames = self._changing(positions)
+        if self._frames is not None:
+            self._frames.may_change(len(frames))
         self._rows.write(frames, weights, slots)
 
     def initialise(self, ids: Int64, positions: Int64) -> None:
@@ -163,12 +178,13 @@ class TieredRows(RowsInMemory):
         self._rows.initialise(ids, frames)
 
     def update(self, batch: UpdateBatch) -> None:
-        frames = self._changing(batch.positions)
+        frames = batch.frames
+        if frames is not None and self._frames is not None and self._still_there(frames):
+            self._untouched = False
+            mark_changed(self._frames.state, frames)
+        else:
+            frames = self._changing(batch.positions)
         self._rows.update(batch if self._frames is None else batch.at(frames))
-
-    def mark(self, positions: Int64) -> None:
-        """What the tier holds of rows in memory at positions int64 `[n]` is not what it should be any more."""
-        self._changing(positions)
 
     def forget(self, positions: Int64) -> None:
         """There are no rows at positions int64 `[n]`, each once, any more."""
@@ -176,6 +192,7 @@ class TieredRows(RowsInMemory):
             self._state.array[positions, 0] = CLEAN
         else:
             self.admit_near()
+            self._brought = None
             self._frames.free(positions)
 
     def load(self, positions: Int64, records: UInt8) -> None:
@@ -210,6 +227,10 @@ class TieredRows(RowsInMemory):
 
     def close(self) -> None:
         self._stored.budget.withdraw(self)
+
+    def _still_there(self, frames: Int64) -> bool:
+        """Whether frames that `prepare` gave, or a part of them, still hold the same rows."""
+        return self._brought is not None and (frames is self._brought[1] or frames.base is self._brought[1])
 
     def _changing(self, positions: Int64) -> Int64:
         """Frames of rows that are about to change."""

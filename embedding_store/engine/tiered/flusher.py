@@ -81,15 +81,15 @@ class Flusher:
             None if failure is None else str(failure),
         )
 
-    def wait_for_room(self, pressed: bool) -> None:
+    def wait_for_room(self, pressed: Callable[[], bool]) -> None:
         """Returns once the log may grow; the store must not be held.
 
-        `pressed`: a pass should begin, whatever the log.
+        `pressed`: says whether a pass should begin, whatever the log; is asked where none is about to.
 
         Raises:
             Unavailable, DeadlineExceeded: the tier cannot be written, or not fast enough.
         """
-        if not self._wanted and (pressed or self.wanted):
+        if not self._wanted and (self.wanted or pressed()):
             with self._changed:
                 self._wanted = True
                 self._changed.notify_all()

@@ -173,7 +173,7 @@ class WrittenBehind(LoggedStore, StoreReads):
         """Before a change, the store not being held: waits until the log may grow."""
         if self._flusher is not None:
             tables = [table for table in list(self._tables.values()) if isinstance(table, TieredTable)]
-            self._flusher.wait_for_room(any(table.tiered.pressed for table in tables))
+            self._flusher.wait_for_room(lambda: any(table.tiered.pressed for table in tables))
 
     def _own(self) -> None:
         """Before a change, the store being held alone: nobody else writes from now on."""

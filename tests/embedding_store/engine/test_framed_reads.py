@@ -12,9 +12,12 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine.tiered.tiered_table import TieredTable
 from elastable.embedding_store.errors import IdOutOfRange, StoreBroken
 from elastable.embedding_store.log.no_log import NoLog
+from elastable.embedding_store.native.range_pool import SERIAL
 from elastable.embedding_store.tiers.files.file_tier import FileTier
 from tests.embedding_store.engine.tiered_stores import tiered_store
 from tests.file_stores import file_store
@@ -88,3 +91,29 @@ def test_a_row_that_is_torn_in_its_file_is_an_error_for_whichever_thread_reads_i
             files.lookup({"t": np.arange(20_000)})
         path.write_bytes(content)
         files.lookup({"t": np.arange(20_000)})
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_frames_that_were_found_before_an_update_are_forgotten_when_rows_move(tmp_path: Path, moved: bool) -> None:
+    with filled(MemoryStore()) as memory, filled(tiered_store(FileTier(tmp_path / "s"), NoLog(), 1 << 20)) as files:
+        assert isinstance(files, MemoryStore)
+        assert isinstance(memory, MemoryStore)
+        table, positions = files._tables["t"], np.arange(300, 500)
+        assert isinstance(table, TieredTable)
+        rows = table.tiered
+        rows.bring(positions)
+        frames = rows.prepare(positions, positions[:0], SERIAL)
+        assert frames is not None
+        gradients = np.ones((len(positions), 64), np.float32)
+        batch = UpdateBatch(positions, positions, gradients, 0, 0.1, frames=frames)
+        if moved:
+            rows._stored.budget.declare("another table", 1 << 19, lambda share: None)
+            rows.bring(np.arange(500, 700))
+        for start in (0, 120):
+            rows.update(batch.part(start, start + 120))
+        expected = memory._tables["t"]
+        expected._rows.update(UpdateBatch(positions, positions, gradients, 0, 0.1))
+        everywhere = np.arange(1_000)
+        for ours, theirs in zip(rows.block(everywhere), expected._rows.block(everywhere), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        assert rows.changed >= len(positions)
