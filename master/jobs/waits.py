@@ -104,7 +104,8 @@ class Waits:
             self._settle(before, None)
         result: Future[DenseSnapshot | None] = Future()
         self._readers.setdefault(version, {})[worker] = result
-        result.add_done_callback(lambda _: self._forget_reader(version, worker, result))
+        # Of the result itself, the callback must not hold a reference: that is a cycle.
+        result.add_done_callback(lambda done: self._forget_reader(version, worker, done))
         self._until(result, wait_s, lambda: settle(result, None))
         return result
 

@@ -32,10 +32,9 @@ class LeaseBook:
         self._held: dict[str, set[Unit]] = {}
         self._progress: dict[str, float] = {}
 
-    @property
-    def workers(self) -> tuple[str, ...]:
-        """Workers that have joined, in the order in which they did."""
-        return tuple(self._held)
+    def has_joined(self, worker: str) -> bool:
+        """Whether the worker takes part now."""
+        return worker in self._held
 
     def join(self, worker: str) -> None:
         """Adds a worker; joining twice is harmless."""

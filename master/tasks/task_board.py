@@ -242,7 +242,7 @@ class TaskBoard:
         return [self._schedule.evaluation(group.version, number) for number in numbers]
 
     def _require_joined(self, worker: str) -> None:
-        if worker not in self._leases.workers:
+        if not self._leases.has_joined(worker):
             raise NotJoined(f"worker {worker!r} has not joined the job: open a session first")
 
     def _group_of(self, kind: TaskKind, micro_batch: int, version: int) -> TaskGroup | None:

@@ -84,12 +84,21 @@ def at_end_of(context: grpc.ServicerContext, do: Callable[[], None]) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """One call, from its first message on."""
+    """One call, from its first message on.
+
+    Attributes:
+        streams: Whether its answer may have several messages.
+        waits: Whether it has waited; `_gone` is then called at its end.
+        result: What it waits for now.
+        over: Whether its place is given back.
+        lock: Guards `over`.
+    """
 
     context: grpc.ServicerContext
     send: Send
     place: Place
     streams: bool
+    waits: bool = False
     result: Future[Any] | None = None
     over: bool = False
     lock: Lock = field(default_factory=Lock)
@@ -184,33 +193,37 @@ class WaitingCalls:
         except BaseException:
             later.result.cancel()
             raise
-        first = call.result is None
+        first, call.waits = not call.waits, True
         call.result = later.result
         # Where the call is over by now, nobody else would say so.
         if first and not call.context.add_callback(lambda: self._gone(call)):
             self._gone(call)
         if call.over:
             later.result.cancel()
-        later.result.add_done_callback(lambda result: self._resume(call, later))
+        # Futures keep their callbacks. Neither this one nor the call leads back to the result once it is there: a cycle
+        # would keep some fifty objects of every call until Python's collector finds them among those of all workers.
+        then, light = later.then, later.light
+        later.result.add_done_callback(lambda result: self._resume(call, result, then, light))
 
-    def _resume(self, call: _Call, later: Later[object]) -> None:
+    def _resume(self, call: _Call, result: Future[Any], then: Callable[[Any], Answer], light: bool) -> None:
         """Goes on with a call whose result is there."""
-        if call.over or later.result.cancelled():
+        call.result = None
+        if call.over or result.cancelled():
             return
-        if later.light:
-            self._go_on(call, later)
+        if light:
+            self._go_on(call, result, then)
             return
         with suppress(RuntimeError):  # the server has stopped, and so has the call
-            self._threads.submit(self._go_on, call, later)
+            self._threads.submit(self._go_on, call, result, then)
 
-    def _go_on(self, call: _Call, later: Later[object]) -> None:
+    def _go_on(self, call: _Call, result: Future[Any], then: Callable[[Any], Answer]) -> None:
         try:
             with call.lock:
                 if call.over:
                     return
                 self._room.answer(call.place)
             with answering(call.context):
-                answer = later.then(later.result.result())
+                answer = then(result.result())
             self._answer(call, answer)
         except Exception:  # noqa: BLE001 - `answering` has told the context what it was; the client may also be gone
             self._end(call)
@@ -219,8 +232,8 @@ class WaitingCalls:
     def _gone(self, call: _Call) -> None:
         """The call is over, answered or not."""
         self._end(call)
-        if call.result is not None:
-            call.result.cancel()
+        if (result := call.result) is not None:
+            result.cancel()
 
     def _end(self, call: _Call) -> None:
         with call.lock:

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from elastable.process.heap import without_collections
+from elastable.process.heap import keep_collections_short, without_collections
 
 # Pages that are mapped anew by 50 rounds of taking and freeing 8 MiB, which are 2,048 pages.
 COUNTING = """
@@ -59,3 +59,15 @@ def test_what_is_imported_is_left_out_of_collections_and_these_go_on_as_before(c
         assert not any(each is made for each in gc.get_objects())
     finally:
         gc.enable()
+
+
+def test_collections_of_a_server_are_seldom_and_leave_out_what_it_has_loaded() -> None:
+    before = gc.get_threshold()
+    loaded: list[list[int]] = [[]]
+    try:
+        keep_collections_short()
+        assert gc.get_threshold() == (10_000, *before[1:])
+        assert not any(each is loaded for each in gc.get_objects())
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)

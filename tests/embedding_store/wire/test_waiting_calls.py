@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -154,6 +156,28 @@ def test_a_defect_after_the_wait_ends_the_call(held: ExitStack) -> None:
     with pytest.raises(grpc.RpcError, match="RuntimeError: a defect") as caught:
         list(calls[0])
     assert caught.value.code() is grpc.StatusCode.INTERNAL
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("request_", [b"", b"light"])
+def test_a_call_that_has_waited_leaves_nothing_for_the_collector(
+    held: ExitStack, streams: bool, request_: bytes
+) -> None:
+    served, freed = Waiting(held), threading.Semaphore(0)
+    served.then = lambda reply: [reply] if streams else reply
+    gc.disable()
+    try:
+        replies = served.many(request_, timeout=WAIT_S) if streams else None
+        reply = served.one.future(request_, timeout=WAIT_S) if replies is None else None
+        served.await_parked(1)
+        watched = weakref.ref(served.futures[0], lambda _: freed.release())
+        served.futures.pop().set_result(b"there")
+        assert list(replies or ()) == [b"there"] * streams
+        assert reply is None or reply.result(timeout=WAIT_S) == b"there"
+        assert freed.acquire(timeout=WAIT_S)
+        assert watched() is None
+    finally:
+        gc.enable()
 
 
 def test_a_client_that_leaves_cancels_its_wait_and_frees_its_room(held: ExitStack) -> None:

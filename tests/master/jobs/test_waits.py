@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from concurrent.futures import Future
 from contextlib import ExitStack
 
@@ -72,6 +74,24 @@ def test_a_worker_that_waits_for_a_version_is_told_of_a_task_that_it_can_do_befo
         job.session.close()  # its tasks of version 0 are free
         assert min(task.version for task in wait.result(WAIT_S).tasks) == 0
         assert version.result(WAIT_S) is None
+
+
+def test_a_wait_that_is_over_leaves_nothing_for_the_collector() -> None:
+    gc.disable()
+    try:
+        with Running(Bench()) as job, ExitStack() as held:
+            take_all(job)
+            held.enter_context(job_session(job, "you"))
+            tasks, version = waiting(job, "you"), job.master.pull_dense_later("you", 1, HOUR_S)
+            freed: list[str] = []
+            weakref.finalize(tasks, freed.append, "tasks")
+            weakref.finalize(version, freed.append, "version")
+            del tasks, version
+            assert not freed
+            job.session.close()  # both end: there is a task that comes before that version
+            assert sorted(freed) == ["tasks", "version"]
+    finally:
+        gc.enable()
 
 
 def test_a_cancelled_wait_takes_no_tasks() -> None:
