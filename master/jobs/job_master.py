@@ -71,6 +71,8 @@ class Master(ServedMaster):
         BadInput: no training records, or the store is at another version.
     """
 
+    needs_no_thread = True
+
     def __init__(
         self,
         job: JobSpec,
@@ -244,9 +246,7 @@ class Master(ServedMaster):
         if push.job not in ("", ours):
             raise JobFailed(f"the master runs another job now ({ours}); the push is of {push.job}")
         found = self._state.judge(push)
-        if isinstance(found, tuple):
-            return PushReply(*found, self._state.version)
-        return found
+        return PushReply(*found, self._state.version) if isinstance(found, tuple) else found
 
     def _problem(self, push: Push) -> str | None:
         """Why a push is to be skipped; None: it is not."""

@@ -61,6 +61,7 @@ class Waits:
         self._lock = lock
         self._timers = Timers("elastable-waits")
         self._askers: dict[str, _Asker] = {}  # by worker, the one that has waited longest first
+        self._full: dict[str, None] = {}  # those that asked for no more than they hold, since the last version
         self._readers: dict[int | None, dict[str, Future[DenseSnapshot | None]]] = {}  # by version and worker
         self._pushers: dict[int, list[_Pusher]] = {}  # by the identity of their ticket
         self._look: Timer | None = None
@@ -88,6 +89,8 @@ class Waits:
         if (before := self._askers.pop(worker, None)) is not None:
             self._settle(before.result, Lease())
         asker = self._askers[worker] = _Asker(want, Future())
+        if want <= 0:
+            self._full[worker] = None
 
         def late() -> None:
             with self.changing():
@@ -123,20 +126,25 @@ class Waits:
 
     def tasks_free(self) -> None:
         """There may be tasks for somebody; whoever has waited longest is first."""
-        for worker, asker in tuple(self._askers.items()):
+        answered: list[str] = []  # of a thousand that wait, a few are: the others are not even looked at
+        for worker, asker in self._askers.items():
             if not self._state.offers():
                 break
             if asker.result.done():
-                self._askers.pop(worker)
+                answered.append(worker)
                 continue
             try:
                 lease = self._lease(worker, asker.want)
             except ElastableError as error:
-                self._answers.append(partial(settle_error, self._askers.pop(worker).result, error))
+                answered.append(worker)
+                self._answers.append(partial(settle_error, asker.result, error))
                 continue
             if lease != Lease():
-                self._settle(self._askers.pop(worker).result, lease)
+                answered.append(worker)
+                self._settle(asker.result, lease)
                 self.leased(worker, lease)
+        for worker in answered:
+            del self._askers[worker]
         self._look_later()
 
     def left(self, worker: str) -> None:
@@ -163,8 +171,10 @@ class Waits:
             for pusher in self._pushers.pop(id(ticket), ()):
                 self._attempt(pusher.result, lambda: pusher.reply(True))  # noqa: B023 - called at once
         # These have all tasks that they can hold, and waited for the version of the first.
-        for worker in [worker for worker, asker in self._askers.items() if asker.want <= 0]:
-            self._settle(self._askers.pop(worker).result, Lease())
+        full, self._full = self._full, {}
+        for worker in full:
+            if (asker := self._askers.get(worker)) is not None and asker.want <= 0:
+                self._settle(self._askers.pop(worker).result, Lease())
 
     def lost(self, tickets: Iterable[Ticket]) -> None:
         """These tickets will not be committed, as store servers lost rows of theirs."""

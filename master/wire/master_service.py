@@ -40,6 +40,7 @@ Request = TypeVar("Request", bound=Message)
 Reply = TypeVar("Reply", bound=Message)
 
 _LONGEST_NAME = 256  # bytes
+_FEW_ARRAYS, _SMALL_BYTES = 16, 32 << 10  # of a snapshot that anybody may send
 _LONGEST_REASON = 1024  # characters
 
 
@@ -85,7 +86,8 @@ def master_service(
         "StopJob": control(servicer.stop_job, master_pb2.StopJobRequest, master_pb2.StopJobReply),
     }
     waiting = frozenset({"LeaseTasks", "PullDense", "ReportGradient"})
-    return Service(MASTER_SERVICE, handlers, servicer.close, frozenset({"Join"}), waiting, master.not_ready)
+    brief = frozenset({"LeaseTasks", "PullDense"} if master.needs_no_thread else ())
+    return Service(MASTER_SERVICE, handlers, servicer.close, frozenset({"Join"}), waiting, brief, master.not_ready)
 
 
 class _MasterServicer:
@@ -130,7 +132,7 @@ class _MasterServicer:
             version = request.version if request.HasField("version") else None
             wait_s = _wait_s(request.wait_ms)
             frames = partial(dense_frames, whole=request.whole)
-            return Later(self._master.pull_dense_later(request.incarnation, version, wait_s), frames)
+            return Later(self._master.pull_dense_later(request.incarnation, version, wait_s), frames, light=_is_small)
 
     def report_gradient(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Later[PushReply]:
         with answering(context):
@@ -174,6 +176,14 @@ class _MasterServicer:
 def _names(push: Push) -> tuple[str, ...]:
     """The workers in whose names a push is."""
     return (push.incarnation, push.id.incarnation) if isinstance(push.id, AsyncPushId) else (push.incarnation,)
+
+
+def _is_small(snapshot: DenseSnapshot | None) -> bool:
+    """Whether the frame of a snapshot is made and sent in microseconds."""
+    if snapshot is None:
+        return True
+    arrays = (*snapshot.variables, *snapshot.states)
+    return len(arrays) <= _FEW_ARRAYS and sum(array.nbytes for array in arrays) <= _SMALL_BYTES
 
 
 def _wait_s(wait_ms: int) -> float:

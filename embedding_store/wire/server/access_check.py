@@ -11,9 +11,9 @@ from elastable.embedding_store.wire.access.callers import Caller, Callers
 from elastable.embedding_store.wire.access.roles import Role, least_role
 from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY
 from elastable.embedding_store.wire.server.audit import audit
+from elastable.embedding_store.wire.server.beginnings import before_each_call
 from elastable.embedding_store.wire.server.call_guard import HEALTH_CHECK
 from elastable.embedding_store.wire.server.handlers import Handler, Interceptor
-from elastable.embedding_store.wire.server.waiting_calls import before_each_call
 
 __all__ = ["OPEN_TO_ALL", "AccessCheck"]
 

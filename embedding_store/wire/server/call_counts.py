@@ -8,8 +8,8 @@ import grpc
 from grpc import _server as grpc_server
 
 from elastable.embedding_store.measures.counters import Counts
+from elastable.embedding_store.wire.server.beginnings import at_end_of, before_each_call
 from elastable.embedding_store.wire.server.handlers import Handler, Interceptor
-from elastable.embedding_store.wire.server.waiting_calls import at_end_of, before_each_call
 
 __all__ = ["OTHER_METHODS", "CallCounts"]
 

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -44,23 +46,28 @@ class CallGuard(Interceptor):
 
     Args:
         limits: Of the server.
+        threads: The server's.
         sessions: Full names of the calls that last as long as their clients.
         waiting: Full names of the other calls that may wait for something to happen here.
+        brief: Full names of those among them that need no thread; see `Service`.
         spare: Calls that may be under way beside `limits.threads`: health checks, and refusals.
     """
 
     def __init__(
         self,
         limits: CallLimits,
+        threads: ThreadPoolExecutor,
         sessions: frozenset[str] = frozenset(),
         waiting: frozenset[str] = frozenset(),
+        brief: frozenset[str] = frozenset(),
         spare: int = 16,
     ) -> None:
         self._limits = limits
         self._sessions = sessions
         self._may_wait = sessions | waiting
+        self._brief = brief
         self._room = CallRoom(limits, spare)
-        self._waiting_calls = WaitingCalls(self._room, limits)
+        self._waiting_calls = WaitingCalls(self._room, limits, threads)
         self._guarded: dict[str, Handler] = {}
 
     def close(self) -> None:
@@ -101,11 +108,23 @@ class CallGuard(Interceptor):
             with answering(context):
                 taken = self._messages(messages, context, place)
                 if not streams:
-                    return _only(taken, parse, method)
+                    return _only(next(taken, None), parse, method)
+                return taken if parse is None else (_parsed(parse, message) for message in taken)
+
+        def request_from(
+            first: bytes | None, rest: Iterator[bytes], context: grpc.ServicerContext, place: Place
+        ) -> object:
+            with answering(context):
+                if first is not None:
+                    room.receive(place, len(first))
+                if not streams:
+                    return _only(first, parse, method)
+                more = iter(()) if first is None else self._messages(rest, context, place, len(first))
+                taken = more if first is None else chain((first,), more)
                 return taken if parse is None else (_parsed(parse, message) for message in taken)
 
         if method in self._may_wait:
-            return self._waiting_calls.handler(handler, kind, request_of)
+            return self._waiting_calls.handler(handler, kind, request_from, method in self._brief)
         if handler.response_streaming:
             replies: Callable[..., Iterator[Body]] | None = handler.stream_stream if streams else handler.unary_stream
             assert replies is not None
@@ -134,9 +153,20 @@ class CallGuard(Interceptor):
 
         return grpc.stream_unary_rpc_method_handler(one, None, handler.response_serializer)
 
-    def _messages(self, messages: Iterator[bytes], context: grpc.ServicerContext, place: Place) -> Iterator[bytes]:
-        """A client's messages, as long as they come in time, and there is room for them."""
-        limits, received, begun, seconds = self._limits, 0, time.monotonic(), self._limits.first_message_s
+    def _messages(
+        self, messages: Iterator[bytes], context: grpc.ServicerContext, place: Place, received: int | None = None
+    ) -> Iterator[bytes]:
+        """A client's messages, as long as they come in time, and there is room for them.
+
+        Args:
+            messages: As they come.
+            context: Of the call.
+            place: Where they are counted.
+            received: Bytes of the first message, where that came before these; None: it is the first of these.
+        """
+        limits, begun = self._limits, time.monotonic()
+        seconds = limits.first_message_s if received is None else limits.next_message_s
+        received = received or 0
         while True:
             behind = begun + limits.next_message_s + received / limits.least_rate - time.monotonic()
             with self._room.waiting(place, context, min(seconds, behind)):
@@ -149,9 +179,8 @@ class CallGuard(Interceptor):
             yield message
 
 
-def _only(messages: Iterator[bytes], parse: Callable[[bytes], Body] | None, method: str) -> Body:
+def _only(message: bytes | None, parse: Callable[[bytes], Body] | None, method: str) -> Body:
     """The one message of a call that takes one."""
-    message = next(messages, None)
     if message is None:
         raise BadInput(f"{method}: the call ended before its message")
     if parse is None:

@@ -57,6 +57,7 @@ class Service:
         sessions: Names of those calls.
         waiting: Names of other calls that may wait for something to happen here. Methods of both kinds may return a
             `Later`.
+        brief: Those of `waiting` whose methods take microseconds and wait for nothing: no thread is asked to do it.
         not_ready: Says why it cannot do its work now; None: it can. Health checks ask it.
     """
 
@@ -65,6 +66,7 @@ class Service:
     close: Callable[[], None] = lambda: None
     sessions: frozenset[str] = frozenset()
     waiting: frozenset[str] = frozenset()
+    brief: frozenset[str] = frozenset()
     not_ready: NotReady = lambda: None
 
 
@@ -106,7 +108,8 @@ class GrpcServer:
         self._pool = ThreadPoolExecutor(limits.threads + _SPARE, thread_name_prefix="grpc")
         sessions = frozenset(f"/{service.name}/{call}" for service in services for call in service.sessions)
         waiting = frozenset(f"/{service.name}/{call}" for service in services for call in service.waiting)
-        self._guard = CallGuard(limits, sessions, waiting, _SPARE)
+        brief = frozenset(f"/{service.name}/{call}" for service in services for call in service.brief)
+        self._guard = CallGuard(limits, self._pool, sessions, waiting, brief, _SPARE)
         callers = Callers(credentials, anonymous)
         self.calls, self.health = Counts(), Health({service.name: service.not_ready for service in services})
         served = {HEALTH_CHECK, *(f"/{service.name}/{call}" for service in services for call in service.handlers)}

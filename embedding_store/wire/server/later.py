@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from elastable.embedding_store.wire.channels.status_codes import answering
 from elastable.embedding_store.wire.server.handlers import Body, Handler
 
-__all__ = ["Answer", "Later", "both_ways_later", "control_later"]
+__all__ = ["Answer", "Later", "Light", "both_ways_later", "control_later"]
 
 T = TypeVar("T")
 Request = TypeVar("Request", bound=Message)
@@ -31,15 +31,16 @@ class Later(Generic[T]):
         then: Makes the rest of the answer of it: a message, several of a call that streams, or another wait.
         first: Messages that are sent before the wait, of a call that streams.
         light: Whether `then` takes microseconds, waits for nothing and calls nobody, so that the thread that sets the
-            result may answer; of a call of one message.
+            result may answer; or a function that says so of a result.
     """
 
     result: Future[T]
     then: Callable[[T], Answer]
     first: tuple[Body, ...] = ()
-    light: bool = False
+    light: Light[T] = False
 
 
+Light = bool | Callable[[T], bool]
 Answer = Body | Iterable[Body] | Later[Any]
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import grpc
 
 from elastable.embedding_store.measures.spans import TRACE_KEY, Tracer
+from elastable.embedding_store.wire.server.beginnings import at_end_of, before_each_call
 from elastable.embedding_store.wire.server.handlers import Body, Handler, Interceptor
-from elastable.embedding_store.wire.server.waiting_calls import at_end_of, before_each_call
 
 __all__ = ["TracedCalls"]
 

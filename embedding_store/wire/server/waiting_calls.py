@@ -1,8 +1,7 @@
 """Calls that wait for something to happen on the server, without a thread.
 
-gRPC's threaded server lets a handler return before its call has ended (`experimental_non_blocking`, which its own
-health service uses): the handler is given a function that sends, to be called later from any thread. So a call whose
-method returns a `Later` gives its thread back, and a few threads answer such calls as their results come.
+A call whose method returns a `Later` gives its thread back, and a few threads answer such calls as their results come.
+What takes microseconds is done by the threads that are there anyway: the one that receives a message, or sets a result.
 """
 
 from __future__ import annotations
@@ -20,66 +19,18 @@ from google.protobuf.message import Message
 from grpc import _server as grpc_server
 
 from elastable.embedding_store.wire.channels.status_codes import answering
+from elastable.embedding_store.wire.server.beginnings import Send, begins_without_blocking, receive_first
 from elastable.embedding_store.wire.server.handlers import Body, Handler
-from elastable.embedding_store.wire.server.later import Answer, Later
+from elastable.embedding_store.wire.server.later import Answer, Later, Light
 from elastable.embedding_store.wire.server.limits.call_limits import CallLimits
 from elastable.embedding_store.wire.server.limits.call_room import CallRoom, Kind, Place
 
-__all__ = ["Send", "WaitingCalls", "at_end_of", "before_each_call", "begins_without_blocking", "holds_no_thread"]
+__all__ = ["WaitingCalls"]
 
-Send = Callable[[Body | None], None]
-"""Sends one message of an answer, waiting until it is on its way; None: ends the call with its context's status."""
-
-_Request = Callable[[Iterator[bytes], grpc.ServicerContext, Place], object]
-_Begin = Callable[[Iterator[bytes], grpc.ServicerContext, Send], None]
-_MARK = "experimental_non_blocking"
+_Request = Callable[[bytes | None, Iterator[bytes], grpc.ServicerContext, Place], object]
+_Work = Callable[[bytes | None], Answer]
 _SMALL_BYTES = 64 << 10  # of an answer that need not be waited for until it is read
-
-
-def begins_without_blocking(begin: _Begin) -> Handler:
-    """The handler of a call that is begun by `begin(messages, context, send)`, and ended by `send(None)`."""
-    setattr(begin, _MARK, True)
-    return grpc.stream_stream_rpc_method_handler(begin)
-
-
-def holds_no_thread(handler: Handler) -> bool:
-    """Whether it is such a handler."""
-    return getattr(handler.stream_stream, _MARK, False)
-
-
-def before_each_call(handler: Handler, do: Callable[[grpc.ServicerContext], None]) -> Handler:
-    """The handler of a call of frames, with `do(context)` before whatever the call does."""
-    answer, replies = handler.stream_unary, handler.stream_stream
-    if holds_no_thread(handler):
-        begin: Callable[..., Any] | None = replies
-        assert begin is not None
-
-        def begun(messages: Iterator[bytes], context: grpc.ServicerContext, send: Send) -> None:
-            do(context)
-            begin(messages, context, send)
-
-        return begins_without_blocking(begun)
-    if handler.response_streaming:
-        assert replies is not None
-
-        def stream(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Body]:
-            do(context)
-            return replies(messages, context)
-
-        return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
-    assert answer is not None
-
-    def one(messages: Iterator[bytes], context: grpc.ServicerContext) -> Body:
-        do(context)
-        return answer(messages, context)
-
-    return grpc.stream_unary_rpc_method_handler(one, None, handler.response_serializer)
-
-
-def at_end_of(context: grpc.ServicerContext, do: Callable[[], None]) -> None:
-    """Calls `do()` once the call has ended, however it does."""
-    if not context.add_callback(do):  # its client is gone already
-        do()
+_BRIEF_BYTES = 4 << 10  # of a message that is parsed in no time
 
 
 @dataclass(slots=True, eq=False)
@@ -88,6 +39,8 @@ class _Call:
 
     Attributes:
         streams: Whether its answer may have several messages.
+        work: Makes the answer, of the call's first message.
+        brief: Whether `work` takes microseconds and waits for nothing.
         waits: Whether it has waited; `_gone` is then called at its end.
         result: What it waits for now.
         over: Whether its place is given back.
@@ -98,6 +51,8 @@ class _Call:
     send: Send
     place: Place
     streams: bool
+    work: _Work
+    brief: bool
     waits: bool = False
     result: Future[Any] | None = None
     over: bool = False
@@ -110,24 +65,27 @@ class WaitingCalls:
     Args:
         room: Of the server.
         limits: Of the server.
+        threads: The server's, in which methods are called.
     """
 
-    def __init__(self, room: CallRoom, limits: CallLimits) -> None:
+    def __init__(self, room: CallRoom, limits: CallLimits, threads: ThreadPoolExecutor) -> None:
         self._room = room
         self._limits = limits
+        self._working = threads
         self._threads = ThreadPoolExecutor(limits.answering, "answers")
 
     def close(self) -> None:
         """Ends the threads, once what they do is done."""
         self._threads.shutdown(wait=False)
 
-    def handler(self, handler: Handler, kind: Kind, request_of: _Request) -> Handler:
+    def handler(self, handler: Handler, kind: Kind, request_of: _Request, brief: bool) -> Handler:
         """A handler of one message or frames that may wait.
 
         Args:
             handler: Whose method may return a `Later`.
             kind: What its calls count as until they wait.
-            request_of: Reads and parses the request.
+            request_of: Parses the request: its first message, None where the call ended without one, and the rest.
+            brief: Whether its method takes microseconds and waits for nothing: no thread need be asked to do it.
         """
         method: Callable[..., Any] | None = (
             (handler.stream_stream if handler.request_streaming else handler.unary_stream)
@@ -139,34 +97,75 @@ class WaitingCalls:
         def begin(messages: Iterator[bytes], context: grpc.ServicerContext, send: Send) -> None:
             with answering(context):
                 place = self._room.enter(kind, context)
-            call = _Call(context, send, place, handler.response_streaming)
-            try:
-                self._answer(call, method(request_of(messages, context, place), context))
-            except BaseException:
-                self._end(call)
-                raise
+
+            def work(first: bytes | None) -> Answer:
+                answer: Answer = method(request_of(first, messages, context, place), context)
+                return answer
+
+            call = _Call(context, send, place, handler.response_streaming, work, brief)
+            wait = self._room.begin_wait(place, context, self._limits.first_message_s)
+            receive_first(context, lambda message: self._received(call, wait, message))
 
         return begins_without_blocking(begin)
 
-    def _answer(self, call: _Call, answer: Answer) -> None:
-        """Sends an answer, as far as it is there."""
+    def _received(self, call: _Call, wait: object, first: bytes | None) -> None:
+        """Goes on with a call whose first message is there."""
+        self._room.end_wait(wait)
+        if first is not None and call.brief and len(first) <= _BRIEF_BYTES:
+            self._begin(call, first, blocks=False)
+            return
+        try:
+            self._working.submit(self._begin, call, first)
+        except RuntimeError:  # the server has stopped, and so has the call
+            self._end(call)
+
+    def _begin(self, call: _Call, first: bytes | None, blocks: bool = True) -> None:
+        try:
+            self._answer(call, call.work(first), blocks)
+        except Exception as error:  # noqa: BLE001 - it becomes the status of the call
+            self._end(call)
+            _fail(call, error)
+
+    def _answer(self, call: _Call, answer: Answer, blocks: bool = True) -> None:
+        """Sends an answer, as far as it is there; what takes long goes to another thread unless this one may block."""
         while isinstance(answer, Later):
+            if answer.first and not blocks:
+                self._hand_over(call, answer)
+                return
             for message in answer.first:
                 self._send(call, message)
             if not answer.result.done():
                 self._park(call, answer)
                 return
+            if not (blocks or _is_light(answer.light, answer.result)):
+                self._hand_over(call, answer)
+                return
             with answering(call.context):
                 answer = answer.then(answer.result.result())
         if call.streams:
             assert not isinstance(answer, Message | bytes)
-            self._stream(call, answer)
+            self._stream(call, answer, blocks)
         else:
             assert isinstance(answer, Message | bytes)
             self._end(call)
             _send_last(call.context, _bytes(answer))
 
-    def _stream(self, call: _Call, messages: Iterable[Body]) -> None:
+    def _hand_over(self, call: _Call, answer: Answer) -> None:
+        """Has another thread send an answer."""
+
+        def go_on() -> None:
+            try:
+                self._answer(call, answer)
+            except Exception as error:  # noqa: BLE001 - it becomes the status of the call
+                self._end(call)
+                _fail(call, error)
+
+        try:
+            self._threads.submit(go_on)
+        except RuntimeError:  # the server has stopped, and so has the call
+            self._end(call)
+
+    def _stream(self, call: _Call, messages: Iterable[Body], blocks: bool) -> None:
         only = None
         with answering(call.context):
             rest = iter(messages)
@@ -174,6 +173,9 @@ class WaitingCalls:
             if begun and len(_bytes(begun[0])) <= _SMALL_BYTES:
                 begun += islice(rest, 1)
                 only = _bytes(begun.pop()) if len(begun) == 1 else None
+            if begun and not blocks:
+                self._hand_over(call, chain(begun, rest))
+                return
             for message in chain(begun, rest):
                 self._send(call, message)
         self._end(call)
@@ -205,18 +207,18 @@ class WaitingCalls:
         then, light = later.then, later.light
         later.result.add_done_callback(lambda result: self._resume(call, result, then, light))
 
-    def _resume(self, call: _Call, result: Future[Any], then: Callable[[Any], Answer], light: bool) -> None:
+    def _resume(self, call: _Call, result: Future[Any], then: Callable[[Any], Answer], light: Light[Any]) -> None:
         """Goes on with a call whose result is there."""
         call.result = None
         if call.over or result.cancelled():
             return
-        if light:
-            self._go_on(call, result, then)
+        if _is_light(light, result):
+            self._go_on(call, result, then, blocks=False)
             return
         with suppress(RuntimeError):  # the server has stopped, and so has the call
             self._threads.submit(self._go_on, call, result, then)
 
-    def _go_on(self, call: _Call, result: Future[Any], then: Callable[[Any], Answer]) -> None:
+    def _go_on(self, call: _Call, result: Future[Any], then: Callable[[Any], Answer], blocks: bool = True) -> None:
         try:
             with call.lock:
                 if call.over:
@@ -224,10 +226,10 @@ class WaitingCalls:
                 self._room.answer(call.place)
             with answering(call.context):
                 answer = then(result.result())
-            self._answer(call, answer)
-        except Exception:  # noqa: BLE001 - `answering` has told the context what it was; the client may also be gone
+            self._answer(call, answer, blocks)
+        except Exception as error:  # noqa: BLE001 - it becomes the status of the call
             self._end(call)
-            call.send(None)
+            _fail(call, error)
 
     def _gone(self, call: _Call) -> None:
         """The call is over, answered or not."""
@@ -241,6 +243,19 @@ class WaitingCalls:
                 return
             call.over = True
         self._room.leave(call.place)
+
+
+def _is_light(light: Light[Any], result: Future[Any]) -> bool:
+    """Whether an answer of a result that is there can be made and sent by any thread."""
+    return light if isinstance(light, bool) else result.exception() is not None or light(result.result())
+
+
+def _fail(call: _Call, error: Exception) -> None:
+    """Ends a call with the status that its context was told, else with that of the error."""
+    if not call.context._state.aborted:  # type: ignore[attr-defined]
+        with suppress(Exception), answering(call.context):
+            raise error
+    call.send(None)
 
 
 def _bytes(message: Body) -> bytes:

@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from elastable.embedding_store.errors import StaleVersion
+from elastable.embedding_store.support.waits.futures import settle
 from elastable.embedding_store.wire.access.roles import Role
 from elastable.embedding_store.wire.channels.status_codes import answering
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
@@ -36,9 +37,12 @@ class Watched(Future[bytes]):
 
 
 class Waiting:
-    """A service whose calls wait for `futures`, in the order in which they came."""
+    """A service whose calls wait for `futures`, in the order in which they came; those that send b"ready" do not wait.
 
-    def __init__(self, held: ExitStack, limits: CallLimits = LIMITS) -> None:
+    With `brief` the methods of one message need no thread.
+    """
+
+    def __init__(self, held: ExitStack, limits: CallLimits = LIMITS, brief: bool = False) -> None:
         self.futures: list[Future[bytes]] = []
         self.came = threading.Semaphore(0)
         self.parked = threading.Semaphore(0)
@@ -48,7 +52,9 @@ class Waiting:
             "Many": grpc.unary_stream_rpc_method_handler(self.wait),
             "Frames": grpc.stream_unary_rpc_method_handler(self.wait_for_frames),
         }
-        service = Service("test.Waiting", handlers, waiting=frozenset(handlers))
+        self.threads: list[str] = []
+        needs_none = frozenset({"One", "Many"} if brief else ())
+        service = Service("test.Waiting", handlers, waiting=frozenset(handlers), brief=needs_none)
         server = held.enter_context(GrpcServer("127.0.0.1:0", [service], limits, anonymous=Role.ADMINISTRATOR))
         self.channel = held.enter_context(grpc.insecure_channel(server.address))
         self.one = self.channel.unary_unary("/test.Waiting/One", None, None)
@@ -57,6 +63,11 @@ class Waiting:
 
     def wait(self, request: bytes, context: grpc.ServicerContext) -> Later[bytes]:
         result = Watched(self.parked)
+        self.threads.append(threading.current_thread().name)
+        if request == b"defect":
+            raise RuntimeError("a defect")
+        if request == b"ready":
+            result.set_result(b"")
         self.futures.append(result)
         self.came.release()
         return Later(result, lambda reply: self.then(reply), light=request == b"light")
@@ -107,13 +118,45 @@ def test_what_is_there_already_is_answered_at_once(held: ExitStack) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(), (3,), (70_000,), (3, 3), (3, 1 << 20, 5), (1 << 20,) * 8])
-def test_an_answer_of_any_number_of_messages_arrives_whole(held: ExitStack, sizes: tuple[int, ...]) -> None:
-    served = Waiting(held)
+@pytest.mark.parametrize("request_", [b"", b"light", b"ready"])
+@pytest.mark.parametrize("brief", [False, True])
+def test_an_answer_of_any_number_of_messages_arrives_whole(
+    held: ExitStack, sizes: tuple[int, ...], request_: bytes, brief: bool
+) -> None:
+    served = Waiting(held, brief=brief)
     served.then = lambda _: (bytes([number]) * size for number, size in enumerate(sizes))
-    replies = served.many(b"", timeout=WAIT_S)
+    replies = served.many(request_, timeout=WAIT_S)
     served.await_calls(1)
-    served.futures[0].set_result(b"")
+    if request_ != b"ready":
+        served.futures[0].set_result(b"")
     assert [(len(reply), reply[:1]) for reply in replies] == [(n, bytes([i])) for i, n in enumerate(sizes)]
+
+
+def test_methods_that_are_brief_need_no_thread_unless_their_message_is_long(held: ExitStack) -> None:
+    served = Waiting(held, brief=True)
+    for request in (b"ready", b"x" * 5_000):
+        call = served.one.future(request, timeout=WAIT_S)
+        served.await_calls(1)
+        settle(served.futures[-1], b"")
+        assert call.result(timeout=WAIT_S) == b""
+    assert [name.startswith("grpc_") for name in served.threads] == [False, True]
+
+
+@pytest.mark.parametrize("brief", [False, True])
+def test_a_defect_before_the_wait_ends_the_call_and_no_other(held: ExitStack, brief: bool) -> None:
+    served = Waiting(held, brief=brief)
+    error = refused(served.one.future(b"defect", timeout=WAIT_S))
+    assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, "RuntimeError: a defect")
+    assert served.one(b"ready", timeout=WAIT_S) == b""
+
+
+@pytest.mark.parametrize("brief", [False, True])
+def test_a_call_that_ends_without_a_message_is_refused_by_name(held: ExitStack, brief: bool) -> None:
+    served = Waiting(held, brief=brief)
+    silent = served.channel.stream_unary("/test.Waiting/One", None, None)
+    error = refused(silent.future(iter(()), timeout=WAIT_S))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.details() == "/test.Waiting/One: the call ended before its message"
 
 
 def test_frames_are_read_before_the_wait(held: ExitStack) -> None:

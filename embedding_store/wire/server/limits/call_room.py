@@ -179,14 +179,23 @@ class CallRoom:
     @contextmanager
     def waiting(self, place: Place, context: grpc.ServicerContext, seconds: float) -> Iterator[None]:
         """Around a wait for the client, which is ended after `seconds`, or where too many wait."""
-        key, now = object(), time.monotonic()
-        with self._lock:
-            self._waits[key] = _Wait(place, context, now, now + seconds)
+        key = self.begin_wait(place, context, seconds)
         try:
             yield
         finally:
-            with self._lock:
-                self._waits.pop(key, None)
+            self.end_wait(key)
+
+    def begin_wait(self, place: Place, context: grpc.ServicerContext, seconds: float) -> object:
+        """As `waiting`, until `end_wait` of what it returns."""
+        key, now = object(), time.monotonic()
+        with self._lock:
+            self._waits[key] = _Wait(place, context, now, now + seconds)
+        return key
+
+    def end_wait(self, key: object) -> None:
+        """The client was heard, or is gone."""
+        with self._lock:
+            self._waits.pop(key, None)
 
     def _count(self, place: Place, one: int) -> None:
         for counter, key in (
