@@ -131,9 +131,16 @@ class Scripted(ServedMaster):
             assert self.changed.wait_for(lambda: self.open.get(incarnation) == count, timeout=60), self.open
 
 
-@pytest.fixture
-def scripted() -> Scripted:
-    return Scripted()
+class Prompt(Scripted):
+    """One whose answers to lease_tasks and pull_dense are those of the thread that receives the calls."""
+
+    needs_no_thread = True
+
+
+@pytest.fixture(params=[Scripted, Prompt])
+def scripted(request: pytest.FixtureRequest) -> Scripted:
+    kind: type[Scripted] = request.param
+    return kind()
 
 
 @pytest.fixture
