@@ -22,9 +22,9 @@ _FAIR_S = 1.0  # that any call may wait, however many do
 _SHORT_S = 0.05  # that any call may wait, where others find no room
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Kind:
-    """Calls that share a limit.
+    """Calls that share a limit. Each is itself alone: its hash is asked for several times a call.
 
     Attributes:
         name: Of such calls, for messages.
@@ -53,7 +53,7 @@ class Place:
     received: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Wait:
     """One call that waits for its client, since when, and until when it may."""
 
@@ -135,18 +135,16 @@ class CallRoom:
             full = self._under_way[kind] >= kind.most
             if not full:
                 self._leaving.discard(place)
-                self._count(place, -1)
-                place.kind, place.host = kind, ""
-                self._count(place, 1)
+                _add(self._of_host, place.host, -1)
+                place.host = ""
+                self._move(place, kind)
         if full:
             raise _refused(f"{kind.most} {kind.name}")
 
     def answer(self, place: Place) -> None:
         """Counts a call that has waited as one that is answered."""
         with self._lock:
-            self._count(place, -1)
-            place.kind = self.answers
-            self._count(place, 1)
+            self._move(place, self.answers)
 
     def leave(self, place: Place) -> None:
         """Gives the place of a call back that has ended."""
@@ -198,15 +196,15 @@ class CallRoom:
             self._waits.pop(key, None)
 
     def _count(self, place: Place, one: int) -> None:
-        for counter, key in (
-            (self._under_way, place.kind),
-            (self._of_host, place.host),
-            (self._of_client, place.client),
-        ):
-            if key:
-                counter[key] += one  # type: ignore[index]
-                if not counter[key]:  # type: ignore[index]
-                    del counter[key]
+        self._under_way[place.kind] += one
+        _add(self._of_host, place.host, one)
+        _add(self._of_client, place.client, one)
+
+    def _move(self, place: Place, kind: Kind) -> None:
+        """Counts the call as one of another kind."""
+        self._under_way[place.kind] -= 1
+        self._under_way[kind] += 1
+        place.kind = kind
 
     def _forget_bytes(self, place: Place) -> None:
         if self._received.pop(place, place) is None:
@@ -263,6 +261,17 @@ class CallRoom:
                 waits = [self._waits.pop(key) for key in ended]
             for wait in waits:
                 wait.context.cancel()  # type: ignore[no-untyped-call]
+
+
+def _add(counter: Counter[str], key: str, one: int) -> None:
+    """Adds to a count that is forgotten once it is 0; "" is not counted."""
+    if not key:
+        return
+    left = counter[key] + one
+    if left:
+        counter[key] = left
+    else:
+        del counter[key]
 
 
 def _refused(why: str) -> CallRefused:
