@@ -7,11 +7,12 @@ this concerns get their answers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from types import TracebackType
 from typing import TypeVar
 
 from elastable.embedding_store.errors import DeadlineExceeded, ElastableError
@@ -45,6 +46,26 @@ class _Pusher:
     result: Future[PushReply]
 
 
+class _Changing:
+    """What `Waits.changing` returns: made once, as every call of a worker enters it twice."""
+
+    def __init__(self, lock: AbstractContextManager[object], answers: list[Callable[[], None]]) -> None:
+        self._lock = lock
+        self._answers = answers
+
+    def __enter__(self) -> None:
+        self._lock.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        answers = self._answers[:]
+        self._answers.clear()
+        self._lock.__exit__(kind, error, trace)
+        for answer in answers:
+            answer()
+
+
 class Waits:
     """The calls that wait for a job. The master's lock guards it, and every change of the job.
 
@@ -65,21 +86,12 @@ class Waits:
         self._readers: dict[int | None, dict[str, Future[DenseSnapshot | None]]] = {}  # by version and worker
         self._pushers: dict[int, list[_Pusher]] = {}  # by the identity of their ticket
         self._look: Timer | None = None
-        self._answers: list[Callable[[], None]] = []
+        self._answers: list[Callable[[], None]] = []  # emptied whenever the lock is given back
+        self._changing = _Changing(lock, self._answers)
 
-    @contextmanager
-    def changing(self) -> Iterator[None]:
+    def changing(self) -> AbstractContextManager[None]:
         """Holds the lock around a change of the job; gives the answers that came of it, without the lock."""
-        answers: list[Callable[[], None]] = []
-        try:
-            with self._lock:
-                try:
-                    yield
-                finally:
-                    answers, self._answers = self._answers, []
-        finally:
-            for answer in answers:
-                answer()
+        return self._changing
 
     def for_tasks(self, worker: str, want: int, wait_s: float) -> Future[Lease]:
         """Tasks for a worker that there are none for now; an empty lease where none come in time.
