@@ -48,6 +48,7 @@ class SharedUpload(Generic[Message, Reply]):
         self._turn = threading.Lock()
         self._channel: SharedChannel | None = None
         self._look_again = 0.0
+        self._told: str | None = None  # why gradients go over gRPC, as it was logged
 
     def share_memory(self) -> None:
         """From now on arrays are laid down in memory where the server can map it: with it a socket's copies are saved.
@@ -67,7 +68,9 @@ class SharedUpload(Generic[Message, Reply]):
             except Unavailable:  # an OSError, too; frames would not get there either
                 raise
             except (Unsupported, OSError) as error:
-                _log.info("gradients go to %s over gRPC: %s", self._connection.address, error)
+                if str(error) != self._told:  # it is tried again every few seconds
+                    self._told = str(error)
+                    _log.info("gradients go to %s over gRPC: %s", self._connection.address, error)
                 self.close()
             finally:
                 self._turn.release()
@@ -85,5 +88,6 @@ class SharedUpload(Generic[Message, Reply]):
         if self._channel is None and time.monotonic() >= self._look_again:
             self._look_again = time.monotonic() + _LOOK_AGAIN_S
             self._channel = SharedChannel(*self._rows.attach())
+            self._told = None
             _log.info("gradients are laid down in memory for %s", self._connection.address)
         return self._channel

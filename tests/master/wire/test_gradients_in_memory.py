@@ -18,6 +18,7 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, Unavailable, Unsupported
 from elastable.embedding_store.wire.messages.body_plan import BodyPlan
 from elastable.embedding_store.wire.messages.frame_reader import FrameReader
+from elastable.embedding_store.wire.pushes import shared_upload
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.attachment import CHANNEL, connected
@@ -207,7 +208,11 @@ def test_a_client_lays_down_what_it_reports(sizes: list[int]) -> None:
         assert sizes[1:] == [0] * 4
 
 
-def test_a_master_that_shares_no_memory_gets_frames(sizes: list[int]) -> None:
+def test_a_master_that_shares_no_memory_gets_frames_and_that_is_said_once(
+    sizes: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shared_upload, "_LOOK_AGAIN_S", 0.0)  # each call tries again
+    caplog.set_level("INFO", shared_upload.__name__)
     with ExitStack() as held:
         master = Heard()
         server = served(held, master, MemoryStore(1))
@@ -218,6 +223,8 @@ def test_a_master_that_shares_no_memory_gets_frames(sizes: list[int]) -> None:
         client.report_gradient(push(20_000, 2))
         assert len(master.pushes()) == 2
         assert min(sizes) > 1 << 20
+    (line,) = caplog.messages
+    assert re.match(f"gradients go to {server.address} over gRPC: .*shared memory", line)
 
 
 def test_a_master_that_begins_anew_is_sent_what_it_cannot_read(sizes: list[int]) -> None:
