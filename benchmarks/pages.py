@@ -13,9 +13,9 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 from benchmarks.harness import RESULTS
+from elastable.embedding_store.contract.malformed import DocumentFields
 
 __all__ = ["filled", "main"]
 
@@ -44,7 +44,7 @@ def filled(text: str, results: Path) -> str:
     return _BLOCK.sub(table, text)
 
 
-def _line(row: dict[str, Any]) -> str:
+def _line(row: DocumentFields) -> str:
     ratio = row.get("note", "") if row["ratio"] is None else f"{row['ratio']:.2f}"
     floor = "" if row["floor"] is None else f"{row['floor']:g}"
     figures = " | ".join(_figure(row[name]) for name in ("value", "reference"))

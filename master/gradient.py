@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
-import numpy.typing as npt
-
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.shards.row_pushes import Slices
 
 __all__ = [
@@ -23,7 +21,7 @@ __all__ = [
     "Tensor",
 ]
 
-Tensor = npt.NDArray[Any]
+Tensor = Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -26,7 +25,7 @@ __all__ = ["click_model", "data", "model"]
 _ENDLESS = 1_000_000  # batches in an epoch: more than a benchmark sees
 
 
-def click_model(embeddings: Sequence[Any], optimizer: str) -> keras.Model:
+def click_model(embeddings: Sequence[keras.Layer], optimizer: str) -> keras.Model:
     """The compiled model: tables, then an MLP.
 
     Args:

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import keras
 import numpy as np
@@ -30,7 +29,7 @@ from elastable.master.keras.metrics import ModelMetrics
 from elastable.master.master_options import MasterOptions
 from elastable.worker.layers.embedding import Embedding
 from elastable.worker.models.build import build_model, sample_batch
-from elastable.worker.readers import NumpyReader, Reader
+from elastable.worker.readers import Batch, NumpyReader, Reader
 from elastable.worker.runtime.compute import MicroBatchComputer
 from elastable.worker.runtime.loop import Worker
 
@@ -55,7 +54,7 @@ def main() -> None:
     publish("evaluations", f"Frequent evaluation: {_WORKERS} workers, {_MICRO_BATCH} records a micro-batch", [row])
 
 
-def _model(sample: Any) -> keras.Model:
+def _model(sample: Batch) -> keras.Model:
     inputs = keras.Input((8,), dtype="int64")
     rows = keras.layers.Flatten()(Embedding(10_000, 16, name="items")(inputs))
     hidden = keras.layers.Dense(64, activation="relu")(rows)

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
+
+from elastable.embedding_store.contract.malformed import Document
 
 __all__ = ["Contender", "ContenderFailed"]
 
@@ -85,7 +87,7 @@ class Contender:
     ) -> None:
         self.close()
 
-    def _ask(self, request: Mapping[str, object], timeout_s: float) -> dict[str, Any]:
+    def _ask(self, request: Mapping[str, object], timeout_s: float) -> Document:
         process = self._process
         assert process.stdin is not None
         process.send_signal(signal.SIGCONT)
@@ -94,7 +96,7 @@ class Contender:
             process.stdin.flush()
         except BrokenPipeError:
             raise self._ended() from None
-        answer: dict[str, Any] = json.loads(self._line(timeout_s))
+        answer: Document = json.loads(self._line(timeout_s))
         process.send_signal(signal.SIGSTOP)
         if "failed" in answer:
             raise ContenderFailed(f"{self.side}: {answer['failed']}")

@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from benchmarks.harness import Rounds, Row, compare, interleaved
 from benchmarks.peers.contender import Contender, ContenderFailed
 from benchmarks.peers.environments import FBGEMM, OURS, RECOMMENDERS_ADDONS, Environment
+from elastable.embedding_store.contract.malformed import DocumentFields
 
 __all__ = ["PEER_ABSENT", "Pairing", "Race", "Runner", "redis_races", "run", "table_races"]
 
@@ -69,7 +69,7 @@ class Race:
     unit: str
     runners: tuple[Runner, ...]
     pairings: tuple[Pairing, ...]
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: DocumentFields = field(default_factory=dict)
 
 
 def run(race: Race, home: Path, rounds: int = _ROUNDS, seconds: float = _SECONDS) -> list[Row]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ __all__ = [
     "DIM",
     "ROWS",
     "THREADS",
+    "Settings",
     "bags",
     "dynamic_ids",
     "redis_ids",
@@ -31,7 +32,21 @@ _BATCHES = 24  # in rotation, so that no row is still in a cache
 _SEED = 2026
 
 
-def _random() -> Any:
+class Settings(TypedDict, total=False):
+    """What every side of a race is told; a race says what it needs."""
+
+    rows: int
+    batch: int
+    address: str
+    partitions: int
+    entities: int
+    relations: int
+    triples: int
+    dim: int
+    negatives: int
+
+
+def _random() -> np.random.Generator:
     return np.random.default_rng(_SEED)
 
 

@@ -16,9 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -61,7 +60,7 @@ def _against_tensorflow(processes: Mapping[str, Rounds]) -> Row:
     return Row(name, value, "us", reference, reference / value, note="one after the other")
 
 
-def _two(rounds: Rounds) -> tuple[Any, Any]:
+def _two(rounds: Rounds) -> tuple[Sequence[float], Sequence[float]]:
     return rounds["ours"], rounds["copy"]
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Row, compare, publish
+from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.native.range_pool import available_cores
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
@@ -105,7 +106,7 @@ def _rounds(group: ReplicaGroup, rows: int, dim: int, lookups: int) -> dict[str,
 _REGISTRATION = 9  # bytes to each other replica: the length of an error that there is not, and the barrier
 
 
-def _seconds(table: HostTable, ids: Any, gradients: Any) -> float:
+def _seconds(table: HostTable, ids: Int64, gradients: Float32) -> float:
     with table.register():
         table.group.barrier()
         began = time.thread_time()

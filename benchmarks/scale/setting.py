@@ -6,7 +6,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+
+from elastable.embedding_store.contract.malformed import Document
 
 __all__ = ["Run", "Setting", "read_runs", "write_runs"]
 
@@ -85,5 +86,5 @@ def write_runs(path: Path, runs: Sequence[Run]) -> None:
 
 def read_runs(path: Path) -> list[Run]:
     """The runs of a file."""
-    told: list[dict[str, Any]] = json.loads(path.read_text())
+    told: list[Document] = json.loads(path.read_text())
     return [Run(**{**run, "setting": Setting(**run["setting"])}) for run in told]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
 
 import numpy as np
 import simpy
 
 __all__ = ["Cores", "Station", "Steps"]
 
-Steps = Generator[simpy.Event, Any, Any]
+Steps = Generator[simpy.Event, object, None]
 
 _SLICE_S = 0.003  # of Linux' scheduler where several processes want a core
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import cycle
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -104,7 +103,7 @@ def _keras_steps() -> Callable[[], object]:
     optimizer.build([table])
 
     @tf.function  # type: ignore[untyped-decorator]
-    def step(ids: Any, values: Any) -> None:
+    def step(ids: tf.Tensor, values: tf.Tensor) -> None:
         optimizer.apply([tf.IndexedSlices(values, ids, (ROWS, DIM))], [table])
 
     turns, gradients = _turns(BATCH)

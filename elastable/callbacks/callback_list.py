@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import keras
 
 from elastable.callbacks.best_versions import BestVersions
 from elastable.callbacks.callback_state import restore_states, states_of
 from elastable.callbacks.freezing import Freezing
+from elastable.embedding_store.contract.malformed import Document, DocumentFields
 from elastable.embedding_store.errors import Unsupported
 from elastable.worker.keras.keras_callbacks import history_of, require_callback, sees_batches
 
@@ -80,7 +80,7 @@ class JobCallbacks:
         """Whether a callback hears of every version."""
         return self._sees_versions
 
-    def begin(self, states: Mapping[str, Any] | None = None) -> None:
+    def begin(self, states: DocumentFields | None = None) -> None:
         """Training begins, or goes on with what callbacks remembered (`states`)."""
         states = dict(states or {})
         self._model.stop_training = False
@@ -90,7 +90,7 @@ class JobCallbacks:
         restore_states(self._given, states)
         self._best.begin(best)
 
-    def states(self) -> dict[str, Any]:
+    def states(self) -> Document:
         """What callbacks remember now, as JSON can hold it. Raises `BadInput` where it cannot."""
         return {**states_of(self._given), _TRAINABLE: self._freezing.state(), _BEST: self._best.noted()}
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import keras
 import numpy as np
 
+from elastable.embedding_store.contract.malformed import DocumentFields
 from elastable.embedding_store.errors import BadInput
 
 __all__ = ["named", "restore_states", "states_of"]
@@ -49,7 +49,7 @@ def states_of(callbacks: Sequence[keras.callbacks.Callback]) -> dict[str, object
     return states
 
 
-def restore_states(callbacks: Sequence[keras.callbacks.Callback], states: Mapping[str, Any]) -> None:
+def restore_states(callbacks: Sequence[keras.callbacks.Callback], states: DocumentFields) -> None:
     """Gives callbacks the states that `states_of` returned; call it after their `on_train_begin`.
 
     One that was not there then begins anew; what is kept of one that is gone is left out, with a warning.

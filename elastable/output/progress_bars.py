@@ -24,7 +24,7 @@ class JobConsole(Console):
     """A console that loses lines where they cannot be written: a disk that is full, or a reader that has gone, behind
     standard output ends no job."""
 
-    def print(self, *objects: Any, **settings: Any) -> None:
+    def print(self, *objects: object, **settings: Any) -> None:
         """As in `rich.console.Console`; raises no `OSError`."""
         with contextlib.suppress(OSError):
             super().print(*objects, **settings)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import mmap
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from elastable.embedding_store.contract.arrays import Array
 
 __all__ = ["Slab", "SlabMaker", "anonymous_slab"]
 
@@ -30,7 +32,7 @@ class Slab:
         self._array: npt.NDArray[np.generic] | None = self._view(rows)
 
     @property
-    def array(self) -> npt.NDArray[Any]:
+    def array(self) -> Array:
         """`[rows, columns]`, C-contiguous, writable; take it anew after `grow`."""
         assert self._array is not None
         return self._array

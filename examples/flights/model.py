@@ -13,9 +13,8 @@ each, and a second epoch overfits to those few flights.
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
+import numpy as np
 from columns import COLUMNS, load
 from keras import layers, ops
 
@@ -47,7 +46,7 @@ WINDOWS = {
 }
 
 
-def data(split: str) -> tuple[dict[str, Any], Any]:
+def data(split: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """The columns of a split, int32 `[flights]` each, and whether each flight was late."""
     return load(split)
 
@@ -87,7 +86,7 @@ def embedding(name: str, combiner: str | None = None) -> keras.layers.Layer:
     return et.Embedding(None, DIM, embeddings_initializer=initializer, combiner=combiner, name=name)
 
 
-def cross(*parts: Any) -> object:
+def cross(*parts: keras.KerasTensor) -> keras.KerasTensor:
     """int64 `[flights]`: one id for each combination of the parts, as digits in base 2**14."""
     ids = parts[0]
     for part in parts[1:]:
@@ -95,7 +94,7 @@ def cross(*parts: Any) -> object:
     return ids
 
 
-def windows(key: object, time: Any, minutes: int) -> object:
+def windows(key: keras.KerasTensor, time: keras.KerasTensor, minutes: int) -> keras.KerasTensor:
     """Ids `[flights, 2]` of the two windows, each `minutes` long and overlapping by half, that hold `time`."""
     half = time // (minutes // 2)
     return ops.stack([cross(key, half), cross(key, half + 1)], axis=1)

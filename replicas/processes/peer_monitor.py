@@ -11,7 +11,8 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+
+from elastable.embedding_store.contract.malformed import DocumentFields
 
 __all__ = ["PeerMonitor"]
 
@@ -159,7 +160,7 @@ class PeerMonitor:
             self._take(rank, json.loads(line))
         return True
 
-    def _take(self, rank: int, message: dict[str, Any]) -> None:
+    def _take(self, rank: int, message: DocumentFields) -> None:
         if "left" in message:
             for other, why, rounds in message["gone"]:
                 if other != self.rank:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from benchmarks.peers.rounds import Turn
+from elastable.embedding_store.contract.malformed import DocumentFields
 
 __all__ = ["prepare"]
 
 
-def prepare(race: str, settings: Mapping[str, Any]) -> Turn:
+def prepare(race: str, settings: DocumentFields) -> Turn:
     """`counts`: counts its calls. `refuses`, `dies`, `hangs`: as they say."""
     print("a library that greets")
     if race == "refuses":

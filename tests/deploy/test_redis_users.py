@@ -7,7 +7,6 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -57,7 +56,7 @@ def running(script: str, binary: Path, folder: Path, port: int) -> Iterator[subp
         process.wait(START_S)
 
 
-def client(port: int, user: str | None, password: str | None = None) -> Any:
+def client(port: int, user: str | None, password: str | None = None) -> redis.Redis:
     return redis.Redis(port=port, username=user, password=password, socket_timeout=START_S)
 
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import numpy as np
 
 from elastable import Embedding, NumpyReader
+from elastable.worker.readers import Batch
 
 RECORDS = 6400
 OPTIMIZERS = {
@@ -43,7 +43,7 @@ def records(vocabulary: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
 class _SlowReader(NumpyReader):
     _taken = 0
 
-    def take(self, indices: np.ndarray) -> Any:
+    def take(self, indices: np.ndarray) -> Batch:
         self._taken += 1
         gate = os.environ.get("EQUALITY_GATE")
         while gate and self._taken > 20 and not os.path.exists(gate):

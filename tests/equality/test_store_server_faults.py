@@ -6,13 +6,13 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.shards.row_pushes import Committed, PushedCommit, RowPush, RowPushOutcome
 from elastable.embedding_store.shards.shard import Shard
@@ -282,7 +282,7 @@ def test_a_job_goes_on_where_its_rows_were_moved_and_at_another_address(
             process.wait(timeout=60)
         put, killed = new[1].store.put, threading.Event()
 
-        def held(table: str, blocks: Any) -> None:
+        def held(table: str, blocks: Iterable[RowBlock]) -> None:
             copying.set()
             assert killed.wait(DEADLINE_S)
             put(table, blocks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
@@ -30,7 +29,7 @@ from elastable.master.wire.bulk_messages import (
     evaluation_from_frames,
     push_from_frames,
 )
-from tests.fuzz.calls import Call, made_messages
+from tests.fuzz.calls import Call, Seed, made_messages
 from tests.fuzz.master_calls import MASTER_CALLS, master_words
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.shard_calls import DENSE, SHARD_CALLS, dense_sums_seed, record_seed
@@ -40,7 +39,7 @@ from tests.fuzz.target import Target
 __all__ = ["PARSERS", "Frames"]
 
 
-def _dense(m: Mutator) -> tuple[Any, bytes]:
+def _dense(m: Mutator) -> Seed:
     snapshot = DenseSnapshot(m.small(3), (np.ones((2, 3), np.float32),), (np.arange(3),), ("kernel",), ("count",))
     frame = master_pb2.DenseFrame.FromString(next(dense_frames(snapshot)))
     return frame.header, frame.body

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any
 
 import grpc
 import numpy as np
@@ -73,7 +72,7 @@ def master_words(m: Mutator, field: FieldDescriptor) -> object:
     return None
 
 
-def _first_frame(frames: Any, kind: type[Any]) -> Seed:
+def _first_frame(frames: Iterable[bytes], kind: type[master_pb2.GradientFrame | master_pb2.EvaluationFrame]) -> Seed:
     message = kind.FromString(next(iter(frames)))
     return message.header, message.body
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import grpc
 import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.engine.memory_store import MemoryStore
@@ -130,7 +130,7 @@ def _save(m: Mutator) -> Seed:
     return request, b""
 
 
-def _plain(kind: type[Any]) -> Call:
+def _plain(kind: type[Message]) -> Call:
     return Call(lambda m: (kind(), b""))
 
 
@@ -237,7 +237,7 @@ class ShardCalls(CallTarget):
         for name in TRAINED:
             self.store.create_table(SPECS[name])
 
-    def _call(self, name: str, request: Any) -> None:
+    def _call(self, name: str, request: Message) -> None:
         path = f"/{self.service.full_name}/{name}"
         self.channel.unary_unary(path, None, None)(request.SerializeToString(), WAIT_S, self.metadata)
 

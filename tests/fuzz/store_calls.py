@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import grpc
 import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
@@ -238,7 +238,7 @@ def _pin(m: Mutator) -> Seed:
     return store_pb2.PinRequest(lease_s=m.choice((0.01, 1.0, 5.0)), token=m.choice(_TOKENS)), b""
 
 
-def _plain(kind: type[Any], **fields: Keyword) -> Call:
+def _plain(kind: type[Message], **fields: Keyword) -> Call:
     """A call of one small message; fields that are functions are asked for each case."""
     return Call(lambda m: (kind(**{name: told(m) if callable(told) else told for name, told in fields.items()}), b""))
 

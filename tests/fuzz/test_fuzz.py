@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from google.protobuf.descriptor import FileDescriptor, ServiceDescriptor
 
 from elastable.embedding_store.v1 import store_pb2
 from elastable.master.v1 import master_pb2
+from tests.fuzz.calls import Call
 from tests.fuzz.campaign import Campaign
 from tests.fuzz.frame_parsers import PARSERS
 from tests.fuzz.lying_server import MASTER_QUESTIONS, SHARD_QUESTIONS, STORE_QUESTIONS
@@ -21,7 +22,7 @@ from tests.fuzz.target import Target
 from tests.fuzz.targets import TARGETS
 
 FILES: tuple[FileDescriptor, ...] = (store_pb2.DESCRIPTOR, master_pb2.DESCRIPTOR)
-SERVICES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+SERVICES: dict[str, tuple[Mapping[str, Call], Mapping[str, Callable[..., object]]]] = {
     "EmbeddingStore": (STORE_CALLS, STORE_QUESTIONS),
     "StoreServer": (SHARD_CALLS, SHARD_QUESTIONS),
     "Master": (MASTER_CALLS, MASTER_QUESTIONS),

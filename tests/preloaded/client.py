@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from tests.preloaded.server import Wanted
 
@@ -95,8 +95,8 @@ class PreloadedProcess:
     def __init__(
         self,
         arguments: Sequence[str],
-        stdout: int | IO[Any],
-        stderr: int | IO[Any],
+        stdout: int | IO[bytes] | IO[str],
+        stderr: int | IO[bytes] | IO[str],
         cwd: Path,
         env: Mapping[str, str] | None = None,
     ) -> None:
@@ -159,5 +159,5 @@ def run_preloaded(
     return subprocess.CompletedProcess(process.args, code, *told)
 
 
-def _descriptor(file: int | IO[Any]) -> int:
+def _descriptor(file: int | IO[bytes] | IO[str]) -> int:
     return file if isinstance(file, int) else file.fileno()

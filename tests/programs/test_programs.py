@@ -6,8 +6,7 @@ its layers with dense gradients of repeated ids where the optimizer needs it (do
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import keras
 import numpy as np
@@ -17,6 +16,7 @@ import elastable as et
 
 USERS, ITEMS, RECORDS = 40, 60, 256
 Fit = Callable[..., object]
+Results = tuple[keras.callbacks.History, Sequence[np.ndarray]]
 
 
 def _plain(model: keras.Model, x: object, y: object = None) -> object:
@@ -67,7 +67,7 @@ def two_towers(fit: Fit) -> object:
             self.users = keras.layers.Embedding(USERS, 8, name="users")
             self.items = keras.layers.Embedding(ITEMS, 8, name="items")
 
-        def build(self, shapes: Any) -> None:
+        def build(self, shapes: dict[str, tuple[int | None, ...]]) -> None:
             self.users.build(shapes["user"])
             self.items.build(shapes["item"])
 
@@ -76,12 +76,13 @@ def two_towers(fit: Fit) -> object:
 
         def compute_loss(
             self,
-            x: Any = None,
+            x: dict[str, keras.KerasTensor] | None = None,
             y: keras.KerasTensor | None = None,
             y_pred: keras.KerasTensor | None = None,
             sample_weight: keras.KerasTensor | None = None,
             training: object = True,
         ) -> object:
+            assert x is not None
             scores = keras.ops.matmul(y_pred, keras.ops.transpose(self.items(x["item"])))
             right = keras.ops.arange(keras.ops.shape(scores)[0])
             return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(right, scores, from_logits=True))
@@ -194,7 +195,7 @@ PROGRAMS = [dlrm, two_towers, multi_task, sequence, shared_embedding, wide_and_d
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_a_program_ends_with_plain_keras_numbers(program: Callable[[Fit], Any]) -> None:
+def test_a_program_ends_with_plain_keras_numbers(program: Callable[[Fit], Results]) -> None:
     results = []
     for fit in (_plain, _stored):
         keras.backend.clear_session()

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.malformed import DocumentFields
 from elastable.embedding_store.errors import BadInput, BadSpec, Unsupported
 from elastable.worker.keras.structures import TensorLike, TensorStructure
 from elastable.worker.layers.feature_configs import (
@@ -171,7 +172,7 @@ class DistributedEmbedding(keras.layers.Layer):  # type: ignore[misc]
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> DistributedEmbedding:
+    def from_config(cls, config: DocumentFields) -> DistributedEmbedding:
         """The layer from its config."""
         config = dict(config)
         tables = [TableConfig.from_config(table) for table in config.pop("tables")]

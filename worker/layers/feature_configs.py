@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 import keras
 
+from elastable.embedding_store.contract.malformed import DocumentFields
 from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.native.row_fold import COMBINERS
 
@@ -48,7 +48,7 @@ class TableConfig:
     max_unique_ids_per_partition: int = 256
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> TableConfig:
+    def from_config(cls, config: DocumentFields) -> TableConfig:
         """The inverse of `config_of_table`."""
         return cls(
             **{

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from itertools import cycle
-from typing import Any
 
 import numpy as np
 
 from benchmarks.peers import workloads
 from benchmarks.peers.rounds import Turn
 from elastable.embedding_store import EmbeddingTable, IndexedSlices, MemoryStore, OptimizerSpec, RowBlock, TableSpec
+from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.process.heap import keep_freed_memory
 
@@ -54,7 +54,9 @@ def prepare(race: str, settings: Mapping[str, object]) -> Turn:
     return Turn(name, _training(race, table, turns, outputs, gradients), batches[0].size)
 
 
-def _training(race: str, table: EmbeddingTable, turns: Any, outputs: Any, gradients: Any) -> Callable[[], None]:
+def _training(
+    race: str, table: EmbeddingTable, turns: Iterator[Int64], outputs: Iterator[Float32], gradients: Float32
+) -> Callable[[], None]:
     looks_up = race == "lookup and update"
 
     def train() -> None:

@@ -17,8 +17,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from typing import IO, Any
+from typing import IO
 
 import tensorflow as tf
 import tf_keras
@@ -55,7 +56,7 @@ def main(requests: IO[str], answers: IO[str]) -> None:
             answers.flush()
 
 
-def _coordinated() -> Any:
+def _coordinated() -> Callable[[int], float]:
     """What makes so many steps on the workers, and returns the seconds they took."""
     _limit_threads()
     rows = int(os.environ["CLICK_ROWS"])
@@ -71,11 +72,11 @@ def _coordinated() -> Any:
         optimizer = getattr(tf_keras.optimizers, os.environ["CLICK_OPTIMIZER"])(LEARNING_RATE)
         optimizer.build(model.trainable_variables)
 
-    def records() -> Any:
+    def records() -> tf.data.Dataset:
         drawn = batches(rows)
         return tf.data.Dataset.from_tensor_slices(drawn).repeat().prefetch(tf.data.AUTOTUNE)
 
-    def step(some_ids: Any, clicks: Any) -> Any:
+    def step(some_ids: tf.Tensor, clicks: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             value = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(clicks, model(some_ids, training=True)))
         gradients = tape.gradient(value, model.trainable_variables)
@@ -83,7 +84,7 @@ def _coordinated() -> Any:
         return value
 
     @tf.function  # type: ignore[untyped-decorator]
-    def steps(iterator: Any) -> Any:
+    def steps(iterator: Iterator[tuple[tf.Tensor, tf.Tensor]]) -> tf.Tensor:
         return strategy.run(step, args=next(iterator))
 
     iterator = iter(coordinator.create_per_worker_dataset(tf.function(records)))

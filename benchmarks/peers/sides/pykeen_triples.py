@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import cycle
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pykeen
 import torch
 from pykeen.losses import CrossEntropyLoss, SoftplusLoss
-from pykeen.models import ComplEx, DistMult, RotatE, TransE
+from pykeen.models import ComplEx, DistMult, ERModel, RotatE, TransE
 from pykeen.sampling import BasicNegativeSampler
 from pykeen.triples import CoreTriplesFactory
 from pykeen.triples.instances import LCWAInstances
@@ -25,7 +25,7 @@ __all__ = ["prepare"]
 _MODELS = {"TransE": TransE, "RotatE": RotatE, "DistMult": DistMult, "ComplEx": ComplEx}
 
 
-def prepare(race: str, settings: Mapping[str, Any]) -> Turn:
+def prepare(race: str, settings: workloads.Settings) -> Turn:
     """`race` is the model; a turn's call trains one batch with Adam, its negatives drawn anew.
 
     With the setting `negatives` 0, it is a batch of (head, relation) with all entities: LCWA, cross-entropy.
@@ -37,7 +37,7 @@ def prepare(race: str, settings: Mapping[str, Any]) -> Turn:
         torch.from_numpy(triples), num_entities=settings["entities"], num_relations=settings["relations"]
     )
     complex_numbers = race in ("RotatE", "ComplEx")
-    options: dict[str, Any] = {"scoring_fct_norm": 1} if race == "TransE" else {}
+    options: dict[str, int | None] = {"scoring_fct_norm": 1} if race == "TransE" else {}
     dim = settings["dim"] // (2 if complex_numbers else 1)
     # No regularizer and no constraint, where a model has them by default: the same arithmetic on both sides.
     if race in ("TransE", "DistMult"):
@@ -58,12 +58,14 @@ def prepare(race: str, settings: Mapping[str, Any]) -> Turn:
     return Turn(library, step, settings["batch"], time.process_time)
 
 
-def _parts(count: int, batch: int) -> Iterator[Any]:
+def _parts(count: int, batch: int) -> Iterator[npt.NDArray[np.int64]]:
     order = np.random.default_rng(0).permutation(count)
     return cycle([order[first : first + batch] for first in range(0, len(order) - batch + 1, batch)])
 
 
-def _sampled(model: Any, optimizer: Any, factory: Any, settings: Mapping[str, Any]) -> Callable[[], None]:
+def _sampled(
+    model: ERModel, optimizer: torch.optim.Optimizer, factory: CoreTriplesFactory, settings: workloads.Settings
+) -> Callable[[], None]:
     triples = factory.mapped_triples
     sampler = BasicNegativeSampler(mapped_triples=triples, num_negs_per_pos=settings["negatives"])
     parts = _parts(len(triples), settings["batch"])
@@ -81,7 +83,9 @@ def _sampled(model: Any, optimizer: Any, factory: Any, settings: Mapping[str, An
     return step
 
 
-def _with_all(model: Any, optimizer: Any, factory: Any, settings: Mapping[str, Any]) -> Callable[[], None]:
+def _with_all(
+    model: ERModel, optimizer: torch.optim.Optimizer, factory: CoreTriplesFactory, settings: workloads.Settings
+) -> Callable[[], None]:
     instances = LCWAInstances.from_triples(
         factory.mapped_triples, num_entities=settings["entities"], num_relations=factory.num_relations
     )

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.metadata import version
 from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -25,7 +24,7 @@ _FILLED_AT_ONCE = 1 << 16
 _CLUSTER = 0  # the only mode in which a table has more than one slice
 
 
-def prepare(race: str, settings: Mapping[str, Any]) -> Turn:
+def prepare(race: str, settings: workloads.Settings) -> Turn:
     """`dynamic`: lookups of the cuckoo table. `redis lookup`, `redis upsert`: of the Redis client."""
     tf.config.threading.set_intra_op_parallelism_threads(workloads.THREADS)
     tf.config.threading.set_inter_op_parallelism_threads(workloads.THREADS)
@@ -44,7 +43,7 @@ def prepare(race: str, settings: Mapping[str, Any]) -> Turn:
     return Turn(name, work, len(batches[0]))
 
 
-def _lookups(table: Any, batches: list[np.ndarray]) -> Callable[[], None]:
+def _lookups(table: de.Variable, batches: list[np.ndarray]) -> Callable[[], None]:
     @tf.function  # type: ignore[untyped-decorator]
     def look_up(ids: tf.Tensor) -> tf.Tensor:
         return table.tables[0].lookup(ids)
@@ -54,7 +53,7 @@ def _lookups(table: Any, batches: list[np.ndarray]) -> Callable[[], None]:
     return lambda: outputs.append(look_up(next(turns)))
 
 
-def _upserts(table: Any, batches: list[np.ndarray]) -> Callable[[], None]:
+def _upserts(table: de.Variable, batches: list[np.ndarray]) -> Callable[[], None]:
     @tf.function  # type: ignore[untyped-decorator]
     def upsert(ids: tf.Tensor, rows: tf.Tensor) -> None:
         table.upsert(ids, rows)
@@ -77,7 +76,7 @@ def _variable(creator: object, rows: int) -> object:
     )
 
 
-def redis_creator(address: str, partitions: int, tag: str) -> Any:
+def redis_creator(address: str, partitions: int, tag: str) -> de.RedisTableCreator:
     """What creates a table in the Redis Cluster of one node at `address`; `tag` is part of its keys."""
     host, _, port = address.rpartition(":")
     options = {
@@ -95,7 +94,7 @@ def redis_creator(address: str, partitions: int, tag: str) -> Any:
     return de.RedisTableCreator(de.RedisTableConfig(str(written)))
 
 
-def _fill(table: Any, ids: np.ndarray) -> None:
+def _fill(table: de.Variable, ids: np.ndarray) -> None:
     random = np.random.default_rng(1)
     for start in range(0, len(ids), _FILLED_AT_ONCE):
         some = ids[start : start + _FILLED_AT_ONCE]

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from itertools import cycle
-from typing import IO, Any
+from typing import IO
 
 import tensorflow as tf
 import tf_keras
@@ -42,7 +42,7 @@ def main(requests: IO[str], answers: IO[str]) -> None:
         answers.flush()
 
 
-def _step(name: str) -> Any:
+def _step(name: str) -> tf.types.experimental.PolymorphicFunction:
     table = de.keras.layers.Embedding(
         embedding_size=DIM,
         key_dtype=tf.int64,
@@ -62,7 +62,7 @@ def _step(name: str) -> Any:
     model = tf_keras.Model(ids, hidden)
 
     @tf.function  # type: ignore[untyped-decorator]
-    def step(some: Any, clicks: Any) -> Any:
+    def step(some: tf.Tensor, clicks: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             value = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(clicks, model(some, training=True)))
         gradients = tape.gradient(value, model.trainable_variables)

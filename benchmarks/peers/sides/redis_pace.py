@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from benchmarks.peers import workloads
 from benchmarks.peers.rounds import Turn
 from benchmarks.peers.sides.elastable_redis import filled_tier
@@ -13,7 +10,7 @@ from benchmarks.storage.redis_pace import read_pace, write_pace
 __all__ = ["prepare"]
 
 
-def prepare(race: str, settings: Mapping[str, Any]) -> Turn:
+def prepare(race: str, settings: workloads.Settings) -> Turn:
     """`redis lookup`, `redis write` or `redis flush`: their traffic."""
     tier, url, table = filled_tier(race, settings)
     tier.close()

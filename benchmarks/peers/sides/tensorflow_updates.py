@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import cycle
-from typing import Any
 
 import tensorflow as tf
 
@@ -28,7 +27,7 @@ def prepare(race: str, settings: Mapping[str, object]) -> Turn:
     return Turn(f"tensorflow {tf.__version__}", lambda: step(next(turns), gradient), len(batches[0]))
 
 
-def _zeros() -> Any:
+def _zeros() -> tf.Variable:
     return tf.Variable(tf.zeros((workloads.ROWS, workloads.DIM)))
 
 

@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING
 from pathlib import Path
-from typing import Any
 
 import typer
 from rich.console import Console
@@ -63,7 +62,7 @@ def show(context: typer.Context, command: tuple[str, ...], config: Path | None, 
     Console().print(table)
 
 
-def _fields(found: Any, command: Sequence[str]) -> list[OptionField]:
+def _fields(found: object, command: Sequence[str]) -> list[OptionField]:
     for word in command:
         found = getattr(found, "commands", {}).get(word)
     options: Mapping[str, OptionField] | None = getattr(getattr(found, "callback", None), "options", None)

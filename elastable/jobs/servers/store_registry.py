@@ -7,14 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
 from urllib.parse import parse_qsl, quote
 
 from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.errors import BadInput, ElastableError, StoreFailed, TakenOver, Unavailable
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.tiers.redis.connections.redis_connection import Deadline
-from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
+from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, Reply
 from elastable.embedding_store.tiers.redis.connections.topology import Topology
 from elastable.embedding_store.tiers.redis.connections.transactions import change_if_unchanged
 from elastable.embedding_store.tiers.redis.url import SCHEMES, RedisUrl
@@ -168,7 +167,7 @@ class StoreRegistry(Closing):
         except BadInput as error:
             raise StoreFailed(f"the registry at {self.url} holds what is no address: {error}") from error
 
-    def _call(self, commands: Sequence[Command]) -> list[Any]:
+    def _call(self, commands: Sequence[Command]) -> list[Reply]:
         return self._topology.call([(self._known, command) for command in commands], Deadline(self.url.deadline))
 
     def close(self) -> None:

@@ -25,7 +25,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -36,7 +35,7 @@ from elastable.embedding_store.contract.spec_json import spec_from_json
 from elastable.embedding_store.errors import StaleVersion, StoreBroken
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tiers.redis.connections.redis_connection import Deadline
-from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
+from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, Reply
 from elastable.embedding_store.tiers.redis.connections.topology import Topology
 from elastable.embedding_store.tiers.redis.schema import check_partitions
 
@@ -214,7 +213,7 @@ class EarlierRedis:
             if cursor == b"0":
                 return found
 
-    def _call(self, commands: Sequence[tuple[bytes, Command]]) -> list[Any]:
+    def _call(self, commands: Sequence[tuple[bytes, Command]]) -> list[Reply]:
         return self._topology.call(commands, Deadline(self._seconds))
 
     def _key(self, name: str) -> bytes:

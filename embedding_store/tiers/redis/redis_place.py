@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from elastable.embedding_store.tiers.redis.connections.redis_connection import Deadline
-from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
+from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, Reply
 from elastable.embedding_store.tiers.redis.connections.topology import Topology
 from elastable.embedding_store.tiers.redis.connections.transactions import change_if_unchanged
 from elastable.embedding_store.tiers.redis.ownership import Ownership
@@ -73,7 +72,7 @@ class RedisPlace:
     def change(
         self,
         questions: Sequence[Command],
-        change: Callable[[list[Any]], Sequence[Command]],
+        change: Callable[[list[Reply]], Sequence[Command]],
         deadline: Deadline,
         watched: Sequence[bytes] = (),
     ) -> None:
@@ -91,7 +90,7 @@ class RedisPlace:
         """
         owner = owner_key(self.url.namespace)
 
-        def owned(answers: list[Any]) -> Sequence[Command]:
+        def owned(answers: list[Reply]) -> Sequence[Command]:
             self.ownership.require(answers[0])
             return change(answers[1:])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -47,6 +47,10 @@ from elastable.embedding_store.wire.service.write_service import write_handlers
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
 
 __all__ = ["shard_services"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+Request = TypeVar("Request", bound=Message)
 
 _NOT_SERVED = ("Commit", "CommitStaged")  # versions are made of pushes
 
@@ -169,10 +173,10 @@ class _ShardServicer:
         return saved_to_message(self._shard.save_rows(save, self._pins.source(request.pin), wait_s))
 
 
-def _control_with_secret(method: Callable[[Any, bytes], Message], request: type[Message]) -> Handler:
+def _control_with_secret(method: Callable[[Request, bytes], Message], request: type[Request]) -> Handler:
     """A call of one small message each way, whose method also takes the secret that the caller shows; b"": none."""
 
-    def answer(message: Message, context: grpc.ServicerContext) -> Message:
+    def answer(message: Request, context: grpc.ServicerContext) -> Message:
         with answering(context):
             return method(message, _secret(context))
 
@@ -192,8 +196,8 @@ def _upload_with_secret(method: Callable[[Iterator[bytes], bytes], Message]) -> 
 def _owned(handler: Handler, shard: Shard) -> Handler:
     """The handler of a call that only the owner may make."""
 
-    def only_for_owner(behaviour: Callable[..., Any]) -> Callable[..., Any]:
-        def answer(request: Any, context: grpc.ServicerContext) -> Any:
+    def only_for_owner(behaviour: Callable[[T, grpc.ServicerContext], R]) -> Callable[[T, grpc.ServicerContext], R]:
+        def answer(request: T, context: grpc.ServicerContext) -> R:
             with answering(context):
                 secret = _secret(context)
                 if not secret:

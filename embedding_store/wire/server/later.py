@@ -44,20 +44,20 @@ Light = bool | Callable[[T], bool]
 Answer = Body | Iterable[Body] | Later[Any]
 
 
-def control_later(method: Callable[[Request], Later[Any]], request: type[Request]) -> Handler:
+def control_later(method: Callable[[Request], Later[T]], request: type[Request]) -> Handler:
     """A call of one small message each way, whose answer may come later."""
 
-    def answer(message: Request, context: grpc.ServicerContext) -> Later[Any]:
+    def answer(message: Request, context: grpc.ServicerContext) -> Later[T]:
         with answering(context):
             return method(message)
 
     return grpc.unary_unary_rpc_method_handler(answer, request.FromString)
 
 
-def both_ways_later(method: Callable[[Iterator[bytes]], Later[Any]]) -> Handler:
+def both_ways_later(method: Callable[[Iterator[bytes]], Later[T]]) -> Handler:
     """A call of frames each way, whose answer may come later."""
 
-    def answer(frames: Iterator[bytes], context: grpc.ServicerContext) -> Later[Any]:
+    def answer(frames: Iterator[bytes], context: grpc.ServicerContext) -> Later[T]:
         with answering(context):
             return method(frames)
 

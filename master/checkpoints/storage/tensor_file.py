@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -99,10 +98,10 @@ def _tensor(entry: DocumentFields, content: UInt8) -> Tensor:
     return content[first:last].view(dtype).reshape(shape)
 
 
-def _dtype(name: str) -> np.dtype[Any]:
+def _dtype(name: str) -> np.dtype[np.generic]:
     if name == "bfloat16":
         import ml_dtypes  # of TensorFlow; needed for models of this dtype only
 
         name = ml_dtypes.bfloat16
-    dtype: np.dtype[Any] = np.dtype(name)
+    dtype: np.dtype[np.generic] = np.dtype(name)
     return dtype

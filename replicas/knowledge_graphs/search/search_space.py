@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from elastable.embedding_store.contract.malformed import Document, DocumentFields
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.option import option_fields
 from elastable.replicas.knowledge_graphs.settings import WHOLE_LOSSES, TrainSettings
@@ -31,7 +32,7 @@ class SearchSpace:
         BadInput: no setting, an unknown one, or values that cannot be.
     """
 
-    values: Mapping[str, Any]
+    values: DocumentFields
 
     def __post_init__(self) -> None:
         known = option_fields(TrainSettings)
@@ -85,7 +86,7 @@ def default_space(model: str, fixed: Mapping[str, object]) -> SearchSpace:
     """
     default = settings_of(model, {**fixed})
     rate, dim = default.learning_rate, default.dim
-    values: dict[str, Any] = {
+    values: Document = {
         "learning_rate": {"low": rate / 10, "high": rate * 5, "log": True},
         "dim": sorted({max(2, dim // 4), dim // 2, dim} - {0}),
         "batch": [128, 256, 512, 1024],

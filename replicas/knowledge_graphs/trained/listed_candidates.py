@@ -5,7 +5,6 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -45,7 +44,7 @@ def read_triple_candidates(file: Path, graph: KnowledgeGraph) -> TripleCandidate
 
 def _ids(file: Path, graph: KnowledgeGraph) -> list[Array]:
     with file.open("rb") as opened, np.load(opened, allow_pickle=False) as saved:
-        arrays: Mapping[str, Any] = {name: saved[name] for name in saved if not name.startswith("relation")}
+        arrays: Mapping[str, Array] = {name: saved[name] for name in saved if not name.startswith("relation")}
     lists = []
     for end in _ENDS:
         found = arrays[f"{end}_neg"]

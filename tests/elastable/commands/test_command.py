@@ -246,7 +246,7 @@ def test_refused(refused: Mapping[str, Finished], name: str, code: ExitCode, tol
 
 def refusal_of_silent_calls(address: str, count: int) -> str:
     """What a server says to one of so many calls of one client that send nothing, and have no room together."""
-    ended: queue.Queue[Any] = queue.Queue()
+    ended: queue.Queue[grpc.Future] = queue.Queue()
     leave = threading.Event()
 
     def nothing() -> Iterator[bytes]:
@@ -264,7 +264,7 @@ def refusal_of_silent_calls(address: str, count: int) -> str:
         try:
             while True:
                 error = ended.get(timeout=300).exception()
-                if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                if isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                     return str(error.details())
                 begin()  # a silent call may have been ended before the others had begun
         finally:

@@ -135,7 +135,7 @@ def _other_value(field: OptionField) -> object:
 
 
 @pytest.mark.parametrize("config", [JobOptions, TrainOptions, WorkerOptions, ServerOptions])
-def test_words_of_a_config_give_the_config_again(config: type[Any]) -> None:
+def test_words_of_a_config_give_the_config_again(config: type) -> None:
     """What a launcher forwards to a child process reaches it, whatever option there is."""
     seen: list[object] = []
     child = typer.Typer()

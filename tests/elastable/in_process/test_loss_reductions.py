@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import numpy as np
@@ -11,8 +10,10 @@ import pytest
 import tensorflow as tf
 
 import elastable as et
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import Unsupported
+from elastable.worker.readers.records.pytrees import Structure
 from tests.untyped import Keyword
 
 WORDS, DIM, STEPS, MICRO, WAIT, RECORDS = 12, 3, 5, 4, 3, 44  # the last version has 8 of 12 records
@@ -124,7 +125,8 @@ def scalar_mean(y: object, predicted: tf.Tensor) -> object:
 
 
 both = {"whole": ONE, "each": EACH}
-CASES: dict[str, tuple[Callable[[Any], Any], Any, Any, Any]] = {
+Make = Callable[[Callable[..., keras.layers.Layer]], keras.Model]
+CASES: dict[str, tuple[Make, Structure[keras.losses.Loss | str], Structure[Array], Structure[Array] | None]] = {
     "mean": (one_a_record, "mse", ONE, None),
     "mean, weighted": (one_a_record, mse("sum_over_batch_size"), ONE, WEIGHTS),
     "sum": (one_a_record, mse("sum"), ONE, None),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import numpy as np
@@ -105,7 +104,7 @@ def test_a_train_step_of_ones_own_has_the_numbers_of_plain_keras(wait: int, weig
         assert mine.history[name] == pytest.approx(theirs.history[name], rel=1e-5), name
 
 
-def fitted(take: Callable[..., Any], wait: int = 1, **arguments: Keyword) -> None:
+def fitted(take: Callable[[keras.Model, tf.Tensor], tf.Tensor], wait: int = 1, **arguments: Keyword) -> None:
     """Trains a model whose step is taken so."""
     layer = et.Embedding(WORDS, DIM, name="words", **arguments)
     model = Two(layer, take)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import numpy as np
@@ -150,7 +149,9 @@ def test_a_part_of_a_model_takes_a_step_of_another_optimizer_and_the_rest_stays(
 class Towers(keras.Model):
     """Two towers with dropout and batch normalisation, trained by two losses of the one optimizer of `compile()`."""
 
-    def __init__(self, layer: Any, updates: Callable[..., object], dropout: float = 0.0) -> None:
+    def __init__(
+        self, layer: Callable[[str], keras.layers.Layer], updates: Callable[..., object], dropout: float = 0.0
+    ) -> None:
         super().__init__()
         start = keras.initializers.GlorotUniform(seed=3)
         self.updates = updates

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
-from typing import Any
 
 import pytest
 
@@ -38,6 +37,7 @@ from tests.elastable.monitoring.test_http_server import HERE
 from tests.embedding_store.shards.served_shards import served
 from tests.embedding_store.shards.test_store_servers import JOB, begin, push_all
 from tests.master.fakes import Bench, FakeWorker, drive
+from tests.untyped import Parsed
 
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[31m"
 
@@ -127,11 +127,11 @@ def test_it_fits_a_phone_and_both_themes() -> None:
     }
 
 
-def state_of(view: View) -> Mapping[str, Any]:
+def state_of(view: View) -> Parsed:
     with shown(view) as (server, _):
         answer = get(f"{server.url}state")
     assert answer.headers["content-type"] == "application/json"
-    found: Mapping[str, object] = json.loads(answer.text)
+    found: Parsed = json.loads(answer.text)
     return found
 
 
@@ -270,7 +270,7 @@ def next_event(reply: http.client.HTTPResponse) -> Mapping[str, object] | None:
     """The data of the next event; None: the stream has ended."""
     while line := reply.readline():
         if line.startswith(b"data: "):
-            found: Mapping[str, object] = json.loads(line.removeprefix(b"data: "))
+            found: Parsed = json.loads(line.removeprefix(b"data: "))
             return found
     return None
 

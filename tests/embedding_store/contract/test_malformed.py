@@ -7,7 +7,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import hiredis
 import numpy as np
@@ -18,7 +17,7 @@ from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to
 from elastable.embedding_store.errors import BadInput, BadSpec, StoreBroken, StoreFailed
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.support.address import Address
-from elastable.embedding_store.tiers.redis.connections.reply_shapes import require_shapes
+from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, require_shapes
 from elastable.embedding_store.tiers.redis.earlier_schema import EarlierRedisTable
 from elastable.embedding_store.tiers.redis.records.record_replies import Awaited, RecordReplies, WriteReplies
 from elastable.embedding_store.tiers.redis.records.record_requests import PART
@@ -94,14 +93,12 @@ def _one_part() -> np.ndarray:
         (("CLIENT", "KILL", "ID", "1"), [0], [b"0"]),
     ],
 )
-def test_replies_have_the_shapes_of_their_commands(
-    command: tuple[Any, ...], right: list[object], wrong: list[object]
-) -> None:
+def test_replies_have_the_shapes_of_their_commands(command: Command, right: list[object], wrong: list[object]) -> None:
     for reply in [*right, hiredis.ReplyError("ERR no")]:
         require_shapes([command], [reply], "here")
         require_shapes([("MULTI",), command, ("EXEC",)], [b"OK", b"QUEUED", [reply]], "here")
     for reply in wrong:
-        with pytest.raises(StoreFailed, match=f"here answered {command[0]} with"):
+        with pytest.raises(StoreFailed, match=f"here answered {command[0]!s} with"):
             require_shapes([command], [reply], "here")
         with pytest.raises(StoreFailed, match="here answered EXEC with"):
             require_shapes([("MULTI",), command, ("EXEC",)], [b"OK", b"QUEUED", [reply]], "here")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import numba
 import pytest
+from numba.core.dispatcher import Dispatcher
 
 from elastable.embedding_store.optimizers.dense_replay import one_pass
 from elastable.embedding_store.optimizers.dense_replay import replay_kernels as kernels
@@ -31,7 +31,7 @@ TYPES = {
         (one_pass.update_adam, True),
     ],
 )
-def test_columns_are_computed_side_by_side(kernel: Any, divides: bool) -> None:
+def test_columns_are_computed_side_by_side(kernel: Dispatcher, divides: bool) -> None:
     function = kernel.py_func
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
     types = tuple(TYPES.get(name, numba.float32) for name in names)

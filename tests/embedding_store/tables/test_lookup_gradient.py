@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from elastable.embedding_store import Bags, EmbeddingTable, OptimizerSpec, RowBlock, TableSpec, size
-from elastable.embedding_store.contract.arrays import Array
+from elastable.embedding_store.contract.arrays import Array, Float32
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange
+from elastable.embedding_store.tables.table_update import IndexedSlices
 
 RANDOM = np.random.default_rng(3)
 OFFSETS = np.array([0, 3, 3, 4, 9])
@@ -28,7 +27,7 @@ def table() -> object:
         yield made
 
 
-def by_id(slices: Any) -> Array:
+def by_id(slices: IndexedSlices) -> Array:
     """[10, 5]: the sums of each id."""
     dense = np.zeros((10, 5), np.float32)
     np.add.at(dense, slices.indices, slices.values)
@@ -37,7 +36,7 @@ def by_id(slices: Any) -> Array:
 
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
-def test_it_is_that_of_tensorflow(table: EmbeddingTable, combiner: str, weights: Any) -> None:
+def test_it_is_that_of_tensorflow(table: EmbeddingTable, combiner: str, weights: Float32 | None) -> None:
     rows = tf.constant(table.lookup(np.arange(10)))
     bag_of = np.repeat(np.arange(4), np.diff(OFFSETS))
     place = np.concatenate([np.arange(length) for length in np.diff(OFFSETS)])

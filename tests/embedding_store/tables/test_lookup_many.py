@@ -16,6 +16,7 @@ from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, FutureVersion, IdOutOfRange
 from elastable.embedding_store.open_store import open_store
+from elastable.embedding_store.tables.many_tables import LookupStrategy
 from tests.untyped import Keywords
 
 SGD = OptimizerSpec.of("sgd")
@@ -144,7 +145,7 @@ def test_what_is_refused_names_what_is_wrong(change: Keywords, told: str) -> Non
 
 
 @pytest.mark.parametrize("strategy", ["preallocated", "sequential", "one-thread-per-table"])
-def test_one_array_for_all_tables_has_a_column_for_each(tables: list[EmbeddingTable], strategy: Any) -> None:
+def test_one_array_for_all_tables_has_a_column_for_each(tables: list[EmbeddingTable], strategy: LookupStrategy) -> None:
     for rows in (3, 5):  # 5: a square, which tells nobody by its shape which way it is meant
         matrix = np.random.default_rng(rows).integers(0, 900, (rows, 5))
         columns = [table.lookup(matrix[:, number]) for number, table in enumerate(tables)]

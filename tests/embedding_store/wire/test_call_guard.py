@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import grpc
 import numpy as np
@@ -84,7 +83,7 @@ def healthy(channel: grpc.Channel) -> bool:
     return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-def unary(method: Callable[..., object]) -> Any:
+def unary(method: Callable[..., object]) -> grpc.RpcMethodHandler:
     return grpc.unary_unary_rpc_method_handler(method)
 
 

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from multiprocessing.connection import Connection as Pipe
-from typing import Any
 
 import grpc
 import numpy as np
@@ -218,13 +217,15 @@ def test_a_client_of_the_generated_stubs_is_answered(
 class StubServicer(store_pb2_grpc.EmbeddingStoreServicer):
     """A server that knows nothing but the generated code."""
 
-    def ListTables(self, request: object, context: object) -> Any:  # noqa: N802
+    def ListTables(self, request: object, context: object) -> store_pb2.ListTablesReply:  # noqa: N802
         return store_pb2.ListTablesReply(tables=[store_pb2.TableStatus(spec=spec_to_message(NARROW))], version=4)
 
-    def GetVersion(self, request: object, context: object) -> Any:  # noqa: N802
+    def GetVersion(self, request: object, context: object) -> store_pb2.GetVersionReply:  # noqa: N802
         return store_pb2.GetVersionReply(version=4)
 
-    def Lookup(self, request_iterator: Any, context: object) -> Any:  # noqa: N802
+    def Lookup(  # noqa: N802
+        self, request_iterator: Iterator[store_pb2.LookupRequest], context: object
+    ) -> Iterator[store_pb2.LookupReply]:
         requests = list(request_iterator)
         ids = np.frombuffer(b"".join(request.body for request in requests), "<i8")
         yield store_pb2.LookupReply(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from elastable.replicas.knowledge_graphs.sampling.random_negatives import Random
 from elastable.replicas.knowledge_graphs.sampling.rigid_sampler import RigidSampler
 from elastable.replicas.knowledge_graphs.sampling.triple_negatives import TripleNegatives
 from elastable.replicas.knowledge_graphs.schemes.embedding_moving import EmbeddingMoving
-from elastable.replicas.knowledge_graphs.schemes.scheme import Scheme
+from elastable.replicas.knowledge_graphs.schemes.scheme import Scheme, Scored
 from elastable.replicas.knowledge_graphs.schemes.score_moving import ScoreMoving
 from elastable.replicas.knowledge_graphs.scores import score_function
 from tests.replicas.knowledge_graphs.graphs import ENTITIES, RELATIONS, is_known, random_triples, typed_sharding
@@ -42,10 +41,10 @@ KINDS: dict[str, Callable[..., NegativeSampler]] = {
 }
 
 
-def scored(scheme: type[Scheme], negatives: NegativeSampler) -> list[tuple[StepBatch, Any]]:
+def scored(scheme: type[Scheme], negatives: NegativeSampler) -> list[tuple[StepBatch, Scored]]:
     sampler = RigidSampler(PARTITION, 20, negatives=negatives)
 
-    def work(group: ReplicaGroup) -> tuple[StepBatch, object]:
+    def work(group: ReplicaGroup) -> tuple[StepBatch, Scored]:
         batch = sampler.batch(1, group.rank)
         made = scheme(group, score_function("DistMult", DIM))
         return batch, made.forward(batch, SHARDING.shard_table(EMBEDDED, group.rank), RELATED)

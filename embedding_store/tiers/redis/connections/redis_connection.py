@@ -13,7 +13,6 @@ import ssl
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import hiredis
 import numpy as np
@@ -24,7 +23,12 @@ from elastable.embedding_store.errors import BadInput, DeadlineExceeded, StoreFa
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.compile_clock import compile_seconds
 from elastable.embedding_store.tiers.redis.connections.reply_errors import reply_error
-from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, packed_command, require_shapes
+from elastable.embedding_store.tiers.redis.connections.reply_shapes import (
+    Command,
+    Reply,
+    packed_command,
+    require_shapes,
+)
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
 __all__ = ["Connection", "ConnectionLost", "Deadline"]
@@ -115,11 +119,11 @@ class Connection:
         self.call([("PING",)], deadline)
         return time.monotonic() - began
 
-    def call(self, commands: Sequence[Command], deadline: Deadline) -> list[Any]:
+    def call(self, commands: Sequence[Command], deadline: Deadline) -> list[Reply]:
         """Sends the commands in one go; the replies in order, errors as `hiredis.ReplyError` objects."""
         request = memoryview(b"".join(packed_command(command) for command in commands))
         reader = hiredis.Reader(notEnoughData=Connection)
-        replies: list[Any] = []
+        replies: list[Reply] = []
         while len(replies) < len(commands):
             if request:
                 request = request[self.send(request) :]

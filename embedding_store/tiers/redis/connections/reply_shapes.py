@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeGuard, cast
+from typing import Any, TypeGuard, cast
 
 import hiredis
 
 from elastable.embedding_store.errors import StoreFailed
 
-__all__ = ["Command", "packed_command", "require_shapes"]
+__all__ = ["Command", "Reply", "packed_command", "require_shapes"]
 
 Command = tuple[str | bytes | int | float, ...]
 """A command and its arguments."""
+
+Reply = Any
+"""What a server answers to a command, as hiredis reads it: bytes, an int, None, a list of these, or its `ReplyError`.
+`require_shapes` has refused it unless its shape is that of the command."""
 
 _Fits = Callable[[object, Command], bool]
 

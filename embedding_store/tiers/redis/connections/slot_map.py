@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.support.address import Address
+from elastable.embedding_store.tiers.redis.connections.reply_shapes import Reply
 from elastable.embedding_store.tiers.redis.schema import HASH_SLOTS
 
 __all__ = ["SlotMap", "address_in"]
@@ -33,7 +34,7 @@ class SlotMap:
         return cls((address,), np.zeros(HASH_SLOTS, np.int64))
 
     @classmethod
-    def of_ranges(cls, ranges: list[Any], asked: Address) -> Self:
+    def of_ranges(cls, ranges: Reply, asked: Address) -> Self:
         """Reads the reply to CLUSTER SLOTS; a node that does not know its own host is the one asked."""
         nodes: dict[Address, int] = {}
         owners = np.full(HASH_SLOTS, -1, np.int64)

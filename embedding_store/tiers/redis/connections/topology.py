@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
 
 import hiredis
 import numpy as np
@@ -31,7 +30,7 @@ from elastable.embedding_store.support.retry import Retry
 from elastable.embedding_store.tiers.redis.connections.connection_pool import Admit, ConnectionPool
 from elastable.embedding_store.tiers.redis.connections.redis_connection import Connection, Deadline
 from elastable.embedding_store.tiers.redis.connections.reply_errors import is_transient, reply_error
-from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
+from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, Reply
 from elastable.embedding_store.tiers.redis.connections.sentinels import master_address
 from elastable.embedding_store.tiers.redis.connections.slot_map import SlotMap, address_in
 from elastable.embedding_store.tiers.redis.schema import hash_slot
@@ -128,7 +127,7 @@ class Topology:
             raise reply_error(f"redis at {address} does not tell its slots", str(ranges), self.url)
         return SlotMap.of_ranges(ranges, address)
 
-    def call(self, commands: Sequence[tuple[bytes, Command]], deadline: Deadline) -> list[Any]:
+    def call(self, commands: Sequence[tuple[bytes, Command]], deadline: Deadline) -> list[Reply]:
         """Runs control commands, (key, words), each at the owner of its key.
 
         Those of one owner run in order on one connection.
@@ -140,7 +139,7 @@ class Topology:
             StoreFailed: a server answered with an error.
             Unavailable, DeadlineExceeded: as `complete`.
         """
-        replies: list[Any] = [None] * len(commands)
+        replies: list[Reply] = [None] * len(commands)
 
         def attempt(routes: list[Route]) -> dict[int, str]:
             failures: dict[int, str] = {}
@@ -158,13 +157,13 @@ class Topology:
         self.complete(slots, attempt, deadline)
         return replies
 
-    def _call_at(self, route: Route, commands: list[Command], deadline: Deadline) -> list[Any]:
+    def _call_at(self, route: Route, commands: list[Command], deadline: Deadline) -> list[Reply]:
         if not route.asking:
             return self.call_at(route.address, commands, deadline)
         pairs = [word for command in commands for word in (("ASKING",), command)]
         return self.call_at(route.address, pairs, deadline)[1::2]
 
-    def call_at(self, address: Address, commands: Sequence[Command], deadline: Deadline) -> list[Any]:
+    def call_at(self, address: Address, commands: Sequence[Command], deadline: Deadline) -> list[Reply]:
         """Runs commands in order on one connection to one server; errors stand among the replies."""
         with self.connection_to(address, deadline) as connection:
             return connection.call(commands, deadline)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import hiredis
 
 from elastable.embedding_store.tiers.redis.connections.redis_connection import Deadline
 from elastable.embedding_store.tiers.redis.connections.reply_errors import reply_error
-from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
+from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, Reply
 from elastable.embedding_store.tiers.redis.connections.topology import Topology
 
 __all__ = ["change_if_unchanged"]
@@ -31,7 +30,7 @@ def change_if_unchanged(
     topology: Topology,
     watched: Sequence[bytes],
     questions: Sequence[Command],
-    change: Callable[[list[Any]], Sequence[Command]],
+    change: Callable[[list[Reply]], Sequence[Command]],
     deadline: Deadline,
 ) -> None:
     """Reads, decides, and writes, again and again until nobody else wrote in between.

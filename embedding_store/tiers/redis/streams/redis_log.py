@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from elastable.embedding_store.errors import (
     BadInput,
@@ -17,7 +16,7 @@ from elastable.embedding_store.errors import (
 from elastable.embedding_store.log.contract import Buffer, Log, LogEntry
 from elastable.embedding_store.log.framing import Header
 from elastable.embedding_store.tiers.redis.connections.redis_connection import Deadline
-from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
+from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, Reply
 from elastable.embedding_store.tiers.redis.connections.server_start import START_QUESTIONS, server_start
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.schema import log_key
@@ -190,7 +189,7 @@ class RedisLog(Log):
 
         there: Command = ("XREVRANGE", self._key, b"%d-%d" % (keep, LAST_PART), b"%d-0" % keep, "COUNT", 1)
 
-        def trimmed(answers: list[Any]) -> list[Command]:
+        def trimmed(answers: list[Reply]) -> list[Command]:
             if not answers.pop():
                 raise StoreBroken(f"{self._name} is corrupt: entry {keep} is missing, which was appended")
             before, self._server = self._server, server_start(answers)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from elastable.embedding_store.errors import StoreBroken
-from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
+from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, Reply
 from elastable.embedding_store.tiers.redis.streams.stream_records import StreamPart, part_of
 
 __all__ = ["StreamEnd", "StreamEnds", "ends_questions", "read_ends"]
@@ -56,7 +55,7 @@ def ends_questions(key: bytes) -> tuple[Command, Command]:
     return ("XRANGE", key, "-", "+", "COUNT", 1), ("XREVRANGE", key, "+", "-", "COUNT", 1)
 
 
-def read_ends(answers: Sequence[Any], name: str) -> StreamEnds:
+def read_ends(answers: Sequence[Reply], name: str) -> StreamEnds:
     """Both ends of a log, from the answers to `ends_questions`.
 
     Raises:

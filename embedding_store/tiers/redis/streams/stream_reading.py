@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from elastable.embedding_store.errors import StoreBroken
 from elastable.embedding_store.tiers.redis.connections.redis_connection import Deadline
+from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, Reply
 from elastable.embedding_store.tiers.redis.connections.topology import Topology
 from elastable.embedding_store.tiers.redis.schema import log_key
 from elastable.embedding_store.tiers.redis.streams.stream_records import StreamPart, part_of
@@ -18,7 +18,7 @@ LAST_PART = (1 << 64) - 1
 _AT_ONCE = 16  # of half a MiB each they are 8 MiB
 
 
-def stream_entries(topology: Topology, begin: bytes, end: bytes) -> Iterator[Any]:
+def stream_entries(topology: Topology, begin: bytes, end: bytes) -> Iterator[Reply]:
     """The stream entries from one id to another, as hiredis gives them; each round trip has a deadline of its own.
 
     Raises:
@@ -40,16 +40,17 @@ def stream_entries(topology: Topology, begin: bytes, end: bytes) -> Iterator[Any
 
 def oldest_part(topology: Topology, name: str, deadline: Deadline) -> StreamPart | None:
     """The first part of the log; None: it is empty. Raises what `stream_entries` and `part_of` raise."""
-    return _one(topology, name, ("XRANGE", log_key(topology.url.namespace), "-", "+", "COUNT", 1), deadline)
+    key = log_key(topology.url.namespace)
+    return _one(topology, name, key, ("XRANGE", key, "-", "+", "COUNT", 1), deadline)
 
 
 def last_part(topology: Topology, name: str, sequence: int, deadline: Deadline) -> StreamPart | None:
     """The last part of an entry; None: it is not there. Raises as `oldest_part`."""
     key = log_key(topology.url.namespace)
     words = ("XREVRANGE", key, b"%d-%d" % (sequence, LAST_PART), b"%d-0" % sequence, "COUNT", 1)
-    return _one(topology, name, words, deadline)
+    return _one(topology, name, key, words, deadline)
 
 
-def _one(topology: Topology, name: str, words: Any, deadline: Deadline) -> StreamPart | None:
-    (found,) = topology.call([(words[1], words)], deadline)
+def _one(topology: Topology, name: str, key: bytes, words: Command, deadline: Deadline) -> StreamPart | None:
+    (found,) = topology.call([(key, words)], deadline)
     return part_of(found[0], name) if found else None

@@ -6,7 +6,7 @@ import csv
 import gzip
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from elastable.embedding_store.contract.arrays import Int32
 from elastable.embedding_store.errors import BadInput, NotInstalled
 from elastable.replicas.knowledge_graphs.graph.formats.parts import GraphParts, id_triples, names_by_id
 from elastable.replicas.knowledge_graphs.graph.names import Names
+
+if TYPE_CHECKING:
+    from pykeen.triples import CoreTriplesFactory
 
 __all__ = ["parts_of_factories", "read_pykeen"]
 
@@ -40,7 +43,12 @@ def read_pykeen(place: str) -> GraphParts:
     return parts_of_factories(place, found.training, found.validation, found.testing)
 
 
-def parts_of_factories(name: str, training: Any, validation: Any = None, testing: Any = None) -> GraphParts:
+def parts_of_factories(
+    name: str,
+    training: CoreTriplesFactory,
+    validation: CoreTriplesFactory | None = None,
+    testing: CoreTriplesFactory | None = None,
+) -> GraphParts:
     """The graph of up to three factories.
 
     Args:
@@ -64,7 +72,7 @@ def parts_of_factories(name: str, training: Any, validation: Any = None, testing
     return GraphParts(name, entities, relations, triples)
 
 
-def _names(factory: Any, what: str) -> Names:
+def _names(factory: CoreTriplesFactory, what: str) -> Names:
     mapping: Mapping[str, int] | None = getattr(factory, f"{what}_to_id", None)
     if mapping is not None:
         pairs = [(int(place), name) for name, place in mapping.items()]

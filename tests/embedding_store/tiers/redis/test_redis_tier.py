@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.tier import Records, TierTable
 from elastable.embedding_store.errors import BadInput, SpecConflict, StoreBroken, TakenOver, Unsupported
 from elastable.embedding_store.tiers.redis.connections.redis_connection import Deadline
+from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.connections.topology import Topology
 from elastable.embedding_store.tiers.redis.records import record_scan
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
@@ -145,7 +145,7 @@ def test_what_hscan_shows_twice_is_given_once(tier: RedisTier, monkeypatch: pyte
     topology = type(tier._place.topology)
     call = topology.call
 
-    def twice(self: Topology, commands: Sequence[tuple[bytes, Any]], deadline: Deadline) -> list[object]:
+    def twice(self: Topology, commands: Sequence[tuple[bytes, Command]], deadline: Deadline) -> list[object]:
         replies = zip(commands, call(self, commands, deadline), strict=True)
         return [[reply[0], reply[1] * 2] if words[0] == "HSCAN" else reply for (_, words), reply in replies]
 
