@@ -34,7 +34,7 @@ __all__ = ["Load", "Waits", "busy_clients", "main", "measure"]
 
 _SPEC = TableSpec(STILL, 16, 100_000)
 _IDS = 64
-_PROCESSES = 4
+_CLIENTS_EACH = 50  # of a process
 _GRADS_TO_WAIT = 8
 _SERVES_S = 600.0
 _DEADLINE_S = 30.0
@@ -136,10 +136,9 @@ def measure(address: str, load: Load, seconds: float = 0.0, lookups: int = 1) ->
 @contextmanager
 def busy_clients(address: str, count: int) -> Iterator[None]:
     """So many clients, each with a connection of its own, that look rows up all the time."""
-    each = [count // _PROCESSES + (number < count % _PROCESSES) for number in range(_PROCESSES)]
     with ExitStack() as held:
-        for some in filter(None, each):
-            clients = held.enter_context(_process("busy", address, str(some)))
+        for first in range(0, count, _CLIENTS_EACH):
+            clients = held.enter_context(_process("busy", address, str(min(_CLIENTS_EACH, count - first))))
             assert clients.stdout is not None
             clients.stdout.readline()  # they are all connected
         yield

@@ -166,6 +166,7 @@ def test_every_pairing_has_its_runners() -> None:
 def test_batches_are_the_same_in_every_process_and_lie_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert workloads._BATCHES >= 24
     monkeypatch.setattr(workloads, "_BATCHES", 2)
+    monkeypatch.setattr(workloads, "ROWS", 200_000)
     for make in (workloads.uniform, workloads.unique, workloads.zipf):
         first, second = make(), make()
         assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))

@@ -66,8 +66,8 @@ SPECS = [
 
 
 VARIABLES = (
-    TensorSpec("kernel", (7, 3), np.dtype(np.float32)),
-    TensorSpec("half", (5,), np.dtype(np.float16)),
+    TensorSpec("kernel", (2, 3), np.dtype(np.float32)),
+    TensorSpec("half", (2,), np.dtype(np.float16)),
     TensorSpec("scale", (), np.dtype(np.float64)),
 )
 LAYOUT = {place: DenseSlice(spec.dtype, math.prod(spec.shape), spec.name) for place, spec in enumerate(VARIABLES)}
@@ -116,8 +116,8 @@ def push_of(version: int, micro_batch: int, mode: str, overflows: bool = False) 
     name = SyncPushId(version, micro_batch) if mode == "sync" else AsyncPushId("w", version + 1, version)
     dense = tuple(random.standard_normal(spec.shape).astype(spec.dtype) for spec in VARIABLES)
     if overflows and micro_batch:
-        dense[0][6, 2] = np.nan
-    of_rows = {0: random.standard_normal((7, 3)).astype("f4")} if micro_batch else {}
+        dense[0][1, 2] = np.nan
+    of_rows = {0: random.standard_normal((2, 3)).astype("f4")} if micro_batch else {}
     parts = (GradientPart(Divisor(DivisorKind.ROWS), of_rows, once, {}),)
     return Push(
         name, 3 + micro_batch, dense, slices(), job="j", computed_on=version, divisor=Divisor(DivisorKind.RECORDS),
@@ -190,7 +190,7 @@ def assert_same(theirs: EmbeddingStore | Snapshot, ours: EmbeddingStore | Snapsh
         (2, Clipping(clipnorm=0.5), "sync", False, "master"),
         (3, Clipping(global_clipnorm=0.5), "async", True, "master"),
         (5, Clipping(global_clipnorm=0.5), "sync", True, "servers"),
-        (40, Clipping(), "sync", False, "servers"),  # some have no dense variable: there are 27 values
+        (12, Clipping(), "sync", False, "servers"),  # some have no dense variable: there are 9 values
         pytest.param(3, Clipping(clipvalue=0.01), "sync", False, "servers", marks=pytest.mark.slow),
         pytest.param(2, Clipping(clipnorm=0.5), "async", True, "master", marks=pytest.mark.slow),
     ],
