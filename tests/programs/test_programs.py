@@ -20,6 +20,7 @@ Results = tuple[keras.callbacks.History, Sequence[np.ndarray]]
 
 
 def _plain(model: keras.Model, x: object, y: object = None) -> object:
+    model.run_eagerly = True  # for a few steps, a graph costs more
     return model.fit(x, y, batch_size=64, epochs=2, shuffle=False, verbose=0)
 
 

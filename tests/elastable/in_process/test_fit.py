@@ -32,6 +32,7 @@ def fitted(
         et.fit(model, records, epochs=epochs, batch_size=BATCH, shuffle=False, verbose=False)
     else:
         x, y, weights = (*records, None)[:3]
+        model.run_eagerly = True  # for a few steps, a graph costs more
         model.fit(x, y, sample_weight=weights, epochs=epochs, batch_size=BATCH, shuffle=False, verbose=0)
     return model
 

@@ -31,6 +31,7 @@ def program(layer: Callable[..., object], optimizer: object = None, **compiled: 
         keras.layers.Dense(1, activation="sigmoid"),
     ])  # fmt: skip
     model.compile(optimizer or keras.optimizers.SGD(0.5), "binary_crossentropy", **compiled)
+    model.run_eagerly = layer is keras.layers.Embedding  # for a few steps, a graph costs more
     return model
 
 

@@ -92,6 +92,7 @@ def test_a_train_step_of_ones_own_has_the_numbers_of_plain_keras(wait: int, weig
         ours, data, epochs=2, batch_size=MICRO, grads_to_wait=wait, validation_data=data, store=store, shuffle=False,
         verbose=False,
     )  # fmt: skip
+    plain.run_eagerly = True  # for a few steps, a graph costs more
     theirs = plain.fit(
         IDS, Y, sample_weight=WEIGHTS, epochs=2, batch_size=MICRO * wait, validation_data=data, shuffle=False, verbose=0
     )
