@@ -236,3 +236,23 @@ def test_of_sampled_cases_some_run_and_all_at_night(pytester: pytest.Pytester) -
 
     assert ran("-m", "not slow") == ["0", "3", "6", "a", "b"]
     assert ran() == [*"01234567", "a", "b"]
+
+
+@pytest.mark.parametrize(("server", "kept"), [(None, 3), (Path("/usr/bin/redis-server"), 4)])
+def test_cases_on_valkey_repeat_those_on_redis_where_redis_is_valkey(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, server: Path | None, kept: int
+) -> None:
+    monkeypatch.setattr("tests.plugins.sampled.redis_binary", lambda: server)
+    pytester.makeconftest(CONFTEST)
+    pytester.makeini("[pytest]\nmarkers =\n  slow\n  process\n  sampled(n)\n")
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.parametrize("server", ["redis_url", "valkey_url", "redis_cluster_url"])
+        def test_each(server): pass
+
+        def test_none(): pass
+        """
+    )
+    pytester.runpytest_inprocess("-m", "not slow").assert_outcomes(passed=kept, deselected=4 - kept)

@@ -3,6 +3,8 @@
 A test marked `sampled(n)` keeps its first case and every n-th one after it; the others are marked `slow`. Meant for
 combinations of which each alone would notice what breaks the others, not for cases that are the only ones of their
 kind.
+
+Without a `redis-server` the cases on Redis run on Valkey. Those on Valkey would repeat them, and are `slow` as well.
 """
 
 from __future__ import annotations
@@ -11,14 +13,21 @@ from collections import Counter
 
 import pytest
 
+from tests.servers import redis_binary
+
 __all__ = ["pytest_collection_modifyitems"]
+
+_ON_VALKEY = frozenset({"valkey", "valkey_node", "valkey_url"})
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks the cases that are left out."""
     seen: Counter[str] = Counter()
+    repeat = redis_binary() is None
     for item in items:
+        if repeat and _is_on_valkey(item):
+            item.add_marker(pytest.mark.slow)
         mark = item.get_closest_marker("sampled")
         if mark is None:
             continue
@@ -27,3 +36,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if seen[test] % every:
             item.add_marker(pytest.mark.slow)
         seen[test] += 1
+
+
+def _is_on_valkey(item: pytest.Item) -> bool:
+    """Whether a parameter says so."""
+    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    return any(isinstance(value, str) and value in _ON_VALKEY for value in parameters.values())
