@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import elastable as et
 from elastable.command import app
+from tests.preloaded.client import run_preloaded
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,13 +18,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("built") / "site"
-    built = subprocess.run(
-        [sys.executable, str(ROOT / "docs" / "site" / "build.py"), str(folder)],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    built = run_preloaded([str(ROOT / "docs" / "site" / "build.py"), str(folder)], ROOT, environment, 600.0)
     assert built.returncode == 0, built.stdout + built.stderr
     return folder
 
