@@ -39,6 +39,9 @@ _LARGEST_REQUEST = 1 << 20
 _MOST_DESCRIPTORS = 64
 _OPTIONS_WITHOUT_VALUE = ("-u", "-B")
 
+# What libraries import at their first use; TensorBoard's summaries import the client of S3.
+_LATER = ("PIL.Image", "fsspec.implementations.local", "matplotlib.pyplot", "tensorboard.summary")
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -71,18 +74,22 @@ def import_everything() -> None:
 
     import_tensorflow()
     import matplotlib
+    import typer
 
     import elastable.command
     import elastable.commands.job
     import elastable.commands.worker
     import elastable.jobs.master_process
     import elastable.jobs.parameter_server
-    import elastable.jobs.worker_process  # noqa: F401
+    import elastable.jobs.worker_process
+    import elastable.models.trained
     from elastable.embedding_store.contract.spec import OptimizerSpec
     from elastable.embedding_store.warm import warm_lookups, warm_updates
 
     matplotlib.use("Agg")
-    importlib.import_module("matplotlib.pyplot")
+    for name in _LATER:
+        importlib.import_module(name)
+    typer.main.get_command(elastable.command.app)  # typer imports what it needs for options, pydantic among it
     warm_lookups()
     warm_updates([OptimizerSpec.of(name) for name in ("sgd", "adagrad", "adam")])
     threads = [_comm(thread) for thread in os.listdir("/proc/self/task")]
