@@ -9,6 +9,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import Commit, EvictionCut, RowBlock, StayingRows, TableUpdate
 from elastable.embedding_store.contract.update_batch import UpdateBatch
+from elastable.embedding_store.engine.dense_replay.table_replay import DenseReplay
 from elastable.embedding_store.engine.imaged_table import ImagedTable
 from elastable.embedding_store.native.range_pool import RangePool
 from elastable.embedding_store.rows.row_dtypes import round_update
@@ -108,8 +109,19 @@ class MemoryTable(ImagedTable):
             learning_rate: Of the step.
         """
         if self.replay is not None:
-            held = (self._directory, self._rows, self._members, self.versions)
-            self.replay.take(step, learning_rate, ends_chapter, *held)
+            self.replay.steps.take(step, learning_rate, ends_chapter)
+            self._sweep(self.replay)
+
+    def _sweep(self, replay: DenseReplay) -> None:
+        """Keeps the steps few that the table remembers, once another one is taken."""
+        replay.sweep(self._directory, self._rows, self._members, self.versions)
+
+    def make_ready_to_follow(self) -> None:
+        """Does what can fail about `follow`; no bit of what is read changes.
+
+        Raises:
+            ElastableError: rows that are to follow cannot be read.
+        """
 
     def replay_step(self, step: int, rate: float, ends_chapter: bool) -> None:
         """Counts a step again, as `follow` did."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.dense_replay.replayed_rows import ReplayedRows, replayed_rows
@@ -37,25 +39,32 @@ class DenseReplay:
         """Rows as `make_rows` makes them, that follow the steps."""
         return replayed_rows(make_rows, self.steps)
 
-    def take(
+    def sweep(
         self,
-        step: int,
-        rate: float,
-        ends_chapter: bool,
         directory: RowDirectory,
         rows: TableRows,
         members: RowMembership,
         versions: TableVersions,
+        into_memory: Callable[[Int64, Int64], Int64] | None = None,
     ) -> None:
-        """Counts a step, once the rows that it updates have been; others are those of the table."""
+        """Brings a few rows of the table to a newer chapter; is called once for each step.
 
-        def save(ids: Int64, positions: Int64) -> None:
+        `into_memory`: brings rows of ids, which lie at positions, both int64 `[n]`, to where they can be changed, and
+        returns their positions there; None: they lie there.
+
+        Raises:
+            ElastableError: as `into_memory` and `RowDirectory.scan`; no bit of what is read has changed.
+        """
+
+        def changing(ids: Int64, positions: Int64) -> Int64:
+            if into_memory is not None:
+                positions = into_memory(ids, positions)
             if versions:
                 versions.save(ids, positions, rows, members, SERIAL)
+            return positions
 
-        self.steps.take(step, rate, ends_chapter)
         assert isinstance(rows, ReplayedRows)
-        self._sweep.go_on(directory, rows, save, versions.oldest_step)
+        self._sweep.go_on(directory, rows, changing, versions.oldest_step)
 
     def begin_anew(self) -> None:
         """Every row is forgotten."""

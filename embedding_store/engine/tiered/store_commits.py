@@ -92,6 +92,8 @@ class StoreCommits(WrittenBehind):
         for table in self._tables.values():
             if table.replay is not None:
                 table.replay.steps.prepare(commit.step, self._rate(table, commit))
+            if table.spec.name not in commit.frozen:
+                table.make_ready_to_follow()
         return [
             (table, table.stage(update, commit.step, self._rate(table, commit)))
             for table, update in zip(tables, updates, strict=True)

@@ -10,10 +10,12 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.tier import IndexedTier, Records
+from elastable.embedding_store.engine.dense_replay.table_replay import DenseReplay
 from elastable.embedding_store.engine.memory_table import MemoryTable, StagedUpdate
 from elastable.embedding_store.engine.table_rows import TableRows
 from elastable.embedding_store.engine.tiered.tier_names import TierNames
 from elastable.embedding_store.engine.tiered.tiered_table import Captured, TieredTable
+from elastable.embedding_store.engine.unindexed.near_records import NEAR
 from elastable.embedding_store.engine.unindexed.tier_directory import TierDirectory
 from elastable.embedding_store.engine.unindexed.unindexed_rows import UnindexedRows
 from elastable.embedding_store.errors import BadSpec
@@ -25,6 +27,9 @@ from elastable.embedding_store.rows.checks import require_ids
 from elastable.embedding_store.support.memory.row_budget import RowBudget
 
 __all__ = ["UnindexedTable"]
+
+_NONE: Int64 = np.empty(0, np.int64)
+_MOST_NEAR = 1 << 14  # answers of the tier that are kept: rows that changes need are in memory by then
 
 
 class UnindexedTable(TieredTable):
@@ -57,13 +62,8 @@ class UnindexedTable(TieredTable):
                 "store with index=redis does not keep that: open the store with index=memory, or leave eviction out"
             )
         self._indexed = tier
+        self._swept = _NONE
         super().__init__(spec, 0, anonymous_slab, tier, names, budget, make_clean, stored)
-        if self.replay is not None:
-            self._rows.close()
-            raise BadSpec(
-                f"table {spec.name!r} has an optimizer with lazy=False, each of whose steps moves every row, and a "
-                "store with index=redis does not know all rows: open the store with index=memory, or use lazy=True"
-            )
         self.versions.order = tier.order
 
     def stage(self, update: TableUpdate, step: int, rate: float) -> StagedUpdate:
@@ -79,6 +79,19 @@ class UnindexedTable(TieredTable):
 
     def read_together(self, ids: Int64, out: Float32, stream: bool, pool: RangePool) -> bool:
         return False
+
+    def make_ready_to_follow(self) -> None:
+        if self.replay is not None:
+            try:
+                self.replay.sweep(self._directory, self._rows, self._members, self.versions, self._into_memory)
+            finally:
+                self.tiered.release()
+                self.tiered.cool(self._swept)
+                self._swept = _NONE
+
+    def replay_step(self, step: int, rate: float, ends_chapter: bool) -> None:
+        self.make_ready_to_follow()
+        super().replay_step(step, rate, ends_chapter)
 
     def make_ready_to_delete(self, ids: Int64) -> None:
         self._learn(ids)
@@ -116,6 +129,20 @@ class UnindexedTable(TieredTable):
         self._directory.find_here(once, positions)
         self._room(once[positions < 0])
         self.tiered.bring_near(once[positions < 0])
+        if self.tiered.near_rows > _MOST_NEAR:
+            self.tiered.admit_near()
+
+    def _sweep(self, replay: DenseReplay) -> None:
+        """`make_ready_to_follow` has, while it could fail."""
+
+    def _into_memory(self, ids: Int64, positions: Int64) -> Int64:
+        """Brings the rows of `ids` int64 `[n]`, each once, that `positions` were found for; returns where they are."""
+        self._directory.keep(ids, positions)
+        self._reserve(ids)
+        found = np.empty(len(ids), np.int64)
+        self._directory.find_here(ids, found)
+        self._swept = np.concatenate((self._swept, found[positions >= NEAR]))
+        return found
 
     def _find(self, ids: Int64, positions: Int64, pool: RangePool) -> int:
         """Every row that there is is in memory, since `_reserve`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from elastable.embedding_store.native.slab import Slab
 __all__ = ["TierDirectory"]
 
 _READ_NOW = 1 << 39  # the first place of a record that the calling thread has just read
+_LISTED = 2  # stretches that are kept: of a checkpoint, say, and of dense replay, which takes its time
 _NONE: Int64 = np.empty(0, np.int64)
 
 
@@ -35,8 +36,8 @@ class TierDirectory(RowDirectory):
     that exist brought into memory.
     """
 
-    _listed: tuple[int, int, Int64, Int64] | None
-    """The last stretch: its start and end, ids and their order."""
+    _listed: Mapping[int, tuple[int, Int64, Int64]]
+    """The last stretches by their ends: start, ids and their order. Replaced as a whole: many threads may scan."""
 
     def __init__(self, tier: IndexedTier, behind: StoredTable, record_bytes: Callable[[], int]) -> None:
         """No rows, in memory or in the tier.
@@ -165,6 +166,12 @@ class TierDirectory(RowDirectory):
         self.near.discard(ids)
         return positions, records
 
+    def keep(self, ids: Int64, places: Int64) -> None:
+        """What this thread has just read of `ids` int64 `[n]`, each once, at `places`, is near from now on."""
+        now = places >= _READ_NOW
+        if now.any():
+            self.near.add(ids[now], self._now.records[places[now] - _READ_NOW], _NONE)
+
     def let_go(self, positions: Int64) -> None:
         """Rows at positions int64 `[n]` are not in memory any more; the tier has them as they are."""
         self._here.remove(self.row_ids[positions])
@@ -204,14 +211,17 @@ class TierDirectory(RowDirectory):
             live = positions >= 0
             if live.any():
                 return ids[live], positions[live], cursor
-        self._listed = None
+        self._listed = {}
         return _NONE, _NONE, cursor
+
+    def scanned_by(self, part: int, parts: int) -> int:
+        return min(END_OF_IDS // parts * part, END_OF_IDS)
 
     def clear(self) -> None:
         self._here, self._deleted = IdIndex(), IdIndex()
         self.near.clear()
         self._count = 0
-        self._listed = None
+        self._listed = {}
 
     @property
     def _all_here(self) -> bool:
@@ -228,11 +238,11 @@ class TierDirectory(RowDirectory):
 
     def _stretch(self, start: int) -> tuple[Int64, Int64, int]:
         """Ids that may have rows from `start` of the tier's order to an end, in that order; and the end."""
-        listed = self._listed
-        if listed is not None and listed[0] < start < listed[1]:
-            # The last listing of all scans: whatever row another scan needs is in it, or has an image.
-            at = int(np.searchsorted(listed[3], start))
-            return listed[2][at:], listed[3][at:], listed[1]
+        for end, (begin, ids, order) in self._listed.items():
+            if begin < start < end:
+                # The last listing of all scans: whatever row another scan needs is in it, or has an image.
+                at = int(np.searchsorted(order, start))
+                return ids[at:], order[at:], end
         changed = self.changed_ids()  # before the others: they may be written meanwhile
         ids, end = self._tier.listed(self._behind.name, start) if self._behind.there else (_NONE, END_OF_IDS)
         changed = changed[self._tier.order(changed) < end]
@@ -241,5 +251,6 @@ class TierDirectory(RowDirectory):
         ids, order = ids[order >= start], order[order >= start]
         by_order = np.argsort(order, kind="stable")
         ids, order = ids[by_order], order[by_order]
-        self._listed = start, end, ids, order
+        others = [(other, listing) for other, listing in self._listed.items() if other != end]
+        self._listed = dict([*others, (end, (start, ids, order))][-_LISTED:])
         return ids, order, end

@@ -114,6 +114,10 @@ class UnindexedRows(TieredRows):
             self._heat[held] = HOTTEST
         self._held.clear()
 
+    def cool(self, positions: Int64) -> None:
+        """Rows at positions int64 `[n]` are the first to leave, once they may: nobody has asked for them."""
+        self._heat[positions] = 0
+
     def read(self, positions: Int64, out: Float32, stream: bool = False) -> None:
         here, away = self._apart(positions)
         _warm(self._heat, here)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -31,7 +32,9 @@ from elastable.embedding_store.engine.dense_replay import sweep, table_replay
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.optimizers.dense_replay import table_steps
 from elastable.embedding_store.optimizers.registry import row_optimizer
+from tests.embedding_store.engine.failing_tier import IndexedFailingTier
 from tests.embedding_store.engine.test_catch_up_stores import STORES
+from tests.embedding_store.engine.tiered_stores import unindexed_store
 from tests.file_stores import file_store
 from tests.plugins.seeds import examples
 
@@ -214,7 +217,7 @@ def test_a_table_that_is_cleared_begins_as_a_new_one() -> None:
                 assert everything(store) == everything(used) == everything(new)
 
 
-@pytest.mark.parametrize("kind", ["memory", "indexed", "file"])
+@pytest.mark.parametrize("kind", ["memory", "indexed", "file", "unindexed"])
 def test_chapters_that_no_row_needs_are_forgotten(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The walk over the table that sees to it changes no bit, pinned versions included."""
     found = []
@@ -293,10 +296,13 @@ class ChaptersInAnyHistory(RuleBasedStateMachine):
     def new(self, kind: str) -> EmbeddingStore:
         self.made += 1
         folder = self.folder / str(self.made)
+        self.open_again: Callable[[], EmbeddingStore] | None = None
         if kind == "file":
-            self.file: Path | None = folder
-            return file_store(folder, 1 << 20, 1)
-        self.file = None
+            self.open_again = functools.partial(file_store, folder)
+        if kind == "unindexed":
+            self.open_again = functools.partial(unindexed_store, self.held, IndexedFailingTier(), folder)
+        if self.open_again is not None:
+            return self.open_again()
         if kind == "encoding":
             return PartitionedStore([MemoryStore(1), MemoryStore(1)], "encoding")
         return MemoryStore(1, direct_bytes=0 if kind == "indexed" else 1 << 30)
@@ -333,13 +339,13 @@ class ChaptersInAnyHistory(RuleBasedStateMachine):
         self.killed.close()
         self.killed = store
 
-    @precondition(lambda self: self.file is not None)
+    @precondition(lambda self: self.open_again is not None)
     @rule()
     def close_and_open(self) -> None:
-        assert self.file is not None
+        assert self.open_again is not None
         self.release()
         self.killed.close()
-        self.killed = file_store(self.file, 1 << 20, 1)
+        self.killed = self.open_again()
 
     @precondition(lambda self: len(self.pins) < 3)
     @rule()

@@ -13,17 +13,20 @@ from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.contract.tier import Tier
+from elastable.embedding_store.engine.dense_replay import table_replay
 from elastable.embedding_store.engine.frames import rows_in_memory
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.unindexed.tier_directory import TierDirectory
 from elastable.embedding_store.errors import BadInput, BadSpec
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.open_store import open_store
+from elastable.embedding_store.optimizers.dense_replay import chapter
+from elastable.embedding_store.optimizers.dense_replay.table_steps import TableSteps
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
 from tests.contracts.store_contract import StoreContract
-from tests.contracts.store_samples import MakeStore, commit, fixed, rows_by_id, update
+from tests.contracts.store_samples import MakeStore, commit, fixed, int64, rows_by_id, update
 from tests.embedding_store.engine.tiered_stores import tiered_stores
 
 TINY, HUGE = 1, 1 << 30
@@ -104,11 +107,19 @@ class TestIndexInRedis(StoreContract):
         with self.refused():
             super().test_admission_and_eviction_do_not_show_in_a_pin(store)
 
-    def test_steps_that_move_every_row_are_refused(self, store: EmbeddingStore) -> None:
-        dense = OptimizerSpec.of("adam", lazy=False)
-        with pytest.raises(BadSpec, match=r"'every' has an optimizer with lazy=False.*index=memory, or use lazy=True"):
-            store.create_table(TableSpec("every", 2, optimizer=dense))
-        assert store.create_table(TableSpec("every", 2, optimizer=OptimizerSpec.of("sgd", lazy=False)))
+    def test_rows_follow_every_step(self, store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The table remembers few steps: its rows are brought to newer chapters all the time, wherever they are."""
+        monkeypatch.setattr(chapter, "_FEWEST", 8)
+        monkeypatch.setattr(table_replay, "TableSteps", lambda name, form: TableSteps(name, form, most=48))
+        dense = OptimizerSpec.of("adamw", lazy=False, weight_decay=0.05)
+        with MemoryStore(1) as plain:
+            for each in (store, plain):
+                assert each.create_table(TableSpec("every", 2, optimizer=dense))
+                for number in range(150):
+                    ids = np.arange(-number, 200, 2 + number // 3) if number < 20 else int64(number % 7, number)
+                    commit(each, {"every": update(ids, 2, number)})
+            assert rows_by_id(store, "every") == rows_by_id(plain, "every")
+            assert store.table_state("every") == plain.table_state("every")
 
 
 class TestIndexInACluster(TestIndexInRedis):

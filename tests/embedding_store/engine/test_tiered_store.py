@@ -38,7 +38,7 @@ from tests.embedding_store.engine.test_store_history import (
 from tests.embedding_store.engine.tiered_stores import tiered_store
 
 TINY, HUGE = 1, 1 << 30
-UNINDEXED = ["admitted", "byte", "dynamic", "fixed", "half"]  # the tables that need no index of all rows
+UNINDEXED = ["admitted", "byte", "decayed", "dynamic", "every", "fixed", "half"]  # need no index of rows
 
 
 @pytest.fixture(autouse=True)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from unittest.mock import patch
 
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.contract.tier import Tier
+from elastable.embedding_store.engine.frames import rows_in_memory
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.tiered.store_tier import StoreTier
 from elastable.embedding_store.log.contract import Log
+from elastable.embedding_store.log.files.file_log import FileLog
+from tests.embedding_store.engine.failing_tier import IndexedFailingTier
 
-__all__ = ["tiered_store", "tiered_stores"]
+__all__ = ["tiered_store", "tiered_stores", "unindexed_store"]
 
 
 def tiered_store(
@@ -41,6 +46,15 @@ def tiered_store(
         )
         stack.pop_all()
     return store
+
+
+def unindexed_store(held: ExitStack, tier: IndexedFailingTier, folder: Path, every_s: float = 0.005) -> MemoryStore:
+    """A store whose tier alone knows which rows there are, and that keeps none in memory that it need not.
+
+    It may be opened again with the same tier and folder. `held`: until when memory for rows is that short.
+    """
+    held.enter_context(patch.object(rows_in_memory, "_LEAST_FRAMES", 1))
+    return tiered_store(tier, FileLog(folder, fsync="never"), 1, every_s=every_s, indexed=False)
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""Tests of `elastable.embedding_store.engine.unindexed`."""
