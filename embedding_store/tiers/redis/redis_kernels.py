@@ -7,7 +7,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.native.kernel import kernel
 
-__all__ = ["grouped_by_partition", "listing_order", "mixed_partitions"]
+__all__ = ["grouped_by_partition", "listing_order", "mixed_partitions", "rank_member"]
 
 
 @kernel
@@ -56,6 +56,20 @@ def listing_order(ids: Int64) -> Int64:
         bits = (bits >> np.uint64(32)) | (bits << np.uint64(32))
         result[i] = np.int64(bits >> np.uint64(2))
     return result
+
+
+@kernel
+def rank_member(value: int) -> int:
+    """The id XOR (2^63 - 1), as the little-endian integer that has its big-endian bytes.
+
+    Compared as bytes, the members of greater ids come first.
+    """
+    flipped = np.uint64(value) ^ np.uint64(0x7FFFFFFFFFFFFFFF)
+    swapped = np.uint64(0)
+    for _ in range(8):
+        swapped = (swapped << np.uint64(8)) | (flipped & np.uint64(0xFF))
+        flipped >>= np.uint64(8)
+    return np.int64(swapped)  # type: ignore[return-value]  # an int64 inside the kernel
 
 
 @kernel

@@ -146,6 +146,7 @@ _SHAPES: dict[str, _Fits] = {
         _is_text,
     ),
     **dict.fromkeys(("DEL", "EXISTS", "HDEL", "HLEN", "HSET", "HSETNX", "UNLINK"), _is_count),
+    **dict.fromkeys(("ZADD", "ZCARD", "ZCOUNT"), _is_count),
     **dict.fromkeys(("GET", "HGET"), _is_value),
     "CLIENT": _is_of_client,
     "CLUSTER": _are_slots,
@@ -158,4 +159,5 @@ _SHAPES: dict[str, _Fits] = {
     **dict.fromkeys(("XRANGE", "XREVRANGE", "WAITAOF"), _is_list),
     "XREAD": _are_streams,
     "XSETID": _is_text,
+    "ZRANGE": _are_pairs,
 }

@@ -8,6 +8,10 @@ A write of `n` records, after `m` ids are deleted; without these there is no MUL
 
     HSTRLEN <key> stamp   MULTI   HDEL <key> (<id>) * m   HSET <key> stamp <sequence> (<id> <record>) * n   EXEC
 
+Of a ranked table there are always MULTI and EXEC, and before EXEC come, if ids are deleted and if records are written:
+
+    ZREM <ranks> (<member>) * m   ZADD <ranks> (<rank> <member>) * n
+
 HSTRLEN tells whether the partition was still there. Where a node is asked out of turn (`-ASK`), an ASKING goes before
 each of HMGET, HSTRLEN, MULTI and a HSET without MULTI.
 """
@@ -23,8 +27,26 @@ import numpy.typing as npt
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.native.copy import copy_bytes, put_word
 from elastable.embedding_store.native.kernel import kernel
+from elastable.embedding_store.tiers.redis.records.request_words import (
+    INT64_HEADER,
+    put_header,
+    put_int64,
+    put_number,
+    put_text,
+)
+from elastable.embedding_store.tiers.redis.redis_kernels import rank_member
 
-__all__ = ["PART", "Keys", "Parts", "encode_reads", "encode_writes", "read_sizes", "reply_sizes", "write_sizes"]
+__all__ = [
+    "PART",
+    "Keys",
+    "Parts",
+    "commands_of",
+    "encode_reads",
+    "encode_writes",
+    "read_sizes",
+    "reply_sizes",
+    "write_sizes",
+]
 
 Parts = npt.NDArray[np.void]
 
@@ -67,12 +89,10 @@ _EXEC = np.frombuffer(b"*1\r\n$4\r\nEXEC\r\n", np.uint8)
 _HMGET = np.frombuffer(b"$5\r\nHMGET\r\n", np.uint8)
 _HSET = np.frombuffer(b"$4\r\nHSET\r\n", np.uint8)
 _HDEL = np.frombuffer(b"$4\r\nHDEL\r\n", np.uint8)
+_ZADD = np.frombuffer(b"$4\r\nZADD\r\n", np.uint8)
+_ZREM = np.frombuffer(b"$4\r\nZREM\r\n", np.uint8)
 _HSTRLEN = np.frombuffer(b"*3\r\n$7\r\nHSTRLEN\r\n", np.uint8)
 _STAMP = np.frombuffer(b"$5\r\nstamp\r\n", np.uint8)
-
-# As they lie in little-endian words.
-_INT64_HEADER = int.from_bytes(b"$8\r\n", "little")
-_CRLF = int.from_bytes(b"\r\n", "little")
 
 _ID_BYTES = 14  # $8\r\n<8>\r\n
 _LARGEST_HEADER = 24  # *<n>\r\n or $<n>\r\n
@@ -80,6 +100,8 @@ _FRAME_BYTES = (
     320  # of one partition, without keys, ids and records: headers, names, stamp; words are put beyond the end
 )
 _MOST_KEYS = 3  # a write names its key so many times
+_RANK_BYTES = 24  # $16\r\n<16>\r\n
+_NO_KEYS = np.zeros(1, np.int64)
 
 
 def read_sizes(parts: Parts, keys: Keys) -> Int64:
@@ -92,10 +114,19 @@ def reply_sizes(parts: Parts, width: int) -> Int64:
     return cast(Int64, (width + _LARGEST_HEADER) * parts["rows"] + _FRAME_BYTES)
 
 
-def write_sizes(parts: Parts, keys: Keys, width: int) -> Int64:
-    """Upper bound of the encoded bytes of each write: int64 `[parts]`."""
+def write_sizes(parts: Parts, keys: Keys, width: int, rank_keys: Keys | None = None) -> Int64:
+    """Upper bound of the encoded bytes of each write: int64 `[parts]`; `rank_keys`: of a ranked table."""
     rows = parts["rows"] * (width + _ID_BYTES + _LARGEST_HEADER) + parts["gone"] * _ID_BYTES
-    return cast(Int64, _MOST_KEYS * _key_bytes(parts, keys) + rows + _FRAME_BYTES)
+    sizes = _MOST_KEYS * _key_bytes(parts, keys) + rows + _FRAME_BYTES
+    if rank_keys is not None:
+        ranks = parts["rows"] * (_ID_BYTES + _RANK_BYTES) + parts["gone"] * _ID_BYTES
+        sizes = sizes + 2 * _key_bytes(parts, rank_keys) + ranks + _FRAME_BYTES
+    return cast(Int64, sizes)
+
+
+def commands_of(rows: int, gone: int, ranked: bool) -> int:
+    """How many commands change a partition: in a transaction, if more than one."""
+    return 1 + bool(gone) + ranked * (bool(gone) + bool(rows))
 
 
 def _key_bytes(parts: Parts, keys: Keys) -> Int64:
@@ -103,45 +134,11 @@ def _key_bytes(parts: Parts, keys: Keys) -> Int64:
 
 
 @kernel
-def _put_text(out: UInt8, at: int, text: UInt8) -> int:
-    for i in range(len(text)):
-        out[at + i] = text[i]
-    return at + len(text)
-
-
-@kernel
-def _put_header(out: UInt8, at: int, kind: int, number: int) -> int:
-    """`<kind><number>\\r\\n`."""
-    out[at] = kind
-    digits = 1
-    power = 10
-    while number >= power:
-        digits += 1
-        power *= 10
-    rest = number
-    for i in range(digits):
-        out[at + digits - i] = 48 + rest % 10
-        rest //= 10
-    out[at + digits + 1] = 13
-    out[at + digits + 2] = 10
-    return at + digits + 3
-
-
-@kernel
-def _put_int64(out: UInt8, at: int, value: int) -> int:
-    """`$8\\r\\n<value, little-endian>\\r\\n`, and rubbish in the 6 bytes behind it."""
-    put_word(out, at, _INT64_HEADER)
-    put_word(out, at + 4, value)
-    put_word(out, at + 12, _CRLF)
-    return at + 14
-
-
-@kernel
 def _header_word(width: int) -> tuple[int, int]:
     """`\\r\\n$<width>\\r\\n` as a word of at most 8 bytes and its size; size 0: it is longer."""
     header = np.empty(32, np.uint8)
     header[0], header[1] = 13, 10
-    size = _put_header(header, 2, 36, width)
+    size = put_header(header, 2, 36, width)
     word = np.uint64(0)
     for i in range(min(size, 8)):
         word |= np.uint64(header[i]) << np.uint64(8 * i)
@@ -153,10 +150,10 @@ def _put_records(part: np.void, ids: Int64, positions: Int64, rows: UInt8, width
     """`$8\\r\\n<id>\\r\\n$<W>\\r\\n<record>\\r\\n` for every record of the part."""
     word, size = _header_word(width)
     for row in range(part["row_at"], part["row_at"] + part["rows"]):
-        put_word(out, at, _INT64_HEADER)
+        put_word(out, at, INT64_HEADER)
         put_word(out, at + 4, ids[row])
         put_word(out, at + 12, word)
-        at = at + 12 + size if size else _put_header(out, at + 14, 36, width)
+        at = at + 12 + size if size else put_header(out, at + 14, 36, width)
         copy_bytes(out, at, rows, positions[row] * width, width)
         out[at + width] = 13
         out[at + width + 1] = 10
@@ -165,50 +162,77 @@ def _put_records(part: np.void, ids: Int64, positions: Int64, rows: UInt8, width
 
 
 @kernel
+def _put_members(
+    part: np.void, ids: Int64, positions: Int64, ranks: Int64, gone: Int64, key: UInt8, out: UInt8, at: int
+) -> int:
+    """The ZREM and the ZADD of a part of a ranked table."""
+    if part["gone"]:
+        at = put_header(out, at, 42, 2 + part["gone"])
+        at = put_text(out, at, _ZREM)
+        at = put_text(out, at, key)
+        for row in range(part["gone_at"], part["gone_at"] + part["gone"]):
+            at = put_int64(out, at, rank_member(gone[row]))
+    if part["rows"]:
+        at = put_header(out, at, 42, 2 + 2 * part["rows"])
+        at = put_text(out, at, _ZADD)
+        at = put_text(out, at, key)
+        for row in range(part["row_at"], part["row_at"] + part["rows"]):
+            at = put_number(out, at, ranks[positions[row]])
+            at = put_int64(out, at, rank_member(ids[row]))
+    return at
+
+
+@kernel
 def _encode_reads(parts: Parts, text: UInt8, key_at: Int64, ids: Int64, asking: bool, out: UInt8, at: int) -> int:
     for c in range(len(parts)):
         part = parts[c]
         if asking:
-            at = _put_text(out, at, _ASKING)
-        at = _put_header(out, at, 42, 3 + part["rows"])
-        at = _put_text(out, at, _HMGET)
-        at = _put_text(out, at, text[key_at[part["partition"]] : key_at[part["partition"] + 1]])
-        at = _put_text(out, at, _STAMP)
+            at = put_text(out, at, _ASKING)
+        at = put_header(out, at, 42, 3 + part["rows"])
+        at = put_text(out, at, _HMGET)
+        at = put_text(out, at, text[key_at[part["partition"]] : key_at[part["partition"] + 1]])
+        at = put_text(out, at, _STAMP)
         for row in range(part["row_at"], part["row_at"] + part["rows"]):
-            at = _put_int64(out, at, ids[row])
+            at = put_int64(out, at, ids[row])
     return at
 
 
 @kernel
 def _encode_writes(
     parts: Parts, text: UInt8, key_at: Int64, ids: Int64, positions: Int64, gone: Int64, rows: UInt8, width: int,
-    sequence: int, asking: bool, out: UInt8, at: int,
+    sequence: int, asking: bool, out: UInt8, at: int, rank_text: UInt8, rank_at: Int64, ranks: Int64,
 ) -> int:  # fmt: skip
+    ranked = len(rank_at) > 1
     for c in range(len(parts)):
         part = parts[c]
         key = text[key_at[part["partition"]] : key_at[part["partition"] + 1]]
         if asking:
-            at = _put_text(out, at, _ASKING)
-        at = _put_text(out, at, _HSTRLEN)
-        at = _put_text(out, at, key)
-        at = _put_text(out, at, _STAMP)
+            at = put_text(out, at, _ASKING)
+        at = put_text(out, at, _HSTRLEN)
+        at = put_text(out, at, key)
+        at = put_text(out, at, _STAMP)
         if asking:
-            at = _put_text(out, at, _ASKING)
+            at = put_text(out, at, _ASKING)
+        several = part["gone"] > 0 or (ranked and part["rows"] > 0)
+        if several:
+            at = put_text(out, at, _MULTI)
         if part["gone"]:
-            at = _put_text(out, at, _MULTI)
-            at = _put_header(out, at, 42, 2 + part["gone"])
-            at = _put_text(out, at, _HDEL)
-            at = _put_text(out, at, key)
+            at = put_header(out, at, 42, 2 + part["gone"])
+            at = put_text(out, at, _HDEL)
+            at = put_text(out, at, key)
             for row in range(part["gone_at"], part["gone_at"] + part["gone"]):
-                at = _put_int64(out, at, gone[row])
-        at = _put_header(out, at, 42, 4 + 2 * part["rows"])
-        at = _put_text(out, at, _HSET)
-        at = _put_text(out, at, key)
-        at = _put_text(out, at, _STAMP)
-        at = _put_int64(out, at, sequence)
+                at = put_int64(out, at, gone[row])
+        at = put_header(out, at, 42, 4 + 2 * part["rows"])
+        at = put_text(out, at, _HSET)
+        at = put_text(out, at, key)
+        at = put_text(out, at, _STAMP)
+        at = put_int64(out, at, sequence)
         at = _put_records(part, ids, positions, rows, width, out, at)
-        if part["gone"]:
-            at = _put_text(out, at, _EXEC)
+        if ranked:
+            of_ranks = rank_text[rank_at[part["partition"]] : rank_at[part["partition"] + 1]]
+            at = _put_members(part, ids, positions, ranks, gone, of_ranks, out, at)
+        if several:
+            at = put_text(out, at, _EXEC)
     return at
 
 
@@ -228,7 +252,7 @@ def encode_reads(parts: Parts, keys: Keys, ids: Int64, asking: bool, out: UInt8,
 
 def encode_writes(
     parts: Parts, keys: Keys, ids: Int64, positions: Int64, gone: Int64, rows: UInt8, sequence: int, asking: bool,
-    out: UInt8, at: int,
+    out: UInt8, at: int, ranked: tuple[Keys, Int64] | None = None,
 ) -> int:  # fmt: skip
     """Puts the writes of some partitions into `out` from `at` on; returns the place behind them.
 
@@ -243,8 +267,15 @@ def encode_writes(
         asking: An ASKING goes before what needs one.
         out: uint8, with room for `write_sizes`.
         at: Where to begin.
+        ranked: Of a ranked table: keys of the partitions' ranks, and int64: the rank of `ids[i]` is
+            `ranks[positions[i]]`.
     """
     width = rows.shape[1]
+    rank_keys, ranks = (_UNRANKED, _NO_KEYS) if ranked is None else ranked
     return _encode_writes(
-        parts, keys.text, keys.at, ids, positions, gone, rows.reshape(-1), width, sequence, asking, out, at
-    )
+        parts, keys.text, keys.at, ids, positions, gone, rows.reshape(-1), width, sequence, asking, out, at,
+        rank_keys.text, rank_keys.at, ranks,
+    )  # fmt: skip
+
+
+_UNRANKED = Keys(np.frombuffer(b" ", np.uint8), _NO_KEYS)

@@ -251,8 +251,8 @@ def test_rows_of_another_shape_are_refused(tier: RedisTier) -> None:
 
 def test_a_registry_of_a_later_release_is_refused(tier: RedisTier) -> None:
     key = "{elastable}:tier:tables"
-    tier._place.topology.call([(key.encode(), ("HSET", key, "u", '{"schema": 3}'))], tier._place.deadline())
-    with pytest.raises(Unsupported, match="has key schema 3, this release reads 2"):
+    tier._place.topology.call([(key.encode(), ("HSET", key, "u", '{"schema": 4}'))], tier._place.deadline())
+    with pytest.raises(Unsupported, match="has key schema 4, this release reads 3"):
         tier.tables()
     tier._place.topology.call(
         [(key.encode(), ("HSET", key, "u", '{"schema": 2, "partitions": 5}'))], tier._place.deadline()
