@@ -9,6 +9,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
 from elastable.embedding_store.engine.image_rows import ImageRows
 from elastable.embedding_store.engine.membership.row_touches import UInt32
+from elastable.embedding_store.engine.membership.stored_touches import StoredTouches
 from elastable.embedding_store.engine.table_rows import TableRows
 from elastable.embedding_store.native.range_pool import RangePool
 from elastable.embedding_store.native.row_gather import can_stream, gather
@@ -33,15 +34,22 @@ class BeforeImages:
         step: The step that rows had followed then, and oldest_step the oldest one that images may refer to, of a
             table whose rows follow steps.
         admission_counts: The table's admission sketch as it was; None: as it is now.
+        touched: What had happened to all touches at once, where images and rows do not say it.
         touch_times: When versions were committed, of a table whose rows go with time; None: as it is now.
         frequencies: How often rows were touched, by position, before an
             eviction last began to count anew, and the number of that change in
             the table's sequence; None: no eviction has.
     """
 
-    def __init__(self, memory: Callable[[], ImageRows], count: int, steps: TableSteps | None = None) -> None:
-        """`memory`: makes room, empty, when the first image is taken; `count` and `steps` as the attributes."""
-        self.count = count
+    def __init__(
+        self,
+        memory: Callable[[], ImageRows],
+        count: int,
+        steps: TableSteps | None = None,
+        touched: StoredTouches | None = None,
+    ) -> None:
+        """`memory`: makes room, empty, when the first image is taken; the others as the attributes."""
+        self.count, self.touched = count, touched
         self.tells_of_none = False
         self.step = None if steps is None else steps.now
         self.oldest_step = None if steps is None else steps.first

@@ -70,7 +70,7 @@ class TableContents(TableReader):
         self._image_rows, self._image_slots = Scratch(np.float32), Scratch(np.float32)
         self._deleted = self._written = 0
         super().__init__(spec, *self._empty(spec))
-        self._members = RowMembership(spec, self._directory.capacity, new_slab)
+        self._members = self._new_members()
         steps = None if self.replay is None else self.replay.steps
         self.versions = TableVersions(spec, kept_width, steps, self._direct)
 
@@ -184,7 +184,7 @@ class TableContents(TableReader):
         if self.replay is not None:
             self.replay.begin_anew()
         self._directory, self._rows = self._empty(self.spec)
-        self._members = RowMembership(self.spec, self._directory.capacity, self._new_slab)
+        self._members = self._new_members()
 
     def drop(self) -> None:
         """The table is gone from its store."""
@@ -209,6 +209,9 @@ class TableContents(TableReader):
         new_slab = self._new_slab
         directory = IdIndex(new_slab) if self._direct is None else DirectRows(self._direct, new_slab)
         return directory, self._make_rows(spec, self.optimizer, directory.capacity)
+
+    def _new_members(self) -> RowMembership:
+        return RowMembership(self.spec, self._directory.capacity, self._new_slab)
 
     def _room(self, ids: Int64) -> None:
         """Room for the rows of `ids`, whether they have one or not; nothing has changed when it fails."""

@@ -10,6 +10,7 @@ from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.image_rows import ImageRows, first_bytes
 from elastable.embedding_store.engine.membership.row_membership import RowMembership
+from elastable.embedding_store.engine.membership.stored_touches import StoredTouches
 from elastable.embedding_store.engine.row_images import BeforeImages
 from elastable.embedding_store.engine.table_rows import TableRows
 from elastable.embedding_store.native.range_pool import RangePool
@@ -34,6 +35,7 @@ class TableVersions:
     Attributes:
         sequence: Counts changes of rows of which images were taken.
         order: Where scans of the table come upon an id, where that is not its position.
+        touched: What has happened to all touches of the table at once, where rows do not keep it; a copy.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class TableVersions:
         """
         self.sequence = 0
         self.order: Callable[[Int64], Int64] | None = None
+        self.touched: Callable[[], StoredTouches] | None = None
         self._steps = steps
         self._spec, self._slot_width, self._direct = spec, slot_width, direct
         self._spare: ImageRows | None = None  # memory that was used before, for the next version
@@ -56,7 +59,8 @@ class TableVersions:
 
     def begin(self, version: int, count: int, make_room: MakeRoom) -> None:
         """The current version is pinned, newer than all that are: the table has `count` rows."""
-        self._images[version] = BeforeImages(self._memory, count, self._steps)
+        touched = None if self.touched is None else self.touched()
+        self._images[version] = BeforeImages(self._memory, count, self._steps, touched)
         self._make_room = make_room
 
     def end(self, version: int) -> None:
@@ -119,7 +123,7 @@ class TableVersions:
             self._make_room(self._room(images, len(ids)))
             if self._newest() is not images:
                 return  # there is no pin any more
-            touches = members.touches(positions)
+            touches = members.kept_touches(positions)
             met = positions if self.order is None else np.where(positions < 0, -1, self.order(ids))
             images.add(ids, positions, met, self.sequence, rows, touches, pool)
         except MemoryError:

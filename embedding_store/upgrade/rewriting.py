@@ -15,10 +15,10 @@ from elastable.embedding_store.contract.spec_json import spec_to_json
 from elastable.embedding_store.contract.tier import Records, Tier, TierTable
 from elastable.embedding_store.engine.dense_replay.table_replay import dense_replay
 from elastable.embedding_store.engine.frames.record_layout import RecordLayout, RowParts
+from elastable.embedding_store.engine.membership.stored_touches import StoredTouches
 from elastable.embedding_store.engine.table_rows import resident_rows
 from elastable.embedding_store.engine.tiered.kept_table import KeptTable
 from elastable.embedding_store.engine.tiered.store_state import StoreState
-from elastable.embedding_store.engine.tiered.stored_touches import StoredTouches
 from elastable.embedding_store.errors import StoreBroken
 from elastable.embedding_store.native.slab import anonymous_slab
 from elastable.embedding_store.optimizers.registry import row_optimizer

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from elastable.embedding_store.contract.row_data import TableState
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.engine.tiered.stored_touches import StoredTouches
+from elastable.embedding_store.engine.membership.stored_touches import StoredTouches
 
 __all__ = ["KeptTable"]
 

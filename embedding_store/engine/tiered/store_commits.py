@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 import numpy as np
 
+from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.engine.membership.shared_budgets import require_cuts
@@ -22,7 +24,20 @@ from elastable.embedding_store.support.waits.futures import at_once
 
 __all__ = ["StoreCommits"]
 
-_Staged = tuple[MemoryTable, StagedUpdate]
+
+@dataclass(frozen=True, slots=True)
+class StagedCommit:
+    """A commit that cannot fail any more.
+
+    Attributes:
+        updates: Tables with what it does to each.
+        evicted: Table name -> what `MemoryTable.plan_eviction` returned.
+        time: When it is made; None: no table asks for it.
+    """
+
+    updates: list[tuple[MemoryTable, StagedUpdate]]
+    evicted: dict[str, Int64 | None]
+    time: float | None
 
 
 class StoreCommits(WrittenBehind):
@@ -77,11 +92,11 @@ class StoreCommits(WrittenBehind):
 
         return finish
 
-    def _timed_stage(self, commit: Commit) -> list[_Staged]:
+    def _timed_stage(self, commit: Commit) -> StagedCommit:
         with self._phases.timing("prepare"):
             return self._stage(commit)
 
-    def _stage(self, commit: Commit) -> list[_Staged]:
+    def _stage(self, commit: Commit) -> StagedCommit:
         """Everything about a commit that can fail; changes no row."""
         require_numbers(commit)
         refuse_other_version(self._version, commit.version - 1)
@@ -94,21 +109,27 @@ class StoreCommits(WrittenBehind):
                 table.replay.steps.prepare(commit.step, self._rate(table, commit))
             if table.spec.name not in commit.frozen:
                 table.make_ready_to_follow()
-        return [
+        staged = [
             (table, table.stage(update, commit.step, self._rate(table, commit)))
             for table, update in zip(tables, updates, strict=True)
         ]
+        time, of_table = self._time_of(commit), dict(staged)
+        evicted = {
+            name: table.plan_eviction(commit, of_table.get(table), time or 0.0)  # which no other table asks for
+            for name, table in self._tables.items()
+            if name not in commit.frozen
+        }
+        return StagedCommit(staged, evicted, time)
 
-    def _finish(self, commit: Commit, staged: list[_Staged]) -> None:
+    def _finish(self, commit: Commit, staged: StagedCommit) -> None:
         """The second half, of which only logging can fail: everything else that could was done by `_stage`."""
         self._compute(commit, staged)
         self._log_noted(commit)
 
-    def _compute(self, commit: Commit, staged: list[_Staged]) -> None:
-        time = self._time_of(commit)
+    def _compute(self, commit: Commit, staged: StagedCommit) -> None:
         with self._whole_or_broken(), self._phases.timing("apply"):
-            self._apply(commit, staged, time)
-            self._note_applied(commit, dict(staged), time)
+            self._apply(commit, staged)
+            self._note_applied(commit, dict(staged.updates), staged.time)
 
     def _show_ahead(self, version: int) -> bool:
         """Shows the rows of a version that is about to be logged; False: nobody can see them. The lock is held."""
@@ -134,20 +155,20 @@ class StoreCommits(WrittenBehind):
         if self._appender is not None:
             self._appender.shutdown()
 
-    def _apply(self, commit: Commit, staged: list[_Staged], time: float | None) -> None:
+    def _apply(self, commit: Commit, staged: StagedCommit) -> None:
         self._pins.sweep()
-        for table, update in staged:
+        for table, update in staged.updates:
             table.claim(update, self._pool, commit.version)
 
         def apply(number: int, start: int, stop: int) -> None:
-            table, update = staged[number]
+            table, update = staged.updates[number]
             with np.errstate(all="ignore"):  # as Keras does; an overflow must not end a commit half way
                 table.apply(update, start, stop)
 
-        share_rows(self._pool, [len(update.batch) for _, update in staged], apply)
+        share_rows(self._pool, [len(update.batch) for _, update in staged.updates], apply)
         for name, table in self._tables.items():
             if name in commit.frozen:
                 table.stay(commit.ends_chapter)
                 continue
             table.follow(commit.step, self._rate(table, commit), commit.ends_chapter)
-            table.evict(commit.version, time, commit.cuts.get(name))
+            table.evict(commit.version, staged.time, commit.cuts.get(name), staged.evicted[name])

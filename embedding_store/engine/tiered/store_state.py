@@ -13,8 +13,8 @@ from elastable.embedding_store.contract.arrays import UInt8
 from elastable.embedding_store.contract.malformed import MALFORMED
 from elastable.embedding_store.contract.row_data import TableState
 from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
+from elastable.embedding_store.engine.membership.stored_touches import StoredTouches
 from elastable.embedding_store.engine.tiered.kept_table import KeptTable
-from elastable.embedding_store.engine.tiered.stored_touches import StoredTouches
 from elastable.embedding_store.errors import BadSpec, StoreBroken
 from elastable.embedding_store.log.arrays_payload import decode_payload, encode_payload
 
@@ -63,6 +63,7 @@ class StoreState:
                 "decay": table.state.untouched_decay,
                 "settled": table.touched.settled,
                 "counted": table.touched.counted,
+                "unsettled": table.touched.unsettled,
                 "rows": table.rows,
                 "counts": kept(table.state.admission_counts),
                 "steps": kept(table.steps),
@@ -124,7 +125,9 @@ def _table(fields: object, arrays: Iterator[object]) -> KeptTable:
         ),
         None if steps is None else steps.tobytes(),
         StoredTouches(
-            [_integer(version) for version in _of(list, described["settled"])], _integer(described["counted"])
+            [_integer(version) for version in _of(list, described["settled"])],
+            _integer(described["counted"]),
+            _of(bool, described.get("unsettled", True)),  # earlier releases did not say
         ),
         None if described.get("rows") is None else _integer(described["rows"]),
     )

@@ -16,10 +16,10 @@ from elastable.embedding_store.contract.tier import Records, Tier, TierTable
 from elastable.embedding_store.engine.frames.record_layout import TOUCH_BYTES
 from elastable.embedding_store.engine.frames.stored_table import StoredTable
 from elastable.embedding_store.engine.frames.tiered_rows import TieredRows
+from elastable.embedding_store.engine.membership.stored_touches import StoredTouches, filled_positions
 from elastable.embedding_store.engine.memory_table import MemoryTable, StagedUpdate
 from elastable.embedding_store.engine.table_rows import TableRows
 from elastable.embedding_store.engine.tiered.kept_table import KeptTable
-from elastable.embedding_store.engine.tiered.stored_touches import StoredTouches, filled_positions
 from elastable.embedding_store.engine.tiered.tier_names import TierNames
 from elastable.embedding_store.errors import StoreBroken
 from elastable.embedding_store.log.changes import TableImages
@@ -157,9 +157,11 @@ class TieredTable(MemoryTable):
         self._note_settling(version)
         super().settle(version)
 
-    def evict(self, version: int, time: float | None = None, cut: EvictionCut | None = None) -> None:
+    def evict(
+        self, version: int, time: float | None = None, cut: EvictionCut | None = None, planned: Int64 | None = None
+    ) -> None:
         self._note_settling(version)
-        super().evict(version, time, cut)
+        super().evict(version, time, cut, planned)
         self._note_counting(version)
         self.tiered.release()
 
@@ -176,9 +178,9 @@ class TieredTable(MemoryTable):
     def capture(self, cursor: int, most: int) -> tuple[Captured, int]:
         """Takes up to `most` changed rows, from `cursor` on (first 0), and all that are gone; -1 ends it."""
         positions, records, cursor = self.tiered.capture(cursor, most)
-        touches = self._members.touches(positions)
+        touches = self._members.touch_bytes(positions, self._touched)
         if touches is not None:
-            records[:, -TOUCH_BYTES:] = self._touched.encode(touches)
+            records[:, -TOUCH_BYTES:] = touches
         gone = _joined(self._gone)
         self._gone = []
         layout, stored = self.tiered.layout, self.behind.name
@@ -197,7 +199,7 @@ class TieredTable(MemoryTable):
     def saved(self) -> KeptTable:
         """What to keep besides the rows."""
         steps = None if self.replay is None else self.replay.steps.save()
-        name, touched = self.behind.name, self._touched.copy()
+        name, touched = self.behind.name, self._touched.copy(self._members.has_unsettled)
         return KeptTable(self.spec, name, self.direct, self.state(), steps, touched, self.count)
 
     def load(self, saved: KeptTable, known: TierTable | None) -> None:
@@ -246,9 +248,7 @@ class TieredTable(MemoryTable):
             self._members.put(at, self._touched.decode(rows[:, -TOUCH_BYTES:]))
         if self.tiered.whole:
             for block in self._tier.scan(self.behind.name):
-                at = np.empty(len(block.ids), np.int64)
-                self._directory.find(block.ids, at)
-                self.tiered.load(at, block.rows)
+                self.tiered.load(self._found(block.ids), block.rows)
 
     def _note_settling(self, version: int) -> None:
         if self._members.has_unsettled:
@@ -295,6 +295,5 @@ class TieredTable(MemoryTable):
 
 
 def _joined(pairs: list[tuple[Int64, Int64]]) -> tuple[Int64, Int64]:
-    if not pairs:
-        return _NONE, _NONE
-    return np.concatenate([ids for ids, _ in pairs]), np.concatenate([positions for _, positions in pairs])
+    ids, positions = zip(*[(_NONE, _NONE), *pairs], strict=True)
+    return np.concatenate(ids), np.concatenate(positions)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Int64, UInt8
+from elastable.embedding_store.contract.arrays import Bools, Int64, UInt8
 from elastable.embedding_store.contract.tier import END_OF_IDS, IndexedTier, Records
 from elastable.embedding_store.engine.frames.stored_table import StoredTable
 from elastable.embedding_store.engine.unindexed.near_records import ABSENT, NEAR, UNKNOWN, NearRecords
@@ -91,7 +91,7 @@ class TierDirectory(RowDirectory):
             StoreBroken, StoreFailed, Unavailable, DeadlineExceeded: as `Tier.read`.
         """
         missing = self._here.find(ids, positions)
-        if not missing or self._all_here:
+        if not missing or self.all_here:
             return missing
         cold = np.flatnonzero(positions < 0)
         once, inverse = np.unique(ids[cold], return_inverse=True)
@@ -112,7 +112,7 @@ class TierDirectory(RowDirectory):
 
     def unknown(self, ids: Int64) -> Records | None:
         """What to ask the tier for, so that `near` knows of all `ids` int64 `[n]` not in memory; None: nothing."""
-        if self._all_here:
+        if self.all_here:
             return None
         positions = np.empty(len(ids), np.int64)
         if not self._here.find(ids, positions):
@@ -181,12 +181,31 @@ class TierDirectory(RowDirectory):
         positions = np.empty(len(once), np.int64)
         self.find(once, positions)
         gone = once[positions >= 0]
-        self._here.remove(gone)
-        self.near.discard(gone)
-        self._deleted.reserve(len(gone))
-        self._deleted.claim(gone, np.empty(len(gone), np.int64))
-        self._count -= len(gone)
+        self.remove_all(gone)
         return len(gone)
+
+    def remove_all(self, ids: Int64) -> None:
+        """Takes the rows of `ids` int64 `[n]` away, each once, all of which have one; nobody is asked."""
+        self._here.remove(ids)
+        self.near.discard(ids)
+        self._deleted.reserve(len(ids))
+        self._deleted.claim(ids, np.empty(len(ids), np.int64))
+        self._count -= len(ids)
+
+    def here(self) -> tuple[Int64, Int64]:
+        """Ids and positions, int64 `[n]` each, of all rows in memory."""
+        ids, positions, _ = self._here.scan(0, max(1, self._here.positions_given))
+        return ids, positions
+
+    def cold(self, ids: Int64) -> Bools:
+        """bool `[n]`: which of `ids` int64 `[n]`, of which the tier has records, have rows that are not in memory."""
+        found = np.empty(len(ids), np.int64)
+        self._here.find(ids, found)
+        cold = found < 0
+        if self._deleted.count:
+            self._deleted.find(ids, found)
+            cold &= found < 0
+        return cold
 
     def deleted_are(self, ids: Int64) -> None:
         """`ids` int64 `[n]` are those that were deleted and that the tier may still have."""
@@ -224,7 +243,8 @@ class TierDirectory(RowDirectory):
         self._listed = {}
 
     @property
-    def _all_here(self) -> bool:
+    def all_here(self) -> bool:
+        """Whether every row is in memory."""
         return self._here.count == self._count or not self._behind.there
 
     def _known(self, ids: Int64) -> Int64:

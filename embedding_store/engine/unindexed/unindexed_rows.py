@@ -9,16 +9,17 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.frames.frame_kernels import CLEAN, HELD, HOTTEST
+from elastable.embedding_store.engine.frames.record_layout import TOUCH_BYTES
 from elastable.embedding_store.engine.frames.stored_table import StoredTable
 from elastable.embedding_store.engine.frames.tiered_rows import TieredRows
 from elastable.embedding_store.engine.table_rows import ResidentRows
 from elastable.embedding_store.engine.unindexed.near_records import NEAR
 from elastable.embedding_store.engine.unindexed.tier_directory import TierDirectory
 from elastable.embedding_store.native.kernel import kernel
-from elastable.embedding_store.native.slab import anonymous_slab
+from elastable.embedding_store.native.slab import Slab, anonymous_slab
 from elastable.embedding_store.optimizers.base import RowOptimizer
 
-__all__ = ["UnindexedRows"]
+__all__ = ["UnindexedRows", "touches_in"]
 
 _FREE = 254  # heat of a position that no row has
 _BESIDE = 33 + 2  # bytes of a row in memory: its id in the index, whether it has changed, its heat
@@ -27,6 +28,8 @@ _PRESSED_SHARE = 4  # of the rows that there is room for
 
 class UnindexedRows(TieredRows):
     """Rows at the positions that a `TierDirectory` gives; of places from `NEAR` on it has the records.
+
+    With eviction a row also has its touches in memory, as records hold them: `StoredTouches` reads both.
 
     A row stays in memory while it has changed since it was written; the others leave when room is needed, those that
     were used least first (the CLOCK algorithm with a small count).
@@ -41,6 +44,7 @@ class UnindexedRows(TieredRows):
         self._heat: UInt8 = np.full(rows, _FREE, np.uint8)
         self._held: list[Int64] = []
         self._hand = self._incoming = 0
+        self.touches = Slab(rows, 0 if spec.eviction is None else 2, np.int64)
         super().__init__(spec, optimizer, rows, stored, anonymous_slab)
         directory.changed_ids = self._changed_ids
 
@@ -65,7 +69,21 @@ class UnindexedRows(TieredRows):
     def grow(self, rows: int) -> None:
         if rows > len(self._heat):
             self._heat = np.concatenate((self._heat, np.full(rows - len(self._heat), _FREE, np.uint8)))
+            self.touches.grow(rows)
         super().grow(rows)
+
+    def load(self, positions: Int64, records: UInt8) -> None:
+        super().load(positions, records)
+        if self.touches.array.shape[1]:
+            self.touches.array[positions] = touches_in(records)
+
+    def touches_at(self, places: Int64) -> Int64:
+        """int64 `[n, 2]`: touches of rows at places int64 `[n]`, as records hold them; anything at negative ones."""
+        here, away = self._apart(places)
+        touches: Int64 = self.touches.array[here]
+        if len(away):
+            touches[away] = touches_in(self._directory.records(places[away]))
+        return touches
 
     def make_room(self, ids: Int64) -> None:
         """Before `ids` int64 `[n]`, of which everything is near, get rows: those in memory stay there until `release`.
@@ -168,7 +186,7 @@ class UnindexedRows(TieredRows):
 
     @property
     def _row_bytes(self) -> int:
-        return super()._row_bytes + _BESIDE
+        return super()._row_bytes + _BESIDE + (0 if self._spec.eviction is None else TOUCH_BYTES)
 
     def _resize(self, share: int) -> None:
         self._most = None if share >= self._need() else self._wanted(share)
@@ -185,6 +203,11 @@ class UnindexedRows(TieredRows):
             state = self._state.array[: len(self._heat), 0]
             count, self._hand = _coldest(state, self._heat, self._hand % max(1, len(self._heat)), gone)
             self._directory.let_go(gone[:count])
+
+
+def touches_in(records: UInt8) -> Int64:
+    """The touches in whole records uint8 `[n, bytes]`: int64 `[n, 2]`, a copy."""
+    return np.ascontiguousarray(records[:, -TOUCH_BYTES:]).view("<i8").astype(np.int64)
 
 
 @kernel

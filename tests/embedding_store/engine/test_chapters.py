@@ -331,7 +331,7 @@ class ChaptersInAnyHistory(RuleBasedStateMachine):
         self.commit([7], True)
 
     @precondition(lambda self: self.ended)
-    @rule(kind=st.sampled_from(["direct", "indexed", "file", "encoding"]))
+    @rule(kind=st.sampled_from(["direct", "indexed", "file", "encoding", "unindexed"]))
     def kill_and_restore(self, kind: str) -> None:
         self.release()
         store = self.new(kind)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import redis
 
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, TableSpec
@@ -17,7 +18,7 @@ from elastable.embedding_store.engine.dense_replay import table_replay
 from elastable.embedding_store.engine.frames import rows_in_memory
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.unindexed.tier_directory import TierDirectory
-from elastable.embedding_store.errors import BadInput, BadSpec
+from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.optimizers.dense_replay import chapter
@@ -75,37 +76,6 @@ class TestIndexInRedis(StoreContract):
         monkeypatch.setattr(rows_in_memory, "_LEAST_FRAMES", 1)
         with stores(redis_url, TINY, indexed=False) as made:
             yield made
-
-    @contextmanager
-    def refused(self) -> Iterator[None]:
-        with pytest.raises(BadSpec, match=r"has eviction.* open the store with index=memory, or leave eviction out"):
-            yield
-
-    def test_rows_are_evicted_at_their_age(self, store: EmbeddingStore) -> None:
-        with self.refused():
-            super().test_rows_are_evicted_at_their_age(store)
-
-    def test_rows_go_with_the_time_of_commits(self, store: EmbeddingStore, make_store: MakeStore) -> None:
-        with self.refused():
-            super().test_rows_go_with_the_time_of_commits(store, make_store)
-
-    def test_a_commit_without_a_time_has_that_of_the_store(self, store: EmbeddingStore) -> None:
-        with self.refused():
-            super().test_a_commit_without_a_time_has_that_of_the_store(store)
-
-    def test_times_that_cannot_be_are_refused(self, store: EmbeddingStore) -> None:
-        with self.refused():
-            super().test_times_that_cannot_be_are_refused(store)
-
-    def test_scan_and_table_state_carry_all_that_membership_needs(
-        self, store: EmbeddingStore, make_store: MakeStore
-    ) -> None:
-        with self.refused():
-            super().test_scan_and_table_state_carry_all_that_membership_needs(store, make_store)
-
-    def test_admission_and_eviction_do_not_show_in_a_pin(self, store: EmbeddingStore) -> None:
-        with self.refused():
-            super().test_admission_and_eviction_do_not_show_in_a_pin(store)
 
     def test_rows_follow_every_step(self, store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch) -> None:
         """The table remembers few steps: its rows are brought to newer chapters all the time, wherever they are."""
@@ -184,10 +154,64 @@ def test_only_redis_can_keep_the_index(tmp_path: Path, redis_url: str) -> None:
         open_store(f"file://{tmp_path}/rows?index=redis")
     with pytest.raises(BadInput, match="index=disk: write index=memory or index=redis"):
         open_store(f"{redis_url}?index=disk")
-    with open_store(redis_url) as store:
-        store.create_table(TableSpec("evicts", 2, eviction=EvictionSpec(max_age=2)))
-        commit(store, {"evicts": update(np.arange(3), 2)})
-    with pytest.raises(BadSpec, match="'evicts' has eviction"):
-        open_store(f"{redis_url}?index=redis")
-    with open_store(redis_url) as store:
-        assert store.row_count("evicts") == 3
+
+
+EVICTING = TableSpec("evicts", 2, eviction=EvictionSpec(max_age=9, max_rows=150, every=2))
+
+
+def test_tables_with_eviction_are_opened_with_one_index_and_then_with_the_other(redis_url: str) -> None:
+    """Ranks are kept where they are needed, made where they are missing, and never older than the rows."""
+    random = np.random.default_rng(3)
+    with MemoryStore(1) as plain, redis.Redis.from_url(redis_url) as client:
+        plain.create_table(EVICTING)
+        for index in ("memory", "redis", "redis", "memory", "redis", "memory"):
+            with open_store(f"{redis_url}?index={index}&budget=1MiB&partitions=4", threads=1) as store:
+                assert isinstance(store, MemoryStore)
+                store.create_table(EVICTING)
+                for _ in range(7):
+                    ids = np.unique(random.integers(-300, 300, 40))
+                    for each in (store, plain):
+                        commit(each, {"evicts": update(ids, 2, plain.version())})
+                assert rows_by_id(store, "evicts") == rows_by_id(plain, "evicts")
+                store.flush()
+            held = [key for key in client.scan_iter() if key.endswith(b":ranks")]
+            assert len(held) == (4 if index == "redis" else 0)
+            rows = [client.hlen(f"{{elastable:evicts:{partition}}}:rows") for partition in range(4)]
+            assert [client.zcard(key) for key in sorted(held)] == (rows if held else [])
+
+
+def test_cold_rows_are_evicted_from_redis(redis_url: str) -> None:
+    """Nobody reads them for that, but for a pinned version."""
+    rows, dim = 40_000, 4
+    spec = TableSpec("people", dim, eviction=EvictionSpec(max_rows=rows - 1_000, every=2))
+    with open_store(f"{redis_url}?budget=1MiB&index=redis", threads=1) as store:
+        assert isinstance(store, MemoryStore)
+        store.create_table(spec)
+        for start in range(0, rows, 5_000):
+            ids = np.arange(start, start + 5_000)
+            touches = np.stack((ids, np.zeros_like(ids)), axis=1)
+            weights, slots = np.ones((len(ids), dim), np.float32), np.empty((len(ids), 0), np.float32)
+            store.put("people", [RowBlock(ids, weights, slots, touches)])
+        store.flush()
+        store.reset_version(rows)
+    with open_store(f"{redis_url}?budget=1MiB&index=redis", threads=1) as store:
+        assert isinstance(store, MemoryStore)
+        store.reset_version(rows + 1)
+        asked = store.measures().rows_read["people"]
+        commit(store, {})
+        assert store.row_count("people") == rows - 1_000
+        assert store.measures().rows_read["people"] == asked
+        left = np.concatenate([block.ids for block in store.scan("people")])
+        np.testing.assert_array_equal(np.sort(left), np.arange(1_000, rows))
+        with store.pin() as pin:
+            ids = np.arange(rows, rows + 500)
+            commit(store, {})
+            commit(store, {"people": update(ids, dim)})
+            assert store.row_count("people") == rows - 1_000
+            assert pin.row_count("people") == rows - 1_000
+            assert sum(len(block.ids) for block in pin.scan("people")) == rows - 1_000
+            assert (pin.lookup({"people": np.arange(1_000, 1_500)})["people"] == 1).all()
+        store.flush()
+        with redis.Redis.from_url(redis_url) as client:
+            held = sum(client.zcard(f"{{elastable:people:{partition}}}:ranks") - 1 for partition in range(64))
+        assert held == rows - 1_000

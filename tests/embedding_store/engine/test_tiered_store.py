@@ -38,7 +38,6 @@ from tests.embedding_store.engine.test_store_history import (
 from tests.embedding_store.engine.tiered_stores import tiered_store
 
 TINY, HUGE = 1, 1 << 30
-UNINDEXED = ["admitted", "byte", "decayed", "dynamic", "every", "fixed", "half"]  # need no index of rows
 
 
 @pytest.fixture(autouse=True)
@@ -64,17 +63,9 @@ class AnyFlush(TwoStores):
         self.tier = FailingTier(keeps_positions) if self.indexed else IndexedFailingTier()
         self.kept = tiered_store(self.tier, FileLog(self.folder / "0"), budget, indexed=self.indexed)
         self.plain = MemoryStore(1, direct_bytes=100)
-        self.names = NAMES if self.indexed else UNINDEXED
         for store in (self.kept, self.plain):
-            for name in self.names:
-                store.create_table(SPECS[name])
-
-    def table(self, name: str) -> str:
-        """The table of this name; where it cannot be in this store, another one."""
-        return name if name in self.names else UNINDEXED[NAMES.index(name) % len(UNINDEXED)]
-
-    def tables(self, names: list[str]) -> list[str]:
-        return [name for name in names if name in self.names]
+            for spec in SPECS.values():
+                store.create_table(spec)
 
     @rule()
     def flush(self) -> None:

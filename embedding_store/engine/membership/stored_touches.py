@@ -8,10 +8,13 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 
-__all__ = ["StoredTouches", "filled_positions"]
+__all__ = ["FREQUENCY_BITS", "UNSETTLED", "StoredTouches", "filled_positions"]
 
-_FREQUENCY_BITS = 32  # above them, records say how many times the count had begun anew
-_UNSETTLED = 2**62  # and above: put without a version; the rest counts how often such rows got theirs before
+FREQUENCY_BITS = 32
+"""Of a count in a record; above them stands how many times the count had begun anew."""
+
+UNSETTLED = 2**62
+"""From here on: put without a version; the rest counts how often such rows got theirs before."""
 
 
 @dataclass(slots=True)
@@ -21,29 +24,36 @@ class StoredTouches:
     Attributes:
         settled: The versions that rows that were put without one got, in the order in which that happened.
         counted: How many times eviction has begun to count anew how often rows are touched.
+        unsettled: Whether rows may have been put without a version since the last of these.
     """
 
     settled: list[int] = field(default_factory=list)
     counted: int = 0
+    unsettled: bool = False
 
-    def copy(self) -> StoredTouches:
-        """The same, now."""
-        return StoredTouches(list(self.settled), self.counted)
+    def copy(self, unsettled: bool | None = None) -> StoredTouches:
+        """The same, now; `unsettled`: where the table itself knows."""
+        return StoredTouches(list(self.settled), self.counted, self.unsettled if unsettled is None else unsettled)
 
     def encode(self, touches: Int64) -> UInt8:
         """`RowBlock.touches` int64 `[n, 2]`, which is changed, as uint8 `[n, 16]`."""
-        touches[touches[:, 0] == _UNSETTLED, 0] += len(self.settled)
-        touches[:, 1] |= self.counted << _FREQUENCY_BITS
+        touches[touches[:, 0] == UNSETTLED, 0] += len(self.settled)
+        touches[:, 1] |= self.counted << FREQUENCY_BITS
         return touches.astype("<i8", copy=False).view(np.uint8)
 
     def decode(self, stored: UInt8) -> Int64:
         """What `encode` made, now or before, as it is now: int64 `[n, 2]`."""
-        touches = stored.copy().view("<i8").astype(np.int64, copy=False)
-        for number, version in enumerate(self.settled):
-            touches[touches[:, 0] == _UNSETTLED + number, 0] = version
-        touches[touches[:, 0] > _UNSETTLED, 0] = _UNSETTLED
-        touches[touches[:, 1] >> _FREQUENCY_BITS < self.counted, 1] = 0
-        touches[:, 1] &= (1 << _FREQUENCY_BITS) - 1
+        touches: Int64 = stored.copy().view("<i8").astype(np.int64, copy=False)
+        return self.seen(touches)
+
+    def seen(self, touches: Int64) -> Int64:
+        """As `decode`, of int64 `[n, 2]`, which is changed."""
+        waiting = np.flatnonzero(touches[:, 0] >= UNSETTLED)
+        if len(waiting):
+            versions = np.array([*self.settled, UNSETTLED], np.int64)
+            touches[waiting, 0] = versions[np.minimum(touches[waiting, 0] - UNSETTLED, len(self.settled))]
+        touches[touches[:, 1] >> FREQUENCY_BITS < self.counted, 1] = 0
+        touches[:, 1] &= (1 << FREQUENCY_BITS) - 1
         return touches
 
 
