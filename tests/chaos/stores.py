@@ -62,7 +62,7 @@ _OF_KIND: dict[str, tuple[str, ...]] = {
     "shards": (f"token:{','.join(_TWO_REDIS)}", f"encoding:{','.join(_TWO_REDIS)}"),
     "index": (_INDEXED,),
     "logged": (_LOGGED, f"{_LOGGED}&log_bytes=64KiB"),
-    "every-redis": (_FLUSHED, _REDIS, f"token:{','.join(_TWO_REDIS)}"),
+    "every-redis": (_FLUSHED, _REDIS, _INDEXED, f"token:{','.join(_TWO_REDIS)}"),
     "flushed": (_FLUSHED, f"{_FILES}&flush=0.02"),
     "every": ("memory", "memory", _FILES, _SERVED, "token:memory,memory"),
     "cluster": (_NODES, f"{_NODES}&flush=0.02"),

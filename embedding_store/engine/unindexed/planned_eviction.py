@@ -19,6 +19,7 @@ from elastable.embedding_store.engine.unindexed.unindexed_membership import Unin
 
 __all__ = ["PlannedEviction", "TouchedRows"]
 
+_EVER = 1 << 62  # above every version
 _SCANNED = 1 << 13  # rows that are read at a time
 _NONE: Int64 = np.empty(0, np.int64)
 
@@ -45,7 +46,7 @@ class TouchedRows:
 class PlannedEviction:
     """What goes of a table at a version, as `RowTouches.evict` would say; changes nothing.
 
-    Memory is needed for the rows in memory and for those that go, not for the table.
+    Memory is needed for the rows that go, and 8 bytes for each row in memory where `max_rows` says what goes.
 
     Args:
         rule: Of the table.
@@ -65,8 +66,9 @@ class PlannedEviction:
         ranked: Callable[[], RankedRows | None],
     ) -> None:
         self._rule, self._directory, self._members = rule, directory, members
-        self._version, self._touched, self._ranked = version, touched, ranked
-        self._here, self._fresh = self._in_memory(touched)
+        self._version, self._ranked = version, ranked
+        self._touched, self._again = touched, np.empty(len(touched), np.int64)
+        self._fresh = directory.find_here(touched, self._again)
 
     def goes(self, time: float, cut: EvictionCut | None) -> Int64:
         """int64: ids of the rows that go; `time`: when the version is committed, `cut`: as of `Commit`.
@@ -74,19 +76,20 @@ class PlannedEviction:
         Raises:
             ElastableError: as `Tier.read` and `IndexedTier.lowest`.
         """
-        oldest = self._members.too_old(self._version, time)
-        stays = self._stays(self._here, oldest)
-        here, gone = self._here.where(stays), self._here.ids[~stays]
-        if self._rule.min_frequency:
-            cold_gone = [rows.ids[~self._stays(rows, oldest)] for rows in self._cold()]
-            gone = np.concatenate([gone, *cold_gone])
+        oldest, least_times = self._members.too_old(self._version, time), self._rule.min_frequency or 0
+        now = self._touched_now()
+        stays = self._stays(now, oldest)
+        gone = np.concatenate((now.ids[~stays], self._untouched(oldest - 1, least_times).ids))
+        if least_times:
+            gone = np.concatenate([gone, *(rows.ids[~self._stays(rows, oldest)] for rows in self._cold())])
         elif oldest > 0 and (ranked := self._ranked()) is not None:
-            gone = np.concatenate([gone, ranked.before(oldest)[0]])
+            gone = np.concatenate((gone, ranked.before(oldest)[0]))
         if cut is not None:
-            return np.concatenate([gone, self._cut_off(here, gone, cut.version, self._members.own_id(cut.least_id))])
+            least_id = self._members.own_id(cut.least_id)
+            return np.concatenate((gone, self._cut_off(now.where(stays), gone, cut.version, least_id)))
         if self._rule.max_rows is not None:
             excess = self._directory.count + self._fresh - len(gone) - self._rule.max_rows
-            return np.concatenate([gone, self._oldest(here, gone, excess)])
+            return np.concatenate((gone, self._oldest(now.where(stays), gone, excess)))
         return gone
 
     def stays(self, time: float, ranked: RankedRows | None) -> tuple[Int64, Int64]:
@@ -97,32 +100,31 @@ class PlannedEviction:
         Raises:
             ElastableError: as `Tier.read` and `IndexedTier.lowest`.
         """
-        oldest, again, found = self._members.too_old(self._version, time), _NONE, list[TouchedRows]()
+        oldest, again = self._members.too_old(self._version, time), _NONE
+        found = [self._untouched(_EVER, 0)]
         for rows in self._cold() if ranked is None else (_never_counted(*ranked.before(END_OF_RANKS)),):
             touched = np.isin(rows.ids, self._touched)
             rows.versions[touched] = self._version
             rows.times[touched] += 1
             again = np.concatenate((again, rows.ids[touched]))
-            found.append(rows.where(self._stays(rows, oldest)))
-        here = self._here.where(~np.isin(self._here.ids, again))  # they were taken for ids without a row
-        found.append(here.where(self._stays(here, oldest)))
-        return np.concatenate([rows.ids for rows in found]), np.concatenate([rows.versions for rows in found])
+            found.append(rows)
+        now = self._touched_now()
+        found.append(now.where(~np.isin(now.ids, again)))  # of these, cold rows were taken for ids without a row
+        left = [rows.where(self._stays(rows, oldest)) for rows in found]
+        return np.concatenate([rows.ids for rows in left]), np.concatenate([rows.versions for rows in left])
 
-    def _in_memory(self, touched: Int64) -> tuple[TouchedRows, int]:
-        """The rows in memory once the version is committed, and how many of them have no row yet."""
-        ids, positions = self._directory.here()
-        rows = self._as_touched(ids, positions)
-        found = np.empty(len(touched), np.int64)
-        self._directory.find_here(touched, found)
-        again = np.searchsorted(positions, found[found >= 0])
-        rows.versions[again] = self._version
-        rows.times[again] += 1
-        fresh = touched[found < 0]
-        new = TouchedRows(fresh, np.full(len(fresh), self._version), np.ones(len(fresh), np.int64))
-        joined = [np.concatenate(both) for both in zip(
-            (rows.ids, rows.versions, rows.times), (new.ids, new.versions, new.times), strict=True
-        )]  # fmt: skip
-        return TouchedRows(*joined), len(fresh)
+    def _touched_now(self) -> TouchedRows:
+        """The rows that the update touches, once it has."""
+        times = np.ones(len(self._touched), np.int64)
+        here = self._again >= 0
+        times[here] += self._as_touched(self._touched[here], self._again[here]).times
+        return TouchedRows(self._touched, np.full(len(times), self._version), times)
+
+    def _untouched(self, last: int, least_times: int) -> TouchedRows:
+        """Of the rows in memory that the update leaves alone those last touched until then, or too seldom."""
+        positions = self._members.touched_until(last, least_times, self._version)
+        positions = positions[~np.isin(positions, self._again)]
+        return self._as_touched(self._directory.row_ids[positions], positions)
 
     def _as_touched(self, ids: Int64, places: Int64) -> TouchedRows:
         touches = self._members.touches(places)
@@ -148,23 +150,31 @@ class PlannedEviction:
             if cold.any():
                 yield self._as_touched(ids[cold], places[cold])
 
-    def _cut_off(self, here: TouchedRows, gone: Int64, version: int, least_id: int | None) -> Int64:
-        """Of the rows that have not gone those that were touched before a version, or then with such an id."""
-        ranked = self._ranked()
-        ids, versions = (_NONE, _NONE) if ranked is None else ranked.before(version + 1)
-        some = ~np.isin(ids, gone)
-        ids = np.concatenate((here.ids, ids[some]))
-        versions = np.concatenate((here.versions, versions[some]))
-        tied = np.zeros(len(ids), np.bool_) if least_id is None else (versions == version) & (ids >= least_id)
-        return ids[(versions < version) | tied]
+    def _cut_off(self, now: TouchedRows, gone: Int64, version: int, least_id: int | None) -> Int64:
+        """Of the rows that have not gone those that were touched before a version, or then with such an id.
 
-    def _oldest(self, here: TouchedRows, gone: Int64, count: int) -> Int64:
-        """Of the rows that have not gone the `count` oldest, of equal ones those of greater ids."""
+        `now`: those among them that the update touches.
+        """
+        ranked, here = self._ranked(), self._untouched(version, 0)
+        ids, versions = (_NONE, _NONE) if ranked is None else ranked.before(version + 1)
+        ids = np.concatenate((here.ids, ids, now.ids))
+        versions = np.concatenate((here.versions, versions, now.versions))
+        tied = np.zeros(len(ids), np.bool_) if least_id is None else (versions == version) & (ids >= least_id)
+        return ids[((versions < version) | tied) & ~np.isin(ids, gone)]
+
+    def _oldest(self, now: TouchedRows, gone: Int64, count: int) -> Int64:
+        """Of the rows that have not gone the `count` oldest, of equal ones those of greater ids; `now`: see above."""
         if count <= 0:
             return _NONE
         ranked = self._ranked()
         ids, versions = (_NONE, _NONE) if ranked is None else ranked.oldest(count, lambda some: np.isin(some, gone))
-        ids, versions = np.concatenate((here.ids, ids)), np.concatenate((here.versions, versions))
+        # No row that was touched later is among the oldest. Those that have gone, or are touched now, may be older.
+        last = int(versions.max()) if len(ids) == count else _EVER
+        nth = self._members.nth_oldest(count + len(gone) + len(self._touched), self._version)
+        here = self._untouched(last if nth is None else min(last, nth), 0)
+        here = here.where(~np.isin(here.ids, gone))
+        ids = np.concatenate((here.ids, ids, now.ids))
+        versions = np.concatenate((here.versions, versions, now.versions))
         return ids[np.lexsort((~ids, versions))[:count]]
 
 

@@ -192,11 +192,6 @@ class TierDirectory(RowDirectory):
         self._deleted.claim(ids, np.empty(len(ids), np.int64))
         self._count -= len(ids)
 
-    def here(self) -> tuple[Int64, Int64]:
-        """Ids and positions, int64 `[n]` each, of all rows in memory."""
-        ids, positions, _ = self._here.scan(0, max(1, self._here.positions_given))
-        return ids, positions
-
     def cold(self, ids: Int64) -> Bools:
         """bool `[n]`: which of `ids` int64 `[n]`, of which the tier has records, have rows that are not in memory."""
         found = np.empty(len(ids), np.int64)

@@ -96,6 +96,14 @@ class UnindexedMembership(RowMembership):
         age = self._rule.max_age
         return oldest if age is None else max(oldest, version - age)
 
+    def touched_until(self, last: int, least_times: int, now: int) -> Int64:
+        """As `UnindexedRows.touched_until`."""
+        return self._rows.touched_until(last, least_times, self._touched(), now)
+
+    def nth_oldest(self, n: int, now: int) -> int | None:
+        """As `UnindexedRows.nth_oldest`."""
+        return self._rows.nth_oldest(n, self._touched(), now)
+
     def own_id(self, whole: int | None) -> int | None:
         """The least id here that is at least this id of the whole table."""
         return self._own_id(whole)

@@ -12,9 +12,11 @@ from elastable.embedding_store.engine.frames.frame_kernels import CLEAN, HELD, H
 from elastable.embedding_store.engine.frames.record_layout import TOUCH_BYTES
 from elastable.embedding_store.engine.frames.stored_table import StoredTable
 from elastable.embedding_store.engine.frames.tiered_rows import TieredRows
+from elastable.embedding_store.engine.membership.stored_touches import StoredTouches
 from elastable.embedding_store.engine.table_rows import ResidentRows
 from elastable.embedding_store.engine.unindexed.near_records import NEAR
 from elastable.embedding_store.engine.unindexed.tier_directory import TierDirectory
+from elastable.embedding_store.engine.unindexed.touch_kernels import collect_touched, touched_versions
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.slab import Slab, anonymous_slab
 from elastable.embedding_store.optimizers.base import RowOptimizer
@@ -84,6 +86,36 @@ class UnindexedRows(TieredRows):
         if len(away):
             touches[away] = touches_in(self._directory.records(places[away]))
         return touches
+
+    def touched_until(self, last: int, least_times: int, touched: StoredTouches, now: int) -> Int64:
+        """Positions, int64 ascending, of rows in memory that were last touched at a version or before, or too seldom.
+
+        Args:
+            last: The version.
+            least_times: How often rows must have been touched since the last look at them.
+            touched: How to read touches.
+            now: The version of rows that were put without one.
+        """
+        given = (
+            self.touches.array,
+            self._heat,
+            _FREE,
+            np.array([*touched.settled, now]),
+            touched.counted,
+            last,
+            least_times,
+        )
+        found = np.empty(collect_touched(*given, np.empty(0, np.int64)), np.int64)
+        collect_touched(*given, found)
+        return found
+
+    def nth_oldest(self, n: int, touched: StoredTouches, now: int) -> int | None:
+        """The version that last touched the n-th oldest row in memory, from 1; None: there are fewer."""
+        if n > self._directory.in_memory:
+            return None
+        versions = np.empty(self._directory.in_memory, np.int64)
+        touched_versions(self.touches.array, self._heat, _FREE, np.array([*touched.settled, now]), versions)
+        return int(np.partition(versions, n - 1)[n - 1])
 
     def make_room(self, ids: Int64) -> None:
         """Before `ids` int64 `[n]`, of which everything is near, get rows: those in memory stay there until `release`.

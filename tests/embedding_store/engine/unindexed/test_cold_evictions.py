@@ -68,7 +68,7 @@ class ColdEvictions(RuleBasedStateMachine):
         every=st.integers(1, 3),
         sightings=st.sampled_from([None, None, 2]),
         lazy=st.booleans(),
-        budget=st.sampled_from([1, 1, 500]),
+        budget=st.sampled_from([1, 1, 500, 1 << 30]),
     )
     def begin(
         self,
