@@ -103,12 +103,12 @@ class StoreCommits(WrittenBehind):
         require_cuts((table.spec for table in self._tables.values()), commit)
         tables = [self._table(name) for name in commit.updates]
         updates = [require_update(t.spec, u) for t, u in zip(tables, commit.updates.values(), strict=True)]
-        self._bring(list(zip(tables, updates, strict=True)))
         for table in self._tables.values():
             if table.replay is not None:
                 table.replay.steps.prepare(commit.step, self._rate(table, commit))
             if table.spec.name not in commit.frozen:
                 table.make_ready_to_follow()
+        self._bring(list(zip(tables, updates, strict=True)))
         staged = [
             (table, table.stage(update, commit.step, self._rate(table, commit)))
             for table, update in zip(tables, updates, strict=True)
@@ -171,4 +171,4 @@ class StoreCommits(WrittenBehind):
                 table.stay(commit.ends_chapter)
                 continue
             table.follow(commit.step, self._rate(table, commit), commit.ends_chapter)
-            table.evict(commit.version, staged.time, commit.cuts.get(name), staged.evicted[name])
+            table.evict(commit.version, staged.time, commit.cuts.get(name), staged.evicted.get(name))

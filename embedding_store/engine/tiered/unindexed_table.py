@@ -112,7 +112,7 @@ class UnindexedTable(TieredTable):
     def evict(
         self, version: int, time: float | None = None, cut: EvictionCut | None = None, planned: Int64 | None = None
     ) -> None:
-        assert planned is not None, "an eviction is planned while it may fail"
+        planned = _NONE if planned is None else planned  # the table was created once the commit was staged
         self._note_settling(version)
         self._removed.clear()
         if self.versions:

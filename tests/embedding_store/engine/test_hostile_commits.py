@@ -277,7 +277,7 @@ def test_what_breaks_in_the_middle_nevertheless_is_said_ever_after(monkeypatch: 
         store.create_table(SPECS["any"])
         store.commit(good(1, ("any",)))
 
-        def broken(self: MemoryTable, version: int, time: float | None, cut: object) -> None:
+        def broken(self: MemoryTable, version: int, *how: object) -> None:
             raise ArithmeticError("this cannot be")
 
         with monkeypatch.context() as patched:

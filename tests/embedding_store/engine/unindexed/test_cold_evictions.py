@@ -246,6 +246,16 @@ def test_a_look_at_rows_fails_while_the_tier_is_away_and_breaks_nothing(tmp_path
         assert store.table_statistics("t").evicted == plain.table_statistics("t").evicted > 5
 
 
+def test_a_table_that_is_created_while_a_commit_is_staged_keeps_its_rows(tmp_path: Path) -> None:
+    spec = TableSpec("t", DIM, optimizer=ADAGRAD, eviction=EvictionSpec(max_rows=1))
+    with ExitStack() as held, unindexed_store(held, IndexedFailingTier(), tmp_path, 1e6) as store:
+        finish = store.stage(Commit(1, {}, 0, {}))
+        store.create_table(spec)
+        finish()
+        commit(store, range(3))
+        assert store.row_count("t") == 1
+
+
 def test_many_cold_rows_go_and_only_those_in_memory_take_some(tmp_path: Path) -> None:
     rows, most = 3_000, 500
     eviction = EvictionSpec(max_age=20, max_rows=most, every=5)
