@@ -13,50 +13,24 @@ import signal
 import subprocess
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Self
+from typing import IO
 
+from benchmarks.click_job.contender import Contender
 from benchmarks.click_job.draws import RECORDS
 from benchmarks.click_job.sizes import BATCH
 from benchmarks.processes import free_port
 from elastable.embedding_store.errors import Unavailable
 from elastable.master.wire.client import MasterClient
 
-__all__ = ["Contender", "Job", "StepCounter", "click_job", "click_variables", "plain_keras"]
+__all__ = ["Job", "StepCounter", "click_job", "click_variables", "plain_keras"]
 
 _ROOT = Path(__file__).parents[2]
 _START_S = 240.0
 _MORE_STEPS = 16  # than batches that were drawn: every one has been seen, so rows are not first touches
 _SETTLE_S = 0.3  # caches that others have filled meanwhile
-
-
-class Contender(ABC):
-    """Trains the click model, a while at a time; to be closed."""
-
-    @abstractmethod
-    def start(self) -> None:
-        """Begins with importing, building and compiling; returns at once."""
-
-    @abstractmethod
-    def warm_up(self) -> None:
-        """Waits until steps have been made, and pauses."""
-
-    @abstractmethod
-    def examples_per_second(self, seconds: float) -> float:
-        """Trains for about that long, and pauses."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Ends its processes."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 class StepCounter(Contender):

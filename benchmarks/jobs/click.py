@@ -18,7 +18,8 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from benchmarks.click_job.contenders import Contender, click_job, plain_keras
+from benchmarks.click_job.contender import Contender
+from benchmarks.click_job.contenders import click_job, plain_keras
 from benchmarks.click_job.sizes import OPTIMIZERS
 from benchmarks.harness import Rounds, Row, compare, interleaved, publish
 

@@ -11,7 +11,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.click_job.contenders import Contender, StepCounter, click_job, click_variables
+from benchmarks.click_job.contender import Contender
+from benchmarks.click_job.contenders import StepCounter, click_job, click_variables
 from benchmarks.harness import Row, compare
 from benchmarks.jobs.click import raced
 from benchmarks.peers.environments import RECOMMENDERS_ADDONS
