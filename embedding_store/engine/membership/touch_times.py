@@ -32,17 +32,29 @@ class TouchTimes:
         self._spans: list[_Span] = []  # the oldest first; of those that are too old, one
 
     def note(self, version: int, time: float) -> None:
-        """A version is committed at a time, in seconds since 1970; where the clock went back, when the last was."""
+        """A version is committed at a time, in seconds since 1970; where the clock went back, when the last was.
+
+        Later versions are no more: the store was reset to an earlier one.
+        """
         now = int(1000 * time)
         if self._spans:
-            _, began, last = self._spans[-1]
-            now = max(now, last)
+            now = max(now, self._spans[-1][2])
+        self._forget_from(version)
+        if self._spans:
+            _, began, _ = self._spans[-1]
             if now - began < self._span_ms:
                 self._spans[-1] = version, began, now
                 return
         self._spans.append((version, now, now))
         while len(self._spans) > 1 and self._spans[1][2] < now - self._ttl_ms:
             del self._spans[0]
+
+    def _forget_from(self, version: int) -> None:
+        while self._spans and self._spans[-1][0] >= version:
+            _, began, last = self._spans.pop()
+            before = self._spans[-1][0] if self._spans else 0
+            if before < version - 1:
+                self._spans.append((version - 1, began, last))
 
     @property
     def oldest(self) -> int:

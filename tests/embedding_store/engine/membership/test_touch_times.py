@@ -67,6 +67,21 @@ def test_a_clock_that_goes_back_makes_no_row_younger_or_older() -> None:
     assert times.oldest == 4
 
 
+@given(pauses=PAUSES, back=st.integers(0, 60), ttl_ms=st.integers(1, 5000))
+def test_after_a_reset_to_an_earlier_version_its_rows_are_as_old_as_they_were(
+    pauses: list[int], back: int, ttl_ms: int
+) -> None:
+    times, clock = TouchTimes("t", ttl_ms / 1000), list(accumulate(pauses))
+    noted(times, clock)
+    version = max(1, len(clock) - back)
+    later = clock[-1] + 500
+    noted(times, [later], version)
+    times.require(times.read())
+    ages = [later - now for now in clock[: version - 1]]
+    assert all(age > ttl_ms for age in ages[: max(0, times.oldest - 1)])
+    assert times.read()[-1, 0] == version
+
+
 @pytest.mark.parametrize(
     "times",
     [
