@@ -93,14 +93,12 @@ class Flusher:
             with self._changed:
                 self._wanted = True
                 self._changed.notify_all()
-        if self._tier.log.bytes <= self._log_bytes:
+        if self._has_room():
             return
         begun = time.monotonic()
         with self._changed:
             self._waits += 1
-            there = self._changed.wait_for(
-                lambda: self._stopping or self._tier.log.bytes <= self._log_bytes, self._timeout_s
-            )
+            there = self._changed.wait_for(lambda: self._stopping or self._has_room(), self._timeout_s)
             self._waited_s += time.monotonic() - begun
         if not there:
             failure = self._failure
@@ -108,6 +106,11 @@ class Flusher:
             if failure is not None:
                 raise Unavailable(f"{what}cannot be written: {failure}") from failure
             raise DeadlineExceeded(f"{what}has not taken enough rows within {self._timeout_s:g} s")
+
+    def _has_room(self) -> bool:
+        """Whether the log may grow: it is small enough, or has nothing that the tier lacks, as its last entry stays."""
+        kept, log = self._tier.kept, self._tier.log
+        return log.bytes <= self._log_bytes or (kept is not None and kept.sequence >= log.last)
 
     def flush(self, timeout_s: float) -> None:
         """Returns once everything that was committed before is in the tier; the store must not be held.
@@ -170,8 +173,7 @@ class Flusher:
             if not self._may_write():
                 return
             self._tier.acknowledge()
-            kept, log = self._tier.kept, self._tier.log
-            if kept is not None and kept.sequence == log.last and not self._tier.changed:
+            if not self._tier.behind:
                 return
             state, retired = self._describe(), self._tier.names.retired()
             cursors = dict.fromkeys(self._tier.tables(), 0)

@@ -72,9 +72,9 @@ class StoreTier(TierWriter):
     def new_table(self, spec: TableSpec, direct_bytes: int, stored: str | None = None) -> TieredTable:
         """An empty table; `stored`: its name in the tier, None: a new one. Raises `BadSpec`."""
         if not self._indexed and isinstance(self.tier, IndexedTier):
-            return UnindexedTable(spec, self.tier, self.names, self._budget, self.write_all, stored)
+            return UnindexedTable(spec, self.tier, self.names, self._budget, self._make_clean, stored)
         return TieredTable(
-            spec, direct_bytes, self._new_slab, self.tier, self.names, self._budget, self.write_all, stored=stored
+            spec, direct_bytes, self._new_slab, self.tier, self.names, self._budget, self._make_clean, stored=stored
         )
 
     def read_ahead(self, wanted: Sequence[tuple[TieredTable, Int64]]) -> None:
@@ -96,10 +96,20 @@ class StoreTier(TierWriter):
             for (table, records), lost in zip(asked, missing, strict=True):
                 table.brought(records, lost)
 
+    def _make_clean(self) -> None:
+        """As `write_all`, where this process is the one that writes; elsewhere rows need more memory instead."""
+        if self._owned:
+            self.write_all()
+
     @property
     def owned(self) -> bool:
         """Whether this process is the one that writes."""
         return self._owned
+
+    @property
+    def behind(self) -> bool:
+        """Whether the tier lacks anything that the store has; the store is held."""
+        return self.kept is None or self.kept.sequence != self.log.last or bool(self.changed)
 
     def append(self, change: Change, version: int) -> None:
         """Appends a change, after which the store has this version. Raises as `Log.append`."""

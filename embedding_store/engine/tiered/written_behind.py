@@ -92,14 +92,22 @@ class WrittenBehind(LoggedStore, StoreReads):
     def flush(self, timeout_s: float = 600.0) -> None:
         """Returns once everything that was committed before is in the tier, and as durable as that makes it.
 
+        Where there is anything to write, this process is the one that writes to the store from then on.
+
         Raises:
             ElastableError: it cannot be written; nothing is lost while the store is open.
             DeadlineExceeded: not within `timeout_s` seconds.
         """
-        if self._flusher is not None:
-            with self._lock.reading():
-                self._require_open()
-            self._flusher.flush(timeout_s)
+        flusher, tier = self._flusher, self._store_tier
+        if flusher is None or tier is None:
+            return
+        with self._lock.writing():
+            self._require_open()
+            if tier.behind:
+                self._own()
+            if not tier.owned:
+                return
+        flusher.flush(timeout_s)
 
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
         if self._store_tier is not None:
@@ -171,7 +179,12 @@ class WrittenBehind(LoggedStore, StoreReads):
 
     def _make_way(self) -> None:
         """Before a change, the store not being held: waits until the log may grow."""
-        if self._flusher is not None:
+        tier = self._store_tier
+        if self._flusher is not None and tier is not None:
+            if not tier.owned:  # nothing is written until then, and the log may be full
+                with self._lock.writing():
+                    self._require_open()
+                    self._own()
             tables = [table for table in list(self._tables.values()) if isinstance(table, TieredTable)]
             self._flusher.wait_for_room(lambda: any(table.tiered.pressed for table in tables))
 
@@ -194,8 +207,11 @@ class WrittenBehind(LoggedStore, StoreReads):
         self._undecided = True
 
     def _may_flush(self) -> bool:
-        # Rows of a commit that could not be logged must not get to the tier: the store may come back without it.
-        return not self._undecided and self._unlogged is None and self._failure is None and not self._closed
+        # Rows of a commit that could not be logged must not get to the tier: the store may come back without it. And
+        # a process that has changed nothing leaves writing to the one that does: it would take the store from it.
+        owned = self._store_tier is not None and self._store_tier.owned
+        decided = not self._undecided and self._unlogged is None
+        return owned and decided and self._failure is None and not self._closed
 
     def _described(self) -> StoreState:
         assert self._store_tier is not None
@@ -204,7 +220,7 @@ class WrittenBehind(LoggedStore, StoreReads):
     def _flush_alone(self, tier: StoreTier) -> None:
         """Writes everything; the store is held alone."""
         tier.acknowledge()
-        if tier.kept is None or tier.kept.sequence != tier.log.last or tier.changed:
+        if tier.behind:
             state, retired = self._described(), tier.names.retired()
             tier.log.sync()
             tier.write_all()

@@ -1,0 +1,124 @@
+"""A store in Redis that a second process opens: only who changes it writes to it, and takes it from the first."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.errors import TakenOver
+from elastable.embedding_store.open_store import open_store
+from tests.contracts.store_samples import rows_by_id
+from tests.waiting import until
+
+SPEC = TableSpec("t", 64, 5_000, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.1))
+SELDOM, OFTEN = "flush=100000", "flush=0.005"
+
+
+def commit(store: EmbeddingStore, rows: int = 50) -> None:
+    version = store.version() + 1
+    ids = np.random.default_rng(version).choice(5_000, rows, replace=False)
+    gradients = np.ones((rows, 64), np.float32)
+    store.commit(Commit(version, {"t": TableUpdate(np.sort(ids), gradients)}, version - 1, {}))
+
+
+def opened(url: str, options: str) -> MemoryStore:
+    store = open_store(f"{url}?{options}")
+    assert isinstance(store, MemoryStore)
+    return store
+
+
+def after_passes(store: MemoryStore) -> None:
+    """Waits until the store has had its turn to write."""
+    flusher = store._flusher
+    assert flusher is not None
+    wanted = flusher._passes + 3
+    until(lambda: flusher._passes >= wanted)
+
+
+@pytest.mark.parametrize("index", ["memory", "redis"])
+def test_who_only_reads_takes_the_store_from_nobody(redis_url: str, index: str) -> None:
+    with opened(redis_url, SELDOM) as first:
+        first.create_table(SPEC)
+        commit(first)
+        commit(first)
+        with opened(redis_url, f"{OFTEN}&index={index}") as second:
+            rows = second.lookup({"t": np.arange(5_000)})["t"]
+            after_passes(second)
+            commit(first)  # the store is its own all the time
+            first.flush()
+            status = second.flush_status()
+            assert status is not None
+            assert (status.flushed_version, second.version(), first.version()) == (0, 2, 3)
+            np.testing.assert_array_equal(second.lookup({"t": np.arange(5_000)})["t"], rows)
+        first.require_owner()
+        expected = rows_by_id(first, "t")
+    with opened(redis_url, SELDOM) as again:
+        assert (again.version(), rows_by_id(again, "t")) == (3, expected)
+
+
+def test_who_opens_a_log_with_more_rows_than_its_budget_takes_the_store_from_nobody(redis_url: str) -> None:
+    with opened(redis_url, SELDOM) as first:
+        first.create_table(SPEC)
+        commit(first, 4_900)  # 2.4 MiB
+        with opened(redis_url, f"{OFTEN}&budget=1MiB") as second:
+            after_passes(second)
+            commit(first)
+            assert second.version() == 1
+        first.require_owner()
+
+
+def test_who_changes_the_store_takes_it(redis_url: str) -> None:
+    with opened(redis_url, SELDOM) as first:
+        first.create_table(SPEC)
+        commit(first)
+        with opened(redis_url, OFTEN) as second:
+            commit(second)
+            with pytest.raises(TakenOver):
+                commit(first)
+
+
+def test_a_flush_of_what_another_process_left_changes_no_version_and_gives_up_no_pin(redis_url: str) -> None:
+    first = opened(redis_url, SELDOM)
+    first.create_table(SPEC)
+    commit(first)
+    with opened(redis_url, SELDOM) as second:
+        with second.pin() as pin:
+            second.flush()
+            status = second.flush_status()
+            assert status is not None
+            assert (status.flushed_version, status.changed_rows) == (1, 0)
+            before = pin.lookup({"t": np.arange(100)})["t"]
+            commit(second)
+            np.testing.assert_array_equal(pin.lookup({"t": np.arange(100)})["t"], before)
+        with pytest.raises(TakenOver):
+            commit(first)
+    first.close()
+
+
+def test_a_store_whose_log_is_full_is_written_before_the_first_change(redis_url: str) -> None:
+    first = opened(redis_url, SELDOM)
+    first.create_table(SPEC)
+    for _ in range(4):
+        commit(first, 2_000)
+    with opened(redis_url, "log_bytes=64KiB&flush=100000") as second:
+        commit(second)
+        second.flush()
+        status = second.flush_status()
+        assert status is not None
+        assert (status.version, status.flushed_version) == (5, 5)
+    with pytest.raises(TakenOver):  # it would write what it has not written yet
+        first.close()
+
+
+def test_commits_whose_entries_are_larger_than_the_log_may_be_are_written_one_by_one(redis_url: str) -> None:
+    with opened(redis_url, "log_bytes=64KiB&flush=100000") as store:
+        store.create_table(SPEC)
+        for _ in range(5):
+            commit(store, 2_000)
+        status = store.flush_status()
+        assert status is not None
+        assert status.flushed_version >= 4
