@@ -1,0 +1,1 @@
+"""Stores with a tier behind them: who writes, and when."""
