@@ -1,1 +1,1 @@
-"""Stores with a tier behind them: who writes, and when."""
+"""Tests of `elastable.embedding_store.engine.tiered`."""
