@@ -68,7 +68,9 @@ class MemoryTable(ImagedTable):
             fresh = ids[:0]
         else:
             fresh = self._places(ids, positions, pool)
-        staged.batch = replace(staged.batch, frames=self._rows.prepare(positions, fresh, pool))
+        frames = self._rows.prepare(positions, fresh, pool)
+        if frames is not None:
+            staged.batch = replace(staged.batch, frames=frames)
         if self.versions:
             self._save(staged, fresh, pool)
         self._members.count(staged.sighted, staged.refused)
