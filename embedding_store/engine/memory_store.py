@@ -70,10 +70,10 @@ class MemoryStore(StoreCommits, BaseStore):
         """As in `EmbeddingStore.create_table`; raises `BadSpec` for an unknown optimizer."""
         with self._lock.writing():
             self._require_open()
+            if self._has_table(spec):  # which changes nothing: the store stays with the process that writes it
+                return False
             self._own()
-            known = self._tables.get(spec.name)
-            if known is not None:
-                refuse_conflict(known.spec, spec)
+            if self._has_table(spec):  # another process has made it
                 return False
             made = self._new_table(spec)
             try:
@@ -195,6 +195,13 @@ class MemoryStore(StoreCommits, BaseStore):
             return found
         self._pins.require(version, self._version)
         return [table.at(version) for table in found]
+
+    def _has_table(self, spec: TableSpec) -> bool:
+        """Whether the table is there; raises `SpecConflict` where it has another spec."""
+        known = self._tables.get(spec.name)
+        if known is not None:
+            refuse_conflict(known.spec, spec)
+        return known is not None
 
     def _new_table(self, spec: TableSpec) -> MemoryTable:
         if self._store_tier is not None:

@@ -17,9 +17,10 @@ from elastable.embedding_store.engine.frames.record_layout import TOUCH_BYTES
 from elastable.embedding_store.engine.frames.stored_table import StoredTable
 from elastable.embedding_store.engine.frames.tiered_rows import TieredRows
 from elastable.embedding_store.engine.membership.stored_touches import StoredTouches, filled_positions
-from elastable.embedding_store.engine.memory_table import MemoryTable, StagedUpdate
+from elastable.embedding_store.engine.memory_table import StagedUpdate
 from elastable.embedding_store.engine.table_rows import TableRows
 from elastable.embedding_store.engine.tiered.kept_table import KeptTable
+from elastable.embedding_store.engine.tiered.swept_table import SweptTable
 from elastable.embedding_store.engine.tiered.tier_names import TierNames
 from elastable.embedding_store.errors import StoreBroken
 from elastable.embedding_store.log.changes import TableImages
@@ -54,10 +55,8 @@ class Captured:
     gone: tuple[Int64, Int64]
 
 
-class TieredTable(MemoryTable):
+class TieredTable(SweptTable):
     """As `MemoryTable`, whose rows are `TieredRows`."""
-
-    tiered: TieredRows
 
     def __init__(
         self,

@@ -11,7 +11,6 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import Commit, EvictionCut, StayingRows, TableUpdate
 from elastable.embedding_store.contract.spec import EvictionSpec, TableSpec
 from elastable.embedding_store.contract.tier import IndexedTier, Records, TierTable
-from elastable.embedding_store.engine.dense_replay.table_replay import DenseReplay
 from elastable.embedding_store.engine.membership.row_membership import RowMembership
 from elastable.embedding_store.engine.memory_table import MemoryTable, StagedUpdate
 from elastable.embedding_store.engine.table_rows import TableRows
@@ -82,19 +81,6 @@ class UnindexedTable(TieredTable):
 
     def read_together(self, ids: Int64, out: Float32, stream: bool, pool: RangePool) -> bool:
         return False
-
-    def make_ready_to_follow(self) -> None:
-        if self.replay is not None:
-            try:
-                self.replay.sweep(self._directory, self._rows, self._members, self.versions, self._into_memory)
-            finally:
-                self.tiered.release()
-                self.tiered.cool(self._swept)
-                self._swept = _NONE
-
-    def replay_step(self, step: int, rate: float, ends_chapter: bool) -> None:
-        self.make_ready_to_follow()
-        super().replay_step(step, rate, ends_chapter)
 
     def make_ready_to_delete(self, ids: Int64) -> None:
         self._learn(ids)
@@ -222,17 +208,18 @@ class UnindexedTable(TieredTable):
         if self.tiered.near_rows > _MOST_NEAR:
             self.tiered.admit_near()
 
-    def _sweep(self, replay: DenseReplay) -> None:
-        """`make_ready_to_follow` has, while it could fail."""
-
     def _into_memory(self, ids: Int64, positions: Int64) -> Int64:
-        """Brings the rows of `ids` int64 `[n]`, each once, that `positions` were found for; returns where they are."""
         self._directory.keep(ids, positions)
         self._reserve(ids)
         found = np.empty(len(ids), np.int64)
         self._directory.find_here(ids, found)
         self._swept = np.concatenate((self._swept, found[positions >= NEAR]))
         return found
+
+    def _end_sweep(self) -> None:
+        super()._end_sweep()
+        self.tiered.cool(self._swept)
+        self._swept = _NONE
 
     def _find(self, ids: Int64, positions: Int64, pool: RangePool) -> int:
         """Every row that there is is in memory, since `_reserve`."""

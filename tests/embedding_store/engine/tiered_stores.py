@@ -16,7 +16,7 @@ from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.log.files.file_log import FileLog
 from tests.embedding_store.engine.failing_tier import IndexedFailingTier
 
-__all__ = ["tiered_store", "tiered_stores", "unindexed_store"]
+__all__ = ["crowded_store", "tiered_store", "tiered_stores", "unindexed_store"]
 
 
 def tiered_store(
@@ -48,13 +48,20 @@ def tiered_store(
     return store
 
 
-def unindexed_store(held: ExitStack, tier: IndexedFailingTier, folder: Path, every_s: float = 0.005) -> MemoryStore:
-    """A store whose tier alone knows which rows there are, and that keeps none in memory that it need not.
+def crowded_store(
+    held: ExitStack, tier: Tier, folder: Path, every_s: float = 0.005, *, indexed: bool = True
+) -> MemoryStore:
+    """A store that keeps no row in memory that it need not.
 
     It may be opened again with the same tier and folder. `held`: until when memory for rows is that short.
     """
     held.enter_context(patch.object(rows_in_memory, "_LEAST_FRAMES", 1))
-    return tiered_store(tier, FileLog(folder, fsync="never"), 1, every_s=every_s, indexed=False)
+    return tiered_store(tier, FileLog(folder, fsync="never"), 1, every_s=every_s, direct_bytes=0, indexed=indexed)
+
+
+def unindexed_store(held: ExitStack, tier: IndexedFailingTier, folder: Path, every_s: float = 0.005) -> MemoryStore:
+    """A `crowded_store` whose tier alone knows which rows there are."""
+    return crowded_store(held, tier, folder, every_s, indexed=False)
 
 
 @contextmanager

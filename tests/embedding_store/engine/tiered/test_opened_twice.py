@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.errors import TakenOver
+from elastable.embedding_store.errors import SpecConflict, TakenOver
 from elastable.embedding_store.open_store import open_store
 from tests.contracts.store_samples import rows_by_id
 from tests.waiting import until
@@ -58,6 +60,32 @@ def test_who_only_reads_takes_the_store_from_nobody(redis_url: str, index: str) 
         expected = rows_by_id(first, "t")
     with opened(redis_url, SELDOM) as again:
         assert (again.version(), rows_by_id(again, "t")) == (3, expected)
+
+
+@pytest.mark.parametrize("index", ["memory", "redis"])
+def test_who_asks_for_a_table_that_is_there_takes_the_store_from_nobody(redis_url: str, index: str) -> None:
+    """So does who asks for one with another spec, which is refused."""
+    with opened(redis_url, SELDOM) as first:
+        first.create_table(SPEC)
+        commit(first)
+        with opened(redis_url, f"{OFTEN}&index={index}") as second:
+            assert not second.create_table(SPEC)
+            with pytest.raises(SpecConflict):
+                second.create_table(replace(SPEC, dim=32))
+            commit(first)
+            assert second.create_table(replace(SPEC, name="mine"))
+        with pytest.raises(TakenOver):
+            commit(first)
+
+
+def test_a_table_that_another_process_has_made_meanwhile_is_found(redis_url: str) -> None:
+    first = opened(redis_url, SELDOM)
+    with opened(redis_url, SELDOM) as second:
+        first.create_table(SPEC)
+        commit(first)
+        first.close()
+        assert not second.create_table(SPEC)
+        assert second.version() == 1
 
 
 def test_who_opens_a_log_with_more_rows_than_its_budget_takes_the_store_from_nobody(redis_url: str) -> None:

@@ -18,7 +18,7 @@ from elastable.embedding_store.errors import Unavailable
 from elastable.embedding_store.optimizers.dense_replay import chapter, table_steps
 from tests.embedding_store.engine.failing_tier import IndexedFailingTier
 from tests.embedding_store.engine.test_store_history import everything
-from tests.embedding_store.engine.tiered_stores import unindexed_store
+from tests.embedding_store.engine.tiered_stores import crowded_store, unindexed_store
 
 DIM, MOST = 3, 48
 FOLLOWS = TableSpec("t", DIM, optimizer=OptimizerSpec.of("adamw", lazy=False, learning_rate=0.01, weight_decay=0.1))
@@ -56,16 +56,20 @@ def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_replay, "TableSteps", lambda name, form: table_steps.TableSteps(name, form, most=MOST))
 
 
+@pytest.mark.parametrize("indexed", [False, True])
 @pytest.mark.usefixtures("few_steps")
-def test_a_tier_that_is_away_stops_the_commits_that_need_it_and_breaks_nothing(tmp_path: Path) -> None:
+def test_a_tier_that_is_away_stops_the_commits_that_need_it_and_breaks_nothing(tmp_path: Path, indexed: bool) -> None:
     """Cold rows that are to follow are read before anything changes."""
     tier = TierAway()
     refused = 0
-    with ExitStack() as held, unindexed_store(held, tier, tmp_path / "log", 1e6) as store, MemoryStore(1) as plain:
+    with ExitStack() as held, MemoryStore(1) as plain:
+        store = held.enter_context(crowded_store(held, tier, tmp_path / "log", 1e6, indexed=indexed))
         for each in (store, plain):
             each.create_table(FOLLOWS)
-            step(each, "t", range(40))
-        store.flush()
+        for start in range(0, 320, 32):
+            for each in (store, plain):
+                step(each, "t", range(start, start + 32))
+            store.flush()  # the next ones need its frames
         for number in range(150):
             tier.away = number % 3 == 0
             try:
