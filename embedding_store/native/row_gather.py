@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64, UInt64
-from elastable.embedding_store.native.kernel import kernel
+from elastable.embedding_store.native.kernel import inlined, kernel
 from elastable.embedding_store.native.row_moves import copy_row, fence, prefetch_row, stream_row
 from elastable.embedding_store.native.work_stealing import WorkCounter, fail_work, join_work, leave_work, next_pieces
 
@@ -35,7 +35,12 @@ def rows_ahead(dim: int) -> int:
 
 def can_stream(out: Float32) -> bool:
     """Whether rows of `out` float32 `[n, dim]` gain by being written past the caches: aligned, and not too long."""
-    return bool(_can_stream(out))
+    columns = out.shape[1]
+    aligned = out.ctypes.data % 16 == 0 and out.strides[0] % 16 == 0 and columns % 4 == 0
+    return aligned and columns <= _STREAMED_COLUMNS
+
+
+_can_stream = inlined(can_stream)  # for kernels: called from outside, it would be compiled for every kind of `out`
 
 
 def gather(rows: Float32, positions: Int64, out: Float32, stream: bool) -> int:
@@ -100,13 +105,6 @@ def scale_rows(rows: Float32, places: Int64, factor: np.float32) -> None:
     """rows[places[i]] *= factor, in place; places int64 `[n]`, each once."""
     if factor != 1:
         rows[places] *= factor
-
-
-@kernel
-def _can_stream(out: Float32) -> bool:
-    columns = out.shape[1]
-    aligned = out.ctypes.data % 16 == 0 and out.strides[0] % 16 == 0 and columns % 4 == 0
-    return aligned and columns <= _STREAMED_COLUMNS
 
 
 @kernel

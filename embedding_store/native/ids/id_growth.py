@@ -24,7 +24,7 @@ from elastable.embedding_store.native.ids.id_lines import (
     position_in,
     put_cell,
 )
-from elastable.embedding_store.native.kernel import kernel
+from elastable.embedding_store.native.kernel import inlined, kernel
 
 __all__ = ["all_lines", "grow_to_load", "must_grow", "next_size", "refill", "rows_before_growth"]
 
@@ -69,7 +69,7 @@ def _grow(cells: Cells, state: Int64, scratch: Cells) -> bool:
         return False
     state[MOVED] += moved
     if state[GROWN] == groups:
-        next_size(state)
+        _next_size(state)
     return True
 
 
@@ -88,11 +88,13 @@ def _spread(source: Cells, cells: Cells, place: Place) -> int:
     return moved
 
 
-@kernel
 def next_size(state: Int64) -> None:
     """What all groups have grown to is what they grow from."""
     state[BITS], state[WAYS] = state[BITS] + (state[WAYS] == 3), 5 - state[WAYS]
     state[GROWN] = 0
+
+
+_next_size = inlined(next_size)  # for kernels; a large table's first growth has nothing to compile
 
 
 @kernel
