@@ -25,7 +25,7 @@ from benchmarks.processes import free_port
 from elastable.embedding_store.errors import Unavailable
 from elastable.master.wire.client import MasterClient
 
-__all__ = ["Job", "StepCounter", "click_job", "click_variables", "plain_keras"]
+__all__ = ["Job", "StepCounter", "click_job", "click_variables", "dense_step", "plain_keras"]
 
 _ROOT = Path(__file__).parents[2]
 _START_S = 240.0
@@ -84,6 +84,12 @@ def plain_keras(rows: int, optimizer: str, home: Path) -> StepCounter:
     """`keras.layers.Embedding` and `model.fit`, with TensorFlow's own choice of threads."""
     command = [sys.executable, "-m", "benchmarks.click_job.plain_keras"]
     return StepCounter(command, click_variables(rows, optimizer), home / "keras.log")
+
+
+def dense_step(optimizer: str, home: Path) -> StepCounter:
+    """The dense part alone, over rows that are there already."""
+    command = [sys.executable, "-m", "benchmarks.click_job.dense_step"]
+    return StepCounter(command, click_variables(0, optimizer), home / "dense.log")
 
 
 class Job(Contender):

@@ -2,7 +2,8 @@
 
 TensorFlow's ParameterServerStrategy has one server and one or two workers, Elastable a master and as many workers;
 tables are in memory. recommenders-addons has its table in Redis, and Elastable a store there, at the same server. Data,
-batches and thread counts are the same.
+batches and thread counts are the same. The dense step alone takes its turn, too: what is left of the processor's time
+once all else costs nothing, and so the most that any parameter server could make of these cores.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.click_job.contender import Contender
-from benchmarks.click_job.contenders import StepCounter, click_job, click_variables
+from benchmarks.click_job.contenders import StepCounter, click_job, click_variables, dense_step
 from benchmarks.harness import Row, compare
 from benchmarks.jobs.click import raced
 from benchmarks.peers.environments import RECOMMENDERS_ADDONS
@@ -32,7 +33,7 @@ def click_rows(home: Path) -> list[Row]:
     lines = []
     for rows, optimizer, floor in _RACES:
         folder = Path(tempfile.mkdtemp(prefix="servers-", dir=home))
-        contenders: dict[str, Contender] = {}
+        contenders: dict[str, Contender] = {"dense": dense_step(optimizer, folder)}
         for workers in _WORKERS:
             name = f"ours-{workers}"
             contenders[name] = click_job(name, rows, optimizer, folder, threads=THREADS, workers=workers)
@@ -44,6 +45,8 @@ def click_rows(home: Path) -> list[Row]:
             what = f"click, {optimizer}, {rows:,} rows, {workers} worker{'s' * (workers > 1)}"
             name = f"{what}, against ParameterServerStrategy"
             lines.append(_row(name, figures, f"ours-{workers}", f"servers-{workers}", floor))
+            most = f"dense step alone, {name.removeprefix('click, ')}"
+            lines.append(_row(most, figures, "dense", f"servers-{workers}", None))
     return lines
 
 
@@ -74,7 +77,7 @@ def _raced(contenders: Mapping[str, Contender]) -> Mapping[str, list[float]]:
     return figures
 
 
-def _row(name: str, figures: Mapping[str, list[float]], ours: str, theirs: str, floor: float) -> Row:
+def _row(name: str, figures: Mapping[str, list[float]], ours: str, theirs: str, floor: float | None) -> Row:
     if theirs in figures:
         return compare(name, "examples/s", figures[ours], figures[theirs], floor)
     value = compare(name, "examples/s", figures[ours], figures[ours]).value
