@@ -26,6 +26,7 @@ from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.checkpoints.series import CheckpointSeries
 from elastable.master.checkpoints.storage.checkpoint_files import LocalFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import files_at
+from elastable.master.checkpoints.storage.checkpoint_names import version_named
 from tests.master.checkpoints.jobs import (
     ADAGRAD,
     AGED,
@@ -345,7 +346,8 @@ class SeriesMachine(RuleBasedStateMachine):
     def look(self) -> None:
         """All checkpoints that are there are whole and right, and the newest of them are there."""
         files = files_at(self.place)
-        found = {open_checkpoint(files.at(name)).version: files.at(name) for name in files.names()}
+        names = sorted(files.names(), key=lambda name: version_named(name) or (-1, 0))  # -10 is after -9
+        found = {open_checkpoint(files.at(name)).version: files.at(name) for name in names}
         newest = sorted(self.saved)[-self.keep :]
         assert set(newest) <= set(found) <= set(self.saved)
         for version, address in found.items():
