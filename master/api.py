@@ -196,12 +196,6 @@ class MasterApi(Protocol):
             StaleVersion: the version is past, or the job has ended; the task must be dropped.
         """
 
-    def expect_dense(self, incarnation: str, version: int, wait_s: float) -> None:
-        """Says that the worker's next `pull_dense` will be this one: a client asks now, and has the answer earlier.
-
-        Nothing is lost where another one comes instead. Arguments are those of `pull_dense`.
-        """
-
     def report_gradient(self, push: Push) -> PushReply:
         """Counts a micro-batch's gradients once; safe to repeat. In async mode it returns once they are committed.
 

@@ -32,9 +32,6 @@ class ServedMaster(MasterApi):
         """As `lease_tasks`."""
         return at_once(self.lease_tasks(incarnation, want, wait_s, holding))
 
-    def expect_dense(self, incarnation: str, version: int, wait_s: float) -> None:
-        """Nothing: whoever calls it in this process is as near as can be."""
-
     def pull_dense_later(self, incarnation: str, version: int | None, wait_s: float) -> Future[DenseSnapshot | None]:
         """As `pull_dense`."""
         return at_once(self.pull_dense(incarnation, version, wait_s))

@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TypeVar
 
-import grpc
 from google.protobuf.message import Message
 
 from elastable.embedding_store.closing import Closing
@@ -87,7 +86,6 @@ class MasterClient(MasterApi, Closing):
         pull = (f"{service}/PullDense", master_pb2.PullDenseRequest.SerializeToString, None)
         self._pull, self._pull_one = channel.unary_stream(*pull), channel.unary_unary(*pull)
         self._dense_is_small = False
-        self._expected: dict[str, tuple[int, grpc.Future[bytes]]] = {}  # worker -> version asked for ahead, the call
         self._join = channel.unary_stream(f"{service}/Join", master_pb2.JoinRequest.SerializeToString, None)
         self._report = Upload(channel, f"{service}/ReportEvaluation", master_pb2.ReportEvaluationReply.FromString)
         self._store = RemoteStore(self._connection)
@@ -114,18 +112,16 @@ class MasterClient(MasterApi, Closing):
     def pull_dense(
         self, incarnation: str, version: int | None, wait_s: float, whole: bool = False
     ) -> DenseSnapshot | None:
-        request = _pull_request(incarnation, version, wait_s, whole)
-        asked = self._asked_ahead(incarnation, None if whole else version)
+        request = master_pb2.PullDenseRequest(
+            incarnation=incarnation, version=version, wait_ms=_wait_ms(wait_s), whole=whole
+        )
 
         def attempt(timeout: float) -> DenseSnapshot | None:
-            nonlocal asked
-            ahead, asked = asked, None  # a repeat asks anew
-            if ahead is not None:
-                frames: Iterable[bytes] = [ahead.result()]
-            elif self._dense_is_small and not whole:
-                frames = [self._pull_one(request, timeout=timeout)]
-            else:
-                frames = self._pull(request, timeout=timeout)
+            frames = (
+                [self._pull_one(request, timeout=timeout)]
+                if self._dense_is_small and not whole
+                else self._pull(request, timeout=timeout)
+            )
             sizes: list[int] = []
             try:
                 snapshot = dense_from_frames(_measured(frames, sizes))
@@ -137,21 +133,6 @@ class MasterClient(MasterApi, Closing):
             return snapshot
 
         return self._connection.call(attempt, wait_s)
-
-    def expect_dense(self, incarnation: str, version: int, wait_s: float) -> None:
-        self._asked_ahead(incarnation, None)
-        if self._dense_is_small:
-            request = _pull_request(incarnation, version, wait_s)
-            timeout = self._connection.deadline_s + wait_s
-            self._expected[incarnation] = version, self._pull_one.future(request, timeout=timeout)
-
-    def _asked_ahead(self, incarnation: str, version: int | None) -> grpc.Future[bytes] | None:
-        """The call that has asked for a worker's version (None: for none) already; of another version, it ends."""
-        expected, call = self._expected.pop(incarnation, (None, None))
-        if call is not None and (version is None or version != expected):
-            call.cancel()
-            return None
-        return call
 
     def share_memory(self) -> None:
         """Lets a master on this host take gradients from memory; see `SharedUpload.share_memory`."""
@@ -184,12 +165,6 @@ class MasterClient(MasterApi, Closing):
 
     def _call(self, method: Callable[..., Reply], request: Message, wait_s: float = 0.0) -> Reply:
         return self._connection.call(lambda timeout: method(request, timeout=timeout), wait_s)
-
-
-def _pull_request(
-    incarnation: str, version: int | None, wait_s: float, whole: bool = False
-) -> master_pb2.PullDenseRequest:
-    return master_pb2.PullDenseRequest(incarnation=incarnation, version=version, wait_ms=_wait_ms(wait_s), whole=whole)
 
 
 def _measured(frames: Iterable[bytes], sizes: list[int]) -> Iterator[bytes]:

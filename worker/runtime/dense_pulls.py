@@ -9,9 +9,7 @@ from dataclasses import replace
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.shards.row_pushes import DenseSlice
 from elastable.embedding_store.shards.shard_store import ShardStore
-from elastable.master.api import DenseSnapshot, MasterApi, TaskKind
-from elastable.worker.runtime.compute import Prepared
-from elastable.worker.runtime.push_naming import PushNaming
+from elastable.master.api import DenseSnapshot, MasterApi
 
 __all__ = ["DensePulls"]
 
@@ -26,28 +24,11 @@ class DensePulls:
         servers: The job's store servers; None: there are none.
         incarnation: Of the worker.
         job: Id of the job.
-        naming: Of the worker's pushes.
     """
 
-    def __init__(
-        self, master: MasterApi, servers: ShardStore | None, incarnation: str, job: str, naming: PushNaming
-    ) -> None:
+    def __init__(self, master: MasterApi, servers: ShardStore | None, incarnation: str, job: str) -> None:
         self._master, self._servers = master, servers
-        self._incarnation, self._job, self._naming = incarnation, job, naming
-
-    def expect(self, following: Prepared | None, held: int, wait_s: float) -> None:
-        """Asks for the version of the task that comes next before it can be there, so that it comes as soon as it is.
-
-        Args:
-            following: The task, once it is prepared; None: it is not yet.
-            held: The version that the task before it was computed on.
-            wait_s: As of the `pull` that follows.
-        """
-        if following is None or following.task.kind is not TaskKind.TRAIN:
-            return
-        wanted = self._naming.version_of(following.task)
-        if wanted is not None and wanted != held:
-            self._master.expect_dense(self._incarnation, wanted, wait_s)
+        self._incarnation, self._job = incarnation, job
 
     def pull(self, version: int | None, wait_s: float) -> DenseSnapshot | None:
         """As `MasterApi.pull_dense`, with all variables."""

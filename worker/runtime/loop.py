@@ -97,7 +97,7 @@ class Worker:
         self.job_ended: JobStatus | None = None
         self._feed = TaskFeed(master, identity.incarnation, computer.prepare, ahead)
         self._rows_ahead = RowsAhead(source, deadline_s, session.job.job)
-        self._dense = DensePulls(master, rows_to, identity.incarnation, session.job.job, self._naming)
+        self._dense = DensePulls(master, rows_to, identity.incarnation, session.job.job)
         self._row_pushes = None if rows_to is None else RowPushes(rows_to, session.job, deadline_s)
 
     def run(self) -> int:
@@ -173,7 +173,8 @@ class Worker:
         held = self._snapshots.get(task.kind)
         if wanted is None or held is None or held.version != wanted:
             # One for each kind: the version evaluated is not the version trained on.
-            if (held := self._dense.pull(wanted, _VERSION_WAIT_S)) is None:
+            held = self._dense.pull(wanted, _VERSION_WAIT_S)
+            if held is None:
                 return False
             self._snapshots[task.kind] = held
         # Even if the version has not changed: the previous micro-batch changed the states.
@@ -199,7 +200,6 @@ class Worker:
             losses=result.losses,
             parts=result.parts,
         )
-        self._dense.expect(self._feed.following(prepared), self._snapshots[TaskKind.TRAIN].version, _VERSION_WAIT_S)
         with self._measures.phase("push"):
             if self._row_pushes is not None:
                 push = self._row_pushes.send(push, self._feed.refuse_failed)

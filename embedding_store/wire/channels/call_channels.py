@@ -6,11 +6,11 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from threading import Lock
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import grpc
 
-__all__ = ["Call", "CallChannel", "FailoverChannel", "MetadataChannel", "UnaryCall"]
+__all__ = ["Call", "CallChannel", "FailoverChannel", "MetadataChannel"]
 
 Call = Callable[..., Any]
 """A method of a server, as gRPC's channels return it: request, then options by name."""
@@ -18,20 +18,10 @@ Call = Callable[..., Any]
 _Callback = Callable[[grpc.ChannelConnectivity], None]
 
 
-class UnaryCall:
-    """A call, made by `call` and begun by `future`."""
-
-    def __init__(self, call: Call, future: Call) -> None:
-        self._call, self.future = call, future
-
-    def __call__(self, *arguments: object, **options: object) -> Any:
-        return self._call(*arguments, **options)
-
-
 class CallChannel(grpc.Channel):
     """What all four kinds of calls go through; a subclass says how one is made.
 
-    Of gRPC's other ways to make a call, its calls have `future` where request and answer are one message each.
+    Its calls are plain functions without gRPC's other ways to make a call (`future`, `with_call`).
 
     Args:
         channels: At least one; closed with this one.
@@ -44,18 +34,17 @@ class CallChannel(grpc.Channel):
     def made(self, on: Callable[[int], Call]) -> Call:
         """The call of a method, given that method on the n-th channel."""
 
-    def unary_unary(self, *method: object, **settings: object) -> UnaryCall:  # type: ignore[override]
-        on = self._on("unary_unary", method, settings)
-        return UnaryCall(self.made(on), self.made(lambda number: cast(UnaryCall, on(number)).future))
+    def unary_unary(self, *method: object, **settings: object) -> Call:  # type: ignore[override]
+        return self._call("unary_unary", method, settings)
 
     def unary_stream(self, *method: object, **settings: object) -> Call:  # type: ignore[override]
-        return self.made(self._on("unary_stream", method, settings))
+        return self._call("unary_stream", method, settings)
 
     def stream_unary(self, *method: object, **settings: object) -> Call:  # type: ignore[override]
-        return self.made(self._on("stream_unary", method, settings))
+        return self._call("stream_unary", method, settings)
 
     def stream_stream(self, *method: object, **settings: object) -> Call:  # type: ignore[override]
-        return self.made(self._on("stream_stream", method, settings))
+        return self._call("stream_stream", method, settings)
 
     def subscribe(self, callback: _Callback, try_to_connect: bool | None = False) -> None:
         for channel in self._channels:
@@ -78,8 +67,7 @@ class CallChannel(grpc.Channel):
     ) -> None:
         self.close()
 
-    def _on(self, shape: str, method: tuple[object, ...], settings: dict[str, object]) -> Callable[[int], Call]:
-        """The method on the n-th channel."""
+    def _call(self, shape: str, method: tuple[object, ...], settings: dict[str, object]) -> Call:
         calls: dict[int, Call] = {}
 
         def on(number: int) -> Call:
@@ -88,7 +76,7 @@ class CallChannel(grpc.Channel):
                 call = calls.setdefault(number, getattr(self._channels[number], shape)(*method, **settings))
             return call
 
-        return on
+        return self.made(on)
 
 
 class FailoverChannel(CallChannel):

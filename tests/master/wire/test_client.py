@@ -131,18 +131,6 @@ class Scripted(ServedMaster):
             assert self.changed.wait_for(lambda: self.open.get(incarnation) == count, timeout=60), self.open
 
 
-class Waits(Scripted):
-    """One that never comes to version 4."""
-
-    waiting = False
-
-    def pull_dense_later(self, incarnation: str, version: int | None, wait_s: float) -> Future[DenseSnapshot | None]:
-        if version != 4:
-            return super().pull_dense_later(incarnation, version, wait_s)
-        self.waiting = True
-        return Future()
-
-
 class Prompt(Scripted):
     """One whose answers to lease_tasks and pull_dense are those of the thread that receives the calls."""
 
@@ -200,64 +188,6 @@ def test_every_call_is_handed_on_and_its_answer_back(client: MasterClient, scrip
         ("evaluation", report),
         ("stop", "enough"),
     ]
-
-
-def test_a_version_that_is_expected_is_asked_for_once(client: MasterClient, scripted: Scripted) -> None:
-    """Another one that comes instead is asked for, too; so is one that is expected before its size is known."""
-    client.join(WorkerIdentity("w"))
-    client.expect_dense("w", 3, 0.5)
-    assert client.pull_dense("w", 3, 0.5) is not None
-    pulls: list[tuple[object, ...]] = [("pull", "w", 3, 0.5)]
-    assert scripted.asked[1:] == pulls
-    for pulled, found in ((3, True), (4, False), (None, True)):
-        client.expect_dense("w", 3, 0.25)
-        until(lambda: len(scripted.asked) == len(pulls) + 2)
-        pulls.append(("pull", "w", 3, 0.25))
-        assert (client.pull_dense("w", pulled, 0.5) is not None) is found
-        if pulled != 3:
-            pulls.append(("pull", "w", pulled, 0.5))
-        assert scripted.asked[1:] == pulls
-
-
-def test_a_version_that_is_expected_twice_or_by_another_worker(client: MasterClient, scripted: Scripted) -> None:
-    for worker in ("v", "w"):
-        client.join(WorkerIdentity(worker))
-    client.pull_dense("w", 3, 0.0)
-    client.expect_dense("w", 3, 0.0)
-    client.expect_dense("v", 4, 0.0)
-    client.expect_dense("w", 4, 0.0)
-    assert client.pull_dense("w", 4, 0.0) is None
-    assert client.pull_dense("v", 3, 0.0) is not None
-    assert client.pull_dense("w", 3, 0.0, whole=True) is not None
-
-
-def test_what_is_wrong_with_an_expected_version_is_raised_where_it_is_pulled(
-    client: MasterClient, scripted: Scripted
-) -> None:
-    client.join(WorkerIdentity("w"))
-    client.pull_dense("w", 3, 0.0)
-    scripted.error = StaleVersion("version 3 is past")
-    client.expect_dense("w", 3, 0.0)
-    with pytest.raises(StaleVersion, match="version 3 is past"):
-        client.pull_dense("w", 3, 0.0)
-    scripted.error = None
-    client.expect_dense("w", 3, 0.0)
-    assert client.pull_dense("w", 3, 0.0) is not None
-
-
-def test_a_master_that_comes_back_is_asked_anew_for_the_version_that_was_expected() -> None:
-    waits = Waits()
-    with GrpcServer("127.0.0.1:0", [master_service(waits)]) as first:
-        client = MasterClient(first.address, deadline_s=60)
-        client.join(WorkerIdentity("w"))
-        client.pull_dense("w", 3, 0.0)
-        client.expect_dense("w", 4, 30.0)
-        until(lambda: waits.waiting)
-    scripted = Scripted()
-    with client, GrpcServer(first.address, [master_service(scripted)]):
-        client.join(WorkerIdentity("w"))
-        assert client.pull_dense("w", 4, 0.0) is None
-        assert scripted.asked[-1] == ("pull", "w", 4, 0.0)
 
 
 @pytest.mark.parametrize("rows", [1, 100_000, 500_000])

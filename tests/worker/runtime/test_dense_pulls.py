@@ -9,9 +9,8 @@ import pytest
 
 from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
 from elastable.embedding_store.shards.row_pushes import DenseSlice
-from elastable.master.api import DenseSnapshot, JobSpec, MasterApi
+from elastable.master.api import DenseSnapshot, MasterApi
 from elastable.worker.runtime.dense_pulls import DensePulls
-from elastable.worker.runtime.push_naming import push_naming
 from tests.embedding_store.shards.served_shards import served
 
 KERNEL = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -34,7 +33,7 @@ class Answers:
 
 
 def pulled(master: Answers, store: ShardedStore | None, version: int | None = None) -> DenseSnapshot | None:
-    return DensePulls(cast(MasterApi, master), store, "w", "j", push_naming(JobSpec("j"), "w")).pull(version, 0.0)
+    return DensePulls(cast(MasterApi, master), store, "w", "j").pull(version, 0.0)
 
 
 def assert_whole(snapshot: DenseSnapshot | None) -> None:
