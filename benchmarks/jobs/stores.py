@@ -91,7 +91,7 @@ class _Turns:
             version = source.version()
             first, used = version, self._processor_s()
             end = time.perf_counter() + seconds
-            while not stamps or stamps[-1] < end:
+            while len(stamps) < 2 or stamps[-1] < end:  # an evaluation takes longer than a turn
                 version += 1
                 self._wait(source, version)
                 stamps.append(time.perf_counter())
