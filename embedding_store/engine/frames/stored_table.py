@@ -21,7 +21,7 @@ class StoredTable:
     Attributes:
         name: Of the table in the tier.
         there: Whether the tier has such a table.
-        reads: Records that the tier was asked for.
+        reads: Records that the tier was asked for, as somebody wanted these rows and they were not in memory.
 
     Args:
         tier: The tier.
@@ -54,6 +54,9 @@ class StoredTable:
     def wanted(self, positions: Int64, record_bytes: int) -> Records:
         """What to ask the tier for: records of the rows at positions int64 `[n]`, each once."""
         self.reads.add(len(positions))
+        return self._asking(positions, record_bytes)
+
+    def _asking(self, positions: Int64, record_bytes: int) -> Records:
         return Records(self.name, self.ids_at(positions), positions, np.empty((len(positions), record_bytes), np.uint8))
 
     def read(self, positions: Int64, record_bytes: int) -> UInt8:
@@ -69,12 +72,12 @@ class StoredTable:
         return wanted.rows
 
     def read_some(self, positions: Int64, record_bytes: int) -> tuple[UInt8, Int64]:
-        """As `read`; some of the positions may have no record.
+        """As `read`, of rows that nobody wants now; some of the positions may have no record.
 
         Returns:
             Records, and the indices of those that there are, int64 ascending.
         """
-        wanted = self.wanted(positions, record_bytes)
+        wanted = self._asking(positions, record_bytes)
         (missing,) = self._tier.read([wanted])
         there = np.ones(len(positions), np.bool_)
         there[missing] = False
@@ -95,6 +98,7 @@ class StoredTable:
 
         Only where the tier is not far.
         """
+        self.reads.add(len(positions))
         wanted = Records(self.name, self.ids_at(positions), positions, rows)
         self.require_all(wanted, self._tier.read_apart(wanted, places))
 

@@ -79,6 +79,27 @@ def test_a_table_with_few_ids_reads_as_one_in_memory(tmp_path: Path, threads: in
 
 
 @pytest.mark.parametrize("threads", [1, 3])
+def test_rows_that_are_read_from_files_are_counted_and_those_that_get_frames_are_not(
+    tmp_path: Path, threads: int
+) -> None:
+    with filled(file_store(tmp_path / "s", 1 << 20, threads=threads)) as files:
+        assert isinstance(files, MemoryStore)
+        table, before = files._tables["t"], files.measures().rows_read["t"]
+        assert isinstance(table, TieredTable)
+        frames = table.tiered._frames
+        assert frames is not None
+        expected = 0
+        for size in (20_000, 20_000, 300, 40_000, 100):  # some rows come again, and get frames
+            ids = np.arange(size) % 20_000
+            cold = set(frames.find(ids)[1].tolist())
+            files.table("t").lookup(ids)
+            expected += len(cold)
+            assert files.measures().rows_read["t"] - before == expected
+        assert expected > 20_000
+        assert files.measures().rows_wanted["t"] == 80_400
+
+
+@pytest.mark.parametrize("threads", [1, 3])
 def test_a_row_that_is_torn_in_its_file_is_an_error_for_whichever_thread_reads_it(tmp_path: Path, threads: int) -> None:
     tier = FileTier(tmp_path / "rows", fsync=False)
     with tiered_store(tier, NoLog(), 1 << 20, direct_bytes=1 << 30, threads=threads) as files:
