@@ -13,7 +13,8 @@ from tests.servers import Server, redis_binary, running_cluster, running_server,
 
 pytest.register_assert_rewrite("tests.contracts")  # a contract that is broken says what it saw
 
-pytest_plugins = [f"tests.plugins.{name}" for name in ("heap", "seeds", "order", "skips", "quick", "sampled", "delays")]
+PLUGINS = ("heap", "seeds", "order", "skips", "quick", "sampled", "delays", "logs")
+pytest_plugins = [f"tests.plugins.{name}" for name in PLUGINS]
 
 
 def _needed(binary: Path | None, what: str) -> Path:

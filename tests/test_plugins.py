@@ -18,8 +18,10 @@ pytestmark = pytest.mark.process
 
 pytest_plugins = ["pytester"]
 
-PLUGINS = '("heap", "seeds", "order", "skips", "quick", "sampled", "delays")'
-CONFTEST = f'pytest_plugins = [f"tests.plugins.{{name}}" for name in {PLUGINS}]\n'
+CONFTEST = """\
+PLUGINS = ("heap", "seeds", "order", "skips", "quick", "sampled", "delays", "logs")
+pytest_plugins = [f"tests.plugins.{name}" for name in PLUGINS]
+"""
 DRAWS = """
 import random
 import numpy as np

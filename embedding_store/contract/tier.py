@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-
-import numpy as np
+from dataclasses import dataclass, field
 
 from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 
-__all__ = ["END_OF_IDS", "END_OF_RANKS", "IndexedTier", "Records", "Tier", "TierTable"]
+__all__ = ["END_OF_IDS", "END_OF_RANKS", "IndexedTier", "MappedRecords", "Records", "Tier", "TierTable"]
 
 END_OF_IDS = 1 << 62
 """Above the `IndexedTier.order` of every id."""
@@ -59,6 +57,25 @@ class Records:
     positions: Int64
     rows: UInt8
     ranks: Int64 | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MappedRecords:
+    """Records of a table that lie in memory side by side, by position, in the form of `native/record_checks`.
+
+    Attributes:
+        file: uint8: what is mapped; empty: nothing is.
+        begin: Where in it record 0 lies, in bytes.
+        items: How many records there may be.
+        first: Bytes of a record's first part, which a lookup needs.
+        stride: Bytes from one record to the next.
+    """
+
+    file: UInt8
+    begin: int
+    items: int
+    first: int
+    stride: int
 
 
 class Tier(Closing):
@@ -111,20 +128,12 @@ class Tier(Closing):
             StoreFailed, Unavailable, DeadlineExceeded: nothing can be said; rows may be half read.
         """
 
-    def read_apart(self, wanted: Records, places: Int64) -> Int64:
-        """As `read`, of one table and into rows that lie apart; by the calling thread alone, so many may.
+    def mapped(self, table: str) -> MappedRecords | None:
+        """Where lookups find a table's records in memory, so that they need not ask; None (inherited): nowhere.
 
-        Args:
-            wanted: `rows` may have more rows than there are ids.
-            places: int64 `[n]`, each once: the record of `ids[i]` goes into row `places[i]`.
-
-        Returns:
-            Indices of ids that have no record. Their rows hold anything.
+        What is found there may be torn, or not there yet: then they ask after all. Raises as `read`.
         """
-        rows = np.empty((len(wanted.ids), wanted.rows.shape[1]), np.uint8)
-        (missing,) = self.read([replace(wanted, rows=rows)])
-        wanted.rows[places] = rows
-        return missing
+        return None
 
     @abstractmethod
     def write(self, changed: Sequence[Records], deleted: Mapping[str, tuple[Int64, Int64]], sequence: int) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
 from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.engine.frames.framed_gather import NOWHERE, ColdSource
 from elastable.embedding_store.engine.frames.near_rows import NearRows
 from elastable.embedding_store.engine.frames.record_layout import RecordLayout, RowParts
 from elastable.embedding_store.engine.frames.stored_table import StoredTable
@@ -33,15 +34,22 @@ class ColdRows:
     def read(self, positions: Int64, cold: Int64, out: Float32) -> None:
         """Rows `positions[cold]` into `out[cold]`, float32 `[n, dim]`, whose rows may lie apart."""
         if self._spec.dtype == "float32" and not self._behind.far:
-            if out.flags.c_contiguous:
-                self._behind.read_apart(positions[cold], cold, out.view(np.uint8))
-            else:
-                out[cold] = self._behind.read(positions[cold], self._layout.slots_at).view(np.float32)
+            out[cold] = self._behind.read(positions[cold], self._layout.slots_at).view(np.float32)
             return
         for some, scratch in self.rows(positions, cold):
             rows = np.empty((len(some), self._spec.dim), np.float32)
             scratch.read(np.arange(len(some)), rows)
             out[some] = rows
+
+    def source(self, out: Float32) -> ColdSource:
+        """What a gather into `out` float32 `[n, dim]` reads cold rows from on the way."""
+        width = self._layout.slots_at
+        if self._behind.far or self._spec.dtype != "float32" or not out.flags.c_contiguous:
+            return NOWHERE
+        records = self._behind.mapped()
+        if records is None or records.first != width or out.shape[1] * out.itemsize != width:
+            return NOWHERE
+        return ColdSource(records, self._behind.row_ids(), out.view(np.uint8).reshape(-1))
 
     def rows(self, positions: Int64, cold: Int64, whole: bool = False) -> Iterator[tuple[Int64, ResidentRows]]:
         """Rows that are not in memory, some at a time, in the first rows of a scratch, and their indices."""

@@ -1,36 +1,71 @@
-"""Rows in frames gathered by position, a piece at a time; finds those that have no frame."""
+"""Rows in frames gathered by position, a piece at a time; those without a frame are read from mapped memory."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int32, Int64, UInt8
+from elastable.embedding_store.contract.tier import MappedRecords
 from elastable.embedding_store.engine.frames.frame_kernels import frames_at
 from elastable.embedding_store.native.kernel import kernel
+from elastable.embedding_store.native.record_checks import load_first, part_stride, prefetch_bytes, record_key
 from elastable.embedding_store.native.row_gather import can_stream, gather_range, rows_ahead, rows_in_piece
 from elastable.embedding_store.native.work_stealing import WorkCounter, fail_work, next_pieces
 from elastable.embedding_store.rows.checks import any_outside
 
-__all__ = ["gather_framed", "gather_framed_shared"]
+__all__ = ["NOWHERE", "ColdSource", "gather_framed", "gather_framed_shared"]
+
+
+@dataclass(frozen=True, slots=True)
+class ColdSource:
+    """Where rows without a frame are read on the way.
+
+    Attributes:
+        records: Of the table; their first part is a row, in float32.
+        ids: int64 `[rows]`, of every position; empty: an id is its position.
+        out: uint8: all bytes of the target, whose rows lie side by side.
+    """
+
+    records: MappedRecords
+    ids: Int64
+    out: UInt8
+
+
+NOWHERE = ColdSource(MappedRecords(np.empty(0, np.uint8), 0, 0, 0, 0), np.empty(0, np.int64), np.empty(0, np.uint8))
+"""Rows without a frame are left alone."""
 
 
 def gather_framed(
-    rows: Float32, frame_of: Int32, heat: UInt8, positions: Int64, out: Float32, stream: bool, cold: Int64
-) -> int:
-    """out[i] = the row in the frame of positions[i], where it has one.
+    rows: Float32,
+    frame_of: Int32,
+    heat: UInt8,
+    positions: Int64,
+    out: Float32,
+    stream: bool,
+    source: ColdSource,
+    cold: Int64,
+    unread: Int64,
+) -> tuple[int, int]:
+    """out[i] = the row in the frame of positions[i], where it has one, else what `source` has.
 
     Args:
         rows: float32 `[frames, dim]`.
         frame_of, heat, positions: As of `frames_at`.
         out: float32 `[n, dim]`; rows may lie apart, columns may not. Other rows are left alone.
         stream: Past the caches; only where `can_stream(out)`.
+        source: Reads rows without a frame.
         cold: int64 `[n]`, gets the indices of positions without a frame.
+        unread: int64 `[n]`, gets those of them that `source` does not have.
 
     Returns:
-        How many are cold.
+        How many are cold, and how many unread.
     """
     dim = rows.shape[1]
-    return int(_gather(rows, frame_of, heat, positions, out, stream, cold, rows_ahead(dim), rows_in_piece(dim)))
+    sizes = rows_ahead(dim), rows_in_piece(dim)
+    more, left = _gather(rows, frame_of, heat, positions, out, stream, *_taken(source), cold, unread, 0, *sizes)
+    return int(more), int(left)
 
 
 def gather_framed_shared(
@@ -40,17 +75,26 @@ def gather_framed_shared(
     positions: Int64,
     out: Float32,
     stream: bool,
+    source: ColdSource,
     cold: Int64,
+    unread: Int64,
     counter: WorkCounter,
-) -> int:
-    """As `gather_framed`, by as many threads as call this with the same arguments, but a `cold` of its own each.
+) -> tuple[int, int]:
+    """As `gather_framed`, by as many threads as call this with the same arguments, but for `cold` and `unread`.
 
-    Each takes some rows, and some more; it has joined `counter`. Where a position is not one of `frame_of`, `counter`
-    fails, and rows may be missing in `out`.
+    These are each thread's own. Each takes some rows, and some more; it has joined `counter`. Where a position is not
+    one of `frame_of`, `counter` fails, and rows may be missing in `out`.
     """
     dim = rows.shape[1]
-    rest = cold, rows_ahead(dim), rows_in_piece(dim), counter.state
-    return int(_gather_shared(rows, frame_of, heat, positions, out, stream and can_stream(out), *rest))
+    stream = stream and can_stream(out)
+    rest = *_taken(source), cold, unread, rows_ahead(dim), rows_in_piece(dim), counter.state
+    more, left = _gather_shared(rows, frame_of, heat, positions, out, stream, *rest)
+    return int(more), int(left)
+
+
+def _taken(source: ColdSource) -> tuple[UInt8, int, int, int, int, Int64, UInt8]:
+    records = source.records
+    return records.file, records.begin, records.items, records.first, records.stride, source.ids, source.out
 
 
 @kernel
@@ -61,24 +105,35 @@ def _gather_shared(
     positions: Int64,
     out: Float32,
     stream: bool,
+    file: UInt8,
+    begin: int,
+    items: int,
+    first_bytes: int,
+    stride: int,
+    ids: Int64,
+    flat: UInt8,
     cold: Int64,
+    unread: Int64,
     ahead: int,
     size: int,
     counter: Int64,
-) -> int:
-    count, total = 0, (len(positions) + size - 1) // size
+) -> tuple[int, int]:
+    count, missed, total = 0, 0, (len(positions) + size - 1) // size
     first, last = next_pieces(counter, total)
     while first < last:
         start, stop = first * size, min(last * size, len(positions))
         if any_outside(positions[start:stop], len(frame_of)):
             fail_work(counter)
         else:
-            found = cold[count:]
-            more = _gather(rows, frame_of, heat, positions[start:stop], out[start:stop], stream, found, ahead, size)
-            found[:more] += start
+            some, its = positions[start:stop], out[start:stop]
+            more, left = _gather(
+                rows, frame_of, heat, some, its, stream, file, begin, items, first_bytes, stride, ids, flat,
+                cold[count:], unread[missed:], start, ahead, size,
+            )  # fmt: skip
             count += more
+            missed += left
         first, last = next_pieces(counter, total)
-    return count
+    return count, missed
 
 
 @kernel
@@ -89,17 +144,45 @@ def _gather(
     positions: Int64,
     out: Float32,
     stream: bool,
+    file: UInt8,
+    begin: int,
+    items: int,
+    first_bytes: int,
+    stride: int,
+    ids: Int64,
+    flat: UInt8,
     cold: Int64,
+    unread: Int64,
+    base: int,
     ahead: int,
     size: int,
-) -> int:
-    """In two loops a piece: reads of the first, which finds the frames, do not wait for those of the second."""
-    count, frames = 0, np.empty(min(size, len(positions)), np.int64)
+) -> tuple[int, int]:
+    """In loops a piece: reads of the first, which finds the frames, do not wait for those of the second.
+
+    Records of rows without a frame are asked for before the others are copied, and are there afterwards.
+    """
+    count, missed, frames = 0, 0, np.empty(min(size, len(positions)), np.int64)
+    staged, lines, part = np.empty(part_stride(first_bytes), np.uint8), file.reshape(-1, 1), part_stride(first_bytes)
     for start in range(0, len(positions), size):
         stop = min(start + size, len(positions))
         found = cold[count:]
         more = frames_at(frame_of, heat, positions[start:stop], frames, found, True)
-        found[:more] += start
-        count += more
+        if len(file):
+            for k in range(more):
+                prefetch_bytes(lines, begin + stride * positions[start + found[k]], part)
         gather_range(rows, frames[: stop - start], out[start:stop], stream, ahead)
-    return count
+        for k in range(more):
+            found[k] += base + start
+            position = positions[found[k] - base]
+            at = begin + stride * position
+            there = position < items and at + part <= len(file)
+            if there:
+                row_id = ids[position] if len(ids) else position
+                there = load_first(
+                    file, at, first_bytes, record_key(row_id, position), staged, flat, first_bytes * found[k]
+                )
+            if not there:
+                unread[missed] = found[k]
+                missed += 1
+        count += more
+    return count, missed

@@ -15,7 +15,12 @@ from elastable.embedding_store.engine.frames.frame_kernels import (
     put_in,
     take_frames,
 )
-from elastable.embedding_store.engine.frames.framed_gather import gather_framed, gather_framed_shared
+from elastable.embedding_store.engine.frames.framed_gather import (
+    NOWHERE,
+    ColdSource,
+    gather_framed,
+    gather_framed_shared,
+)
 from elastable.embedding_store.native.slab import Slab
 from elastable.embedding_store.native.work_stealing import WorkCounter
 
@@ -74,19 +79,27 @@ class RowFrames:
         count = frames_at(self._frame_of.array[:, 0], self._heat, positions, frames, cold, warm)
         return frames, cold[:count]
 
-    def gather(self, rows: Float32, positions: Int64, out: Float32, stream: bool) -> Int64:
-        """Rows at positions int64 `[n]` into `out`, as `gather_framed`; the indices of those that have no frame."""
-        cold = np.empty(len(positions), np.int64)
-        count = gather_framed(rows, self._frame_of.array[:, 0], self._heat, positions, out, stream, cold)
-        return cold[:count]
+    def gather(
+        self, rows: Float32, positions: Int64, out: Float32, stream: bool, source: ColdSource = NOWHERE
+    ) -> tuple[Int64, Int64]:
+        """Rows at positions int64 `[n]` into `out`, as `gather_framed`.
 
-    def gather_shared(self, rows: Float32, positions: Int64, out: Float32, stream: bool, counter: WorkCounter) -> Int64:
+        Returns:
+            The indices of those that have no frame, and of those that `source` did not have either.
+        """
+        cold, unread = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
+        place = rows, self._frame_of.array[:, 0], self._heat, positions, out, stream, source
+        count, missed = gather_framed(*place, cold, unread)
+        return cold[:count], unread[:missed]
+
+    def gather_shared(
+        self, rows: Float32, positions: Int64, out: Float32, stream: bool, source: ColdSource, counter: WorkCounter
+    ) -> tuple[Int64, Int64]:
         """As `gather`, of the rows that this thread takes, as `gather_framed_shared`."""
-        cold = np.empty(len(positions), np.int64)
-        count = gather_framed_shared(
-            rows, self._frame_of.array[:, 0], self._heat, positions, out, stream, cold, counter
-        )
-        return cold[:count]
+        cold, unread = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
+        place = rows, self._frame_of.array[:, 0], self._heat, positions, out, stream, source
+        count, missed = gather_framed_shared(*place, cold, unread, counter)
+        return cold[:count], unread[:missed]
 
     def take(self, count: int, passes: int = _PASSES) -> Int64:
         """Up to `count` frames for other rows, int64; `put_in` or `give_back` them.

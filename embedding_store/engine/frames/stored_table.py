@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
-from elastable.embedding_store.contract.tier import Records, Tier
+from elastable.embedding_store.contract.tier import MappedRecords, Records, Tier
 from elastable.embedding_store.errors import StoreBroken
 from elastable.embedding_store.measures.counters import Total
 from elastable.embedding_store.support.memory.row_budget import RowBudget
@@ -28,7 +28,7 @@ class StoredTable:
         name: Of the table in the tier.
         title: Of the table, for messages.
         budget: Shares memory out among tables.
-        ids_at: The ids whose rows lie at positions int64 `[n]`.
+        row_ids: The ids whose rows lie at positions 0, 1, ...: int64 `[rows]`; empty: an id is its position.
         make_clean: Writes every changed row of the store to the tier now; the caller has the store alone.
     """
 
@@ -38,18 +38,23 @@ class StoredTable:
         name: str,
         title: str,
         budget: RowBudget,
-        ids_at: Callable[[Int64], Int64],
+        row_ids: Callable[[], Int64],
         make_clean: Callable[[], None],
     ) -> None:
         self.name, self.title, self.budget = name, title, budget
         self.there, self.reads = False, Total()
-        self.ids_at, self.make_clean = ids_at, make_clean
+        self.row_ids, self.make_clean = row_ids, make_clean
         self._tier = tier
 
     @property
     def far(self) -> bool:
         """As of the tier."""
         return self._tier.far
+
+    def ids_at(self, positions: Int64) -> Int64:
+        """The ids whose rows lie at positions int64 `[n]`."""
+        ids = self.row_ids()
+        return ids[positions] if len(ids) else positions
 
     def wanted(self, positions: Int64, record_bytes: int) -> Records:
         """What to ask the tier for: records of the rows at positions int64 `[n]`, each once."""
@@ -93,14 +98,9 @@ class StoredTable:
         (missing,) = self._tier.read([wanted])
         return missing
 
-    def read_apart(self, positions: Int64, places: Int64, rows: UInt8) -> None:
-        """As `read`: the record at `positions[i]`, which may repeat, into row `places[i]` of `rows` uint8 `[m, bytes]`.
-
-        Only where the tier is not far.
-        """
-        self.reads.add(len(positions))
-        wanted = Records(self.name, self.ids_at(positions), positions, rows)
-        self.require_all(wanted, self._tier.read_apart(wanted, places))
+    def mapped(self) -> MappedRecords | None:
+        """As `Tier.mapped`, of this table; None where the tier has no such table yet, too."""
+        return self._tier.mapped(self.name) if self.there else None
 
     def require_all(self, wanted: Records, missing: Int64) -> None:
         """Raises `StoreBroken` where the tier has no record of a row that was written to it."""

@@ -109,11 +109,12 @@ class TieredRows(RowsInMemory):
             return
         plain = self._rows.plain
         if plain is not None:
-            cold = self._frames.gather(plain, positions, out, stream)
+            cold, unread = self._frames.gather(plain, positions, out, stream, self._cold.source(out))
         else:
             frames, cold = self._frames.find(positions, warm=True)
             self._rows.read(frames, out, stream)
-        self._read_cold(positions, cold, out)
+            unread = cold
+        self._read_cold(positions, cold, unread, out)
 
     def read_together(self, positions: Int64, out: Float32, stream: bool, pool: RangePool) -> bool:
         """As `read` where the rows are `framed`, by all threads of a pool.
@@ -125,11 +126,13 @@ class TieredRows(RowsInMemory):
         assert frames is not None
         assert plain is not None
         counter, failures = WorkCounter(pool.threads), list[BaseException]()
+        source = self._cold.source(out)
 
         def work() -> None:
             join_work(counter.state)
             try:
-                self._read_cold(positions, frames.gather_shared(plain, positions, out, stream, counter), out)
+                cold, unread = frames.gather_shared(plain, positions, out, stream, source, counter)
+                self._read_cold(positions, cold, unread, out)
             except BaseException as error:  # noqa: BLE001 - raised below, in the caller's thread
                 failures.append(error)
             finally:
@@ -140,9 +143,12 @@ class TieredRows(RowsInMemory):
             raise failures[0]
         return not counter.failed
 
-    def _read_cold(self, positions: Int64, cold: Int64, out: Float32) -> None:
+    def _read_cold(self, positions: Int64, cold: Int64, unread: Int64, out: Float32) -> None:
+        """Reads rows `positions[unread]`, of those at `cold`, that have no frame."""
+        if len(unread):
+            self._cold.read(positions, unread, out)
         if len(cold):
-            self._cold.read(positions, cold, out)
+            self._stored.reads.add(len(cold) - len(unread))  # which were read on the way
             if not self._stored.far:
                 self._missed.add(positions[cold])
 

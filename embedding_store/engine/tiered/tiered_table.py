@@ -83,7 +83,7 @@ class TieredTable(SweptTable):
         self._tier, self._names = tier, names
 
         def new_behind(name: str) -> StoredTable:
-            return StoredTable(tier, name, spec.name, budget, self._ids_at, make_clean)
+            return StoredTable(tier, name, spec.name, budget, self._row_ids, make_clean)
 
         self._new_behind = new_behind
         self.behind = self._new_behind(names.new(spec.name) if stored is None else stored)
@@ -184,7 +184,7 @@ class TieredTable(SweptTable):
         self._gone = []
         layout, stored = self.tiered.layout, self.behind.name
         described = TierTable(stored, layout.record_bytes, self._description(), first_bytes=layout.slots_at)
-        captured = Records(stored, self._ids_at(positions), positions, records)
+        captured = Records(stored, self.behind.ids_at(positions), positions, records)
         return Captured(self, self.behind, described, captured, gone), cursor
 
     def written(self, captured: Captured, done: bool) -> None:
@@ -282,10 +282,9 @@ class TieredTable(SweptTable):
         self._directory.find(ids, positions)
         return positions
 
-    def _ids_at(self, positions: Int64) -> Int64:
-        if isinstance(self._directory, IdIndex):
-            return self._directory.row_ids[positions]
-        return positions
+    def _row_ids(self) -> Int64:
+        """The ids of positions 0, 1, ...: int64; empty where an id is its position."""
+        return self._directory.row_ids if isinstance(self._directory, IdIndex) else _NONE
 
     def _description(self) -> bytes:
         """JSON: the spec, and the parts of a record with their bytes."""

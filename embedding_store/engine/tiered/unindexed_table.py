@@ -225,5 +225,5 @@ class UnindexedTable(TieredTable):
         """Every row that there is is in memory, since `_reserve`."""
         return self._directory.find_here(ids, positions)
 
-    def _ids_at(self, positions: Int64) -> Int64:
-        return self._directory.row_ids[positions]
+    def _row_ids(self) -> Int64:
+        return self._directory.row_ids

@@ -1,10 +1,4 @@
-"""Records with checks, moved between memory and a file by machine code.
-
-A record lies in a file as one part or two: the bytes that are often read alone, and the others. A part is a check of 8
-bytes, then its bytes, padded to whole words of 8 bytes. So the first part can be read and checked by itself. A check
-covers the id and the position too: a record in the wrong place, or of another id, fails. No check is 0, so what was
-never written is no record.
-"""
+"""Records with checks (`native/record_checks`), moved between memory and a file by machine code."""
 
 from __future__ import annotations
 
@@ -14,26 +8,27 @@ from numba import types
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.native.copy import copy_bytes, put_word, word_at
-from elastable.embedding_store.native.kernel import inlined, kernel, prefetch_line
+from elastable.embedding_store.native.kernel import inlined, kernel
+from elastable.embedding_store.native.record_checks import (
+    FACTOR,
+    OTHER_FACTOR,
+    check_of,
+    part_stride,
+    prefetch_bytes,
+    record_key,
+    record_stride,
+)
 
-__all__ = ["invalidate", "load_checked", "owner_stamps", "read_items", "record_stride", "store_checked", "write_items"]
+__all__ = ["invalidate", "load_checked", "owner_stamps", "read_items", "store_checked", "write_items"]
 
 _SIGNATURE = types.intp(types.int32, types.uintp, types.uintp, types.int64)
 _pread = types.ExternalFunction("pread", _SIGNATURE)
 _pwrite = types.ExternalFunction("pwrite", _SIGNATURE)
 
-_LINE = 64  # bytes that a processor fetches at a time
 _RECORDS_AHEAD = 6
 _RUN_BYTES = 1 << 18  # that one system call writes; written so, the system's cache has large pages and is read faster
 _LEAST_RUN_BYTES = 1 << 14  # from here on, a system call is no slower than writing through memory
 _GAP_BYTES = 1 << 12  # up to here, to write what lies between two records takes less time than a second system call
-_FACTOR, _OTHER, _LOW = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xFFFFFFFF
-
-
-@kernel
-def record_stride(first: int, rest: int) -> int:
-    """Bytes that a record takes in a file, whose parts are of `first` and `rest` bytes; `rest` may be 0."""
-    return _part_stride(first) + _part_stride(rest)
 
 
 @kernel
@@ -47,7 +42,6 @@ def load_checked(
     ids: Int64,
     positions: Int64,
     rows: UInt8,
-    places: Int64,
     start: int,
     stop: int,
     failed: npt.NDArray[np.bool_],
@@ -63,8 +57,7 @@ def load_checked(
         items: How many records there may be.
         first, rest: Bytes of a record's parts.
         ids, positions: int64 `[n]`; a position out of range fails.
-        rows: uint8 `[m, width]`: the first bytes of each record go here. A row whose record fails is left as it was.
-        places: int64 `[n]`: the row of each record; empty: record i goes into row i.
+        rows: uint8 `[n, width]`: the first bytes of each record go here. A row whose record fails is left as it was.
         start, stop: The range of records that are read.
         failed: bool `[n]`: is set where a record is not there or fails its check.
 
@@ -72,12 +65,12 @@ def load_checked(
         How many failed.
     """
     width, stride = rows.shape[1], record_stride(first, rest)
-    second = _part_stride(first)
+    second = part_stride(first)
     taken = second if width <= first else stride
     staged, flat, lines = np.empty(stride, np.uint8), rows.reshape(-1), file.reshape(-1, 1)
     count = 0
     for i in range(start, stop):
-        _prefetch(lines, begin + stride * positions[min(i + _RECORDS_AHEAD, stop - 1)], taken)
+        prefetch_bytes(lines, begin + stride * positions[min(i + _RECORDS_AHEAD, stop - 1)], taken)
         at = begin + stride * positions[i]
         whole = 0 <= positions[i] < items
         if not whole:
@@ -87,18 +80,17 @@ def load_checked(
             copy_bytes(staged, 0, file, at, taken)
         else:
             whole = _pread(np.int32(fd), np.uintp(staged.ctypes.data), np.uintp(taken), np.int64(at)) == taken
-        key = _key(ids[i], positions[i])
-        whole = whole and word_at(staged, 0) == _check(staged, 8, first, key)
+        key = record_key(ids[i], positions[i])
+        whole = whole and word_at(staged, 0) == check_of(staged, 8, first, key)
         if whole and taken > second:
-            whole = word_at(staged, second) == _check(staged, second + 8, rest, key)
+            whole = word_at(staged, second) == check_of(staged, second + 8, rest, key)
         if not whole:
             failed[i] = True
             count += 1
             continue
-        to = width * (places[i] if len(places) else i)
-        copy_bytes(flat, to, staged, 8, min(width, first))
+        copy_bytes(flat, width * i, staged, 8, min(width, first))
         if taken > second:
-            copy_bytes(flat, to + first, staged, second + 8, width - first)
+            copy_bytes(flat, width * i + first, staged, second + 8, width - first)
     return count
 
 
@@ -148,7 +140,7 @@ def store_checked(
         end = at = begin + stride * positions[order[i]]
         for k in range(i, after):
             if len(file):
-                _prefetch(lines, begin + stride * positions[order[min(k + _RECORDS_AHEAD, stop - 1)]], stride)
+                prefetch_bytes(lines, begin + stride * positions[order[min(k + _RECORDS_AHEAD, stop - 1)]], stride)
             place = begin + stride * positions[order[k]]
             if in_place:
                 _put_record(file, place, flat, order[k], width, first, ids, positions)
@@ -206,7 +198,9 @@ def write_items(fd: int, begin: int, positions: Int64, items: UInt8) -> int:
 
 def owner_stamps(ids: Int64, positions: Int64) -> Int64:
     """What says that an id owns a position, int64 `[n]`, never 0."""
-    mixed = ids.view(np.uint64) * np.uint64(_FACTOR) ^ (positions.view(np.uint64) + np.uint64(1)) * np.uint64(_OTHER)
+    mixed = ids.view(np.uint64) * np.uint64(FACTOR) ^ (positions.view(np.uint64) + np.uint64(1)) * np.uint64(
+        OTHER_FACTOR
+    )
     stamps: Int64 = ((mixed ^ (mixed >> np.uint64(32))) | np.uint64(1)).view(np.int64)
     return stamps
 
@@ -225,46 +219,17 @@ def _run_end(positions: Int64, order: Int64, start: int, stop: int, most: int, g
 
 
 @inlined
-def _prefetch(lines: UInt8, at: int, size: int) -> None:
-    """Asks for bytes of a file, uint8 `[length, 1]`; made so by the caller, once, as that takes longer than this."""
-    for line in range(0, size, _LINE):
-        prefetch_line(lines, at + line, 0)
-
-
-@inlined
-def _part_stride(size: int) -> int:
-    return 8 + (size + 7) // 8 * 8 if size else 0
-
-
-@inlined
 def _put_record(
     target: UInt8, at: int, flat: UInt8, row: int, width: int, first: int, ids: Int64, positions: Int64
 ) -> None:
-    key = _key(ids[row], positions[row])
+    key = record_key(ids[row], positions[row])
     _put_part(target, at, flat, row * width, first, key)
     if width > first:
-        _put_part(target, at + _part_stride(first), flat, row * width + first, width - first, key)
+        _put_part(target, at + part_stride(first), flat, row * width + first, width - first, key)
 
 
 @inlined
 def _put_part(staged: UInt8, at: int, flat: UInt8, source: int, size: int, key: np.uint64) -> None:
-    put_word(staged, at + _part_stride(size) - 8, 0)  # its last bytes may be padding
+    put_word(staged, at + part_stride(size) - 8, 0)  # its last bytes may be padding
     copy_bytes(staged, at + 8, flat, source, size)
-    put_word(staged, at, _check(staged, at + 8, size, key))
-
-
-@inlined
-def _key(row_id: int, position: int) -> np.uint64:
-    mixed = (np.uint64(row_id) ^ (np.uint64(position) * np.uint64(_FACTOR))) * np.uint64(_OTHER)
-    return mixed ^ (mixed >> np.uint64(32))
-
-
-@inlined
-def _check(part: UInt8, start: int, size: int, key: np.uint64) -> np.uint64:
-    """Of the words from `start` on; a sum of products, so that the processor takes several at a time."""
-    total = key
-    for k in range((size + 7) // 8):
-        word = word_at(part, start + 8 * k)
-        mixed = word ^ (key + np.uint64(k) * np.uint64(_FACTOR))
-        total += word + (mixed & np.uint64(_LOW)) * (mixed >> np.uint64(32))
-    return np.uint64(1) if total == np.uint64(0) else total
+    put_word(staged, at, check_of(staged, at + 8, size, key))

@@ -11,11 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.tier import Records, Tier, TierTable
+from elastable.embedding_store.contract.tier import MappedRecords, Records, Tier, TierTable
 from elastable.embedding_store.errors import BadInput, SpecConflict, StoreBroken, StoreFailed, TableNotFound
 from elastable.embedding_store.log.files.folder_lock import FolderLock, sync_folder
-from elastable.embedding_store.native.range_pool import SERIAL, shared_pool
-from elastable.embedding_store.rows.checks import any_outside
+from elastable.embedding_store.native.range_pool import shared_pool
 from elastable.embedding_store.tiers.files.sequence_mark import SequenceMark
 from elastable.embedding_store.tiers.files.table_files import TableFiles
 from elastable.embedding_store.tiers.files.tier_manifest import (
@@ -133,11 +132,9 @@ class FileTier(Tier):
         self._require_open()
         return [self._files(records).read(records, shared_pool()) for records in wanted]
 
-    def read_apart(self, wanted: Records, places: Int64) -> Int64:
+    def mapped(self, table: str) -> MappedRecords | None:
         self._require_open()
-        if places.shape != wanted.ids.shape or any_outside(places, len(wanted.rows)):
-            raise BadInput(f"{len(places)} places for {len(wanted.ids)} records must lie in {len(wanted.rows)} rows")
-        return self._files(wanted, apart=True).read(wanted, SERIAL, places)
+        return self._table(table).mapped()
 
     def write(self, changed: Sequence[Records], deleted: Mapping[str, tuple[Int64, Int64]], sequence: int) -> None:
         mark = self._require_sound()
@@ -215,11 +212,11 @@ class FileTier(Tier):
         write_tier_manifest(self._folder, manifest, self._fsync)
         self._manifest = manifest
 
-    def _files(self, records: Records, whole: bool = False, apart: bool = False) -> TableFiles:
+    def _files(self, records: Records, whole: bool = False) -> TableFiles:
         """The table's files. Raises `BadInput` where records are not what the contract says."""
         files, rows, ids, positions = self._table(records.table), records.rows, records.ids, records.positions
         most = files.table.record_bytes
-        shaped = rows.ndim == 2 and ids.shape == positions.shape == (len(ids) if apart else len(rows),)
+        shaped = rows.ndim == 2 and ids.shape == positions.shape == (len(rows),)
         if not shaped or rows.shape[1] > most or (whole and rows.shape[1] < most):
             raise BadInput(
                 f"records of table {records.table!r} have {most} bytes; got ids {list(ids.shape)}, positions "

@@ -10,15 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.tier import Records, TierTable
+from elastable.embedding_store.contract.tier import MappedRecords, Records, TierTable
 from elastable.embedding_store.errors import BadInput, StoreBroken
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
+from elastable.embedding_store.native.record_checks import record_stride
 from elastable.embedding_store.tiers.files.checked_records import (
     invalidate,
     load_checked,
     owner_stamps,
     read_items,
-    record_stride,
     store_checked,
     write_items,
 )
@@ -34,7 +34,6 @@ _ROWS_A_THREAD = 1 << 8
 _FAR_BYTES = 1 << 15
 _OWNER_BYTES = 16
 _OWNERS_READ = 1 << 18  # at a time
-_IN_ORDER: Int64 = np.empty(0, np.int64)
 
 
 class TableFiles:
@@ -119,16 +118,20 @@ class TableFiles:
         self._rows.allocate(ascending)
         self._owners.allocate(ascending)
 
-    def read(self, wanted: Records, pool: RangePool, places: Int64 = _IN_ORDER) -> Int64:
-        """As `Tier.read`, of this table. `places`: as of `Tier.read_apart`; empty: record i goes into row i."""
+    def mapped(self) -> MappedRecords:
+        """As `Tier.mapped`, of this table."""
+        return MappedRecords(self._rows.mapped(), self._rows.begin, self._rows.items, self._first, self._stride)
+
+    def read(self, wanted: Records, pool: RangePool) -> Int64:
+        """As `Tier.read`, of this table."""
         failed = np.zeros(len(wanted.ids), np.bool_)
-        if not self._read(wanted, failed, pool, places):
+        if not self._read(wanted, failed, pool):
             return np.empty(0, np.int64)
         missing = np.flatnonzero(failed)
         if wanted.positions[missing].min() < 0:
             raise BadInput(f"positions of {self._name} must be at least 0, got {wanted.positions.min()}")
         if self._owned(wanted.ids[missing], wanted.positions[missing]).any():
-            missing = self._read_again(wanted, missing, places)
+            missing = self._read_again(wanted, missing)
         return missing
 
     def write(self, changed: Records, pool: RangePool) -> None:
@@ -164,7 +167,9 @@ class TableFiles:
                 self._rows.expect(int(positions[0]), int(positions[-1]) + 1)
                 failed = np.zeros(len(ids), np.bool_)
                 if self._read(records, failed, SERIAL):
-                    self._doubt(positions[failed])
+                    if self._clean:
+                        raise self._rows.read_failed(int(positions[failed][0]))
+                    self.doubtful.update(positions[failed].tolist())
             yield records
 
     def save(self) -> None:
@@ -179,9 +184,8 @@ class TableFiles:
                 f"{self._rows.path} is corrupt: {len(self.doubtful)} of its records, the first at position "
                 f"{min(self.doubtful)}, failed their check and were not written again; restore a checkpoint"
             )
-        if self._fsync:
-            self._rows.sync()
-            self._owners.sync()
+        for file in (self._rows, self._owners) if self._fsync else ():
+            file.sync()
         self._clean = True
 
     def close(self) -> None:
@@ -200,13 +204,13 @@ class TableFiles:
     def _name(self) -> str:
         return f"table {self.table.name!r}"
 
-    def _read(self, wanted: Records, failed: npt.NDArray[np.bool_], pool: RangePool, places: Int64 = _IN_ORDER) -> int:
+    def _read(self, wanted: Records, failed: npt.NDArray[np.bool_], pool: RangePool) -> int:
         """Reads what is there; how many are not, or fail: those are set in `failed`."""
         file, counts = self._rows.mapped(), list[int]()
         place = self._rows.fd, self._rows.begin, self._rows.items, self._first, self._rest, wanted.ids, wanted.positions
 
         def some(start: int, stop: int) -> None:
-            counts.append(load_checked(file, *place, wanted.rows, places, start, stop, failed))
+            counts.append(load_checked(file, *place, wanted.rows, start, stop, failed))
 
         pool.run(some, len(wanted.ids), _ROWS_A_THREAD)
         return sum(counts)
@@ -215,19 +219,21 @@ class TableFiles:
         ids, positions, rows, failed = changed.ids, changed.positions, changed.rows, list[int]()
         span = int(positions[order[-1]] - positions[order[0]]) * self._stride
         file = self._rows.writable() if span <= len(ids) * _FAR_BYTES else None
-        mapped, through = (self._rows.mapped(), False) if file is None else (file, True)
-        place = mapped, through, self._rows.fd, self._rows.begin, self._first
+        mapped = self._rows.mapped() if file is None else file
+        place = mapped, file is not None, self._rows.fd, self._rows.begin, self._first
 
         def some(start: int, stop: int) -> None:
             at = store_checked(*place, ids, positions, rows, order, start, stop)
             if at >= 0:
                 failed.append(at)
 
-        (pool if through else SERIAL).run(some, len(ids), _ROWS_A_THREAD)  # system calls would wait for one another
+        (SERIAL if file is None else pool).run(
+            some, len(ids), _ROWS_A_THREAD
+        )  # system calls would wait for one another
         if failed:
             raise self._rows.write_failed(int(positions[order[min(failed)]]))
 
-    def _read_again(self, wanted: Records, indices: Int64, places: Int64) -> Int64:
+    def _read_again(self, wanted: Records, indices: Int64) -> Int64:
         """Reads records that failed, now while nobody writes; indices of those that are not there.
 
         Raises:
@@ -241,7 +247,7 @@ class TableFiles:
             failed = np.zeros(len(there), np.bool_)
             if self._read(Records(wanted.table, ids, positions, rows), failed, SERIAL):
                 raise self._rows.read_failed(int(positions[failed][0]))
-        wanted.rows[places[there] if len(places) else there] = rows
+        wanted.rows[there] = rows
         return indices[~owned]
 
     def _owned(self, ids: Int64, positions: Int64) -> npt.NDArray[np.bool_]:
@@ -249,8 +255,7 @@ class TableFiles:
         inside = (positions >= 0) & (positions < self._owners.items)
         owners = np.zeros((len(ids), 2), np.int64)
         owners[inside] = self._owners_at(positions[inside])
-        owned: npt.NDArray[np.bool_] = (owners[:, 0] == ids) & (owners[:, 1] == owner_stamps(ids, positions))
-        return owned
+        return (owners[:, 0] == ids) & (owners[:, 1] == owner_stamps(ids, positions))  # type: ignore[no-any-return]
 
     def _owners_at(self, positions: Int64) -> Int64:
         """Owners of positions, int64 `[n, 2]`: id and stamp."""
@@ -282,17 +287,11 @@ class TableFiles:
                 for part in range(0, len(ids), block_rows):
                     yield positions[part : part + block_rows].copy(), ids[part : part + block_rows].copy()
 
-    def _doubt(self, positions: Int64) -> None:
-        if self._clean:
-            raise self._rows.read_failed(int(positions[0]))
-        self.doubtful.update(positions.tolist())
-
     def _mend(self) -> None:
         """After a death: the file of records may be shorter than that of owners, and an id may own two positions."""
         if self._rows.items < self._owners.items:
             self._rows.grow(self._owners.items)
-        blocks = list(self._owner_blocks(_OWNERS_READ))
-        if not blocks:
+        if not (blocks := list(self._owner_blocks(_OWNERS_READ))):
             return
         positions = np.concatenate([block[0] for block in blocks])
         first = np.unique(np.concatenate([block[1] for block in blocks]), return_index=True)[1]

@@ -19,15 +19,10 @@ _LOG = logging.getLogger("elastable.tests")
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    """Logging is a process' own: it is left as it was."""
-    loggers = [logging.getLogger(name) for name in ("elastable", "elastable.audit")]
-    before = [(list(logger.handlers), logger.level) for logger in loggers]
+    """What the process is, is forgotten."""
     logs._process.clear()
     yield
     logs._process.clear()
-    for logger, (handlers, level) in zip(loggers, before, strict=True):
-        logger.handlers[:] = handlers
-        logger.setLevel(level)
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:

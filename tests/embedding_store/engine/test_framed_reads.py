@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +13,14 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.contract.tier import Records
 from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.tiered.tiered_table import TieredTable
 from elastable.embedding_store.errors import IdOutOfRange, StoreBroken
 from elastable.embedding_store.log.no_log import NoLog
 from elastable.embedding_store.native.range_pool import SERIAL
+from elastable.embedding_store.tables.many_tables import lookup_many
 from elastable.embedding_store.tiers.files.file_tier import FileTier
 from tests.embedding_store.engine.tiered_stores import tiered_store
 from tests.file_stores import file_store
@@ -76,6 +79,34 @@ def test_a_table_with_few_ids_reads_as_one_in_memory(tmp_path: Path, threads: in
             for of in (ids, some):
                 expected = memory.lookup({spec.name: of})[spec.name]
                 np.testing.assert_array_equal(files.lookup({spec.name: of})[spec.name], expected)
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_files_that_are_mapped_are_read_without_asking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int, mapped: bool
+) -> None:
+    """A target whose rows do not lie side by side is read otherwise, as are files that cannot be mapped."""
+    asked: list[int] = []
+
+    def read(tier: FileTier, wanted: Sequence[Records]) -> list[Int64]:
+        asked.extend(len(records.ids) for records in wanted)
+        return reads(tier, wanted)
+
+    reads = FileTier.read
+    monkeypatch.setattr(FileTier, "read", read)
+    if not mapped:
+        monkeypatch.setattr(FileTier, "mapped", lambda tier, table: None)
+    ids = np.random.default_rng(4).integers(0, 20_000, 30_000)
+    with filled(MemoryStore()) as memory, filled(file_store(tmp_path / "s", 1 << 20, threads=threads)) as files:
+        expected = memory.lookup({"t": ids})["t"]
+        asked.clear()
+        np.testing.assert_array_equal(files.table("t").lookup(ids), expected)
+        assert (sum(asked) == 0) is mapped
+        asked.clear()
+        wider = lookup_many([files.table("t")], [ids], prepend_columns=3)
+        np.testing.assert_array_equal(wider[:, 3:], expected)
+        assert sum(asked) > 10_000
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import subprocess
@@ -51,10 +50,14 @@ print(compile_seconds() > 0)
 """
 
 
-def without_overriding_modes() -> None:
-    """Root obeys the modes of files as others do."""
-    pr_capbset_drop, cap_dac_override = 24, 1
-    ctypes.CDLL(None).prctl(pr_capbset_drop, cap_dac_override, 0, 0, 0)
+# Runs a program for which root obeys the modes of files as others do. Not by `preexec_fn`: in a fork of this process
+# gRPC may find its threads gone, and abort.
+OBEYING_MODES = """
+import ctypes, os, sys
+pr_capbset_drop, cap_dac_override = 24, 1
+ctypes.CDLL(None).prctl(pr_capbset_drop, cap_dac_override, 0, 0, 0)
+os.execv(sys.executable, [sys.executable, "-B", "-c", sys.argv[1]])
+"""
 
 
 @pytest.mark.parametrize("shipped", [True, False])
@@ -68,14 +71,13 @@ def test_kernels_of_a_cache_that_cannot_be_written_are_read_and_others_compiled(
 
     def run(program: str) -> str:
         ran = subprocess.run(
-            [sys.executable, "-B", "-c", program],
+            [sys.executable, "-c", OBEYING_MODES, program],
             cwd=tmp_path,
             env=environment,
             capture_output=True,
             text=True,
             timeout=120,
             check=False,
-            preexec_fn=without_overriding_modes,
         )
         assert ran.returncode == 0, ran.stderr
         return ran.stdout

@@ -21,9 +21,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from elastable.embedding_store.contract.tier import TierTable
-from elastable.embedding_store.errors import BadInput, StoreBroken, StoreFailed
+from elastable.embedding_store.errors import BadInput, StoreBroken, StoreFailed, TableNotFound
+from elastable.embedding_store.native.record_checks import record_stride
 from elastable.embedding_store.tiers.files import table_files
-from elastable.embedding_store.tiers.files.checked_records import record_stride, store_checked
+from elastable.embedding_store.tiers.files.checked_records import store_checked
 from elastable.embedding_store.tiers.files.file_system import overwrites_in_place
 from elastable.embedding_store.tiers.files.file_tier import FileTier
 from tests.embedding_store.tiers.tier_places import everything, records
@@ -222,6 +223,18 @@ def test_a_manifest_cannot_name_files_outside_of_the_folder(saved: Path, number:
     body = json.dumps(fields).encode() + b"\n" + state
     path.write_bytes(body + zlib.crc32(body).to_bytes(4, "little"))
     assert "is no number of a table's files" in refused(saved, StoreBroken)
+
+
+def test_records_lie_in_memory_where_the_tier_says(saved: Path) -> None:
+    with FileTier(saved) as tier:
+        found = tier.mapped("t")
+        assert found is not None
+        assert (found.first, found.stride, found.items >= 5_000) == (100, STRIDE, True)
+        for index in (0, 77, 4_999):
+            at = found.begin + found.stride * int(POSITIONS[index]) + 8  # after its check
+            np.testing.assert_array_equal(found.file[at : at + found.first], ROWS[index, : found.first])
+        with pytest.raises(TableNotFound, match="no such"):
+            tier.mapped("no such")
 
 
 def test_a_file_that_lost_its_last_record_is_refused(saved: Path) -> None:

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -249,26 +248,6 @@ def test_many_records_in_any_order(place: Place) -> None:
         assert not len(tier.read([wanted])[0])
         np.testing.assert_array_equal(wanted.rows, rows[::-1, :21])
         assert everything(tier, "t", 7_000) == dict(zip(ids.tolist(), map(bytes, rows), strict=True))
-
-
-def test_records_are_read_into_rows_that_lie_apart(place: Place) -> None:
-    random = np.random.default_rng(4)
-    ids, positions, rows = np.arange(500) - 100, random.permutation(500), random.integers(0, 256, (500, 36), np.uint8)
-    with place.open() as tier:
-        tier.create(TierTable("t", 36, first_bytes=20))
-        tier.write([records("t", ids, positions, rows)], {}, 1)
-        some, places = random.permutation(500)[:200], random.permutation(800)[:200]
-        for width in (8, 20, 21, 36):
-            wanted = records("t", ids[some], positions[some], 1)
-            wanted = replace(wanted, rows=np.full((800, width), 77, np.uint8))
-            assert not len(tier.read_apart(wanted, places))
-            np.testing.assert_array_equal(wanted.rows[places], rows[some, :width])
-            assert (np.delete(wanted.rows, places, axis=0) == 77).all()
-        tier.write([], {"t": (ids[some[:2]], positions[some[:2]])}, 2)
-        assert tier.read_apart(wanted, places).tolist() == [0, 1]
-        np.testing.assert_array_equal(wanted.rows[places[2:]], rows[some[2:]])
-        with pytest.raises(TableNotFound, match="no such"):
-            tier.read_apart(replace(wanted, table="no such"), places)
 
 
 def test_a_record_is_read_whole_while_it_is_written(place: Place) -> None:
