@@ -189,6 +189,8 @@ class StoreHistory(Closing):
     def _payloads(
         self, snapshot: Snapshot, specs: Sequence[TableSpec], record: bytes | None
     ) -> Iterator[Sequence[Buffer]]:
+        # Before there are tables: rows of a frozen table that were put without a version wait for one still.
+        yield encode_change(ResetVersion(record))
         for spec in specs:
             name = spec.name
             yield encode_change(CreateTable(spec))
@@ -199,7 +201,6 @@ class StoreHistory(Closing):
                 yield encode_change(PutRows(name, block))
             if state := snapshot.table_state(name):
                 yield encode_change(PutTableState(name, state))
-        yield encode_change(ResetVersion(record))
 
 
 class _Stopped(Exception):

@@ -234,6 +234,27 @@ def test_the_version_before_can_be_gone_back_to(tmp_path: Path) -> None:
         assert everything(store) == after
 
 
+@pytest.mark.parametrize("log_bytes", [1, 1 << 30])
+def test_rows_that_were_put_into_a_frozen_table_wait_for_its_next_version(tmp_path: Path, log_bytes: int) -> None:
+    """They are touched by the first commit that does not leave the table alone, not by what kept them meanwhile."""
+    with MemoryStore(1, direct_bytes=100) as plain:
+        kept = opened(tmp_path, log_bytes)
+        for store in (kept, plain):
+            store.create_table(SPECS["few"])
+            store.put("few", [RowBlock(np.array([0]), np.ones((1, 1), np.float32), np.empty((1, 0), np.float32))])
+            step(store, [0], 1, [])  # frozen
+        base_written(kept)
+        kept.close()
+        assert bool(list(tmp_path.glob("*.base"))) is (log_bytes == 1)
+        with opened(tmp_path, log_bytes) as again:
+            assert everything(again) == everything(plain)
+            for seed in range(4, 12, 2):
+                for store in (again, plain):
+                    step(store, [seed], seed, ["few"])
+                base_written(again)
+                assert everything(again) == everything(plain)
+
+
 def test_a_base_replaces_the_log_before_it(tmp_path: Path) -> None:
     sizes = []
     with opened(tmp_path, log_bytes=20_000) as store:
