@@ -108,6 +108,13 @@ DEAREST = (
     "tests/embedding_store/engine/test_hostile_commits.py",
     "tests/elastable/output/test_run_directory.py",
     "tests/elastable/jobs/test_ragged_stream_job.py",
+    "tests/master/commits/test_numbers_at_servers.py",
+    "tests/master/wire/test_lost_answers.py",
+    "tests/embedding_store/wire/test_dying_server.py",
+    "tests/embedding_store/composite/test_lost_shard.py",
+    "tests/embedding_store/wire/test_call_guard.py",
+    "tests/embedding_store/wire/test_rpc_errors.py",
+    "tests/embedding_store/engine/test_store_history.py",
 )
 
 

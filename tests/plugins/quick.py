@@ -20,6 +20,9 @@ __all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_runtest_
 #: Fixtures that start servers; a test that needs one need not be marked `process`.
 SERVERS = frozenset({"server_binary", "redis_node", "valkey_node", "redis_cluster_nodes"})
 
+#: Fixtures that need those, and that tests name in their parameters.
+OF_SERVERS = frozenset({"redis_url", "redis_cluster_url", "redis_sentinel_url", "valkey_url"})
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--quick`."""
@@ -52,4 +55,7 @@ def _refuse(*words: object, **_: object) -> NoReturn:
 
 def _is_left_out(item: pytest.Item) -> bool:
     marked = any(item.get_closest_marker(name) for name in ("process", "slow"))
-    return marked or item.nodeid.split("::")[0] in DEAREST or not SERVERS.isdisjoint(getattr(item, "fixturenames", ()))
+    callspec = getattr(item, "callspec", None)
+    named = {value for value in callspec.params.values() if isinstance(value, str)} if callspec is not None else set()
+    needs = not SERVERS.isdisjoint(getattr(item, "fixturenames", ())) or not OF_SERVERS.isdisjoint(named)
+    return marked or item.nodeid.split("::")[0] in DEAREST or needs

@@ -271,6 +271,7 @@ def fixture_appender(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process.communicate(timeout=60)
 
 
+@pytest.mark.process
 def test_what_was_acknowledged_survives_kill_9(tmp_path: Path, appender: subprocess.Popen[str]) -> None:
     assert appender.stdout is not None
     for _ in range(200):

@@ -38,6 +38,7 @@ def everything(store: EmbeddingStore) -> tuple[object, ...]:
     return store.version(), rows, store.table_state("t")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("flushed_at", [0, 9, VERSIONS // 2])
 @pytest.mark.parametrize("kind", ["memory", "files", "redis"])
 def test_a_store_that_died_comes_back_without_reading_the_clock(
@@ -76,6 +77,7 @@ def test_a_store_that_died_comes_back_without_reading_the_clock(
                     assert everything(back) == everything(undisturbed)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", ["memory", "files", "redis"])
 def test_a_store_that_was_reset_to_an_earlier_version_opens_again(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
