@@ -17,15 +17,14 @@ import keras
 import tensorflow as tf
 
 from benchmarks.click_job.sizes import BATCH, DIM, FEATURES, HIDDEN, LEARNING_RATE
+from benchmarks.peers.workloads import THREADS
 
 __all__ = ["main"]
-
-_THREADS = 2  # as of every contender
 
 
 def main() -> None:
     """For every line with a number of steps on stdin, makes that many and prints their number and seconds."""
-    tf.config.threading.set_intra_op_parallelism_threads(_THREADS)
+    tf.config.threading.set_intra_op_parallelism_threads(THREADS)
     dense = keras.Sequential([keras.layers.Dense(width, activation="relu") for width in HIDDEN])
     dense.add(keras.layers.Dense(1))
     dense.build((None, FEATURES * DIM))

@@ -44,7 +44,7 @@ class ColdRows:
     def source(self, out: Float32) -> ColdSource:
         """What a gather into `out` float32 `[n, dim]` reads cold rows from on the way."""
         width = self._layout.slots_at
-        if self._behind.far or self._spec.dtype != "float32" or not out.flags.c_contiguous:
+        if self._spec.dtype != "float32" or not out.flags.c_contiguous:
             return NOWHERE
         records = self._behind.mapped()
         if records is None or records.first != width or out.shape[1] * out.itemsize != width:

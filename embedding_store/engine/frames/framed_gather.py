@@ -15,7 +15,7 @@ from elastable.embedding_store.native.row_gather import can_stream, gather_range
 from elastable.embedding_store.native.work_stealing import WorkCounter, fail_work, next_pieces
 from elastable.embedding_store.rows.checks import any_outside
 
-__all__ = ["NOWHERE", "ColdSource", "gather_framed", "gather_framed_shared"]
+__all__ = ["NOWHERE", "ColdSource", "gather_framed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,7 @@ def gather_framed(
     source: ColdSource,
     cold: Int64,
     unread: Int64,
+    counter: WorkCounter | None = None,
 ) -> tuple[int, int]:
     """out[i] = the row in the frame of positions[i], where it has one, else what `source` has.
 
@@ -54,41 +55,26 @@ def gather_framed(
         rows: float32 `[frames, dim]`.
         frame_of, heat, positions: As of `frames_at`.
         out: float32 `[n, dim]`; rows may lie apart, columns may not. Other rows are left alone.
-        stream: Past the caches; only where `can_stream(out)`.
+        stream: Past the caches; without `counter` only where `can_stream(out)`.
         source: Reads rows without a frame.
         cold: int64 `[n]`, gets the indices of positions without a frame.
         unread: int64 `[n]`, gets those of them that `source` does not have.
+        counter: Of the threads that call this with the same arguments, but for `cold` and `unread`, which are each
+            thread's own. Each has joined it, and takes some rows, and some more. Where a position is not one of
+            `frame_of`, it fails, and rows may be missing in `out`. None: this thread takes all rows, at positions
+            that are known to be right.
 
     Returns:
         How many are cold, and how many unread.
     """
     dim = rows.shape[1]
-    sizes = rows_ahead(dim), rows_in_piece(dim)
-    more, left = _gather(rows, frame_of, heat, positions, out, stream, *_taken(source), cold, unread, 0, *sizes)
-    return int(more), int(left)
-
-
-def gather_framed_shared(
-    rows: Float32,
-    frame_of: Int32,
-    heat: UInt8,
-    positions: Int64,
-    out: Float32,
-    stream: bool,
-    source: ColdSource,
-    cold: Int64,
-    unread: Int64,
-    counter: WorkCounter,
-) -> tuple[int, int]:
-    """As `gather_framed`, by as many threads as call this with the same arguments, but for `cold` and `unread`.
-
-    These are each thread's own. Each takes some rows, and some more; it has joined `counter`. Where a position is not
-    one of `frame_of`, `counter` fails, and rows may be missing in `out`.
-    """
-    dim = rows.shape[1]
-    stream = stream and can_stream(out)
-    rest = *_taken(source), cold, unread, rows_ahead(dim), rows_in_piece(dim), counter.state
-    more, left = _gather_shared(rows, frame_of, heat, positions, out, stream, *rest)
+    ahead, size = rows_ahead(dim), rows_in_piece(dim)
+    of_source = *_taken(source), cold, unread
+    if counter is None:
+        more, left = _gather(rows, frame_of, heat, positions, out, stream, *of_source, 0, ahead, size)
+    else:
+        rest = *of_source, ahead, size, counter.state
+        more, left = _gather_shared(rows, frame_of, heat, positions, out, stream and can_stream(out), *rest)
     return int(more), int(left)
 
 

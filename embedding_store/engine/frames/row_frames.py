@@ -15,12 +15,7 @@ from elastable.embedding_store.engine.frames.frame_kernels import (
     put_in,
     take_frames,
 )
-from elastable.embedding_store.engine.frames.framed_gather import (
-    NOWHERE,
-    ColdSource,
-    gather_framed,
-    gather_framed_shared,
-)
+from elastable.embedding_store.engine.frames.framed_gather import ColdSource, gather_framed
 from elastable.embedding_store.native.slab import Slab
 from elastable.embedding_store.native.work_stealing import WorkCounter
 
@@ -80,25 +75,22 @@ class RowFrames:
         return frames, cold[:count]
 
     def gather(
-        self, rows: Float32, positions: Int64, out: Float32, stream: bool, source: ColdSource = NOWHERE
+        self,
+        rows: Float32,
+        positions: Int64,
+        out: Float32,
+        stream: bool,
+        source: ColdSource,
+        counter: WorkCounter | None = None,
     ) -> tuple[Int64, Int64]:
-        """Rows at positions int64 `[n]` into `out`, as `gather_framed`.
+        """Rows at positions int64 `[n]` into `out`, as `gather_framed`; with `counter`, those that this thread takes.
 
         Returns:
             The indices of those that have no frame, and of those that `source` did not have either.
         """
         cold, unread = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
-        place = rows, self._frame_of.array[:, 0], self._heat, positions, out, stream, source
-        count, missed = gather_framed(*place, cold, unread)
-        return cold[:count], unread[:missed]
-
-    def gather_shared(
-        self, rows: Float32, positions: Int64, out: Float32, stream: bool, source: ColdSource, counter: WorkCounter
-    ) -> tuple[Int64, Int64]:
-        """As `gather`, of the rows that this thread takes, as `gather_framed_shared`."""
-        cold, unread = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
-        place = rows, self._frame_of.array[:, 0], self._heat, positions, out, stream, source
-        count, missed = gather_framed_shared(*place, cold, unread, counter)
+        place = self._frame_of.array[:, 0], self._heat, positions, out
+        count, missed = gather_framed(rows, *place, stream, source, cold, unread, counter)
         return cold[:count], unread[:missed]
 
     def take(self, count: int, passes: int = _PASSES) -> Int64:

@@ -131,7 +131,7 @@ class TieredRows(RowsInMemory):
         def work() -> None:
             join_work(counter.state)
             try:
-                cold, unread = frames.gather_shared(plain, positions, out, stream, source, counter)
+                cold, unread = frames.gather(plain, positions, out, stream, source, counter)
                 self._read_cold(positions, cold, unread, out)
             except BaseException as error:  # noqa: BLE001 - raised below, in the caller's thread
                 failures.append(error)
