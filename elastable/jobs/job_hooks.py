@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from elastable.callbacks.callback_list import JobCallbacks
 from elastable.embedding_store.contract.row_data import TableUpdate
+from elastable.master.commits.accumulate import Accumulated
 from elastable.master.jobs.hooks import Hooks
 from elastable.master.master_options import is_due
 from elastable.master.tasks.schedule import Schedule
@@ -57,7 +58,7 @@ class JobHooks(Hooks):
         checkpoint_every: Versions between checkpoints; 0: none but the last.
         on_epoch: Called with (epoch, logs) after each epoch.
         evaluated: Called with (version, logs) after each evaluation during training.
-        rows_changed: Called with the updates of each commit.
+        committed: Called with the updates, version and frozen tables of each commit.
         version: That the job begins with: 0, or where an earlier run of it ended.
         shares_model: Whether a worker computes with the model that the master trains.
     """
@@ -72,7 +73,7 @@ class JobHooks(Hooks):
         checkpoint_every: int = 0,
         on_epoch: Callable[[int, Mapping[str, float]], None] = lambda epoch, logs: None,
         evaluated: Callable[[int, Mapping[str, float]], None] = lambda version, logs: None,
-        rows_changed: Callable[[Mapping[str, TableUpdate]], None] = lambda updates: None,
+        committed: Callable[[Mapping[str, TableUpdate], int, Collection[str]], None] = lambda *commit: None,
         version: int = 0,
         shares_model: bool = False,
     ) -> None:
@@ -85,7 +86,7 @@ class JobHooks(Hooks):
         self._every = checkpoint_every
         self._on_epoch = on_epoch
         self._evaluated = evaluated
-        self._rows_changed = rows_changed
+        self._committed = committed
         self._untrained = UntrainedTables(callbacks.model)
         self._recorded = 0.0
         self._asked: float | None = None  # when it was decided whether the next version is noted
@@ -106,9 +107,9 @@ class JobHooks(Hooks):
             # Not in the first one: the workers are still on their way.
             self.stopwatch.start()
 
-    def on_rows(self, updates: Mapping[str, TableUpdate], changed: Collection[str]) -> None:
-        self._rows_changed(updates)
-        self._untrained.saw(changed)
+    def on_rows(self, version: int, made: Accumulated) -> None:
+        self._committed(made.updates, version, made.frozen)
+        self._untrained.saw(made.changed)
 
     def waits_for_log(self, version: int) -> bool:
         """True for versions that callbacks hear of, that are noted in the run directory, or saved."""

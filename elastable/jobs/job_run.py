@@ -156,7 +156,7 @@ class JobRun:
             self._options.checkpoint_every,
             lambda epoch, logs: progress.epoch(epoch, job.epochs, logs),
             progress.evaluation,
-            self._series.rows_changed,
+            self._series.committed,
             begin.version,
         )
         hooks.logs = begin.logs  # a job that is resumed may have nothing left to do

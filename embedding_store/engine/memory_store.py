@@ -107,8 +107,6 @@ class MemoryStore(StoreCommits, BaseStore):
             self._pins.refuse_change(f"the version cannot be reset to {version}")
             self._log(changes.ResetVersion(record), version)
             self._version, self._record = version, record
-            for table in self._tables.values():
-                table.settle(version)
             self._changes += 1
 
     def put(self, table: str, blocks: Iterable[RowBlock]) -> None:

@@ -121,10 +121,6 @@ class TableContents(TableReader):
             ElastableError: a row that a pin needs cannot be read.
         """
 
-    def settle(self, version: int) -> None:
-        """Rows that were put without saying when they were touched count as touched at this version."""
-        self._members.settle(version, self._directory)
-
     def scan(self, cursor: int, limit: int) -> tuple[RowBlock, int]:
         """The next block of rows from `cursor` (first 0), and the next cursor; an empty block ends it."""
         ids, positions, cursor = self._directory.scan(cursor, limit)

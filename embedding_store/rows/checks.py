@@ -24,7 +24,7 @@ __all__ = [
     "require_update",
 ]
 
-_LAST_TOUCH = 2**62  # stands for the version that is declared or committed next; above all others
+_LAST_TOUCH = 2**62  # stands for the version that is committed next; above all others
 _MOST_TIMES = 2**32 - 1
 _BEYOND_FLOAT16 = np.float32(65520)  # nearer to infinity than to the largest number
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from elastable.embedding_store.shards.shard_store import ShardStore
 from elastable.master.api import JobSpec, Tensor
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_named
 from elastable.master.checkpoints.rows.dirty_rows import Changes, DirtyRows
+from elastable.master.checkpoints.rows.touch_history import TouchHistory
 from elastable.master.checkpoints.servers.saved_by_servers import ServerChanges, ServersDirtyRows, require_reached
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import files_at
@@ -61,6 +62,7 @@ class CheckpointSeries:
         self._failures = 0
         self._store = store
         self._dirty: DirtyRows | ServersDirtyRows | None = None
+        self._touches = TouchHistory(store.specs() if full_every > 1 else {})
         if full_every > 1:
             self._dirty = ServersDirtyRows(store) if isinstance(store, ShardStore) else DirtyRows(store)
 
@@ -69,8 +71,19 @@ class CheckpointSeries:
         if isinstance(self._store, ShardStore):
             require_reached(self._files, self._store, version)
 
+    def committed(self, updates: Mapping[str, TableUpdate], version: int, frozen: Collection[str] = ()) -> None:
+        """Collects what a commit changed. Called by the thread that commits, for every commit.
+
+        Args:
+            updates: As of `Commit`; nothing where store servers have seen them.
+            version: That was committed.
+            frozen: As of `Commit`.
+        """
+        self.rows_changed(updates)
+        self._touches.add(version, frozen)
+
     def rows_changed(self, updates: Mapping[str, TableUpdate]) -> None:
-        """Collects the rows of a commit. Called by the thread that commits, for every commit."""
+        """Collects rows that were changed besides commits, between two of them."""
         if self._dirty is not None:
             self._dirty.add(updates)
 
@@ -93,6 +106,7 @@ class CheckpointSeries:
             Writes, and returns the address; raises as `write_checkpoint`.
         """
         changes, give_back = self._taken(progress.version)
+        aged = self._touches.take()
         failures = self._failures
 
         def write() -> str:
@@ -101,11 +115,20 @@ class CheckpointSeries:
                 base = self._usable_base() if changes is not None and failures == self._failures else None
                 try:
                     address = write_checkpoint(
-                        self._files, source, dense, job, progress, keep=self._keep, base=base, changes=changes
+                        self._files,
+                        source,
+                        dense,
+                        job,
+                        progress,
+                        keep=self._keep,
+                        base=base,
+                        changes=changes,
+                        aged=aged,
                     )
                 except BaseException:
                     self._failures += 1
                     give_back()
+                    self._touches.give_back(aged)
                     raise
                 self._base = open_named(self._files, address.rpartition("/")[2])
                 return address

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.errors import BadInput, CheckpointError, ElastableError
@@ -18,11 +19,12 @@ from elastable.master.checkpoints.retention import remove_old
 from elastable.master.checkpoints.rows.dirty_rows import Changes
 from elastable.master.checkpoints.rows.row_files import write_rows
 from elastable.master.checkpoints.servers.saved_by_servers import ServerChanges, save_tables, stop_saving
+from elastable.master.checkpoints.storage.aged_touches import AgedTouches
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import files_at
 from elastable.master.checkpoints.storage.checkpoint_names import checkpoint_name
 from elastable.master.checkpoints.storage.file_writer import FileWriter
-from elastable.master.checkpoints.storage.manifest import Base, Manifest
+from elastable.master.checkpoints.storage.manifest import Base, Manifest, TableEntry
 from elastable.master.tasks.progress import Progress
 
 __all__ = ["write_checkpoint"]
@@ -38,6 +40,7 @@ def write_checkpoint(
     keep: int = 3,
     base: Checkpoint | None = None,
     changes: Changes | ServerChanges | None = None,
+    aged: Mapping[str, AgedTouches] = MappingProxyType({}),
 ) -> str:
     """Writes one version; any thread may do so, and training may continue if `source` is a pin.
 
@@ -52,6 +55,7 @@ def write_checkpoint(
         keep: How many of the job's newest whole checkpoints stay, with what they build upon; 0 keeps all.
         base: What to build upon, with `changes`; None: the checkpoint is full.
         changes: What changed since the version of `base` (`DirtyRows.take`; of store servers `ServersDirtyRows.take`).
+        aged: Table -> what became of the touches of its other rows since then (`TouchHistory.take`).
 
     Returns:
         The checkpoint's address.
@@ -72,7 +76,7 @@ def write_checkpoint(
             files.discard(left)
         name = checkpoint_name(progress.version, files.names())
         draft = files.begin(name)
-        manifest = _write_files(files, draft, source, dense, job, progress, base, changes)
+        manifest = _write_files(files, draft, source, dense, job, progress, base, changes, aged)
         _refuse_other_version(source, progress)
         source.renew()  # a store that was restarted while it was read has no tables, and does not know the pin
         files.commit(draft, name, [memoryview(manifest.to_json().encode())])
@@ -95,6 +99,7 @@ def _write_files(
     progress: Progress,
     base: Checkpoint | None,
     changes: Changes | ServerChanges | None,
+    aged: Mapping[str, AgedTouches],
 ) -> Manifest:
     note = {"elastable": "checkpoint", "version": str(progress.version), "job": job.job}
     with FileWriter(files, draft, note, background=source.pinned) as out:
@@ -111,6 +116,8 @@ def _write_files(
             }
             entries = out.entries()
     builds = base is not None and not all(entry.whole for entry in tables.values())
+    if base is not None:
+        tables = {name: _aged(entry, base.version, progress.version, aged.get(name)) for name, entry in tables.items()}
     return Manifest(
         progress.version,
         {**dataclasses.asdict(job), "store_url": redacted(job.store_url)},
@@ -120,6 +127,12 @@ def _write_files(
         Base(base.name, base.version, base.manifest.checksum) if base is not None and builds else None,
         time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )
+
+
+def _aged(entry: TableEntry, before: int, version: int, aged: AgedTouches | None) -> TableEntry:
+    """The entry, which says what became of touches where its reader could not know."""
+    known = aged is None or entry.whole or aged == AgedTouches.of_trained(entry.spec, before, version)
+    return entry if known else dataclasses.replace(entry, aged=aged)
 
 
 def _refuse_other_version(source: Snapshot, progress: Progress) -> None:

@@ -29,6 +29,7 @@ class Accumulated:
         metrics: Summed metric state; floats as float64, integers as int64.
         changed: Tables that have a gradient, once it is committed; at store servers, too.
         overflowed: Whether the gradient was not finite, and is left out for that.
+        frozen: Tables that took no step, once it is committed.
     """
 
     records: int = 0
@@ -38,6 +39,7 @@ class Accumulated:
     metrics: tuple[Tensor, ...] = ()
     changed: tuple[str, ...] = ()
     overflowed: bool = False
+    frozen: tuple[str, ...] = ()
 
 
 def accumulate(pushes: Sequence[Push], average: str) -> Accumulated:

@@ -136,7 +136,7 @@ class Committer:
                 rows.commit(step, self._deadline_s)
             self._apply(gradient, share)
         updates = {} if self._embedded is None else self._embedded.updates
-        return replace(gradient, updates=updates, changed=tuple(rows.changed))
+        return replace(gradient, updates=updates, changed=tuple(rows.changed), frozen=frozen)
 
     @property
     def unlogged(self) -> int | None:

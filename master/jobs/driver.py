@@ -158,7 +158,7 @@ class Driver:
         with phases.timing("callbacks"):
             if self._hooks.waits_for_log(self._state.version + 1):
                 self._committer.settle()
-            self._hooks.on_rows(made.updates, made.changed)
+            self._hooks.on_rows(self._state.version + 1, made)
             with self._waits.changing():
                 ended = self._state.committed(tickets, made)
                 sums = self._state.epoch_metrics

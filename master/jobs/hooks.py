@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
-from elastable.embedding_store.contract.row_data import TableUpdate
+from elastable.master.commits.accumulate import Accumulated
 
 __all__ = ["Hooks"]
 
@@ -25,12 +25,12 @@ class Hooks:
     def on_epoch_begin(self, epoch: int) -> None:
         """Training of an epoch (counted from 0) begins, or continues after a resume."""
 
-    def on_rows(self, updates: Mapping[str, TableUpdate], changed: Collection[str]) -> None:
+    def on_rows(self, version: int, made: Accumulated) -> None:
         """Rows of a version have been committed, and logged where `waits_for_log` says so; `on_version` follows.
 
         Args:
-            updates: Table name -> the ids that had a gradient, with it; nothing where store servers hold them.
-            changed: Names of the tables that had a gradient.
+            version: That was committed.
+            made: What it was made of.
         """
 
     def waits_for_log(self, version: int) -> bool:

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.row_data import TableState
+from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, TableNotFound, Unsupported
@@ -48,6 +48,19 @@ class MembershipContract:
         assert set(rows_by_id(store, "admits")) == {3}
         told = store.table_statistics("admits")
         assert (told.rows, told.refused, told.evicted) == (1, 4, 0)
+
+    def test_rows_put_without_touches_wait_for_a_commit(self, store: EmbeddingStore) -> None:
+        if not made(store, EVICTING):
+            return
+        weights, waiting = np.ones((2, 4), np.float32), int64(2**62, 1)
+        store.put("evicts", [RowBlock(int64(1, 2), weights, weights)])
+        store.reset_version(5)
+        touches = [block.touches for block in store.scan("evicts")]
+        assert all(some is not None and (some[:, 0] == waiting[0]).all() for some in touches)
+        commit(store, {"evicts": update(int64(2), 4)})
+        for expected in ({1, 2}, {1, 2}, {1, 2}, {2}):  # touched at version 6, which is left at version 9
+            assert set(rows_by_id(store, "evicts")) == expected
+            commit(store, {"evicts": update(int64(2), 4)})
 
     def test_rows_are_evicted_at_their_age(self, store: EmbeddingStore) -> None:
         if not made(store, EVICTING):

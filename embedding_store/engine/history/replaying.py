@@ -67,8 +67,6 @@ class ReplayedTables:
             case PutTableState(name, state):
                 self._table(name).put_state(state)
             case ResetVersion(record):
-                for table in self.tables.values():
-                    table.settle(version)
                 self.record = record
         self.version = version
 

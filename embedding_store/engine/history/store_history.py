@@ -189,7 +189,6 @@ class StoreHistory(Closing):
     def _payloads(
         self, snapshot: Snapshot, specs: Sequence[TableSpec], record: bytes | None
     ) -> Iterator[Sequence[Buffer]]:
-        # Before there are tables: rows of a frozen table that were put without a version wait for one still.
         yield encode_change(ResetVersion(record))
         for spec in specs:
             name = spec.name

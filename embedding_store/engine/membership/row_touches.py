@@ -20,7 +20,7 @@ __all__ = ["RowTouches", "UInt32"]
 
 _NO_ROW = -1
 _NO_TIE = -2
-_NEXT_VERSION = 2**62  # put without a version: of the next one that is declared or committed
+_NEXT_VERSION = 2**62  # put without a version: of the next commit in which the table takes part
 _CHUNK = 1 << 12  # rows that go at a time
 _DIGIT_BITS = 11
 
@@ -68,7 +68,7 @@ class RowTouches:
         return touches
 
     def write(self, positions: Int64, touches: Int64 | None) -> None:
-        """What `read` gave; None: touched once, at the version that is declared or committed next."""
+        """What `read` gave; None: touched once, at the version that is committed next."""
         self._versions.array[positions, 0] = _NEXT_VERSION if touches is None else touches[:, 0]
         if self._times is not None:
             self._times.array[positions, 0] = 1 if touches is None else touches[:, 1]

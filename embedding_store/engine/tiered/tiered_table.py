@@ -152,10 +152,6 @@ class TieredTable(SweptTable):
         self._names.retire(self.behind.name)
         super().drop()
 
-    def settle(self, version: int) -> None:
-        self._note_settling(version)
-        super().settle(version)
-
     def evict(
         self, version: int, time: float | None = None, cut: EvictionCut | None = None, planned: Int64 | None = None
     ) -> None:

@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import RowBlock
-from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.native.ids.id_index import IdIndex
 from elastable.embedding_store.rows.row_blocks import chosen_rows
 from elastable.master.api import Tensor
+from elastable.master.checkpoints.storage.aged_touches import AgedTouches
 from elastable.master.checkpoints.storage.file_threads import in_order
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ class Read(Protocol):
 
 
 _ROWS, _IDS = ("ids", "weights", "slots"), ("ids",)
-_NEXT_VERSION = 2**62  # of touches: of the version that is committed next
 
 
 def chained_rows(chain: Sequence[Checkpoint], table: str, read: Read) -> Iterator[RowBlock]:
@@ -46,6 +45,7 @@ def chained_rows(chain: Sequence[Checkpoint], table: str, read: Read) -> Iterato
     """
     newer = _IdSet()
     live: _IdSet | None = None  # the newest list holds all that older ones could say
+    aged = AgedTouches()  # from the checkpoint at hand to the newest
     for place, checkpoint in enumerate(chain):
         entry = checkpoint.manifest.tables[table]
         last = entry.whole or place == len(chain) - 1
@@ -58,13 +58,15 @@ def chained_rows(chain: Sequence[Checkpoint], table: str, read: Read) -> Iterato
                 newer.add(block.ids)
             block = block if counts.all() else chosen_rows(block, counts)
             if len(block.ids):
-                yield _aged(block, entry.spec, checkpoint.version, chain[0].version)
+                yield aged.age(block)
         if last:
             return
         if entry.live is not None and live is None:
             live = _IdSet()
             for tensors in in_order(partial(read, checkpoint, names=_IDS), entry.live):
                 live.add(tensors["ids"])
+        before = chain[place + 1].version
+        aged = (entry.aged or AgedTouches.of_trained(entry.spec, before, checkpoint.version)).then(aged)
 
 
 class _IdSet:
@@ -84,15 +86,3 @@ class _IdSet:
         self._index.find(ids, positions)
         held: npt.NDArray[np.bool_] = positions >= 0
         return held
-
-
-def _aged(block: RowBlock, spec: TableSpec, saved: int, version: int) -> RowBlock:
-    """Rows as they are at `version`, that no commit touched since they were saved at version `saved`."""
-    if block.touches is None or spec.eviction is None:
-        return block
-    touches = block.touches.copy()
-    # Put without a version, they get that of the commit that follows.
-    touches[touches[:, 0] == _NEXT_VERSION, 0] = saved + 1
-    if version // spec.eviction.every > saved // spec.eviction.every:
-        touches[:, 1] = 0  # an eviction pass since then has reset the count
-    return RowBlock(block.ids, block.weights, block.slots, touches)

@@ -11,6 +11,7 @@ from elastable.embedding_store.contract.malformed import MALFORMED, DocumentFiel
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
 from elastable.embedding_store.errors import CheckpointError
+from elastable.master.checkpoints.storage.aged_touches import AgedTouches
 from elastable.master.tasks.progress import Progress
 
 __all__ = ["FORMAT", "Base", "FileEntry", "Manifest", "TableEntry"]
@@ -48,6 +49,8 @@ class TableEntry:
         live: Of a table of an increment that gave up rows: files of the ids of
             all rows that there are; None: none was given up since the base.
         state: File of what the table keeps besides its rows (`TableState`); None: nothing.
+        aged: Of a table of an increment that was frozen for a while: what became of the touches of rows that did not
+            change since the base. None: it took part in every version.
     """
 
     spec: TableSpec
@@ -57,6 +60,7 @@ class TableEntry:
     whole: bool = True
     live: tuple[str, ...] | None = None
     state: str | None = None
+    aged: AgedTouches | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +165,7 @@ def _table_fields(entry: TableEntry) -> dict[str, object]:
         "whole": entry.whole,
         "live": None if entry.live is None else list(entry.live),
         "sightings": entry.state,  # the name that formats 1 and 2 have for it
+        **({} if entry.aged is None else {"aged": asdict(entry.aged)}),
     }
 
 
@@ -184,6 +189,7 @@ def _parsed(fields: DocumentFields, version_of_format: int, checksum: str) -> Ma
             bool(entry["whole"]),
             None if entry["live"] is None else tuple(entry["live"]),
             entry["sightings"],
+            _aged(entry.get("aged")),
         )
         for name, entry in fields["tables"].items()
     }
@@ -204,6 +210,12 @@ def _parsed(fields: DocumentFields, version_of_format: int, checksum: str) -> Ma
         version_of_format,
         checksum,
     )
+
+
+def _aged(fields: DocumentFields | None) -> AgedTouches | None:
+    if fields is None:
+        return None
+    return AgedTouches(None if fields["first"] is None else int(fields["first"]), bool(fields["counted"]))
 
 
 def _require_in_folder(names: Iterable[object]) -> None:

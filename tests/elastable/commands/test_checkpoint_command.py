@@ -24,7 +24,7 @@ def home(tmp_path: Path) -> Path:
     with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
         series = CheckpointSeries(tmp_path / "saved", store)
         for ids in (list(range(40)), [3, 77]):
-            series.rows_changed(commit(store, {"fixed": ids, "dynamic": ids}))
+            series.committed(commit(store, {"fixed": ids, "dynamic": ids}), store.version())
             version = store.version()
             series.begin(store, dense_of(version), JOB, progress_of(version))()
     return tmp_path / "saved"

@@ -59,10 +59,10 @@ def test_training_goes_on_while_one_is_written_and_while_the_disk_is_full(
     disk = Disk(tmp_path)
     with created(MemoryStore(), [DYNAMIC]) as store, MemoryStore() as other:
         writer, series = writer_of(store, disk)
-        series.rows_changed(commit(store, {"dynamic": list(range(50))}))
+        series.committed(commit(store, {"dynamic": list(range(50))}), store.version())
         disk.goes_on.clear()
         save(writer, store)
-        series.rows_changed(commit(store, {"dynamic": [1]}))  # while it waits
+        series.committed(commit(store, {"dynamic": [1]}), store.version())  # while it waits
         disk.goes_on.set()
         writer.wait()
         disk.full = True
@@ -73,7 +73,7 @@ def test_training_goes_on_while_one_is_written_and_while_the_disk_is_full(
         assert "No space left on device" in caplog.text
         assert disk.names() == ["ckpt-0000000001"]
         disk.full = False
-        series.rows_changed(commit(store, {"dynamic": [2]}))
+        series.committed(commit(store, {"dynamic": [2]}), store.version())
         save(writer, store)
         writer.close()
         found = open_checkpoint(tmp_path)
@@ -106,7 +106,7 @@ def test_training_waits_for_the_one_after_a_pin_was_given_up(tmp_path: Path, cap
             return write
 
         writer = CheckpointWriter(store, begin)
-        series.rows_changed(commit(store, {"dynamic": [1]}))
+        series.committed(commit(store, {"dynamic": [1]}), store.version())
         with caplog.at_level(logging.WARNING):
             save(writer, store)
             writer.wait()

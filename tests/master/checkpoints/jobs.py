@@ -30,7 +30,9 @@ def created(store: EmbeddingStore, specs: Sequence[TableSpec] = SPECS) -> Embedd
     return store
 
 
-def commit(store: EmbeddingStore, ids: Mapping[str, Sequence[int]]) -> Mapping[str, TableUpdate]:
+def commit(
+    store: EmbeddingStore, ids: Mapping[str, Sequence[int]], frozen: tuple[str, ...] = ()
+) -> Mapping[str, TableUpdate]:
     """The next version: a gradient for some ids of some tables, a function of the version alone."""
     version, specs = store.version() + 1, store.specs()
     updates = {}
@@ -38,7 +40,7 @@ def commit(store: EmbeddingStore, ids: Mapping[str, Sequence[int]]) -> Mapping[s
         unique = np.unique(np.array(some, np.int64))
         gradients = np.random.default_rng(version).normal(size=(len(unique), specs[table].dim)).astype(np.float32)
         updates[table] = TableUpdate(unique, gradients)
-    store.commit(Commit(version, updates, version - 1, {}))
+    store.commit(Commit(version, updates, version - 1, {}, frozen=frozen))
     return updates
 
 

@@ -126,7 +126,7 @@ def run(files: CheckpointFiles, store: EmbeddingStore, told: Callable[[int, Rows
     series = CheckpointSeries(files, store, keep=2, full_every=3)
     for version in range(1, VERSIONS + 1):
         many = list(range(40)) if version == 1 else [version, 40 + version]
-        series.rows_changed(commit(store, {"fixed": many, "dynamic": many}))
+        series.committed(commit(store, {"fixed": many, "dynamic": many}), store.version())
         series.begin(store, dense_of(version), JOB, progress_of(version))()
         told(version, rows(store))
 

@@ -37,11 +37,11 @@ def test_increments_restore_the_version_that_they_are_of(tmp_path: Path) -> None
         series = CheckpointSeries(tmp_path, store, keep=0, full_every=4)
         for _ in range(3):
             for _ in range(7):
-                series.rows_changed(step(store))
+                series.committed(step(store), store.version())
             version, pin = store.version(), store.pin()
             finish = series.begin(pin, dense_of(version), JOB, progress_of(version))
             expected = rows(store)
-            series.rows_changed(step(store))  # training goes on while it is written
+            series.committed(step(store), store.version())  # training goes on while it is written
             checkpoint = open_checkpoint(finish())
             pin.close()
             for other in (MemoryStore(), PartitionedStore([MemoryStore(), MemoryStore()], "encoding")):

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.row_data import Commit, RowBlock
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
@@ -63,6 +64,20 @@ def test_another_dtype(whole: Checkpoint, dtype: str) -> None:
                     key: row[1:] for key, row in theirs.items() if key[0] == name
                 }
                 assert other.table_state(name) == store.table_state(name)
+
+
+def test_rows_that_were_put_into_a_frozen_table_wait_for_its_next_version(tmp_path: Path) -> None:
+    with created(MemoryStore(), [AGED]) as store, MemoryStore() as other:
+        commit(store, {"aged": [1, 2]})
+        weights = np.ones((1, AGED.dim), np.float32)
+        store.put("aged", [RowBlock(np.array([7]), weights, weights)])
+        store.commit(Commit(2, {}, 1, {}, frozen=("aged",)))
+        restore_tables(saved(tmp_path, store), other)
+        assert rows(other) == rows(store)
+        for ids in ([1], [2], [2], [1], [2], [1], [2]):
+            for each in (store, other):
+                commit(each, {"aged": ids})
+            assert rows(other) == rows(store)
 
 
 def test_some_tables_to_a_store_in_files(whole: Checkpoint, tmp_path: Path) -> None:

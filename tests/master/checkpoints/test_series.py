@@ -55,11 +55,12 @@ class Job:
         self.series = CheckpointSeries(place, store, keep=keep, full_every=full_every)
 
     def commit(self, **ids: list[int]) -> None:
-        self.series.rows_changed(commit(self.store, ids))
+        self.series.committed(commit(self.store, ids), self.store.version())
 
     def train(self, versions: int, most: int = 60) -> None:
-        for updates in train(self.store, versions, most):
-            self.series.rows_changed(updates)
+        for _ in range(versions):
+            (updates,) = train(self.store, 1, most)
+            self.series.committed(updates, self.store.version())
 
     def begin(self) -> Callable[[], str]:
         version = self.store.version()
@@ -306,12 +307,16 @@ class SeriesMachine(RuleBasedStateMachine):
         # Enough rows for increments to be worth their name.
         self.change({spec.name: list(range(100, 130)) for spec in SPECS})
 
-    def change(self, ids: dict[str, list[int]]) -> None:
-        self.series.rows_changed(commit(self.store, ids))
+    def change(self, ids: dict[str, list[int]], frozen: tuple[str, ...] = ()) -> None:
+        updates = commit(self.store, {name: some for name, some in ids.items() if name not in frozen}, frozen)
+        self.series.committed(updates, self.store.version(), frozen)
 
-    @rule(ids=st.fixed_dictionaries({}, optional={spec.name: IDS for spec in SPECS}))
-    def commit(self, ids: dict[str, list[int]]) -> None:
-        self.change(ids)
+    @rule(
+        ids=st.fixed_dictionaries({}, optional={spec.name: IDS for spec in SPECS}),
+        frozen=st.sampled_from([(), (), (), ("aged",), ("aged", "fixed")]),
+    )
+    def commit(self, ids: dict[str, list[int]], frozen: tuple[str, ...]) -> None:
+        self.change(ids, frozen)
 
     @rule(table=st.sampled_from([spec.name for spec in SPECS]), ids=IDS)
     def delete(self, table: str, ids: list[int]) -> None:
@@ -386,6 +391,38 @@ class SeriesMachine(RuleBasedStateMachine):
 
 TestSeriesMachine = SeriesMachine.TestCase
 TestSeriesMachine.settings = settings(max_examples=examples(40), stateful_step_count=14, deadline=None)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_table_that_is_frozen_between_checkpoints_does_not_age_meanwhile(tmp_path: Path, fails: bool) -> None:
+    with created(MemoryStore(), [AGED, DYNAMIC]) as store:
+        job = Job(tmp_path, store)
+        job.commit(aged=list(range(40)), dynamic=[1])
+        job.commit(aged=[1])
+        row = np.ones((1, 2), np.float32)
+        store.put("aged", [RowBlock(np.array([77]), row, row)])
+        job.save()
+        for _ in range(5):  # version 3 and 6 would count anew, and give the row that was put its version
+            job.series.committed(commit(store, {"dynamic": [2]}, ("aged",)), store.version(), ("aged",))
+        if fails:
+            with pytest.raises(BadInput, match="cannot be written of rows"):
+                job.series.begin(store, dense_of(7), JOB, progress_of(8))()
+        frozen = job.save()
+        job.commit(dynamic=[3])
+        trained = job.save()
+        assert (frozen.manifest.kind, trained.manifest.kind) == ("increment", "increment")
+        expected = rows(store)
+        for ids in ([1, 5], [77], [2]):
+            commit(store, {"aged": ids})
+        for checkpoint in (frozen, trained):
+            with MemoryStore() as other:
+                restore_tables(checkpoint, other)
+                if checkpoint is frozen:
+                    commit(other, {"dynamic": [3]})
+                assert rows(other) == expected
+                for ids in ([1, 5], [77], [2]):
+                    commit(other, {"aged": ids})
+                assert rows(other) == rows(store)
 
 
 def test_what_ages_ages_in_increments_too(tmp_path: Path) -> None:
