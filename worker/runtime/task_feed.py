@@ -132,7 +132,7 @@ class TaskFeed:
         with self._changed:
             # Several at a time: one call per task would cost the master too much.
             self._changed.wait_for(
-                lambda: self._stopping or self._idle or 2 * len(self._ready) <= self._ahead, timeout=_LOOK_EVERY_S
+                lambda: self._stopping or self._idle or 4 * len(self._ready) <= self._ahead, timeout=_LOOK_EVERY_S
             )
             if self._stopping:
                 return False
