@@ -130,7 +130,7 @@ class TaskFeed:
 
     def _lease_more(self) -> bool:
         with self._changed:
-            # Several at a time: one call per task would cost the master too much.
+            # Late, for several at a time: one call per task would cost the master too much.
             self._changed.wait_for(
                 lambda: self._stopping or self._idle or 4 * len(self._ready) <= self._ahead, timeout=_LOOK_EVERY_S
             )
