@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.plugins import delays
+from tests.plugins import delays, quick
 from tests.plugins.order import DEAREST, ROOT
 from tests.plugins.skips import MAY_BE_SKIPPED
 
@@ -156,9 +156,22 @@ class TestQuick:
         ran.assert_outcomes(failed=1)
         ran.stdout.fnmatch_lines(["*mark it with pytest.mark.process*"])
 
+    def test_it_fails_in_other_runs_too_where_quick_tests_lie(self, suite: pytest.Pytester) -> None:
+        starts = "import subprocess\n\ndef test_it():\n    subprocess.run(['true'])\n"
+        for folder, outcome in (("master", "failed"), ("worker", "passed")):
+            place = suite.path / "tests" / folder
+            place.mkdir(parents=True)
+            (place / f"test_{folder}.py").write_text(starts)
+            suite.runpytest_subprocess(f"tests/{folder}").assert_outcomes(**{outcome: 1})
+
 
 def test_the_suite_of_this_repository_has_the_same_plugins() -> None:
     assert CONFTEST.strip() in (Path(__file__).parent / "conftest.py").read_text()
+
+
+def test_make_runs_the_quick_tests_where_they_lie() -> None:
+    places = " ".join([f"$(wildcard {place}*.py)" if place[-1] != "/" else place[:-1] for place in quick.FAST])
+    assert f"\nFAST_TESTS := {places}\n" in (ROOT / "Makefile").read_text()
 
 
 HASTY = """

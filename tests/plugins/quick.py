@@ -1,6 +1,7 @@
 """`--quick`: no servers, no processes, none of the dearest modules.
 
-A test that would start a process is left out if it is marked `process` or needs a server; else it fails.
+A test that would start a process is left out if it is marked `process` or needs a server; else it fails, in other runs
+too, if it is of those that `make test-fast` runs.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ SERVERS = frozenset({"server_binary", "redis_node", "valkey_node", "redis_cluste
 OF_SERVERS = frozenset({"redis_url", "redis_cluster_url", "redis_sentinel_url", "valkey_url"})
 
 
+#: Where the tests lie that `make test-fast` runs, but for those that are left out (`FAST_TESTS` in the Makefile).
+FAST = ("tests/embedding_store/", "tests/master/", "tests/test_")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--quick`."""
     parser.addoption("--quick", action="store_true", help="only tests that start neither processes nor servers")
@@ -32,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Where nothing may be started, starting something is an error. (Imports may: `platform` asks `uname`.)"""
-    if not item.config.option.quick:
+    if not item.config.option.quick and (_is_left_out(item) or not item.nodeid.startswith(FAST)):
         return (yield)
     with pytest.MonkeyPatch.context() as patched:
         for owner, name in ((subprocess.Popen, "__init__"), (BaseProcess, "start"), (os, "fork")):
