@@ -2,9 +2,10 @@
 
 The click model (26 tables of together a million rows, Zipf(1.05) or uniform ids) and examples/flights with one worker
 and two. All stores of a job take turns; the others are stopped. Redis is a server with an append-only file, as
-docker-compose.yml starts it. A version's latency is the time from the version before until a client that waits for it
-is answered. Its processor time is that of master, workers and server together: it says what a store costs where other
-programs keep the cores busy.
+docker-compose.yml starts it. The job in memory also takes turns beside a program that writes as many bytes a version
+as the log of another store gets (`benchmarks.jobs.bytes_beside`): nothing that logs these bytes can cost less. A
+version's latency is the time from the version before until a client that waits for it is answered. Its processor time
+is that of master, workers and server together: it says what a store costs where other programs keep the cores busy.
 
     python -m benchmarks.jobs.stores [click] [flights] [more] [STORE ...]
 
@@ -15,6 +16,7 @@ the address of the server.
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -169,6 +171,8 @@ def _run(race: _Race) -> list[Row]:
             turns.job.start()
         for turns in jobs.values():
             turns.job.warm_up()
+        limits = _limits(race, home, jobs, servers, stores, held)
+        jobs.update(limits)
         figures = interleaved({url: partial(turns.turn, _SECONDS) for url, turns in jobs.items()}, _ROUNDS)
     for url, of in figures.items():
         print(f"{race.name}, {url}: {' '.join(f'{figure:,.0f}' for figure in of)}", flush=True)
@@ -179,7 +183,63 @@ def _run(race: _Race) -> list[Row]:
         what = f"{name}, processor time of a version, against memory's"
         rows.append(compare(what, "us", jobs[url].processor_us, jobs[_MEMORY].processor_us))
         rows += _latency(name, jobs[url].gaps, jobs[_MEMORY].gaps, race.latency and url == _REDIS)
+    for what in limits:
+        rows.append(compare(f"{race.name}, {what}, against memory", "examples/s", figures[what], figures[_MEMORY]))
     return rows
+
+
+def _limits(
+    race: _Race,
+    home: Path,
+    jobs: Mapping[str, _Turns],
+    servers: Mapping[str, Sequence[int]],
+    stores: Mapping[str, Sequence[str]],
+    held: ExitStack,
+) -> dict[str, _Turns]:
+    """Jobs in memory beside programs that write what the logs of others write; by what a row is called."""
+    limits: dict[str, _Turns] = {}
+    for url in (_LOGGED, _REDIS):
+        if race.floors.get(url) is None or race.latency:
+            continue
+        turns, store = jobs[url], stores[url][1]
+        place, bytes_of = _written(url, store, home)
+        version, before = turns.job.version(), bytes_of()
+        turns.turn(_SECONDS)
+        size = (bytes_of() - before) // (turns.job.version() - version)
+        turns.gaps.clear()
+        turns.processor_us.clear()
+        kind = "redis" if url == _REDIS else "files"
+        folder = home / f"beside-{kind}"
+        folder.mkdir()
+        job = held.enter_context(race.start(f"beside-{kind}", folder, ["--store", "memory"]))
+        job.start()
+        job.warm_up()
+        command = [sys.executable, "-m", "benchmarks.jobs.bytes_beside", job.address, str(size), kind, place]
+        job.processes.append(subprocess.Popen(command))
+        what = f"in memory, beside a program that writes what the log of {_NAMES[url]} gets"
+        limits[what] = _Turns(job, servers.get(url, ()))
+        print(f"{race.name}, {_NAMES[url]}: {size / 1e6:.2f} MB a version", flush=True)
+    return limits
+
+
+def _written(url: str, store: str, home: Path) -> tuple[str, Callable[[], int]]:
+    """Where a program is to write what the log of a store gets, and what that has got so far, in bytes."""
+    if url == _LOGGED:
+        folder = Path(store.partition("log=")[2].partition("&")[0])
+        return str(home / "beside-files" / "log"), lambda: _grown(folder)
+    address = store.partition("://")[2].partition("?")[0]
+    host, _, port = address.rpartition(":")
+
+    def received() -> int:
+        with redis.Redis(host, int(port)) as client:
+            return int(client.info("stats")["total_net_input_bytes"])
+
+    return address, received
+
+
+def _grown(folder: Path) -> int:
+    """Bytes that a log in files has had so far, if none of them went yet."""
+    return sum(path.stat().st_size for path in folder.glob("*.log"))
 
 
 def _latency(name: str, gaps: Sequence[float], memory: Sequence[float], floors: bool) -> list[Row]:
