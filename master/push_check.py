@@ -17,6 +17,7 @@ from elastable.master.api import Divisor, EvaluationReport, GradientPart, Push, 
 __all__ = ["Expected", "TensorSpec", "check_evaluation", "check_finite", "check_push"]
 
 _MOST_PARTS = 64
+_MOST_RECORDS = 2**32  # of a micro-batch; all that are ever trained are counted in an int64 of the status
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +61,12 @@ def check_push(push: Push, expected: Expected) -> None:
     """Refuses a push whose tensors are not those of the model and its tables.
 
     Raises:
-        BadGradient: another number, shape or dtype of tensors.
+        BadGradient: another number, shape or dtype of tensors, or more records than a micro-batch has.
         TableNotFound: slices of a table that is not there.
         BadIds, IdOutOfRange: naming table, id and position.
     """
+    if push.records > _MOST_RECORDS:
+        raise BadGradient(f"a push of {push.records} records: a micro-batch has at most {_MOST_RECORDS}")
     if expected.dense_elsewhere and (push.dense or any(part.dense for part in push.parts)):
         raise BadGradient(
             "a push with dense gradients: this job's are summed at its store servers (dense_at='servers'), so they are "

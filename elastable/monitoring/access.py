@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
-import ipaddress
 from collections.abc import Collection
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from elastable.embedding_store.support.address import names_this_host
 
 __all__ = ["ALLOWED", "Access"]
 
@@ -67,7 +68,7 @@ class Access:
             return PlainTextResponse("GET and HEAD are all there is\n", 405, {"Allow": "GET, HEAD"})
         if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
             return PlainTextResponse("requests have no body\n", 413, {"Connection": "close"})
-        if self._local and not _is_this_host(headers.get("host", "")):
+        if self._local and not names_this_host(headers.get("host", "")):
             return PlainTextResponse("call this server by localhost or 127.0.0.1\n", 421)
         return None
 
@@ -88,16 +89,6 @@ def _shown_token(authorization: str) -> bytes:
         return base64.b64decode(value, validate=True).partition(b":")[2]
     except (binascii.Error, ValueError):
         return b""
-
-
-def _is_this_host(host: str) -> bool:
-    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-    if name.lower() in ("localhost", ""):
-        return bool(name)
-    try:
-        return ipaddress.ip_address(name.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def _with_headers(send: Send) -> Send:

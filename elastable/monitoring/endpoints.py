@@ -83,7 +83,10 @@ class Endpoints:
         return await _in(self._reader, lambda: json.dumps(view(), allow_nan=False))
 
     async def _metrics(self, request: Request) -> Response:
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        try:
+            encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        except (TypeError, ValueError):  # it asks for a version of a format that is no version
+            encode, content_type = choose_encoder("")
         return Response(await _in(self._reader, lambda: encode(self._registry)), media_type=content_type)
 
 

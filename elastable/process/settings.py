@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
+from elastable.embedding_store.contract.malformed import UNREADABLE
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.option import OptionField
 
@@ -61,7 +62,7 @@ def load_settings(
     """
     try:
         content = tomllib.loads(file.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except UNREADABLE as error:
         raise BadInput(f"settings file {file}: {error}") from error
     by_key = {key: field for field in fields for key in {key_of(field), key_of(field).replace("-", "_"), field.name}}
     found: dict[str, object] = {}

@@ -44,6 +44,7 @@ _FIELDS = struct.Struct("<8sQQQIII")
 _CHECK = struct.Struct("<I")
 HEADER_BYTES = _FIELDS.size + _CHECK.size
 _SEARCHED = 1 << 20  # bytes looked through at a time
+_TIMES_READ = 16  # that a file is read while an intact entry is looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +100,22 @@ def parse_header(content: Buffer, offset: int = 0) -> Header | None:
 
 
 def next_intact(content: memoryview, offset: int) -> tuple[int, Header] | None:
-    """The first intact entry that begins at `offset` or behind it, wherever it lies; None: there is none."""
-    while offset < len(content):
-        window = bytes(content[offset : offset + _SEARCHED + len(MAGIC) - 1])
-        found = window.find(MAGIC)
-        if found < 0:
-            offset += _SEARCHED
-            continue
-        offset += found
-        header = parse_header(content, offset)
-        if header is not None and is_intact(content, offset, header):
-            return offset, header
-        offset += 1
+    """The first intact entry that begins at `offset` or behind it, wherever it lies; None: there is none.
+
+    No crash leaves valid headers one within the other. Where somebody has written so many that reading all of their
+    payloads would take for ever, one of them counts as intact.
+    """
+    most = _TIMES_READ * len(content)
+    for start in range(offset, len(content), _SEARCHED):
+        window = bytes(content[start : start + _SEARCHED + len(MAGIC) - 1])
+        place = window.find(MAGIC)
+        while place >= 0:
+            header = parse_header(content, start + place)
+            if header is not None and start + place + header.entry_bytes <= len(content):
+                most -= header.length
+                if most < 0 or is_intact(content, start + place, header):
+                    return start + place, header
+            place = window.find(MAGIC, place + 1)
     return None
 
 

@@ -8,7 +8,7 @@ from typing import Self
 
 from elastable.embedding_store.errors import BadInput
 
-__all__ = ["Address"]
+__all__ = ["Address", "names_this_host"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +53,14 @@ class Address:
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def names_this_host(host: str) -> bool:
+    """Whether the `Host` of an HTTP request is a name of this host, which no page of another site can have it be."""
+    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+    if name.lower() in ("localhost", ""):
+        return bool(name)
+    try:
+        return ipaddress.ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -98,7 +98,10 @@ class Checkpoint:
 
     def chain(self) -> tuple[Checkpoint, ...]:
         """This one, and what it builds upon, the newest first; the last is full."""
-        return (self, *(() if self.base is None else self.base.chain()))
+        chain = [self]
+        while (base := chain[-1].base) is not None:
+            chain.append(base)
+        return tuple(chain)
 
     def verify(self) -> None:
         """Reads every file of the checkpoint and of what it builds upon.
@@ -132,34 +135,40 @@ def open_checkpoint(place: str | Path) -> Checkpoint:
         return open_named(home, name)
 
 
-def open_named(home: CheckpointFiles, name: str, above: frozenset[str] = frozenset()) -> Checkpoint:
+def open_named(home: CheckpointFiles, name: str) -> Checkpoint:
     """Opens the checkpoint of a name in a folder; an error does not name older ones.
-
-    Args:
-        home: The folder.
-        name: Of the checkpoint.
-        above: Names of the checkpoints that build upon it.
 
     Raises:
         CheckpointError: as `open_checkpoint`, or one builds upon itself.
     """
-    manifest = _manifest(home, name)
-    _refuse_other_files(home, name, manifest)
-    if manifest.base is None:
-        return Checkpoint(home, name, manifest)
-    above |= {name}
-    if manifest.base.name in above:
-        raise CheckpointError(f"{home.at(name)} builds upon itself")
+    manifests: dict[str, Manifest] = {}  # the newest first; of any number, which calls within calls are not
+    below: str | None = name
     try:
-        base = open_named(home, manifest.base.name, above)
+        while below is not None:
+            if below in manifests:
+                raise CheckpointError(f"{home.at(list(manifests)[-1])} builds upon itself")
+            manifest = _manifest(home, below)
+            _refuse_other_files(home, below, manifest)
+            manifests[below] = manifest
+            below = None if manifest.base is None else manifest.base.name
+        found: Checkpoint | None = None
+        for below, manifest in reversed(manifests.items()):
+            _refuse_other_base(home, below, manifest, found)
+            found = Checkpoint(home, below, manifest, found)
     except CheckpointError as error:
+        if below == name or name not in manifests:
+            raise
         raise CheckpointError(f"{home.at(name)} builds upon a checkpoint that cannot be used: {error}") from error
-    if base.manifest.checksum != manifest.base.checksum:
+    assert found is not None
+    return found
+
+
+def _refuse_other_base(home: CheckpointFiles, name: str, manifest: Manifest, base: Checkpoint | None) -> None:
+    if manifest.base is not None and base is not None and base.manifest.checksum != manifest.base.checksum:
         raise CheckpointError(
             f"{home.at(name)} builds upon another checkpoint than the one that is at {base.address} (version "
             f"{base.version}, written {base.manifest.written}): its own base has version {manifest.base.version}"
         )
-    return Checkpoint(home, name, manifest, base)
 
 
 def read_tensors(checkpoint: Checkpoint, file: str) -> dict[str, Tensor]:

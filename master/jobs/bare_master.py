@@ -41,6 +41,7 @@ from elastable.master.tasks.workers.sessions import LocalSession, Sessions
 __all__ = ["BareMaster"]
 
 _SETTLED_S = 60.0  # beyond its own time, in which every wait is answered
+_MOST_COUNTED = 65_536  # clients whose pushes are counted; of more, those that pushed last
 
 
 class BareMaster(ServedMaster):
@@ -142,8 +143,13 @@ class BareMaster(ServedMaster):
             made = self._committer.commit(version, [push], lambda made: self._place_after(version, name, made.records))
             self._records += made.records
             self._sequences.remember(name)
-            self._pushes[name.incarnation] = self._pushes.get(name.incarnation, 0) + 1
+            self._count(name.incarnation)
             return PushReply(PushOutcome.ACCEPTED, "", version)
+
+    def _count(self, incarnation: str) -> None:
+        self._pushes[incarnation] = self._pushes.pop(incarnation, 0) + 1
+        while len(self._pushes) > _MOST_COUNTED:
+            del self._pushes[next(iter(self._pushes))]
 
     def _place_after(self, version: int, name: AsyncPushId, records: int) -> Progress:
         sequences = {**self._sequences.as_dict(), name.incarnation: name.sequence}

@@ -13,7 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from elastable.embedding_store.errors import BadInput, ElastableError
-from elastable.embedding_store.support.address import Address
+from elastable.embedding_store.support.address import Address, names_this_host
+from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.replicas.knowledge_graphs.trained.query_service import QueryService
 
@@ -52,6 +53,8 @@ class QueryServer(ThreadingHTTPServer):
         if credentials.certificate_roles:
             raise BadInput("kg serve knows tokens, not ELASTABLE_CERTIFICATE_ROLES: unset it for this server")
         self.service, self.tokens = service, [token.encode() for token in credentials.tokens]
+        #: Only this host reaches it: a page of another site whose name leads here is no client.
+        self.local = address.is_loopback and not self.tokens
         self._tls = _tls_of(credentials)
         self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
@@ -96,7 +99,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if not self._allowed():
             return
-        if self.path == "/":
+        if self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers:
+            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "GET has no body")
+        elif self.path == "/":
             self._reply(HTTPStatus.OK, self.server.service.about())
         else:
             self._refuse(HTTPStatus.NOT_FOUND, f"GET / tells of the model; {self._others()}")
@@ -123,12 +128,16 @@ class _Handler(BaseHTTPRequestHandler):
         self._reply(HTTPStatus.OK, found)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        _log.debug(format, *args)
+        _log.debug("%s", printable(format % args, 1_000, lines=False))
 
     def _others(self) -> str:
         return "POST to " + ", ".join(f"/{name}" for name in sorted(self.server.service.requests))
 
     def _allowed(self) -> bool:
+        # Every browser says which host it asks.
+        if self.server.local and not names_this_host(self.headers.get("Host", "localhost")):
+            self._refuse(HTTPStatus.MISDIRECTED_REQUEST, "call this server by localhost or 127.0.0.1")
+            return False
         tokens = self.server.tokens
         shown = (self.headers.get("Authorization") or "").encode("utf-8", "replace")
         scheme, _, token = shown.partition(b" ")
@@ -138,8 +147,9 @@ class _Handler(BaseHTTPRequestHandler):
         return False
 
     def _body(self) -> bytes | None:
-        length = self.headers.get("Content-Length", "")
-        if not (length.isascii() and length.isdigit() and len(length) < 20):
+        length, *others = self.headers.get_all("Content-Length", [""])
+        unclear = others or "Transfer-Encoding" in self.headers
+        if unclear or not (length.isascii() and length.isdigit() and len(length) < 20):
             self._refuse(HTTPStatus.LENGTH_REQUIRED, "a request needs Content-Length")
         elif int(length) > LONGEST_BODY:
             self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request has at most {LONGEST_BODY} bytes")

@@ -102,7 +102,7 @@ def write_base(folder: Path, sequence: int, version: int, payloads: Iterable[Seq
     draft = path.with_suffix(_DRAFT)
     try:
         offset = previous = 0
-        fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             for number, parts in enumerate(_ended(payloads), 1):
                 header, previous = frame_header(number, version, parts, previous)

@@ -208,7 +208,7 @@ class FileLog(Log):
                 if self._policy != "never":
                     os.fdatasync(self._fd)
                     forget_pages(self._fd)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             sync_folder(self.folder)
         except OSError as error:
             raise StoreFailed(f"{path} cannot be made: {error.strerror}") from error
@@ -240,7 +240,7 @@ class FileLog(Log):
             self._open_newest()
 
     def _open_newest(self) -> None:
-        self._fd = os.open(self._segments[-1].path, os.O_RDWR | os.O_CLOEXEC)
+        self._fd = os.open(self._segments[-1].path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         self._reserved.begin(self._segments[-1].bytes)
 
     def _cut_newest(self, after: int) -> None:

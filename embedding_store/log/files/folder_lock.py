@@ -25,7 +25,8 @@ class FolderLock:
         path = folder / LOCK_NAME
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            # Not through a link: what it leads to would be emptied.
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise StoreFailed(f"{folder} cannot be used: {error.strerror}") from error
         try:

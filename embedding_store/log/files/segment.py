@@ -10,6 +10,7 @@ from pathlib import Path
 from elastable.embedding_store.errors import StoreBroken, StoreFailed
 from elastable.embedding_store.log.contract import Buffer, LogEntry
 from elastable.embedding_store.log.framing import HEADER_BYTES, Header, is_intact, next_intact, parse_header
+from elastable.embedding_store.support.regular_file import open_regular
 
 __all__ = ["Segment", "SegmentReader", "segment_first", "segment_name", "write_all"]
 
@@ -72,7 +73,7 @@ class SegmentReader:
         self.first: Header | None = None
         self.last: Header | None = None
         try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            self._fd = open_regular(path)
         except OSError as error:
             raise StoreFailed(f"{path} cannot be read: {error.strerror}") from error
 
@@ -148,7 +149,11 @@ class SegmentReader:
         return None if header is None or self.offset + header.entry_bytes > size else header
 
     def _read(self, offset: int, length: int) -> memoryview:
-        content, filled = memoryview(bytearray(length)), 0
+        try:
+            content, filled = memoryview(bytearray(length)), 0
+        except MemoryError as error:  # a file may be longer than what was ever written to it
+            told = f"{self.path}: {length:,} bytes from byte {offset:,} on do not fit into memory"
+            raise StoreFailed(told) from error
         try:
             while filled < length and (count := os.preadv(self._fd, [content[filled:]], offset + filled)):
                 filled += count

@@ -14,6 +14,7 @@ Numbers are little-endian.
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from elastable.embedding_store.contract.row_data import TableState
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.spec_json import spec_from_json
 from elastable.embedding_store.errors import StoreBroken, StoreFailed
+from elastable.embedding_store.support.regular_file import open_regular
 from elastable.embedding_store.tables.earlier_state import state_from_bytes
 
 __all__ = ["EarlierFileTable", "EarlierFiles", "is_earlier_folder"]
@@ -39,7 +41,7 @@ _HEADER_BYTES, _LANES, _FACTOR = 4096, 4, np.uint64(0x9E3779B97F4A7C15)
 def is_earlier_folder(folder: Path) -> bool:
     """Whether the manifest in a folder is one of an earlier release. Raises `StoreFailed` where it cannot be read."""
     try:
-        content = (folder / _MANIFEST).read_bytes()
+        content = _content(folder / _MANIFEST)
     except FileNotFoundError:
         return False
     except OSError as error:
@@ -133,7 +135,7 @@ class EarlierFiles:
         """
         path = folder / _MANIFEST
         try:
-            content = path.read_bytes()
+            content = _content(path)
         except OSError as error:
             raise StoreFailed(f"{path} cannot be read: {error.strerror}") from error
         text, _, check = content.rpartition(b"\n")
@@ -159,7 +161,7 @@ class _RowFile:
     def __init__(self, folder: Path, part: str, table: str) -> None:
         self._path = folder / f"{part}.rows"
         try:
-            with self._path.open("rb") as file:
+            with os.fdopen(open_regular(self._path), "rb") as file:
                 header = file.read(_HEADER_BYTES).rstrip(b"\0")
             text, _, check = header.partition(b"\n")
             told = json.loads(text)
@@ -208,9 +210,14 @@ def _stir(lane: UInt64, word: UInt64) -> UInt64:
 
 def _checked(path: Path, crc32: int) -> bytes:
     try:
-        content = path.read_bytes()
+        content = _content(path)
     except OSError as error:
         raise StoreFailed(f"{path} cannot be read: {error.strerror}") from error
     if zlib.crc32(content) != crc32:
         raise StoreBroken(f"{path} is corrupt or cut short: it does not hold what was saved")
     return content
+
+
+def _content(path: Path) -> bytes:
+    with os.fdopen(open_regular(path), "rb") as file:
+        return file.read()

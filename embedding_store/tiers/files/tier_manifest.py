@@ -15,6 +15,7 @@ from elastable.embedding_store.contract.malformed import MALFORMED
 from elastable.embedding_store.contract.tier import TierTable
 from elastable.embedding_store.errors import BadInput, StoreBroken, StoreFailed
 from elastable.embedding_store.log.files.folder_lock import LOCK_NAME, sync_folder
+from elastable.embedding_store.support.regular_file import open_regular
 from elastable.embedding_store.tiers.files.table_files import MOST_POSITIONS
 
 __all__ = ["MANIFEST_NAME", "NumberedTable", "TierManifest", "read_tier_manifest", "write_tier_manifest"]
@@ -88,7 +89,7 @@ def read_tier_manifest(folder: Path) -> TierManifest | None:
     """
     path = folder / MANIFEST_NAME
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = open_regular(path)
     except FileNotFoundError:
         _require_empty(folder)
         return None
@@ -142,7 +143,8 @@ def write_tier_manifest(folder: Path, manifest: TierManifest, fsync: bool) -> No
     if len(body) + 4 > _MOST_BYTES:
         raise StoreFailed(f"{path} cannot be written: {len(body)} bytes, at most {_MOST_BYTES - 4} are allowed")
     try:
-        with beside.open("wb") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        with os.fdopen(os.open(beside, flags, 0o666), "wb") as file:
             file.write(body)
             file.write(zlib.crc32(body).to_bytes(4, "little"))
             file.flush()

@@ -30,11 +30,13 @@ class BodyPlan:
         """Declares the next buffer: `what` names it in errors.
 
         Raises:
-            BadInput: a negative size, or more than `MAX_BODY_BYTES` in all.
+            BadInput: a negative size, more dimensions than an array has, or more than `MAX_BODY_BYTES` in all.
         """
+        if len(shape) > _MAX_RANK:  # first: the product of a million lengths takes hours, in which nothing else is done
+            raise BadInput(f"{self._message}: {what} has {len(shape)} dimensions; an array has at most {_MAX_RANK}")
         size = math.prod(shape) * dtype.itemsize
         self._size += size
-        if (shape and min(shape) < 0) or self._size > MAX_BODY_BYTES or not size or len(shape) > _MAX_RANK:
+        if (shape and min(shape) < 0) or self._size > MAX_BODY_BYTES or not size:
             self._refuse_impossible(what, shape, dtype)
         self._parts.append((shape, dtype, size))
 
@@ -43,7 +45,7 @@ class BodyPlan:
             raise BadInput(f"{self._message}: {what} has a negative size, {list(shape)}")
         # Of an empty buffer NumPy refuses [0, 2**62], so its other lengths are bounded too.
         declared = math.prod(max(length, 1) for length in shape) * dtype.itemsize
-        if max(declared, self._size) > MAX_BODY_BYTES or len(shape) > _MAX_RANK:
+        if max(declared, self._size) > MAX_BODY_BYTES:
             raise BadInput(
                 f"{self._message}: {what} of shape {list(shape)} makes a body of more than the "
                 f"{MAX_BODY_BYTES} bytes that one call may carry; split the call"

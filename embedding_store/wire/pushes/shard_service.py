@@ -194,7 +194,7 @@ def _upload_with_secret(method: Callable[[Iterator[bytes], bytes], Message]) -> 
 
 
 def _owned(handler: Handler, shard: Shard) -> Handler:
-    """The handler of a call that only the owner may make."""
+    """The handler of a call that only the owner may make; frames of one that has been replaced are not taken."""
 
     def only_for_owner(behaviour: Callable[[T, grpc.ServicerContext], R]) -> Callable[[T, grpc.ServicerContext], R]:
         def answer(request: T, context: grpc.ServicerContext) -> R:
@@ -209,13 +209,24 @@ def _owned(handler: Handler, shard: Shard) -> Handler:
 
         return answer
 
+    def frames_of_owner(
+        behaviour: Callable[[Iterator[bytes], grpc.ServicerContext], R],
+    ) -> Callable[[Iterator[bytes], grpc.ServicerContext], R]:
+        def owned(frames: Iterator[bytes], secret: bytes) -> Iterator[bytes]:
+            for frame in frames:
+                shard.ownership.require(secret)
+                yield frame
+            shard.ownership.require(secret)
+
+        return only_for_owner(lambda frames, context: behaviour(owned(frames, _secret(context)), context))
+
     coders = handler.request_deserializer, handler.response_serializer
     if handler.unary_unary is not None:
         return grpc.unary_unary_rpc_method_handler(only_for_owner(handler.unary_unary), *coders)
     if handler.unary_stream is not None:
         return grpc.unary_stream_rpc_method_handler(only_for_owner(handler.unary_stream), *coders)
     assert handler.stream_unary is not None, "no call of the owner streams both ways"
-    return grpc.stream_unary_rpc_method_handler(only_for_owner(handler.stream_unary), *coders)
+    return grpc.stream_unary_rpc_method_handler(frames_of_owner(handler.stream_unary), *coders)
 
 
 def _secret(context: grpc.ServicerContext) -> bytes:

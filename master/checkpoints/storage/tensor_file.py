@@ -37,6 +37,7 @@ _CODES = {
     "bool": "BOOL",
 }
 _NAMES = {code: name for name, code in _CODES.items()}
+_MOST_RANK = 64  # of NumPy's arrays
 
 
 def parts_of(tensors: Mapping[str, Sequence[Tensor]], note: Mapping[str, str]) -> list[Part]:
@@ -91,6 +92,8 @@ def tensors_in(content: UInt8) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _tensor(entry: DocumentFields, content: UInt8) -> Tensor:
+    if len(entry["shape"]) > _MOST_RANK:  # first: the product of a million lengths takes hours
+        raise ValueError(f"a tensor of {len(entry['shape'])} dimensions")
     dtype, shape = _dtype(_NAMES[entry["dtype"]]), tuple(int(length) for length in entry["shape"])
     first, last = entry["data_offsets"]
     if not 0 <= first <= last <= len(content) or last - first != dtype.itemsize * math.prod(shape):

@@ -65,6 +65,8 @@ class WorkerRecords:
 
     def left(self, worker: WorkerIdentity, leases: int) -> None:
         """The worker's last session has ended while there was work; it held so many leases."""
+        if not self._micro_batches(worker):
+            self._records.pop(worker.incarnation, None)  # else whoever joins and leaves is remembered for ever
         self._gone[worker.incarnation] = _Gone(worker, self._now(), leases)
         while len(self._gone) > _MOST_GONE:
             self._gone.popitem(last=False)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Array, Int32, Int64
+from elastable.embedding_store.contract.malformed import UNREADABLE
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.randomness import permutation, stream_key
 
@@ -19,6 +20,7 @@ __all__ = ["Sharding"]
 _STREAM = 0x5A4D  # the sharding's random stream
 _FORMAT = 1
 _MOST_TYPES = 1 << 20
+_UNREADABLE: tuple[type[Exception], ...] = (*UNREADABLE, MemoryError, EOFError, zipfile.BadZipFile)
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,13 +158,15 @@ class Sharding:
         try:
             with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as saved:
                 if int(saved["format"]) != _FORMAT:
-                    raise BadInput(f"{path}: format {int(saved['format'])} of a sharding; this program reads {_FORMAT}")
-                parts = (saved["shard_of"], saved["row_of"], saved["entity_types"])
-                found = cls._of(int(saved["seed"]), int(saved["shards"]), *parts)
-        except (OSError, KeyError, IndexError, ValueError, EOFError, zipfile.BadZipFile) as error:
-            if isinstance(error, BadInput):
-                raise
-            raise BadInput(f"{path}: not a saved sharding of entities ({error})") from error
+                    raise BadInput(f"format {int(saved['format'])} of a sharding; this program reads {_FORMAT}")
+                shard_of, row_of, types = (saved[name] for name in ("shard_of", "row_of", "entity_types"))
+                shards = int(saved["shards"])
+                if not 1 <= shards <= len(shard_of):  # before there is an array of so many
+                    raise ValueError(f"{len(shard_of)} entities on {shards} shards")
+                found = cls._of(int(saved["seed"]), shards, shard_of, row_of, _checked_types(types, len(shard_of)))
+        except _UNREADABLE as error:
+            told = str(error) if isinstance(error, BadInput) else f"not a saved sharding of entities ({error})"
+            raise BadInput(f"{path}: {told}") from error
         placed = np.bincount(found.entity_at[found.entity_at >= 0], minlength=found.entities)
         if (placed != 1).any():
             raise BadInput(f"{path}: not a sharding of entities: two of them are in one row")

@@ -61,6 +61,14 @@ def test_metrics_are_what_prometheus_reads() -> None:
         assert opened.text.endswith("# EOF\n")
 
 
+@pytest.mark.parametrize("version", ["x", "1.x", "1.0.0; escaping=none"])
+def test_a_version_of_a_format_that_is_none_gets_an_answer(version: str) -> None:
+    with served() as server:
+        answer = get(f"{server.url}metrics", {"Accept": f"application/openmetrics-text; version={version}"})
+        assert answer.status == 200
+        assert "elastable_build_info" in answer.text
+
+
 def test_two_servers_of_one_process_share_no_registry() -> None:
     with served() as first, served(sources={}) as second:
         assert "elastable_build_info" in get(f"{first.url}metrics").text

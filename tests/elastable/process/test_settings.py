@@ -109,6 +109,8 @@ def test_the_command_line_counts_before_the_environment_and_that_before_the_file
         ("[train]\nbatch = 1", r"\[train\] batch is no setting of elastable train"),
         ("[trian]\nrate = 1.0", r"\[trian\] is no command of elastable; did you mean train\?"),
         ("rate = ", "Invalid value"),
+        ("rate = " + "[" * 100_000, "maximum recursion depth"),
+        ("rate = " + "9" * 5_000, "Exceeds the limit"),
     ],
 )
 def test_what_a_file_may_not_say_is_refused_by_name(

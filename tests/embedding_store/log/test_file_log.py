@@ -19,9 +19,11 @@ from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import BadInput, FutureVersion, StaleVersion, StoreBroken, StoreFailed
 from elastable.embedding_store.log.files import reserved_blocks
+from elastable.embedding_store.log.files.base_file import write_base
 from elastable.embedding_store.log.files.file_log import FileLog, FsyncPolicy
 from elastable.embedding_store.log.files.segment import segment_name
-from elastable.embedding_store.log.framing import HEADER_BYTES
+from elastable.embedding_store.log.framing import HEADER_BYTES, MAGIC, header_of, next_intact
+from elastable.embedding_store.log.inspection import inspect_log
 
 RANDOM = np.random.default_rng(0)
 PAYLOADS = [RANDOM.bytes(length) for length in (0, 1, 47, 48, 49, 5_000, 70_000)]
@@ -174,6 +176,58 @@ def test_links_in_a_log_are_not_read(tmp_path: Path) -> None:
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StoreFailed, match=f"{path} cannot be read"):
         FileLog(tmp_path / "log")
+
+
+@pytest.mark.parametrize("name", [segment_name(1), f"{7:020d}.base"])
+def test_pipes_in_a_log_are_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    told: list[str] = []
+
+    def look() -> None:
+        with pytest.raises(StoreFailed) as caught:
+            inspect_log(tmp_path)
+        told.append(str(caught.value))
+
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    looking.join(60)
+    assert told == [f"{tmp_path / name} cannot be read: it is no regular file"]
+
+
+def test_nothing_is_written_through_links_in_a_log(tmp_path: Path) -> None:
+    others, folder = tmp_path / "others", tmp_path / "log"
+    others.write_bytes(b"another user's")
+    folder.mkdir()
+    (folder / "lock").symlink_to(others)
+    with pytest.raises(StoreFailed, match="symbolic link"):
+        FileLog(folder)
+    (folder / "lock").unlink()
+    with FileLog(folder) as log:
+        (folder / segment_name(1)).symlink_to(others)
+        with pytest.raises(StoreFailed, match=f"{segment_name(1)} cannot be made"):
+            fill(log)
+        (folder / segment_name(1)).unlink()
+        fill(log)
+    (folder / f"{7:020d}.base.new").symlink_to(others)
+    with pytest.raises(StoreFailed, match="cannot be written"):
+        write_base(folder, 7, 3, [])
+    assert others.read_bytes() == b"another user's"
+
+
+@pytest.mark.parametrize("signs", [MAGIC * (1 << 18), b"".join(header_of(i, 1, 8 << 20, 1, 0) for i in range(1 << 15))])
+def test_signs_of_entries_that_are_none_are_looked_through_once(signs: bytes) -> None:
+    content = memoryview(signs + bytes(8 << 20))
+    begun = time.process_time()
+    found = next_intact(content, 1)
+    assert time.process_time() - begun < 3.0
+    assert found is None or found[1].length == 8 << 20  # one of so many stands for all
+
+
+def test_a_segment_that_no_memory_holds_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / segment_name(1)).open("wb") as file:
+        file.truncate(1 << 42)
+    with pytest.raises(StoreFailed, match="do not fit into memory"):
+        FileLog(tmp_path)
 
 
 def test_a_renamed_segment_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 
 import grpc
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
 from elastable.embedding_store.composite.splits.partition import partition
-from elastable.embedding_store.contract.row_data import Commit
+from elastable.embedding_store.contract.row_data import Commit, RowBlock
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import (
@@ -46,8 +47,11 @@ from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.channels.server_connection import channel
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.messages.spec_messages import OWNER_KEY, SERVER_SERVICE
+from elastable.embedding_store.wire.messages.store_messages import block_frames
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from tests.embedding_store.shards.served_shards import ServedShard, served, stopped_with
+from tests.waiting import until
 
 FIXED = TableSpec("fixed", 3, 50, optimizer=OptimizerSpec.of("adagrad"))
 ANY = TableSpec("any", 2, optimizer=OptimizerSpec.of("adam"))
@@ -397,6 +401,36 @@ def test_only_the_owner_changes_a_server() -> None:
         with channel(address) as opened, pytest.raises(grpc.RpcError, match="show the secret of a claim"):
             store_pb2_grpc.StoreServerStub(opened).ResetVersion(store_pb2.ResetVersionRequest(version=7), timeout=60)
         assert servers[0].store.version() == 0
+
+
+def test_rows_that_an_owner_is_still_sending_are_refused_once_another_one_has_claimed_the_server() -> None:
+    server, frames = ServedShard("memory"), SimpleQueue[bytes | None]()
+
+    def shown(secret: bytes) -> tuple[tuple[str, bytes]]:
+        return ((OWNER_KEY, secret),)
+
+    def send(row: int) -> None:
+        block = RowBlock(np.array([row]), np.zeros((1, 2), np.float32), np.zeros((1, 0), np.float32))
+        for frame in block_frames("t", block):
+            frames.put(frame)
+
+    try:
+        server.store.create_table(TableSpec("t", 2, 50))
+        with channel(server.address) as opened:
+            stub = store_pb2_grpc.StoreServerStub(opened)
+            stub.Claim(store_pb2.ClaimRequest(owner="a:1", first=True), timeout=60, metadata=shown(b"a" * 16))
+            put = opened.stream_unary(f"/{SERVER_SERVICE}/Put", None, None)
+            answer = put.future(iter(frames.get, None), timeout=60, metadata=shown(b"a" * 16))
+            send(1)
+            until(lambda: server.store.row_count("t") == 1)
+            stub.Claim(store_pb2.ClaimRequest(owner="b:2", first=True), timeout=60, metadata=shown(b"b" * 16))
+            send(2)
+            frames.put(None)
+            with pytest.raises(grpc.RpcError, match="belongs to b:2 now"):
+                answer.result()
+        assert server.store.row_count("t") == 1
+    finally:
+        server.stop()
 
 
 def test_servers_in_another_order_or_number_are_refused_by_name_before_anything_changes() -> None:

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -223,6 +224,22 @@ def test_a_manifest_cannot_name_files_outside_of_the_folder(saved: Path, number:
     body = json.dumps(fields).encode() + b"\n" + state
     path.write_bytes(body + zlib.crc32(body).to_bytes(4, "little"))
     assert "is no number of a table's files" in refused(saved, StoreBroken)
+
+
+def test_pipes_and_links_in_place_of_a_manifest_are_neither_waited_for_nor_written_through(tmp_path: Path) -> None:
+    piped, linked, others = tmp_path / "piped", tmp_path / "linked", tmp_path / "others"
+    piped.mkdir()
+    os.mkfifo(piped / "tables")
+    told: list[str] = []
+    opening = threading.Thread(target=lambda: told.append(refused(piped, StoreFailed)), daemon=True)
+    opening.start()
+    opening.join(60)
+    assert told == [f"{piped / 'tables'} cannot be read: it is no regular file"]
+    others.write_bytes(b"another user's")
+    linked.mkdir()
+    (linked / "tables.new").symlink_to(others)
+    assert "cannot be written" in refused(linked, StoreFailed)
+    assert others.read_bytes() == b"another user's"
 
 
 def test_records_lie_in_memory_where_the_tier_says(saved: Path) -> None:

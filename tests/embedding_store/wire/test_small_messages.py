@@ -18,6 +18,7 @@ from elastable.embedding_store.errors import BadInput, BadSpec, DeadlineExceeded
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.access.roles import Role
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.messages.body_plan import BodyPlan
 from elastable.embedding_store.wire.messages.frame_reader import FrameReader
 from elastable.embedding_store.wire.messages.frames import MAX_ENTRIES, encode
 from elastable.embedding_store.wire.messages.reply_room import ReplyRoom
@@ -72,6 +73,11 @@ def test_as_many_entries_as_there_may_be_are_read() -> None:
 def test_a_long_header_that_is_no_message_is_refused_by_name(header: bytes) -> None:
     with pytest.raises(BadInput, match=r"LookupRequest: (its header|more than)"):
         FrameReader([next(encode(header, []))], "LookupRequest").header(store_pb2.LookupHeader)
+
+
+def test_an_array_of_a_hundred_thousand_dimensions_is_refused_before_its_lengths_are_multiplied() -> None:
+    with pytest.raises(BadInput, match="M: gradient has 100000 dimensions; an array has at most 32"):
+        BodyPlan("M").add("gradient", (127,) * 100_000, np.dtype(np.float32))
 
 
 def test_replies_wait_for_room_and_give_up_by_name() -> None:

@@ -75,6 +75,14 @@ def test_a_place_of_a_job_that_makes_no_sense(place: Path) -> None:
         Progress.from_json(DEEP)
 
 
+def test_a_tensor_of_a_hundred_thousand_dimensions_is_refused_before_its_lengths_are_multiplied() -> None:
+    entry = {"dtype": "F32", "shape": [9] * 100_000, "data_offsets": [0, 0]}
+    header = json.dumps({"a": entry}).encode()
+    content = np.frombuffer(len(header).to_bytes(8, "little") + header, np.uint8)
+    with pytest.raises(ValueError, match="a tensor of 100000 dimensions"):
+        tensors_in(content)
+
+
 @pytest.mark.parametrize("left_out", ["ids", "weights", "slots"])
 def test_a_file_of_rows_without_one_of_its_tensors_is_named(place: Path, left_out: str) -> None:
     fields = json.loads((place / "manifest.json").read_text())

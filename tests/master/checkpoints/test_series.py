@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -42,6 +45,7 @@ from tests.master.checkpoints.jobs import (
     rows,
     train,
 )
+from tests.master.checkpoints.test_malformed import sealed
 from tests.plugins.seeds import examples
 
 
@@ -93,6 +97,26 @@ def test_every_few_checkpoints_one_is_full(tmp_path: Path) -> None:
             assert restored(found) == rows(store)
         assert told == ["full", "increment", "increment", "full", "increment", "increment", "full"]
         assert kinds(open_checkpoint(tmp_path / "ckpt-0000000013")) == ["increment", "increment", "full"]
+
+
+def test_any_number_of_increments_may_build_upon_each_other(tmp_path: Path) -> None:
+    with created(MemoryStore(), [FIXED]) as store:
+        job = Job(tmp_path, store)
+        for _ in range(2):
+            job.train(1)
+            last = job.save()
+    at = tmp_path / last.name
+    for version in range(last.version + 1, sys.getrecursionlimit() + 100):
+        fields, of = json.loads((at / "manifest.json").read_text()), at
+        at = tmp_path / f"ckpt-{version:010d}"
+        at.mkdir()
+        for file in fields["files"]:
+            os.link(of / file, at / file)
+        base = {"name": of.name, "version": fields["version"], "checksum": fields["checksum"]}
+        sealed(at, {**fields, "version": version, "base": base})
+    found = open_checkpoint(at)
+    assert len(found.chain()) == found.version - last.version + len(last.chain())
+    assert restored(found) == restored(last)
 
 
 def test_an_increment_holds_what_changed_and_no_more(tmp_path: Path) -> None:

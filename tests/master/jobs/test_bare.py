@@ -22,6 +22,7 @@ from elastable.master.api import (
     SyncPushId,
     WorkerIdentity,
 )
+from elastable.master.jobs import bare_master
 from elastable.master.jobs.bare_master import BareMaster
 
 SPEC = TableSpec(
@@ -117,3 +118,17 @@ def test_workers_may_join_but_there_is_nothing_to_do(store: MemoryStore) -> None
     master.stop("done")
     assert master.lease_tasks("w", 3, 60.0).finished
     assert master.status().state == "finished"
+
+
+def test_of_clients_without_end_those_that_pushed_last_are_counted(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bare_master, "_MOST_COUNTED", 3)
+    master = BareMaster(store)
+    store.create_table(SPEC)
+    master.join(WorkerIdentity("first"))
+    for number in range(5):
+        master.report_gradient(push(1, [1], incarnation=f"c{number}"))
+        master.report_gradient(push(number + 1, [1], incarnation="first"))
+    assert [worker.micro_batches for worker in master.status().workers] == [5]
+    assert set(master._pushes) == {"c3", "c4", "first"}

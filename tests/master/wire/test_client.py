@@ -415,6 +415,21 @@ def test_a_bare_master_trains_over_the_wire() -> None:
             client.report_gradient(absent)
 
 
+def test_pushes_of_any_number_of_records_leave_a_status_that_can_be_told() -> None:
+    store = MemoryStore()
+    store.create_table(TableSpec("t", 4))
+    with (
+        GrpcServer("127.0.0.1:0", [master_service(BareMaster(store)), store_service(store, writable=True)]) as server,
+        MasterClient(server.address, 60) as client,
+    ):
+        slices = {"t": Slices(np.array([3]), np.ones((1, 4), np.float32))}
+        for sequence, records in enumerate((2**62, 2**62, 2**63 - 1), 1):
+            with pytest.raises(BadGradient, match=f"a push of {records} records"):
+                client.report_gradient(Push(AsyncPushId("w", sequence), records, slices=slices))
+        client.report_gradient(Push(AsyncPushId("w", 4), 2**32, slices=slices))
+        assert client.status().records_trained == 2**32
+
+
 def test_a_job_that_cannot_be_read_leaves_no_session_open() -> None:
     left = threading.Event()
 

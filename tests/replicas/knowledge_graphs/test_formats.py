@@ -219,6 +219,8 @@ def test_a_graph_is_written_and_read_again(tmp_path: Path) -> None:
         ("train2id.txt", "0\n", "no training triple"),
         ("train2id.txt", None, "not a file of OpenKE"),
         ("relation2id.txt", "1\n\xff\t0\n", "not a file of OpenKE"),
+        ("entity2id.txt", "9" * 5_000 + "\na\t0\n", "is not the number of lines that follow"),
+        ("entity2id.txt", "1\na\t" + "9" * 5_000 + "\n", "is not a name and an id"),
     ],
 )
 def test_malformed_files_of_openke(tmp_path: Path, file: str, content: str | None, told: str) -> None:
@@ -240,6 +242,7 @@ def test_malformed_files_of_ogb_and_pykeen(tmp_path: Path) -> None:
         ({**good, "head": good["head"][:-1]}, "as many as there are triples"),
         ({**good, "head": good["head"] * 0.5}, "head is of float64"),
         ({**good, "tail": good["tail"] - 5}, "below 0"),
+        ({**good, "tail": good["tail"] + (1 << 40)}, "above 2147483647"),  # before there are as many names
         ({"head": good["head"]}, "get_edge_split"),
         ({**good, "head": np.array([object()] * len(good["head"]))}, "get_edge_split"),  # a pickle is never read
     ):

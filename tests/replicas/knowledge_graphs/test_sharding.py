@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,6 +91,28 @@ def test_malformed_sharding_files_are_refused(tmp_path: Path) -> None:
         Sharding.load(path)
     path.write_bytes(path.read_bytes()[:300])
     with pytest.raises(BadInput, match="not a saved sharding"):
+        Sharding.load(path)
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("shards", np.int64(1 << 40)),
+        ("shards", np.int64(0)),
+        ("shards", np.array([1, 2])),
+        ("entity_types", np.full(ENTITIES, 2**31 - 1, np.int32)),
+        ("entity_types", np.full(ENTITIES, "a")),
+    ],
+)
+def test_numbers_that_would_take_terabytes_are_refused(
+    tmp_path: Path, part: str, value: np.int64 | npt.NDArray[np.generic]
+) -> None:
+    path = tmp_path / "sharding.npz"
+    typed_sharding().save(path)
+    with np.load(path) as saved:
+        parts = {**saved, part: value}
+    np.savez(path, **parts)
+    with pytest.raises(BadInput, match=r"sharding\.npz: (not a saved sharding|entity types must be)"):
         Sharding.load(path)
 
 

@@ -18,6 +18,7 @@ from elastable.replicas.knowledge_graphs.graph.names import Names
 __all__ = ["read_ogb"]
 
 _RELATIONS = ("reltype2relid", "relidx2relname")
+_MOST_IDS = 1 << 31
 
 
 def read_ogb(folder: Path) -> GraphParts:
@@ -59,7 +60,7 @@ def _arrays(file: Path, needed: bool) -> dict[str, Array]:
         with file.open("rb") as opened, np.load(opened, allow_pickle=False) as saved:
             found = {name: saved[name] for name in ("head", "relation", "tail")}
             found |= {name: saved[name] for name in ("head_type", "tail_type") if name in saved}
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, MemoryError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise BadInput(
             f"{file}: not a NumPy file with the arrays head, relation and tail ({error}); write it by "
             'np.savez("train.npz", **dataset.get_edge_split()["train"])'
@@ -70,8 +71,8 @@ def _arrays(file: Path, needed: bool) -> dict[str, Array]:
     for name, value in found.items():
         if value.dtype.kind not in ("U" if name.endswith("_type") else "iu"):
             raise BadInput(f"{file}: {name} is of {value.dtype}")
-        if not name.endswith("_type") and len(value) and value.min() < 0:
-            raise BadInput(f"{file}: {name} has an id below 0")
+        if not name.endswith("_type") and len(value) and not 0 <= value.min() <= value.max() < _MOST_IDS:
+            raise BadInput(f"{file}: {name} has an id below 0, or above {_MOST_IDS - 1}")
     return {name: value.astype(np.int64) if value.dtype.kind in "iu" else value for name, value in found.items()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import signal
 import socket
 import ssl
@@ -139,6 +140,39 @@ def test_bodies_without_a_length_or_of_too_many_bytes_are_not_read(address: Addr
         with socket.create_connection((address.host, address.port), 60) as raw:
             raw.sendall(f"POST /predict HTTP/1.1\r\nContent-Length: {length}\r\n\r\n".encode())
             assert raw.makefile("rb").readline().split()[1] == str(status).encode()
+
+
+def test_a_page_of_another_site_is_no_client(address: Address) -> None:
+    for host in ("evil.example", f"evil.example:{address.port}", "127.0.0.1.evil.example", ""):
+        assert _ask(address, "/", Host=host)[0] == 421, host
+        assert _ask(address, "/predict", {"queries": []}, Host=host)[0] == 421, host
+    for host in (f"localhost:{address.port}", "127.0.0.1", f"[::1]:{address.port}"):
+        assert _ask(address, "/", Host=host)[0] == 200, host
+
+
+@pytest.mark.parametrize(
+    "head", ["GET / HTTP/1.1\r\nContent-Length: {}", "POST /predict HTTP/1.1\r\nContent-Length: {0}"]
+)
+def test_no_body_is_taken_for_another_request(address: Address, head: str) -> None:
+    hidden = b"GET / HTTP/1.1\r\n\r\n"
+    chunked = "" if head.startswith("GET") else "\r\nTransfer-Encoding: chunked"
+    with socket.create_connection((address.host, address.port), 60) as raw:
+        raw.sendall(head.format(len(hidden) if not chunked else 0).encode() + chunked.encode() + b"\r\n\r\n" + hidden)
+        told = raw.makefile("rb").read()
+    assert told.count(b"HTTP/1.1 ") == 1
+    assert told.split()[1] in (b"411", b"413")
+
+
+def test_a_request_is_no_command_to_the_terminal_that_shows_the_log(
+    address: Address, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "elastable.commands.knowledge_graphs.query_server")
+    with socket.create_connection((address.host, address.port), 60) as raw:
+        raw.sendall(b"GET /\x1b[2J\x9bforged HTTP/1.1\r\n\r\n")
+        assert raw.makefile("rb").readline().split()[1] == b"404"
+    (line,) = [record.getMessage() for record in caplog.records if "forged" in record.getMessage()]
+    assert line.isprintable()
+    assert r"/\x1b[2J\x9bforged" in line
 
 
 def test_further_connections_are_closed(predictor: LinkPredictor, monkeypatch: pytest.MonkeyPatch) -> None:
