@@ -78,11 +78,7 @@ class ReplicaGroup(ABC):
     def all_to_all(self, array: npt.NDArray[Number]) -> npt.NDArray[Number]:
         """`[size, ...]`: row j of member i becomes row i of member j; dtype and shape are the same on all."""
         mine = self._by_rank("all_to_all", array)
-        found = np.empty_like(mine)
-        self._count(mine.nbytes // self.size * (self.size - 1))
-        what = f"all_to_all of {_name(mine.dtype)} {list(mine.shape)}"
-        self._exchange(what, [_bytes(row) for row in _rows(mine)], [_bytes(row) for row in _rows(found)])
-        return found
+        return self._all_to_all(f"all_to_all of {_name(mine.dtype)} {list(mine.shape)}", mine)
 
     def all_to_all_uneven(
         self, blocks: Sequence[npt.NDArray[Number]], lengths: Sequence[int] | None = None
@@ -119,13 +115,9 @@ class ReplicaGroup(ABC):
             array: Numbers `[size, ...]`; dtype and shape are the same on every member.
             reduction: One of `REDUCTIONS`.
         """
-        fold = _fold(reduction)
-        rows = self.all_to_all(self._by_rank("reduce_scatter", array))
-        # Keeps its axis, so that a single number is still an array.
-        total = fold(rows[:1], rows[1:2]) if self.size > 1 else rows
-        for place in range(2, self.size):
-            fold(total, rows[place : place + 1], out=total)
-        return total[0] if total.ndim > 1 else total.reshape(())
+        _fold(reduction)
+        mine = self._by_rank("reduce_scatter", array)
+        return self._reduced(f"reduce_scatter {reduction} of {_name(mine.dtype)} {list(mine.shape)}", mine, reduction)
 
     def all_reduce(self, array: npt.NDArray[Number], reduction: str = "sum") -> npt.NDArray[Number]:
         """The members' arrays, reduced in rank order; the same bits on every member.
@@ -135,15 +127,17 @@ class ReplicaGroup(ABC):
             reduction: One of `REDUCTIONS`.
         """
         _fold(reduction)
-        flat: npt.NDArray[Number] = _contiguous(array).reshape(-1)
+        given = _contiguous(array)
+        flat: npt.NDArray[Number] = given.reshape(-1)
         part = -(-flat.size // self.size)
         padded = flat
         if flat.size % self.size:
             padded = np.zeros(part * self.size, flat.dtype)
             padded[: flat.size] = flat
-        mine = self.reduce_scatter(padded.reshape(self.size, part), reduction)
+        what = f"all_reduce {reduction} of {_name(given.dtype)} {list(given.shape)}"
+        mine = self._reduced(what, padded.reshape(self.size, part), reduction)
         whole = self.all_gather(mine).reshape(-1)[: flat.size]
-        return whole.reshape(_contiguous(array).shape)
+        return whole.reshape(given.shape)
 
     def broadcast(self, array: npt.NDArray[Number], root: int = 0) -> npt.NDArray[Number]:
         """The array of member `root`; others give one of its dtype and shape, whose values are ignored."""
@@ -213,6 +207,22 @@ class ReplicaGroup(ABC):
     @abstractmethod
     def _part(self, what: str, members: Sequence[int]) -> ReplicaGroup:
         """The subgroup of these ranks, of which this member is one; every member calls it."""
+
+    def _all_to_all(self, what: str, mine: npt.NDArray[Number]) -> npt.NDArray[Number]:
+        """`all_to_all` of contiguous rows, under the name of the collective that the user has called."""
+        found = np.empty_like(mine)
+        self._count(mine.nbytes // self.size * (self.size - 1))
+        self._exchange(what, [_bytes(row) for row in _rows(mine)], [_bytes(row) for row in _rows(found)])
+        return found
+
+    def _reduced(self, what: str, mine: npt.NDArray[Number], reduction: str) -> npt.NDArray[Number]:
+        """`reduce_scatter` of contiguous rows, under the name of the collective that the user has called."""
+        fold, rows = _fold(reduction), self._all_to_all(what, mine)
+        # Keeps its axis, so that a single number is still an array.
+        total = fold(rows[:1], rows[1:2]) if self.size > 1 else rows
+        for place in range(2, self.size):
+            fold(total, rows[place : place + 1], out=total)
+        return total[0] if total.ndim > 1 else total.reshape(())
 
     def _count(self, sent: int) -> None:
         group: ReplicaGroup | None = self

@@ -103,22 +103,26 @@ class ThreadGroup(ReplicaGroup):
         meeting = self._meeting
         meeting.offers[self.rank] = (what, send)
         meeting.meet(self.rank, what)
-        meeting.agree(what)
-        for into, (_, blocks) in zip(receive, meeting.offers, strict=True):
-            into[:] = blocks[self.rank]
-        meeting.meet(self.rank, what)  # inputs may be reused
+        try:
+            meeting.agree(what)
+            for into, (_, blocks) in zip(receive, meeting.offers, strict=True):
+                into[:] = blocks[self.rank]
+        finally:
+            meeting.meet(self.rank, what)  # inputs may be reused; nobody offers more before all have seen this
         meeting.offers[self.rank] = ("", ())
 
     def _part(self, what: str, members: Sequence[int]) -> ReplicaGroup:
         meeting = self._meeting
         meeting.offers[self.rank] = (what, ())
         meeting.meet(self.rank, what)
-        meeting.agree(what)
-        with meeting.fate.changed:
-            part = meeting.parts.setdefault(
-                tuple(members), _Meeting(meeting.fate, [self.ranks[member] for member in members])
-            )
-        meeting.meet(self.rank, what)  # nobody creates others before all have this one
+        try:
+            meeting.agree(what)
+            with meeting.fate.changed:
+                part = meeting.parts.setdefault(
+                    tuple(members), _Meeting(meeting.fate, [self.ranks[member] for member in members])
+                )
+        finally:
+            meeting.meet(self.rank, what)  # nobody creates others before all have this one
         if self.rank == members[0]:
             del meeting.parts[tuple(members)]
         return ThreadGroup(members.index(self.rank), part)

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import keras
+import tensorflow as tf
 
 from elastable.embedding_store.errors import ModelError, Unsupported
+from elastable.master.api import DivisorKind
+from elastable.replicas.host_embeddings.embedding import HostEmbedding
 from elastable.worker.keras.seeds import layers_of
+from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.layers.model_tables import store_layers
+from elastable.worker.losses.loss_terms import loss_terms
+from elastable.worker.losses.reductions import RecordedLoss
 
-__all__ = ["refuse_losses", "refuse_model"]
+__all__ = ["refuse_losses", "refuse_model", "refuse_own_changes", "refuse_scaled_tables", "refuse_terms"]
 
 _MEANS = ("sum_over_batch_size", "mean")
+_DIVISORS = {
+    DivisorKind.NOTHING: "is a sum",
+    DivisorKind.AMOUNT: "is divided by weights, or by how many values count (a mask, ignore_class)",
+    None: "is divided by an unknown number",
+}
 _OWN_STEPS = ("train_step", "test_step", "predict_step")
 
 
@@ -45,4 +58,51 @@ def refuse_losses(loss: object) -> None:
             raise Unsupported(
                 f"loss {one.name!r} with reduction={reduction!r}: replicas weigh their gradients by their records, "
                 f"which is right for a mean over records only; give it reduction={_MEANS[0]!r}"
+            )
+
+
+def refuse_scaled_tables(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+    """Raises Unsupported for loss scaling with a host embedding, whose own optimizer would take scaled gradients."""
+    scale = getattr(optimizer, "loss_scale_factor", None)
+    layers = [layer for layer in layers_of(model) if isinstance(layer, HostEmbedding) and layer.table.optimizer]
+    if scale and layers:
+        raise Unsupported(
+            f"{type(optimizer).__name__}(loss_scale_factor={scale:g}) with host embedding {layers[0].name!r}: the "
+            "table's own optimizer would take the gradients of the scaled loss; leave loss_scale_factor out"
+        )
+
+
+def refuse_terms(model: keras.Model, loss: tf.Tensor, recorded: Sequence[RecordedLoss], batch: TensorBatch) -> None:
+    """Raises Unsupported for a traced loss with a term that is not a mean over the records of its batch.
+
+    Args:
+        model: For the message.
+        loss: The loss; nothing is refused in eager mode, where its terms cannot be seen.
+        recorded: The reductions of Keras' losses in it.
+        batch: Of symbolic tensors.
+    """
+    if tf.executing_eagerly():
+        return
+    for term in loss_terms(loss, recorded, tf.nest.flatten(batch, expand_composites=True), ()):
+        if term.kind is not DivisorKind.RECORDS:
+            raise Unsupported(
+                f"model {model.name!r}: the term of its loss that operation {term.where} computes "
+                f"{_DIVISORS[term.kind]}, and replicas weigh their gradients by their records, which is right for a "
+                "mean over records only. Return one value per record from a loss function, so that Keras averages "
+                "them; or end a term of add_loss or compute_loss in keras.ops.mean over the records; or mark it with "
+                "et.averaged(term)"
+            )
+
+
+def refuse_own_changes(model: keras.Model, graph: tf.Graph) -> None:
+    """Raises Unsupported if a traced forward pass assigns weights: replicas update them together, some in parts."""
+    handles = {id(weight.value.handle): weight.path for weight in model.trainable_weights}
+    inside = {inner.ref(): handles[id(outer)] for outer, inner in graph.captures if id(outer) in handles}
+    for operation in graph.get_operations():
+        changed = inside.get(operation.inputs[0].ref()) if operation.inputs else None
+        if changed is not None and operation.type.startswith("Assign"):
+            raise Unsupported(
+                f"model {model.name!r} changes its weight {changed!r} in the forward pass, as "
+                "keras.layers.SpectralNormalization does: a replica that holds a part of it, or has no records, would "
+                "not take part in the change; train it with et.fit, or on one replica"
             )

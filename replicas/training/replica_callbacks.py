@@ -13,6 +13,8 @@ from elastable.worker.keras.keras_callbacks import history_of, require_callback,
 
 __all__ = ["ReplicaCallbacks"]
 
+_TEST_BATCHES = ("on_test_batch_begin", "on_test_batch_end")
+
 
 class ReplicaCallbacks:
     """Calls each replica's callbacks, with logs that are the same on all of them.
@@ -66,6 +68,12 @@ class ReplicaCallbacks:
     def begin_epoch(self, epoch: int) -> None:
         self._list.on_epoch_begin(epoch)
 
+    def begin_validation(self) -> None:
+        self._list.on_test_begin()
+
+    def end_validation(self, logs: Mapping[str, float]) -> None:
+        self._list.on_test_end(dict(logs))
+
     def begin_batch(self, step: int) -> None:
         self._list.on_train_batch_begin(step)
 
@@ -106,6 +114,13 @@ def _refuse_unsupported(callback: keras.callbacks.Callback) -> None:
         raise Unsupported(
             f"callback {name} needs whole moving averages, of which replicas may hold parts; leave it out"
         )
+    if type(callback).__module__.split(".")[0] != "keras":
+        for hook in _TEST_BATCHES:
+            if getattr(type(callback), hook) is not getattr(kinds.Callback, hook):
+                raise Unsupported(
+                    f"callback {name} has {hook}, and replicas evaluate the batches of a validation by themselves: use "
+                    "on_test_begin and on_test_end, whose logs are of all of them"
+                )
     if isinstance(callback, kinds.ModelCheckpoint) and not callback.save_weights_only:
         raise Unsupported(
             f"callback {name} saves the optimizer's state as one replica holds it; give save_weights_only=True, or use "

@@ -14,6 +14,7 @@ from elastable.embedding_store.errors import ModelError
 from elastable.replicas.groups.agreement import require_same
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.training.data.feed import BatchPart
+from elastable.replicas.training.model_refusals import refuse_own_changes
 from elastable.replicas.training.model_states import ReplicaStates
 from elastable.replicas.training.replica_metrics import ReplicaMetrics
 from elastable.replicas.training.step import GradientStep
@@ -89,15 +90,26 @@ class Training:
         self.weights = ReplicaWeights(variables, self.plan, group)
         self.optimizer = PartOptimizer(optimizer, variables, self.weights.targets)
         self.weights.forget_buffers()
-        self.metrics = ReplicaMetrics(model, self.weights.exchange)
+        self.count_metrics()
         self._states = ReplicaStates(model, group)
         self.whole_tensors = WholeTensors(self.weights, model.non_trainable_weights, self.optimizer)
         self.step = 0
         self.memory: ReplicaMemory | None = None
 
+    def count_metrics(self) -> None:
+        """Sums the metrics that the model has by now."""
+        self.metrics = ReplicaMetrics(self._model, self.weights.exchange)
+
     def gradients(self, sample: TensorBatch) -> GradientStep:
-        """The compiled forward and backward pass for batches shaped like `sample`."""
-        return GradientStep(self._model, sample, self._seed, self.optimizer.keras.scale_loss)
+        """The compiled forward and backward pass for batches shaped like `sample`.
+
+        Raises:
+            Unsupported: the pass cannot be divided over replicas; names the reason.
+        """
+        step = GradientStep(self._model, sample, self._seed, self.optimizer.keras.scale_loss)
+        if self._group.size > 1:
+            refuse_own_changes(self._model, step.graph)
+        return step
 
     def train(self, compute: GradientStep, part: BatchPart, measure: bool = False) -> None:
         """One step; every replica calls it with its part of the same batch."""
@@ -109,7 +121,7 @@ class Training:
         gradients = clip_parts(self._group, self.optimizer.clipping, gradients, layouts)
         self.weights.begin_update()
         self.optimizer.apply(gradients, compute.reached)
-        self.weights.end_update()
+        self.weights.end_update(compute.reached)
         self._states.share(part.shares)
         self.step += 1
         if measure:
@@ -121,7 +133,7 @@ class Training:
         if self.optimizer.keras.use_ema:
             self.weights.begin_update()
             self.optimizer.finish()
-            self.weights.end_update()
+            self.weights.end_update([False] * len(self.weights.variables))
             self.weights.make_whole()
 
     def _computed(self, compute: GradientStep, part: BatchPart) -> list[Array]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import keras
 import numpy as np
@@ -10,8 +11,10 @@ import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import Unsupported
+from elastable.replicas.training.model_refusals import refuse_terms
 from elastable.worker.keras.seeds import seed_states, set_seeds
 from elastable.worker.keras.structures import TensorBatch, TensorStructure
+from elastable.worker.losses.reductions import recorded_losses
 from elastable.worker.readers.records.pytrees import Structure
 from elastable.worker.step.tensor_specs import batch_spec, flat_spec, pack_flat, records_in
 
@@ -19,7 +22,11 @@ __all__ = ["BatchStep", "GradientStep", "PredictStep", "ReplicaEvaluateStep"]
 
 
 class BatchStep:
-    """A function of a batch, traced once for any number of records."""
+    """A function of a batch, traced once for any number of records.
+
+    Attributes:
+        graph: What was traced.
+    """
 
     def __init__(self, model: keras.Model, sample: TensorBatch, extra: Sequence[tf.TensorSpec] = ()) -> None:
         self._model = model
@@ -27,6 +34,7 @@ class BatchStep:
         signature = [*flat_spec(self._spec), *extra]
         body = tf.autograph.experimental.do_not_convert(self._body)  # as `Model.fit` compiles its steps
         self._function = tf.function(body, input_signature=signature).get_concrete_function()
+        self.graph: tf.Graph = self._function.graph
         if getattr(model, "run_eagerly", False):
             self._function = self._body
 
@@ -37,12 +45,14 @@ class BatchStep:
         flat = tf.nest.flatten(batch, expand_composites=True)
         return self._function(*flat, *map(tf.convert_to_tensor, extra))
 
-    def _loss(self, batch: TensorBatch, training: bool) -> tf.Tensor:
-        """The loss; also updates the metrics."""
+    def _loss(self, batch: TensorBatch, share: tf.Tensor, training: bool) -> tf.Tensor:
+        """The loss; also updates the metrics. `share`: these records / the records of the whole batch."""
         x, y, weight = (*batch, None, None)[:3]
         predicted = self._model(x, training=training)
         _refuse_masks(self._model, predicted)
-        loss = self._model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight, training=training)
+        with recorded_losses() as recorded, _counted_as(self._model, share):
+            loss = self._model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight, training=training)
+        refuse_terms(self._model, loss, recorded, batch)
         records = records_in(x)
         for metric in self._model.metrics:
             if metric.name == "loss":
@@ -88,7 +98,7 @@ class GradientStep(BatchStep):
         set_seeds(self._seed_states, self._seed, number)
         variables = [variable.value for variable in self._model.trainable_weights]
         with tf.GradientTape() as tape:
-            loss = self._scale_loss(self._loss(batch, training=True))
+            loss = self._scale_loss(self._loss(batch, share, training=True))
         gradients = tape.gradient(loss, variables)
         self.reached = tuple(gradient is not None for gradient in gradients)
         return [
@@ -101,11 +111,15 @@ class GradientStep(BatchStep):
 class ReplicaEvaluateStep(BatchStep):
     """Updates the metrics with a replica's part of a batch, in inference mode."""
 
-    def __call__(self, batch: TensorBatch) -> None:
-        self._call(batch)
+    def __init__(self, model: keras.Model, sample: TensorBatch) -> None:
+        super().__init__(model, sample, [tf.TensorSpec([], tf.float32)])
+
+    def __call__(self, batch: TensorBatch, share: float) -> None:
+        """Arguments as of `GradientStep`."""
+        self._call(batch, np.float32(share))
 
     def _body(self, *flat: tf.Tensor) -> TensorStructure:
-        return self._loss(pack_flat(self._spec, flat), training=False)
+        return self._loss(pack_flat(self._spec, flat[:-1]), flat[-1], training=False)
 
 
 class PredictStep(BatchStep):
@@ -119,6 +133,28 @@ class PredictStep(BatchStep):
     def _body(self, *flat: tf.Tensor) -> TensorStructure:
         (x,) = pack_flat(self._spec, flat)
         return self._model(x, training=False)
+
+
+@contextmanager
+def _counted_as(model: keras.Model, share: tf.Tensor) -> Iterator[None]:
+    """Lets the loss of each output, of which Keras counts every batch once, count as a part of a batch."""
+    trackers: list[keras.metrics.Metric] = list(getattr(getattr(model, "_compile_loss", None), "metrics", ()))
+
+    def counting(tracker: keras.metrics.Metric) -> Callable[..., None]:
+        update = tracker.update_state
+
+        def update_state(value: tf.Tensor, sample_weight: object = None) -> None:
+            update(value, sample_weight=share if sample_weight is None else sample_weight)
+
+        return update_state
+
+    for tracker in trackers:
+        tracker.update_state = counting(tracker)
+    try:
+        yield
+    finally:
+        for tracker in trackers:
+            del tracker.update_state
 
 
 def _refuse_masks(model: keras.Model, predicted: TensorStructure) -> None:

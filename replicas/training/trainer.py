@@ -97,7 +97,7 @@ class ShardedTrainer(TrainerCore):
             batch_size: Records of a batch over all replicas. The last batch of an epoch may have fewer.
             verbose: 0: silent; otherwise rank 0 prints a line per epoch.
             callbacks: Callbacks of this replica; their logs cover all replicas.
-            validation_data: (x, y), (x, y, sample_weight) or a reader.
+            validation_data: (x, y), (x, y, sample_weight) or a reader; nothing is split off then, as in Keras.
             shuffle: Whether to shuffle records, by (seed, epoch).
 
         Returns:
@@ -106,9 +106,11 @@ class ShardedTrainer(TrainerCore):
         Raises:
             ElastableError: an argument cannot be used, or a replica has left; names it.
         """
-        reader, validation = split_off(reader_of(x, y, sample_weight), validation_split)
+        reader, validation = reader_of(x, y, sample_weight), None
         if validation_data is not None:
             validation = reader_of(validation_data)
+        else:
+            reader, validation = split_off(reader, validation_split)
         if not 0 <= initial_epoch < epochs or validation_freq < 1:
             raise BadInput(
                 f"initial_epoch={initial_epoch}, epochs={epochs}, validation_freq={validation_freq}: need "
@@ -119,7 +121,7 @@ class ShardedTrainer(TrainerCore):
         self._agree("fit", reader, **numbers, validation_records=0 if validation is None else len(validation))
         feed = Feed(reader, batch_size, self.group, self.seed, shuffle, self._collective_layer())
         listeners = ReplicaCallbacks(callbacks or (), self.model, self.group, epochs, feed.steps, verbose)
-        evaluate = self._validation(validation, validation_batch_size or batch_size, validation_freq)
+        evaluate = self._validation(validation, validation_batch_size or batch_size, validation_freq, listeners)
         compute = self._step(GradientStep, sample_batch(reader))
         before, self.model.optimizer = self.model.optimizer, training.optimizer.keras
         try:
@@ -221,4 +223,5 @@ class ShardedTrainer(TrainerCore):
         if self._training is not None:
             self._training.weights.close()
             self._training = None
+        self._tried = False
         self._steps.clear()

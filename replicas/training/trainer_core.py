@@ -15,7 +15,8 @@ from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.processes.world import replica_group
 from elastable.replicas.training.data.feed import Feed
 from elastable.replicas.training.host_embedding_state import host_embeddings
-from elastable.replicas.training.model_refusals import refuse_model
+from elastable.replicas.training.model_refusals import refuse_model, refuse_scaled_tables
+from elastable.replicas.training.replica_callbacks import ReplicaCallbacks
 from elastable.replicas.training.replica_training import Training
 from elastable.replicas.training.step import BatchStep, GradientStep, ReplicaEvaluateStep
 from elastable.worker.keras.structures import TensorBatch
@@ -45,6 +46,7 @@ class TrainerCore:
         self._locations = LocationSettings() if locations is None else locations
         self._optimizer: keras.optimizers.Optimizer | None = None
         self._training: Training | None = None
+        self._tried = False
         self._steps: dict[tuple[type[BatchStep], str], BatchStep] = {}
 
     def _evaluate(self, reader: Reader, batch_size: int) -> dict[str, float]:
@@ -53,16 +55,21 @@ class TrainerCore:
         training.metrics.reset()
         for part in Feed(reader, batch_size, self.group, collective_layer=self._collective_layer()).parts():
             if part.batch is not None:
-                step(part.batch)
+                step(part.batch, part.shares[self.group.rank])
         return training.metrics.results()
 
-    def _validation(self, reader: Reader | None, batch_size: int, every: int) -> Callable[[int], Mapping[str, float]]:
-        """Epoch -> validation logs: of every `every`-th epoch, or none without a reader."""
+    def _validation(
+        self, reader: Reader | None, batch_size: int, every: int, listeners: ReplicaCallbacks
+    ) -> Callable[[int], Mapping[str, float]]:
+        """Epoch -> validation logs: of every `every`-th epoch, or none without a reader. `listeners` hear of each."""
 
         def evaluate(epoch: int) -> Mapping[str, float]:
             if reader is None or (epoch + 1) % every:
                 return {}
-            return {f"val_{name}": value for name, value in self._evaluate(reader, batch_size).items()}
+            listeners.begin_validation()
+            found = self._evaluate(reader, batch_size)
+            listeners.end_validation(found)
+            return {f"val_{name}": value for name, value in found.items()}
 
         return evaluate
 
@@ -79,12 +86,17 @@ class TrainerCore:
 
     def _ready(self, sample: TensorBatch | None) -> Training:
         """The training state, created on first use; every replica calls it."""
-        if self._training is None:
-            if self._optimizer is None:
-                raise ModelError("the trainer is not compiled; call compile(optimizer, loss, ...) first")
+        if self._optimizer is None:
+            raise ModelError("the trainer is not compiled; call compile(optimizer, loss, ...) first")
+        if self._training is None or (sample is not None and not self._tried):
             self._require_built(sample)
-            if sample is not None:
-                build_model(self.model, sample)
+        if sample is not None and not self._tried:
+            build_model(self.model, sample)
+            self._tried = True
+            if self._training is not None:
+                self._training.count_metrics()  # Keras has made those of compile() only now
+        if self._training is None:
+            refuse_scaled_tables(self.model, self._optimizer)
             self._training = Training(self.model, self._optimizer, self._locations, self.group, self.seed)
             # Between trainings the model has a fresh optimizer without state, so that it can be saved.
             self.model.optimizer = self._training.optimizer.clone()

@@ -161,6 +161,29 @@ class ReplicaContract:
             run(2, calls)
 
     @pytest.mark.parametrize(
+        ("calls", "told"),
+        [
+            (lambda group, x: group.all_reduce(x, ("sum", "max")[group.rank]), "all_reduce sum .*all_reduce max"),
+            (lambda group, x: group.all_reduce(x[: 3 + group.rank]), r"all_reduce sum of .*\[3\].*\[4\]"),
+            (lambda group, x: group.all_reduce(x.reshape(((4,), (2, 2))[group.rank])), r"\[4\].*\[2, 2\]"),
+            (lambda group, x: group.reduce_scatter(x.reshape(2, 2), ("min", "sum")[group.rank]), "scatter min.*sum"),
+            (
+                lambda group, x: (group.all_to_all if group.rank else group.reduce_scatter)(x.reshape(2, 2)),
+                "rank 0 calls reduce_scatter sum of .*, and rank 1 all_to_all of",
+            ),
+        ],
+    )
+    def test_reductions_that_differ_are_told(
+        self, run: Run, calls: Callable[[ReplicaGroup, Array], object], told: str
+    ) -> None:
+        def work(group: ReplicaGroup) -> object:
+            with pytest.raises(BadInput, match=told):
+                calls(group, np.arange(4.0))
+            return group.all_reduce(np.ones(3)).tolist()  # nothing was exchanged, and the group is usable
+
+        assert run(2, work) == [[2.0] * 3] * 2
+
+    @pytest.mark.parametrize(
         ("call", "told"),
         [
             (lambda group: group.all_to_all(np.zeros((3, 2))), r"an array \[2, ...\].*got \[3, 2\]"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Array, Int32, Int64
-from elastable.embedding_store.contract.malformed import UNREADABLE
 from elastable.embedding_store.errors import BadInput
+from elastable.replicas.knowledge_graphs.graph.formats.damage import DAMAGED
 from elastable.replicas.knowledge_graphs.graph.randomness import permutation, stream_key
 
 __all__ = ["Sharding"]
@@ -20,7 +19,6 @@ __all__ = ["Sharding"]
 _STREAM = 0x5A4D  # the sharding's random stream
 _FORMAT = 1
 _MOST_TYPES = 1 << 20
-_UNREADABLE: tuple[type[Exception], ...] = (*UNREADABLE, MemoryError, EOFError, zipfile.BadZipFile)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,15 +156,17 @@ class Sharding:
         try:
             with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as saved:
                 if int(saved["format"]) != _FORMAT:
-                    raise BadInput(f"format {int(saved['format'])} of a sharding; this program reads {_FORMAT}")
-                shard_of, row_of, types = (saved[name] for name in ("shard_of", "row_of", "entity_types"))
-                shards = int(saved["shards"])
-                if not 1 <= shards <= len(shard_of):  # before there is an array of so many
-                    raise ValueError(f"{len(shard_of)} entities on {shards} shards")
-                found = cls._of(int(saved["seed"]), shards, shard_of, row_of, _checked_types(types, len(shard_of)))
-        except _UNREADABLE as error:
-            told = str(error) if isinstance(error, BadInput) else f"not a saved sharding of entities ({error})"
-            raise BadInput(f"{path}: {told}") from error
+                    raise BadInput(f"{path}: format {int(saved['format'])} of a sharding; this program reads {_FORMAT}")
+                seed, shards = int(saved["seed"]), int(saved["shards"])
+                shard_of, row_of = saved["shard_of"].astype(np.int32), saved["row_of"].astype(np.int32)
+                if not 1 <= shards <= len(shard_of) or row_of.min() < 0:
+                    raise BadInput(f"{path}: not a sharding of {len(shard_of)} entities over {shards} workers")
+                types = _checked_types(saved["entity_types"], len(shard_of))
+                found = cls._of(seed, shards, shard_of, row_of, types)
+        except DAMAGED as error:
+            if isinstance(error, BadInput) and str(path) in str(error):
+                raise
+            raise BadInput(f"{path}: not a saved sharding of entities ({error})") from error
         placed = np.bincount(found.entity_at[found.entity_at >= 0], minlength=found.entities)
         if (placed != 1).any():
             raise BadInput(f"{path}: not a sharding of entities: two of them are in one row")

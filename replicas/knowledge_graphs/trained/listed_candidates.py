@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pyarrow.parquet
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.evaluation.triple_candidates import TripleCandidates
+from elastable.replicas.knowledge_graphs.graph.formats.damage import DAMAGED
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeGraph
 
 __all__ = ["read_triple_candidates"]
@@ -37,7 +37,7 @@ def read_triple_candidates(file: Path, graph: KnowledgeGraph) -> TripleCandidate
         raise BadInput(f"{file}: candidates for each triple are in a file .npz or .parquet")
     try:
         heads, tails = _ids(file, graph) if file.suffix == ".npz" else _names(file, graph)
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, pa.ArrowException) as error:
+    except (*DAMAGED, pa.ArrowException) as error:
         raise BadInput(f"{file}: cannot be read as candidates for each triple ({error})") from error
     return TripleCandidates.of(heads, tails, len(graph.entities))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +50,8 @@ def nearest_neighbors(
     Args:
         trained: The model.
         entities: int `[q]`, global ids.
-        k: Number of neighbours of each; fewer if there are not as many.
+        k: Number of neighbours of each; fewer if there are not as many. Where one entity has fewer than another, the
+            rest of its row has similarity -inf.
         measure: One of `MEASURES`.
         among: The entities that may be neighbours; all by default.
 
@@ -63,7 +65,7 @@ def nearest_neighbors(
     if len(ids) and not 0 <= ids.min() <= ids.max() < count:
         raise IdOutOfRange(f"entities are in {ids.min()} .. {ids.max()}; there are {count}")
     others = np.arange(count) if among is None or among.entities is None else among.entities
-    left = min(k, len(others) - bool(np.isin(ids, others).any()))
+    left = min(k, len(others) - bool(len(ids) and np.isin(ids, others).all()))
     if left < 1:
         raise BadInput(f"{k} neighbours among {len(others)} entities: there is nobody else, or k is below 1")
     columns = compared_columns(trained.model.score)
@@ -81,6 +83,8 @@ def nearest_neighbors(
 
 
 def _ready(rows: Float32, measure: str) -> Float32:
+    if measure == "euclidean":  # differences of squares, which in float32 would hide small distances
+        return cast(Float32, rows.astype(np.float64))
     if measure != "cosine":
         return np.ascontiguousarray(rows)
     return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12), np.float32)

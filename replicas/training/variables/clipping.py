@@ -34,10 +34,11 @@ class GradientClipping:
 
     @classmethod
     def of(cls, optimizer: keras.optimizers.Optimizer) -> GradientClipping:
-        """The clipping options of a Keras optimizer."""
+        """The clipping options of a Keras optimizer, for gradients of the scaled loss, which Keras unscales first."""
+        scale = float(getattr(optimizer, "loss_scale_factor", None) or 1.0)
         names = ("clipnorm", "global_clipnorm", "clipvalue")
         asked = {name: getattr(optimizer, name, None) for name in names}
-        return cls(**{name: float(value) for name, value in asked.items() if value and value > 0})
+        return cls(**{name: float(value) * scale for name, value in asked.items() if value and value > 0})
 
 
 def squared_norms(group: ReplicaGroup, gradients: Sequence[Array], layouts: Sequence[Layout]) -> list[float]:

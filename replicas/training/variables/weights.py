@@ -109,14 +109,19 @@ class ReplicaWeights:
         for place in self._places([not apart for apart in self._in_parts]):
             put(self.targets[place], self.part_of(place, value_of(self.variables[place])))
 
-    def end_update(self) -> None:
-        """Gathers what was updated in parts and frees sharded weights updated whole; every replica calls it."""
+    def end_update(self, constrained: Sequence[bool] | None = None) -> None:
+        """Gathers what was updated in parts and frees sharded weights updated whole; every replica calls it.
+
+        Args:
+            constrained: For every variable, whether its constraint applies now: Keras applies those of variables that
+                an optimizer step has updated.
+        """
         places = self._places([not apart for apart in self._in_parts])
         self._gather(places, self.targets, self.layouts)
         self.forget_buffers()
         for place in places:
             variable = self.variables[place]
-            if variable.constraint is not None:
+            if variable.constraint is not None and (constrained is None or constrained[place]):
                 variable.assign(variable.constraint(variable.value))
         for place, part in self._parts.items():
             if self.layouts[place].split is None:

@@ -242,7 +242,7 @@ def test_malformed_files_of_ogb_and_pykeen(tmp_path: Path) -> None:
         ({**good, "head": good["head"][:-1]}, "as many as there are triples"),
         ({**good, "head": good["head"] * 0.5}, "head is of float64"),
         ({**good, "tail": good["tail"] - 5}, "below 0"),
-        ({**good, "tail": good["tail"] + (1 << 40)}, "above 2147483647"),  # before there are as many names
+        ({**good, "tail": good["tail"] + (1 << 40)}, "12 names of entities; triples have"),  # before there are as many names
         ({"head": good["head"]}, "get_edge_split"),
         ({**good, "head": np.array([object()] * len(good["head"]))}, "get_edge_split"),  # a pickle is never read
     ):
@@ -287,3 +287,61 @@ def test_malformed_tables_and_sources(tmp_path: Path) -> None:
     (tmp_path / "train.parquet").write_bytes(b"PAR1 no parquet")
     with pytest.raises(BadInput, match="cannot be read"):
         load_graph(tmp_path)
+
+
+def test_damaged_or_made_up_files_are_refused(tmp_path: Path) -> None:
+    """Whatever zlib, NumPy and Python would raise: digits without end, splits that do not fit, ids without bound."""
+    digits = "9" * 5000
+    _openke(tmp_path)
+    for file, content in (("entity2id.txt", f"1\na\t{digits}\n"), ("relation2id.txt", f"{digits}\nr\t0\n")):
+        before = (tmp_path / file).read_bytes()
+        (tmp_path / file).write_text(content)
+        with pytest.raises(BadInput, match=f"{file}, line"):
+            load_graph(f"openke:{tmp_path}")
+        (tmp_path / file).write_bytes(before)
+
+    (tmp_path / "ogb/mapping").mkdir(parents=True)
+    ids = {"head": np.array([0, 1]), "relation": np.array([0, 0]), "tail": np.array([1, 2])}
+    typed = {**ids, "head_type": np.array(["x", "y"]), "tail_type": np.array(["x", "y"])}
+    nothing = {name: value[:0] for name, value in ids.items()}
+    for train, valid, told in (
+        (nothing, ids, "no training triple"),
+        (typed, ids, r"valid\.npz: ids count within types in all splits"),
+        (ids, typed, r"valid\.npz: ids count within types in all splits"),
+        ({**ids, "head_type": typed["head_type"]}, ids, r"train\.npz: ids count within types in all splits"),
+        ({**ids, "tail": np.array([1, 2**40])}, ids, f"ids of entities go up to {2**40}, in 4 triples"),
+        (ids, {**ids, "relation": np.array([0, 2**62])}, f"ids of relations go up to {2**62}, in 4 triples"),
+    ):
+        np.savez(tmp_path / "ogb/train.npz", **train)  # type: ignore[arg-type]
+        np.savez(tmp_path / "ogb/valid.npz", **valid)  # type: ignore[arg-type]
+        with pytest.raises(BadInput, match=told):
+            load_graph(f"ogb:{tmp_path / 'ogb'}")
+
+    def torn(file: Path) -> None:
+        content = bytearray(file.read_bytes())
+        content[60:90] = b"\xff" * 30
+        file.write_bytes(content)
+
+    long = np.arange(3000)
+    np.savez_compressed(tmp_path / "ogb/train.npz", head=long, relation=long, tail=long)
+    torn(tmp_path / "ogb/train.npz")
+    with pytest.raises(BadInput, match="not a NumPy file"):
+        load_graph(f"ogb:{tmp_path / 'ogb'}")
+    for split in ("train", "valid"):
+        np.savez(tmp_path / f"ogb/{split}.npz", head=ids["head"], relation=ids["relation"], tail=ids["tail"])
+    mapping = tmp_path / "ogb/mapping/nodeidx2entityid.csv.gz"
+    _gz(mapping, [["id", "name"], *([place, f"n{place}"] for place in range(500))], ",")
+    torn(mapping)
+    with pytest.raises(BadInput, match="not a mapping of OGB"):
+        load_graph(f"ogb:{tmp_path / 'ogb'}")
+
+    (tmp_path / "pykeen").mkdir()
+    _pykeen(tmp_path / "pykeen")
+    labels = tmp_path / "pykeen/training/entity_to_id.tsv.gz"
+    _gz(labels, [["id", "label"], [digits, "a"]], "\t")
+    with pytest.raises(BadInput, match="an id is not a whole number"):
+        load_graph(f"pykeen:{tmp_path / 'pykeen'}")
+    _gz(labels, [["id", "label"], *([place, f"n{place}"] for place in range(500))], "\t")
+    torn(labels)
+    with pytest.raises(BadInput, match="not a table of PyKEEN"):
+        load_graph(f"pykeen:{tmp_path / 'pykeen'}")

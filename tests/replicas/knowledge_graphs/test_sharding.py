@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 from tests.replicas.knowledge_graphs.graphs import ENTITIES, SHARDS, TYPE_OFFSETS, typed_sharding
@@ -95,25 +96,44 @@ def test_malformed_sharding_files_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "value"),
+    "wrong",
     [
-        ("shards", np.int64(1 << 40)),
-        ("shards", np.int64(0)),
-        ("shards", np.array([1, 2])),
-        ("entity_types", np.full(ENTITIES, 2**31 - 1, np.int32)),
-        ("entity_types", np.full(ENTITIES, "a")),
+        {"shards": np.int64(0)},
+        {"shards": np.int64(2**40)},
+        {"shards": np.array([1, 2])},
+        {"shards": np.float64(np.inf)},
+        {"seed": np.float64(np.inf)},
+        {"shard_of": np.array([])},
+        {"row_of": np.array([-1, -2, -3, -1, -2])},
+        {"entity_types": np.array([2**31 - 1, 0, 0, 0, 0])},
+        {"entity_types": np.array([2**40, 0, 0, 0, 0])},
     ],
+    ids=str,
 )
-def test_numbers_that_would_take_terabytes_are_refused(
-    tmp_path: Path, part: str, value: np.int64 | npt.NDArray[np.generic]
-) -> None:
+def test_made_up_sharding_files_are_refused_by_name(tmp_path: Path, wrong: dict[str, Array]) -> None:
     path = tmp_path / "sharding.npz"
-    typed_sharding().save(path)
+    Sharding.create(5, 2).save(path)
     with np.load(path) as saved:
-        parts = {**saved, part: value}
+        parts = {**saved, **wrong}
     np.savez(path, **parts)
-    with pytest.raises(BadInput, match=r"sharding\.npz: (not a saved sharding|entity types must be)"):
+    with pytest.raises(BadInput, match=r"sharding\.npz: not a (saved )?sharding"):
         Sharding.load(path)
+
+
+def test_a_damaged_sharding_file_is_refused_wherever_it_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "sharding.npz"
+    with np.load(_saved(path)) as saved:
+        np.savez_compressed(path, **saved)
+    content = path.read_bytes()
+    for place in range(0, len(content), 37):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 255]) + content[place + 1 :])
+        with suppress(BadInput):  # where only a time stamp is another, it can be read
+            Sharding.load(path)
+
+
+def _saved(path: Path) -> Path:
+    typed_sharding().save(path)
+    return path
 
 
 def test_more_workers_than_entities_are_refused() -> None:

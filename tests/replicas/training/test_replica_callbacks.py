@@ -127,3 +127,43 @@ def test_unsupported_callbacks_are_refused(tmp_path: Path) -> None:
     assert not noted.sees_batches
     noted = ReplicaCallbacks([kinds.LambdaCallback(on_train_batch_end=lambda b, logs: None)], model, alone(), 1, 1, 0)
     assert noted.sees_batches
+
+
+class Validations(keras.callbacks.Callback):
+    """Notes what it hears of validations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[object] = []
+
+    def on_test_begin(self, logs: dict[str, float] | None = None) -> None:
+        self.heard.append("begin")
+
+    def on_test_end(self, logs: dict[str, float] | None = None) -> None:
+        self.heard.append(dict(logs or {}))
+
+
+def test_validations_are_told_as_in_keras() -> None:
+    named: dict[str, Keyword] = {"validation_data": (X[:7], Y[:7]), "epochs": 4, "validation_freq": 2}
+    plain, heard = seeded(perceptron), Validations()
+    plain.compile(keras.optimizers.SGD(0.1), "mse")
+    plain.fit(X, Y, batch_size=4, verbose=0, shuffle=False, callbacks=[heard], **named)
+
+    def work(group: ReplicaGroup) -> list[object]:
+        mine = Validations()
+        fitted(group, [mine], shuffle=False, **named)
+        return mine.heard
+
+    for found in run_threads(3, work):
+        assert [type(each) for each in found] == [type(each) for each in heard.heard]
+        for one, other in zip(found, heard.heard, strict=True):
+            assert one == (pytest.approx(other, rel=1e-4) if isinstance(other, dict) else other)
+
+
+def test_a_callback_of_the_batches_of_a_validation_is_refused() -> None:
+    class Counts(keras.callbacks.Callback):
+        def on_test_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+            pass
+
+    with pytest.raises(Unsupported, match="callback Counts has on_test_batch_end"):
+        fitted(alone(), [Counts()])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,13 +11,14 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
+from elastable.replicas.knowledge_graphs.graph.formats.damage import DAMAGED
 from elastable.replicas.knowledge_graphs.graph.formats.parts import GraphParts, id_triples, names_by_id
 from elastable.replicas.knowledge_graphs.graph.names import Names
 
 __all__ = ["read_ogb"]
 
+_NAMES_OF_A_TRIPLE, _NAMES_OF_ANY = 100, 1 << 20
 _RELATIONS = ("reltype2relid", "relidx2relname")
-_MOST_IDS = 1 << 31
 
 
 def read_ogb(folder: Path) -> GraphParts:
@@ -32,7 +32,15 @@ def read_ogb(folder: Path) -> GraphParts:
         BadInput: a file that is missing or malformed.
     """
     splits = {split: _arrays(folder / f"{split}.npz", split == "train") for split in ("train", "valid", "test")}
+    if not len(splits["train"]["head"]):
+        raise BadInput(f"{folder / 'train.npz'}: no training triple")
     typed = "head_type" in splits["train"]
+    for split, arrays in splits.items():
+        found = {f"{end}_type" in arrays for end in ("head", "tail")}
+        if found != {typed} and (typed or len(arrays["head"])):
+            raise BadInput(
+                f"{folder / split}.npz: ids count within types in all splits, with head_type and tail_type, or in none"
+            )
     types = sorted({each for split in splits.values() for end in ("head", "tail") for each in _types(split, end)})
     offsets, names, kinds = _entities(folder, splits, types)
     relations = _relations(folder, splits)
@@ -60,7 +68,7 @@ def _arrays(file: Path, needed: bool) -> dict[str, Array]:
         with file.open("rb") as opened, np.load(opened, allow_pickle=False) as saved:
             found = {name: saved[name] for name in ("head", "relation", "tail")}
             found |= {name: saved[name] for name in ("head_type", "tail_type") if name in saved}
-    except (OSError, MemoryError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except DAMAGED as error:
         raise BadInput(
             f"{file}: not a NumPy file with the arrays head, relation and tail ({error}); write it by "
             'np.savez("train.npz", **dataset.get_edge_split()["train"])'
@@ -71,8 +79,8 @@ def _arrays(file: Path, needed: bool) -> dict[str, Array]:
     for name, value in found.items():
         if value.dtype.kind not in ("U" if name.endswith("_type") else "iu"):
             raise BadInput(f"{file}: {name} is of {value.dtype}")
-        if not name.endswith("_type") and len(value) and not 0 <= value.min() <= value.max() < _MOST_IDS:
-            raise BadInput(f"{file}: {name} has an id below 0, or above {_MOST_IDS - 1}")
+        if not name.endswith("_type") and len(value) and value.min() < 0:
+            raise BadInput(f"{file}: {name} has an id below 0")
     return {name: value.astype(np.int64) if value.dtype.kind in "iu" else value for name, value in found.items()}
 
 
@@ -104,13 +112,25 @@ def _entities(
             default=-1,
         )
         mapped = _mapping(folder, f"{kind}_entidx2name" if kind else "nodeidx2entityid", "entity")
-        if mapped is not None and len(mapped) < count:
+        if mapped is None:
+            _require_dense(folder, count, kind or "entities", splits)
+        elif len(mapped) < count:
             raise BadInput(f"{folder}/mapping has {len(mapped)} names of {kind or 'entities'}; triples have {count}")
         listed = [str(each) for each in range(count)] if mapped is None else list(mapped)
         offsets[kind] = len(names)
         names += [f"{kind}:{each}" for each in listed] if kind else listed
         kinds.append(np.full(len(listed), place, np.int32))
     return offsets, Names(names), np.concatenate(kinds)
+
+
+def _require_dense(folder: Path, count: int, what: str, splits: Mapping[str, Mapping[str, Array]]) -> None:
+    """Refuses ids so far apart that their names, which nothing lists, would not be worth their memory."""
+    triples = sum(len(split["head"]) for split in splits.values())
+    if count > _NAMES_OF_A_TRIPLE * triples + _NAMES_OF_ANY:
+        raise BadInput(
+            f"{folder}: the ids of {what} go up to {count - 1}, in {triples} triples; without OGB's folder mapping ids "
+            "must be numbered closely"
+        )
 
 
 def _of_type(arrays: Mapping[str, Array], end: str, kind: str) -> Array:
@@ -123,6 +143,7 @@ def _relations(folder: Path, splits: Mapping[str, Mapping[str, Array]]) -> Names
         if mapped is not None:
             return mapped
     count = 1 + max(int(split["relation"].max()) for split in splits.values() if len(split["relation"]))
+    _require_dense(folder, count, "relations", splits)
     return Names([str(each) for each in range(count)], "relation")
 
 
@@ -135,5 +156,5 @@ def _mapping(folder: Path, name: str, what: str) -> Names | None:
         with gzip.open(file, "rt", encoding="utf-8", newline="") as lines:
             rows = list(csv.reader(lines))[1:]
         return names_by_id([(int(row[0]), row[1]) for row in rows], what, str(file))
-    except (OSError, EOFError, UnicodeDecodeError, IndexError, ValueError, csv.Error) as error:
+    except DAMAGED as error:
         raise BadInput(f"{file}: not a mapping of OGB ({error})") from error

@@ -8,6 +8,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int32
 from elastable.embedding_store.errors import BadInput
+from elastable.replicas.knowledge_graphs.graph.formats.damage import is_whole_number
 from elastable.replicas.knowledge_graphs.graph.formats.parts import GraphParts, id_triples, names_by_id
 from elastable.replicas.knowledge_graphs.graph.names import Names
 
@@ -41,7 +42,7 @@ def _lines(file: Path) -> list[str]:
         first, *lines = file.read_text(encoding="utf-8").rstrip().split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{file}: not a file of OpenKE ({error})") from error
-    if not _is_number(first) or int(first) != len(lines):
+    if not is_whole_number(first.strip()) or int(first) != len(lines):
         raise BadInput(f"{file}, line 1: {first[:80]!r} is not the number of lines that follow, which is {len(lines)}")
     return lines
 
@@ -50,7 +51,7 @@ def _names(file: Path, what: str) -> Names:
     pairs = []
     for number, line in enumerate(_lines(file), start=2):
         name, tab, place = line.rpartition("\t") if "\t" in line else line.rpartition(" ")
-        if not tab or not name.strip() or not _is_number(place):
+        if not tab or not name.strip() or not is_whole_number(place.strip()):
             raise BadInput(f"{file}, line {number}: {line[:80]!r} is not a name and an id")
         pairs.append((int(place), name.strip()))
     return names_by_id(pairs, what, str(file))
@@ -60,12 +61,7 @@ def _ids(file: Path) -> Int32:
     rows = []
     for number, line in enumerate(_lines(file), start=2):
         words = line.split()
-        if len(words) != 3 or not all(map(_is_number, words)):
+        if len(words) != 3 or not all(word.isdecimal() and len(word) < 10 for word in words):
             raise BadInput(f"{file}, line {number}: {line[:80]!r} is not head, tail and relation by id")
         rows.append(words)
     return np.array(rows, np.int32).reshape(-1, 3)
-
-
-def _is_number(text: str) -> bool:
-    """Whether it is a number that an id or a count can be."""
-    return text.strip().isdecimal() and len(text.strip()) < 10

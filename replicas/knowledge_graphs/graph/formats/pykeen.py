@@ -12,6 +12,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int32
 from elastable.embedding_store.errors import BadInput, NotInstalled
+from elastable.replicas.knowledge_graphs.graph.formats.damage import DAMAGED, is_whole_number
 from elastable.replicas.knowledge_graphs.graph.formats.parts import GraphParts, id_triples, names_by_id
 from elastable.replicas.knowledge_graphs.graph.names import Names
 
@@ -107,7 +108,7 @@ def _rows(file: Path, header: list[str]) -> Iterable[list[str]]:
     try:
         with gzip.open(file, "rt", encoding="utf-8", newline="") as lines:
             first, *rows = csv.reader(lines, delimiter="\t")
-    except (OSError, EOFError, UnicodeDecodeError, ValueError, csv.Error) as error:
+    except DAMAGED as error:
         raise BadInput(f"{file}: not a table of PyKEEN ({error})") from error
     for number, row in enumerate(rows, start=2):
         if first != header or len(row) != len(header):
@@ -117,7 +118,7 @@ def _rows(file: Path, header: list[str]) -> Iterable[list[str]]:
 
 def _labels(file: Path, what: str) -> Names:
     rows = _rows(file, ["id", "label"])
-    if not all(place.isdecimal() for place, _ in rows):
+    if not all(is_whole_number(place) for place, _ in rows):
         raise BadInput(f"{file}: an id is not a whole number")
     return names_by_id([(int(place), label) for place, label in rows], what, str(file))
 
