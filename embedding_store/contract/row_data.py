@@ -125,7 +125,8 @@ class TableStatistics:
         bytes: Of memory that they take, with their directory; None: unknown here.
         refused: Gradients that were dropped, as their ids were not admitted yet.
         evicted, deleted: Rows that were evicted; that `delete` took away.
-        written: Rows that `put` wrote, and that `clear` forgot, with one for each call of it.
+        written: Rows that `put` wrote, and that `clear` forgot, with one for each call of it. It goes on, as though the
+            table had been cleared, where it was dropped and made again, and where the store went back to its log.
     """
 
     rows: int

@@ -220,7 +220,8 @@ class EmbeddingStore(Snapshot):
 
         Raises:
             TableNotFound: there is no table of that name.
-            BadInput: the table keeps no such state, or counts of another size; nothing has changed.
+            BadInput: the table keeps no such state, or counts of another size, or its decay is to be restored while
+                a version is pinned; nothing has changed.
         """
         raise BadInput(f"table {table!r} keeps no state besides its rows here")
 

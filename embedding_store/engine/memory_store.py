@@ -54,6 +54,7 @@ class MemoryStore(StoreCommits, BaseStore):
                 for lookups, before `DeadlineExceeded`.
         """
         self._tables: dict[str, MemoryTable] = {}
+        self._gone: dict[str, int] = {}
         self.new_slab: SlabMaker = anonymous_slab
         self._version = 0
         self._changes = 0  # calls that changed anything
@@ -81,15 +82,20 @@ class MemoryStore(StoreCommits, BaseStore):
             except BaseException:
                 made.drop()
                 raise
+            made.follow_gone(self._gone.pop(spec.name, 0))
             self._tables[spec.name] = made
             self._pins.welcome(made)
             return True
 
     def pin(self, version: int | None = None, lease_s: float = 60.0) -> Snapshot:
         seconds = require_lease(lease_s)
-        with self._lock.writing():
-            self._require_open()
-            lease = self._pins.take(self._version, version, seconds)
+        while True:
+            with self._lock.writing():
+                self._require_open()
+                if not self._base_differs:
+                    lease = self._pins.take(self._version, version, seconds)
+                    break
+            self._abandon_base()  # a new one begins with a later commit
         return MemoryPin(self._lock, self._pool, self._table, self.specs, self._pins, lease)
 
     def pins(self) -> tuple[PinStatistics, ...]:
@@ -140,9 +146,13 @@ class MemoryStore(StoreCommits, BaseStore):
             return count
 
     def put_table_state(self, table: str, state: TableState) -> None:
+        if state.untouched_decay is not None:
+            self._abandon_base()
         with self._lock.writing():
             self._own()
             found = self._table(table)
+            if state.untouched_decay is not None:  # of which pins keep no image: it follows steps
+                self._pins.refuse_change(f"the decay of other rows of table {table!r} cannot be restored")
             before = found.state()
             found.put_state(state)
             try:
@@ -170,6 +180,7 @@ class MemoryStore(StoreCommits, BaseStore):
             self._pins.refuse_change(f"table {table!r} cannot be dropped")
             self._log(changes.DropTable(table))
             del self._tables[table]
+            self._gone[table] = dropped.written_once_gone
             dropped.drop()
             self._changes += 1
 

@@ -173,9 +173,18 @@ class TableContents(TableReader):
             self.versions.save_touch_times(self._members)
             self._members.put_touch_times(times)
 
+    @property
+    def written_once_gone(self) -> int:
+        """`TableStatistics.written`, once all rows are forgotten."""
+        return self._written + 1 + self.count
+
+    def follow_gone(self, written: int) -> None:
+        """There was a table of this name before: what `written_once_gone` of it was."""
+        self._written += written
+
     def clear(self) -> None:
         """Deletes every row and count, and frees their memory."""
-        self._written += 1 + self.count
+        self._written = self.written_once_gone
         self._rows.close()
         if self.replay is not None:
             self.replay.begin_anew()

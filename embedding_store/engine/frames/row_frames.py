@@ -119,6 +119,11 @@ class RowFrames:
         self._held.append(frames)
         self.may_change(len(frames))
 
+    @property
+    def held(self) -> int:
+        """Frames that nobody takes now, those that were held twice counted twice."""
+        return sum(len(frames) for frames in self._held)
+
     def release(self) -> None:
         """Frames that were held may be taken again, once they are clean."""
         for frames in self._held:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
@@ -23,6 +25,7 @@ _LEAST_FRAMES = 64
 _PRESSED_SHARE = 4  # one frame in so many
 _FEWEST_MISSED, _MOST_MISSED = 1 << 12, 1 << 18  # reads of rows without frames, until rows that came again get some
 _SHRINK_BELOW = 0.75  # of the frames that there are
+_SWOLLEN_S = 10.0  # for which frames that one change took beyond the share are kept: the next one may need as many
 
 
 class RowsInMemory(TableRows):
@@ -39,6 +42,8 @@ class RowsInMemory(TableRows):
         self._near = NearRows()
         self._missed = MissedRows()
         self._untouched = True
+        self._share = 0
+        self._swollen_at: float | None = None  # when a change last needed more frames than the share has
         self._brought: tuple[Int64, Int64] | None = None  # positions and frames of the rows that are changed next
         self._hold(rows, new_slab)
         self.layout = RecordLayout(self._parts, spec.eviction is not None)
@@ -148,6 +153,20 @@ class RowsInMemory(TableRows):
         self.layout.unpack(records, there, self._parts, used)
         frames.put_in(again[there], used)
 
+    @property
+    def swollen(self) -> bool:
+        """Whether changes have taken more frames than the table's share has, and have not needed them for a while."""
+        frames, since = self._frames, self._swollen_at
+        if frames is None or since is None or time.monotonic() - since < _SWOLLEN_S or frames.held:
+            return False
+        return frames.changed <= self._wanted(self._share)
+
+    def shrink(self) -> None:
+        """Gives the memory of such frames back; in one thread alone."""
+        if self.swollen:
+            self._swollen_at = None
+            self._resize(self._share)
+
     def _hold(self, rows: int, new_slab: SlabMaker) -> None:
         """Makes room in memory for so many rows."""
         parts = RowParts(new_slab)
@@ -166,6 +185,7 @@ class RowsInMemory(TableRows):
 
     def _resize(self, share: int) -> None:
         """Takes as much memory as this share allows."""
+        self._share = share
         if self._frames is None:
             if share < self._need():
                 self._change_frames(self._wanted(share))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
@@ -28,7 +30,7 @@ class TieredRows(RowsInMemory):
     While all of them fit into the table's share of memory, row i lies at position i as in `ResidentRows`, and what is
     read costs nothing more. A table that outgrows its share keeps its hot rows in frames: `find` says where, and the
     other rows are read from the tier. A row that has changed has a frame until it is written. A commit that changes
-    more rows than there are frames gets more of them.
+    more rows than there are frames gets more of them; they are given back once nobody has needed them for a while.
     """
 
     def allocate(self, positions: Int64) -> None:
@@ -68,7 +70,10 @@ class TieredRows(RowsInMemory):
         """What was brought may leave again."""
         self._brought = None
         if self._frames is not None:
+            if self._swollen_at is not None and self._frames.held > self._wanted(self._share):
+                self._swollen_at = time.monotonic()
             self._frames.release()
+            self.shrink()
 
     def cold(self, positions: Int64) -> Int64:
         """Of positions int64 `[n]` those, each once, whose rows are neither in memory nor near."""
@@ -264,6 +269,7 @@ class TieredRows(RowsInMemory):
                 count = frames.count + len(positions) - len(taken)
                 self._rows.grow(count)
                 frames.add_frames(count)
+                self._swollen_at = time.monotonic()
                 taken = np.concatenate((taken, frames.take(len(positions) - len(taken))))
         except BaseException:
             frames.give_back(taken)

@@ -16,7 +16,7 @@ from elastable.embedding_store.engine.history.replaying import ReplayedTables
 from elastable.embedding_store.engine.membership.shared_budgets import budgets_due
 from elastable.embedding_store.engine.memory_table import MemoryTable, StagedUpdate
 from elastable.embedding_store.engine.pins.memory_pin import MemoryPin
-from elastable.embedding_store.engine.pins.store_pins import StorePins
+from elastable.embedding_store.engine.pins.store_pins import PinLease, StorePins
 from elastable.embedding_store.errors import BadInput, StoreBroken, TakenOver, Unavailable
 from elastable.embedding_store.log.changes import Change, CommitImages, TableImages
 from elastable.embedding_store.measures.counters import Durations
@@ -38,6 +38,7 @@ class LoggedStore(EmbeddingStore):
     """
 
     _tables: dict[str, MemoryTable]
+    _gone: dict[str, int]  # name -> `MemoryTable.written_once_gone` of a table that was dropped
     _version: int
     _changes: int
     _failure: BaseException | None
@@ -50,6 +51,7 @@ class LoggedStore(EmbeddingStore):
     _require_open: Callable[[], None]
     _history: KeptChanges | None = None
     _record: bytes | None = None
+    _base_of: tuple[PinLease, int] | None = None  # of the last base, and `_changes` when it began
     _unlogged: tuple[Commit, Callable[[], CommitImages]] | None = None
 
     def keep_history(self, history: KeptChanges) -> None:
@@ -189,6 +191,17 @@ class LoggedStore(EmbeddingStore):
                 self._failure = error
                 raise
 
+    @property
+    def _base_differs(self) -> bool:
+        """Whether a base is being written of the current version, whose rows were changed by hand since.
+
+        Whoever pins the version now would read the rows of the base.
+        """
+        if self._base_of is None:
+            return False
+        lease, changes = self._base_of
+        return lease.gone is None and lease.version == self._version and changes != self._changes
+
     def _abandon_base(self) -> None:
         """Before the lock is taken: whoever writes a base needs it to release its pin."""
         if self._history is not None:
@@ -219,6 +232,7 @@ class LoggedStore(EmbeddingStore):
         # A base brings the rows of `lazy=False` tables up to date, which changes no bit only where a chapter ends.
         if history.wants_base and (ends_chapter or all(table.replay is None for table in self._tables.values())):
             lease = self._pins.take(self._version, None, _BASE_LEASE_S)
+            self._base_of = lease, self._changes
             pin = MemoryPin(self._lock, self._pool, self._table, self.specs, self._pins, lease)
             history.begin_base(pin, [table.spec for table in self._tables.values()], self._record)
 
@@ -228,11 +242,14 @@ class LoggedStore(EmbeddingStore):
     def _replay_anew(self, history: KeptChanges, why: str) -> None:
         """`why`: for the holders of pins, whose before-images go."""
         self._pins.give_up_all(why)
-        for table in self._tables.values():
+        for name, table in self._tables.items():
+            self._gone[name] = table.written_once_gone
             table.close()
         self._tables.clear()
         self._unlogged = None
         self._replay(history)
+        for name, table in self._tables.items():  # its statistics have begun anew, and its rows may be others
+            table.follow_gone(self._gone.pop(name, 0))
         self._changes += 1
 
     def _replay(self, history: KeptChanges) -> None:

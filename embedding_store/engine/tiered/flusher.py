@@ -175,17 +175,19 @@ class Flusher:
             self._tier.acknowledge()
             if not self._tier.behind:
                 return
-            state, retired = self._describe(), self._tier.names.retired()
+            begun, state, retired = self._tier.begun, self._describe(), self._tier.names.retired()
             cursors = dict.fromkeys(self._tier.tables(), 0)
         if self._tier.log.keeps_entries:
             self._tier.log.sync()  # rows must not outlive the log that they come from
         while any(cursor >= 0 for cursor in cursors.values()):
             with self._lock.reading():
-                if self._stopping or not self._may_write():
+                if self._stopping or not self._may_write() or self._tier.begun != begun:
                     return
                 self._tier.begin_writing()
                 captured, sequence = self._tier.capture(cursors), self._tier.log.last
             self._tier.write(captured, sequence)
         with self._lock.reading():
-            self._tier.acknowledge()
-        self._tier.keep(state, retired)
+            if self._tier.begun != begun:  # the state is none of the store's any more, or a newer one is kept
+                return
+            self._tier.begin_writing()
+        self._tier.keep_behind(state, retired)

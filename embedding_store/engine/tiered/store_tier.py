@@ -141,16 +141,18 @@ class StoreTier(TierWriter):
         Raises:
             StoreBroken: tier or log are corrupt, or one has lost what the other needs.
         """
+        self.wait()
+        self.begun += 1
         self._tables = lambda: tables.tables
         known = self.tier.tables()
         content = self.tier.state()
-        self._loaded = self.log.last, content
         state = None if content is None else StoreState.from_bytes(content, self.place)
         stored = {saved.stored for saved in state.tables} if state is not None else set()
         self.names = TierNames(stored.union(known))
         self._state, self._soiled = state, state is not None and not state.complete
         begin = 0 if state is None else state.sequence
         self._require_log(begin)
+        self._loaded = self.log.last, content  # a log that keeps nothing begins there now
         if state is not None:
             tables.version, tables.record = state.version, state.record
             for saved in state.tables:
@@ -202,6 +204,7 @@ class StoreTier(TierWriter):
         Raises:
             StaleVersion: the log does not reach back so far, or the tier has rows of later changes.
         """
+        self.wait()
         keep = 0 if self._state is None else self._state.sequence
         if self._state is not None and self._state.version > version:
             raise StaleVersion(f"{self.place} holds no version {version}: version {self._state.version} is written")

@@ -30,12 +30,14 @@ class TierWriter:
         tier: Where rows are written.
         log: Where every change is appended before anybody sees it.
         names: Of tables in the tier.
+        begun: How often the store has begun anew at a state of the tier: kept one, or was brought back to one.
     """
 
     def __init__(self, tier: Tier, log: Log) -> None:
         self.tier, self.log = tier, log
         self.names = TierNames()
         self._tables: Callable[[], Mapping[str, MemoryTable]] = dict
+        self.begun = 0
         self._turn = threading.Condition()
         self._under_way = False
         self._finished: list[tuple[list[Captured], bool]] = []
@@ -101,8 +103,11 @@ class TierWriter:
         finally:
             with self._turn:
                 self._finished.append((captured, done))
-                self._under_way = False
-                self._turn.notify_all()
+                self._end_turn()
+
+    def _end_turn(self) -> None:
+        self._under_way = False
+        self._turn.notify_all()
 
     def _create(self, table: TierTable) -> None:
         try:
@@ -115,6 +120,16 @@ class TierWriter:
         """Takes note of what was written; the store is held."""
         with self._turn:
             self._acknowledge()
+
+    def wait(self) -> None:
+        """Returns once nothing is being written, and takes note of it; the store is held alone.
+
+        Raises:
+            StoreFailed: a write does not end.
+        """
+        self.begin_writing()
+        with self._turn:
+            self._end_turn()
 
     def write_all(self) -> None:
         """Writes every changed row now; the caller has the store alone.
@@ -138,6 +153,14 @@ class TierWriter:
         """The store as it is; it is held."""
         return StoreState(version, self.log.last, record, [table.saved() for table in self.tables()])
 
+    def keep_behind(self, state: StoreState, retired: Sequence[str]) -> None:
+        """As `keep`, in a turn that `begin_writing` has begun, and that this ends; the store need not be held."""
+        try:
+            self.keep(state, retired)
+        finally:
+            with self._turn:
+                self._end_turn()
+
     def keep(self, state: StoreState, retired: Sequence[str]) -> None:
         """Every row as of `state` is in the tier: keeps the state, and lets go of what it makes unnecessary.
 
@@ -147,6 +170,7 @@ class TierWriter:
         """
         complete = self.log.keeps_entries or state.sequence == self.log.last
         self.log.sync()
+        self.begun += 1
         self.tier.put_state(replace(state, complete=complete).to_bytes())
         self._state, self._soiled = state, not complete
         self.log.trim(state.sequence)

@@ -138,8 +138,10 @@ class WrittenBehind(LoggedStore, StoreReads):
             return super().recover(version)
         with self._lock.writing():
             self._own()
+        try:
+            return super().recover(version)  # until then, nothing is written of a version that it takes back
+        finally:
             self._undecided = False
-        return super().recover(version)
 
     def _read_ahead(self, wanted: Sequence[tuple[str, Int64]]) -> None:
         """Before a lookup: reads cold rows of all its tables at once."""
@@ -151,6 +153,12 @@ class WrittenBehind(LoggedStore, StoreReads):
         tables = [table for table in list(self._tables.values()) if isinstance(table, TieredTable)]
         if all(table.tiered.whole for table in tables):
             return
+        swollen = [(table, table.tiered) for table in tables if table.tiered.swollen]
+        if swollen:
+            with self._lock.writing():
+                for table, rows in swollen:
+                    if table.tiered is rows:
+                        rows.shrink()
         if not tier.tier.far:
             again = [(table, rows, rows.read_again()) for table in tables if (rows := table.tiered).unsettled]
             if again:
@@ -219,7 +227,7 @@ class WrittenBehind(LoggedStore, StoreReads):
 
     def _flush_alone(self, tier: StoreTier) -> None:
         """Writes everything; the store is held alone."""
-        tier.acknowledge()
+        tier.wait()
         if tier.behind:
             state, retired = self._described(), tier.names.retired()
             tier.log.sync()

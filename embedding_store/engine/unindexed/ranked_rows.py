@@ -11,10 +11,11 @@ from elastable.embedding_store.contract.spec import EvictionSpec
 from elastable.embedding_store.contract.tier import IndexedTier, Records
 from elastable.embedding_store.engine.membership.stored_touches import UNSETTLED, StoredTouches
 from elastable.embedding_store.engine.unindexed.unindexed_rows import touches_in
+from elastable.embedding_store.errors import Unsupported
 
 __all__ = ["RankedRows", "is_ranked", "ranks_of"]
 
-_WAITING = 1 << 52  # ranks from here on: rows that were put without a version, which no store reaches
+_WAITING = 1 << 52  # ranks from here on: rows that were put without a version
 _SPARE = 64  # records that are asked for besides, as some are of rows in memory
 
 
@@ -40,11 +41,19 @@ class RankedRows:
         touched: How to read its touches.
         version: That is to be committed: rows that have no version yet get this one.
         cold: bool `[n]` of ids int64 `[n]`: which have rows that are not in memory.
+
+    Raises:
+        Unsupported: ranks do not tell versions as late as this apart.
     """
 
     def __init__(
         self, tier: IndexedTier, name: str, touched: StoredTouches, version: int, cold: Callable[[Int64], Bools]
     ) -> None:
+        if version >= _WAITING:
+            raise Unsupported(
+                f"version {version}: in {tier.place} table {name!r} tells rows by when they were touched up to version "
+                "2**52 - 1, and no later (index=redis); keep the index in memory"
+            )
         self._tier, self._name, self._cold = tier, name, cold
         self._settled = np.array([*touched.settled, version], np.int64)
 

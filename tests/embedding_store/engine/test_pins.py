@@ -127,6 +127,20 @@ def test_a_sketch_that_is_written_does_not_show_in_a_pin() -> None:
             assert pin.table_state("t") == before
 
 
+def test_the_decay_of_other_rows_is_not_restored_while_a_pin_reads_them() -> None:
+    with MemoryStore(2) as store:
+        adamw = OptimizerSpec.of("adamw", lazy=False, weight_decay=0.1)
+        store.create_table(TableSpec("t", 2, optimizer=adamw))
+        commit(store, {"t": update(int64(1), 2)})
+        rows = store.lookup({"t": int64(7)})["t"]
+        with store.pin() as pin:
+            with pytest.raises(BadInput, match="decay of other rows of table 't' cannot be restored while"):
+                store.put_table_state("t", TableState(untouched_decay=-0.5))
+            np.testing.assert_array_equal(pin.lookup({"t": int64(7)})["t"], rows)
+        store.put_table_state("t", TableState(untouched_decay=-0.5))
+        assert (store.lookup({"t": int64(7)})["t"] != rows).all()
+
+
 @pytest.mark.parametrize("when", ["add", "take_over"])
 def test_a_system_without_memory_ends_pins_and_no_commit(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     with MemoryStore(2) as store, MemoryStore(2) as free:

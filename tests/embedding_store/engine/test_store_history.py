@@ -6,8 +6,10 @@ import errno
 import os
 import shutil
 import tempfile
+import threading
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +26,11 @@ from elastable.embedding_store.contract.spec import (
     TableSpec,
 )
 from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.history import store_history
 from elastable.embedding_store.engine.history.store_history import StoreHistory
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreBroken, StoreFailed, Unavailable
+from elastable.embedding_store.log.files import base_file
 
 NORMAL = InitializerSpec("normal", 0, 1)
 SPECS = {
@@ -265,6 +269,35 @@ def test_a_base_replaces_the_log_before_it(tmp_path: Path) -> None:
         before = everything(store)
     assert len(list(tmp_path.glob("*.base"))) == 1
     assert max(sizes) < 100_000
+    with opened(tmp_path) as store:
+        assert everything(store) == before
+
+
+def test_a_pin_has_what_was_changed_by_hand_since_a_base_of_its_version_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The base is written from a pin of the same version, of before the change."""
+    held, real = threading.Event(), base_file.write_base
+
+    def write(*base: Any) -> Any:
+        held.wait(60)
+        return real(*base)
+
+    monkeypatch.setattr(store_history, "write_base", write)
+    with opened(tmp_path, log_bytes=1) as store:
+        store.create_table(SPECS["dynamic"])
+        step(store, [1, 2, 3], 1, ["dynamic"])
+        assert [pin.version for pin in store.pins()] == [1]
+        threading.Timer(0.1, held.set).start()
+        with store.pin() as pin:  # nothing has changed: it shares what the base keeps
+            assert len(store.pins()) == 2
+            assert pin.row_count("dynamic") == 3
+        store.delete("dynamic", np.array([1]))
+        with store.pin() as pin:
+            assert [block.ids.tolist() for block in pin.scan("dynamic")] == [[2, 3]]
+            step(store, [2, 9], 2, ["dynamic"])
+            assert sorted(one for block in pin.scan("dynamic") for one in block.ids.tolist()) == [2, 3]
+        before = everything(store)
     with opened(tmp_path) as store:
         assert everything(store) == before
 

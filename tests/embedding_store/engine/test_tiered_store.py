@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from unittest.mock import patch
@@ -16,11 +18,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.row_data import Commit, TableState, TableUpdate
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.tier import Records
 from elastable.embedding_store.engine.frames import rows_in_memory
 from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine.tiered import tier_writer
+from elastable.embedding_store.engine.tiered.tiered_table import TieredTable
 from elastable.embedding_store.errors import NotReady, StaleVersion, StoreBroken, Unavailable
 from elastable.embedding_store.log.contract import Buffer, LogEntry
 from elastable.embedding_store.log.files.file_log import FileLog
@@ -165,6 +169,44 @@ def test_without_a_log_a_store_comes_back_as_it_was_flushed_or_not_at_all(tmp_pa
         tiered_store(killed, NoLog(), TINY)
 
 
+@pytest.mark.parametrize("then", ["look up", "commit"])
+def test_frames_that_one_large_change_took_are_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    ids, ones = np.arange(5_000), np.ones((5_000, 2), np.float32)
+    with tiered_store(FailingTier(keeps_positions=False), FileLog(tmp_path), 1_000) as store, MemoryStore(1) as plain:
+        for each in (store, plain):
+            each.create_table(SPECS["dynamic"])
+            each.put("dynamic", [RowBlock(ids, ones, ones)])
+            each.commit(Commit(1, {"dynamic": TableUpdate(ids, ones)}, 0, {}))
+        store.flush()
+        table = store._tables["dynamic"]
+        assert isinstance(table, TieredTable)
+        rows = table.tiered
+        assert rows._frames is not None
+        store.lookup({"dynamic": ids[:1]})
+        assert rows._frames.count == 5_000, "a change that needs as many may follow"
+        monkeypatch.setattr(rows_in_memory, "_SWOLLEN_S", 0.0)
+        if then == "look up":
+            store.lookup({"dynamic": ids[:1]})
+        else:
+            for each in (store, plain):
+                each.commit(Commit(2, {"dynamic": TableUpdate(ids[:9], ones[:9])}, 1, {}))
+        assert rows._frames.count < 100
+        assert everything(store) == everything(plain)
+
+
+def test_without_a_log_a_store_that_is_opened_again_keeps_its_pins(tmp_path: Path) -> None:
+    """Nobody else has changed it: its first change reads nothing anew."""
+    tier = FailingTier(keeps_positions=False)
+    with tiered_store(tier, NoLog(), TINY) as store:
+        trained(store)
+    with tiered_store(tier, NoLog(), TINY) as store, store.pin() as pin:
+        before = pin.lookup({"dynamic": np.arange(9)})["dynamic"]
+        step(store, [1, 2], 1, TRAINED)
+        np.testing.assert_array_equal(pin.lookup({"dynamic": np.arange(9)})["dynamic"], before)
+
+
 def test_a_log_that_has_lost_its_end_or_its_beginning_is_refused(tmp_path: Path) -> None:
     tier = FailingTier(keeps_positions=False)
     with tiered_store(tier, FileLog(tmp_path / "log"), HUGE) as store:
@@ -259,6 +301,86 @@ def test_a_version_that_was_staged_can_be_taken_back_until_the_next_one_is(tmp_p
         assert status.flushed_version == 4
     with tiered_store(tier, FileLog(tmp_path), budget) as store:
         assert everything(store) == after
+
+
+class _SlowTier(FailingTier):
+    """Stops before a write of rows, or of a state, until it may go on."""
+
+    def __init__(self) -> None:
+        super().__init__(keeps_positions=False)
+        self.slow = ""
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+    def _stop(self, where: str) -> None:
+        if self.slow == where:
+            self.slow = ""
+            self.reached.set()
+            assert self.go_on.wait(60)
+
+    def write(self, changed: Sequence[Records], deleted: Mapping[str, tuple[Int64, Int64]], sequence: int) -> None:
+        self._stop("rows")
+        super().write(changed, deleted, sequence)
+
+    def put_state(self, state: bytes) -> None:
+        self._stop("state")
+        super().put_state(state)
+
+
+@pytest.mark.parametrize("slow", ["rows", "state"])
+def test_a_version_that_is_being_written_is_not_taken_back_meanwhile(tmp_path: Path, slow: str) -> None:
+    """Else the tier had rows, or a state, of changes that are in no log: the store could not be opened any more."""
+    tier = _SlowTier()
+    with tiered_store(tier, FileLog(tmp_path), HUGE) as store:
+        trained(store, 3)
+        tier.slow = slow
+        with ThreadPoolExecutor(2) as pool:
+            flushed = pool.submit(store.flush)
+            assert tier.reached.wait(60)
+            taken_back = pool.submit(store.recover, 2)
+            assert not wait([taken_back], 0.2).done
+            tier.go_on.set()
+            with pytest.raises(StaleVersion):
+                taken_back.result(60)
+            flushed.result(60)
+        before = everything(store)
+        assert store.version() == 3
+    with tiered_store(tier, FileLog(tmp_path), HUGE) as store:
+        assert everything(store) == before
+
+
+def test_a_pass_that_has_begun_writes_nothing_of_a_commit_that_was_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tier_writer, "_CHUNK_BYTES", 1)  # some rows at a time
+    tier, log = _SlowTier(), _LosingLog()
+
+    def update(ids: Int64) -> dict[str, TableUpdate]:
+        return {"dynamic": TableUpdate(ids, np.ones((len(ids), 2), np.float32))}
+
+    with tiered_store(tier, log, HUGE) as store, MemoryStore(1) as plain:
+        for each in (store, plain):
+            each.create_table(SPECS["dynamic"])
+            each.commit(Commit(1, update(np.arange(400)), 0, {}))
+        store.flush()
+        for each in (store, plain):
+            each.commit(Commit(2, update(np.arange(200)), 1, {}))
+        tier.slow = "rows"
+        with ThreadPoolExecutor(2) as pool:
+            flushed = pool.submit(store.flush)
+            assert tier.reached.wait(60)
+            log.lost = "before"
+            with pytest.raises(Unavailable):
+                store.commit(Commit(3, update(np.arange(200, 400)), 2, {}))
+            log.lost = None
+            recovered = pool.submit(store.recover)
+            wait([recovered], 0.2)
+            tier.go_on.set()
+            recovered.result(60)
+            flushed.result(60)
+        expected = everything(plain)
+        assert everything(store) == expected
+    with tiered_store(tier, log, HUGE) as store:
+        assert everything(store) == expected
 
 
 def test_a_process_that_takes_over_goes_on_from_what_the_other_one_wrote(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import RowBlock, TableState
-from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.spec import EvictionSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, CheckpointError
@@ -30,6 +30,7 @@ from elastable.master.checkpoints.series import CheckpointSeries
 from elastable.master.checkpoints.storage.checkpoint_files import LocalFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import files_at
 from elastable.master.checkpoints.storage.checkpoint_names import version_named
+from tests.file_stores import file_store
 from tests.master.checkpoints.jobs import (
     ADAGRAD,
     AGED,
@@ -182,6 +183,39 @@ def test_a_table_that_came_later_is_in_it(tmp_path: Path) -> None:
         store.drop_table("dynamic")
         created(store, [TableSpec("dynamic", 5, optimizer=ADAGRAD)])
         job.commit(fixed=[1], dynamic=[9])
+        assert restored(job.save()) == rows(store)
+
+
+def test_a_table_that_was_dropped_and_made_again_is_in_it_as_it_is(tmp_path: Path) -> None:
+    with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
+        job = Job(tmp_path, store)
+        job.commit(fixed=list(range(40)), dynamic=list(range(40)))
+        job.save()
+        store.drop_table("dynamic")
+        created(store, [DYNAMIC])
+        job.commit(fixed=[1])
+        found = job.save()
+        assert found.manifest.kind == "increment"
+        assert restored(found) == rows(store)
+
+
+def test_rows_evicted_before_the_store_was_read_from_its_log_again_are_gone(tmp_path: Path) -> None:
+    """As after a commit that could not be logged: its statistics begin anew, and yet they say that rows went."""
+    spec = TableSpec("aged", 2, optimizer=ADAGRAD, eviction=EvictionSpec(max_age=3))
+    with created(file_store(tmp_path / "store"), [spec]) as store:
+        job = Job(tmp_path / "saved", store)
+        job.commit(aged=list(range(9)))
+        job.commit()
+        job.commit(aged=list(range(9, 60)))
+        job.save()
+        job.commit()
+        job.commit()
+        assert store.table_statistics("aged").evicted == 9
+        assert isinstance(store, MemoryStore)
+        store.flush()
+        job.commit(aged=[9])
+        store.recover(5)
+        job.commit(aged=[9])
         assert restored(job.save()) == rows(store)
 
 

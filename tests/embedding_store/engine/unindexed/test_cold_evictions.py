@@ -23,7 +23,7 @@ from elastable.embedding_store.contract.spec import ShardOrigin
 from elastable.embedding_store.engine.frames import rows_in_memory
 from elastable.embedding_store.engine.unindexed import planned_eviction, ranked_rows
 from elastable.embedding_store.engine.unindexed.tier_directory import TierDirectory
-from elastable.embedding_store.errors import Unavailable
+from elastable.embedding_store.errors import Unavailable, Unsupported
 from elastable.embedding_store.log.files.file_log import FileLog
 from elastable.embedding_store.shards.shared_budget import cut_of, offer_of
 from tests.embedding_store.engine.failing_tier import FailingTier, IndexedFailingTier
@@ -315,3 +315,19 @@ def test_shards_offer_the_rows_that_a_store_in_memory_offers(tmp_path: Path, min
                 assert bits(stores[1]) == bits(stores[0])
             if not version % 2:
                 assert sum(stores[0].row_count("t") for stores in shards) <= 12
+
+
+def test_versions_that_ranks_do_not_tell_apart_are_refused(tmp_path: Path) -> None:
+    """Else rows of all later versions would go at once."""
+    with ExitStack() as held, unindexed_store(held, IndexedFailingTier(), tmp_path, 1e6) as store:
+        store.create_table(TableSpec("t", DIM, eviction=EvictionSpec(max_age=8)))
+        store.reset_version(2**52 - 4)
+        for one in range(3):
+            version = store.version()
+            update = {"t": TableUpdate(np.array([one]), np.ones((1, DIM), np.float32))}
+            store.commit(Commit(version + 1, update, version, {}))
+            store.flush()
+        assert store.row_count("t") == 3
+        with pytest.raises(Unsupported, match=r"up to version 2\*\*52 - 1"):
+            store.commit(Commit(2**52, {}, 2**52 - 1, {}))
+        assert (store.version(), store.row_count("t")) == (2**52 - 1, 3)
