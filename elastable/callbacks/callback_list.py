@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import keras
@@ -11,9 +12,11 @@ from elastable.callbacks.callback_state import restore_states, states_of
 from elastable.callbacks.freezing import Freezing
 from elastable.embedding_store.contract.malformed import Document, DocumentFields
 from elastable.embedding_store.errors import Unsupported
-from elastable.worker.keras.keras_callbacks import history_of, require_callback, sees_batches
+from elastable.worker.keras.keras_callbacks import history_of, require_callback, sees_batches, test_hooks
 
 __all__ = ["JobCallbacks"]
+
+_LOG = logging.getLogger(__name__)
 
 # Among what callbacks remember; no class of a callback has such a name.
 _TRAINABLE, _BEST = "trainable", "best versions"
@@ -52,7 +55,7 @@ class JobCallbacks:
         for callback in callbacks:
             _refuse_unsupported(callback, in_job)
         self._model, self._given = model, tuple(callbacks)
-        self._freezing, self._best = freezing, best
+        self._freezing, self._best, self._warned = freezing, best, False
         # Metrics of every version are computed only if somebody looks at them.
         self._sees_versions = sees_batches(callbacks)
         self._list = keras.callbacks.CallbackList(
@@ -99,6 +102,19 @@ class JobCallbacks:
         self._list.on_epoch_begin(epoch)
         self._freezing.look()
 
+    def begin_step(self, step: int) -> None:
+        """A step, counted from 0 in its epoch, begins: what callbacks assign now is trained with.
+
+        With `compile(steps_per_execution=)` only the first of so many is a batch that begins, as in Keras.
+        """
+        if self._sees_versions and step % self._together == 0:
+            self._list.on_train_batch_begin(step)
+            self._freezing.look()
+
+    @property
+    def _together(self) -> int:
+        return int(getattr(self._model, "steps_per_execution", 1))
+
     def version(self, step: int, logs: Mapping[str, float], last: bool = True) -> bool:
         """A step is committed; True if training is to stop.
 
@@ -111,10 +127,8 @@ class JobCallbacks:
         """
         if not self._sees_versions:
             return bool(self._model.stop_training)
-        together = int(getattr(self._model, "steps_per_execution", 1))
+        together = self._together
         place = step % together
-        if place == 0:
-            self._list.on_train_batch_begin(step)
         if place < together - 1 and not last:
             return False
         self._list.on_train_batch_end(step - place + together - 1, logs)
@@ -123,6 +137,9 @@ class JobCallbacks:
 
     def end_epoch(self, epoch: int, logs: Mapping[str, float]) -> bool:
         """An epoch is over and evaluated; True if training is to stop."""
+        if not self._warned and any(name.startswith("val_") for name in logs):
+            self._warned = True
+            _warn_of_test_hooks(self._given)
         self._list.on_epoch_end(epoch, dict(logs))
         self._best.look()
         return bool(self._model.stop_training)
@@ -131,6 +148,17 @@ class JobCallbacks:
         """Training is over."""
         self._list.on_train_end(dict(logs))
         self._best.end()
+
+
+def _warn_of_test_hooks(callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    for callback in callbacks:
+        if names := test_hooks(callback):
+            _LOG.warning(
+                "callback %s: the validation data is evaluated by workers, without %s; use on_epoch_end, "
+                "whose logs hold the results as val_...",
+                type(callback).__name__,
+                ", ".join(names),
+            )
 
 
 def _refuse_unsupported(callback: keras.callbacks.Callback, in_job: bool) -> None:

@@ -187,11 +187,15 @@ def _run(
         evaluations.append({"version": version, **logs})
         progress.evaluation(version, logs)
 
+    def epoch_ended(epoch: int, logs: Mapping[str, float]) -> None:
+        dense.rewind()  # what the evaluation changed in the states of the model that both share
+        progress.epoch(epoch, epochs, logs)
+
     hooks = JobHooks(
         joined,
         schedule,
         master.stop,
-        on_epoch=lambda epoch, logs: progress.epoch(epoch, epochs, logs),
+        on_epoch=epoch_ended,
         evaluated=evaluated,
         shares_model=True,
     )
@@ -200,7 +204,7 @@ def _run(
     try:
         with ExitStack() as held:
             held.enter_context(progress)
-            held.enter_context(_worker_beside(master, computer, tables.store))
+            held.enter_context(_worker_beside(master, computer, tables.store, joined.sees_versions))
             if settings.verbose == 1:
                 held.enter_context(repeating(lambda: progress.show(master.status()), _SHOW_EVERY_S, "elastable-watch"))
             master.run(hooks)
@@ -214,11 +218,14 @@ def _run(
 
 
 @contextmanager
-def _worker_beside(master: Master, computer: MicroBatchComputer, store: EmbeddingStore) -> Iterator[None]:
+def _worker_beside(
+    master: Master, computer: MicroBatchComputer, store: EmbeddingStore, rows_change: bool
+) -> Iterator[None]:
     """A worker in a thread; callbacks stay in the caller's."""
     identity = WorkerIdentity(uuid.uuid4().hex, socket.gethostname(), os.getpid())
     servers = store if isinstance(store, ShardStore) else None
-    worker = Worker(master, computer, store, master.join(identity), identity, rows_to=servers)
+    session = master.join(identity)
+    worker = Worker(master, computer, store, session, identity, rows_to=servers, rows_change=rows_change)
 
     def work() -> None:
         try:

@@ -103,6 +103,7 @@ class JobHooks(Hooks):
 
     def on_epoch_begin(self, epoch: int) -> None:
         self._callbacks.begin_epoch(epoch)
+        self._begin_step()
         if self._made_one:
             # Not in the first one: the workers are still on their way.
             self.stopwatch.start()
@@ -136,6 +137,13 @@ class JobHooks(Hooks):
             self._run.record("train", version, self._schedule.epoch(version - 1), logs)
         if self._save is not None and is_due(version, self._every):
             self._save()
+        if not self._stopped and not self._schedule.ends_epoch(version):
+            self._begin_step()
+
+    def _begin_step(self) -> None:
+        # After a checkpoint is begun: a job that is resumed from it begins the step itself.
+        if self._schedule.ends_step(self._version):
+            self._callbacks.begin_step(self._schedule.step(self._version))
 
     def may_assign(self) -> bool:
         return self._shares_model or self._callbacks.sees_versions

@@ -22,7 +22,8 @@ class StoreBackedLayer(Protocol):
     """What a Keras layer has whose table lives in a store; it has no Keras variables.
 
     A layer may also have `embeddings_constraint`, a Keras constraint or None; `optimizer`, a Keras optimizer of the
-    table's own or None; and `lazy`, as of `table_optimizer`, or None.
+    table's own or None; `lazy`, as of `table_optimizer`, or None; and `variable_name` and `variable_key`, of the Keras
+    variable that the table replaces.
     """
 
     @property
@@ -146,7 +147,12 @@ def _trained_by(
     try:
         if own is not None:
             refuse_of_table(own)
-        return table_optimizer(given if own is None else own, lazy if said is None else said)
+        return table_optimizer(
+            given if own is None else own,
+            lazy if said is None else said,
+            getattr(layer, "variable_name", "embeddings"),
+            getattr(layer, "variable_key", None),
+        )
     except (ModelError, Unsupported) as error:
         raise type(error)(f"embedding layer {layer.name!r}: {error}") from error
 

@@ -28,7 +28,7 @@ __all__ = [
     "table_optimizer",
 ]
 
-# Keras' name of the variable that a table replaces: what exclude_from_weight_decay patterns are matched with.
+# Keras' name of the variable that a table replaces, where its layer does not say it.
 _TABLE_VARIABLE = "embeddings"
 
 # Exact class -> name of the fused optimizer, and the hyperparameters that make it up besides learning_rate.
@@ -205,7 +205,9 @@ def _refuse_callable_rate(optimizer: keras.Optimizer, kind: str) -> None:
         )
 
 
-def table_optimizer(optimizer: keras.Optimizer | None, lazy: bool = True) -> OptimizerSpec:
+def table_optimizer(
+    optimizer: keras.Optimizer | None, lazy: bool = True, variable: str = _TABLE_VARIABLE, key: str | None = None
+) -> OptimizerSpec:
     """The optimizer of a model's tables.
 
     One of Keras' own, by its exact class, becomes the fused optimizer of that
@@ -218,6 +220,8 @@ def table_optimizer(optimizer: keras.Optimizer | None, lazy: bool = True) -> Opt
     Args:
         optimizer: A Keras optimizer.
         lazy: Whether rows without a gradient stay as they are.
+        variable, key: Name and key of the Keras variable that the table replaces: `exclude_from_weight_decay` says
+            by them which variables do not decay.
 
     Raises:
         ModelError: there is no optimizer.
@@ -231,7 +235,7 @@ def table_optimizer(optimizer: keras.Optimizer | None, lazy: bool = True) -> Opt
             "touched, and lazy=False promises that every row follows every step; leave one of them out, or say "
             "lazy=True on the layer"
         )
-    spec = _stepped_by(inner, lazy)
+    spec = _stepped_by(inner, lazy, _table_weight_decay(inner, variable, key))
     # Refuses one that cannot be other than lazy.
     if follows_steps(spec) and inner is not optimizer:
         raise Unsupported(
@@ -241,9 +245,9 @@ def table_optimizer(optimizer: keras.Optimizer | None, lazy: bool = True) -> Opt
     return with_averages(spec, inner.ema_momentum, inner.ema_overwrite_frequency) if inner.use_ema else spec
 
 
-def _stepped_by(optimizer: keras.Optimizer, lazy: bool) -> OptimizerSpec:
+def _stepped_by(optimizer: keras.Optimizer, lazy: bool, decay: float | None) -> OptimizerSpec:
     """What the steps of a Keras optimizer are for tables, without averages."""
-    rate, decay = learning_rate_of(optimizer), _table_weight_decay(optimizer)
+    rate = learning_rate_of(optimizer)
     config = optimizer.get_config()
     name, hyperparameters = _FUSED.get(type(optimizer), ("", ()))
     if name and set(config) <= {*_COMMON, *hyperparameters}:
@@ -256,8 +260,9 @@ def _stepped_by(optimizer: keras.Optimizer, lazy: bool) -> OptimizerSpec:
     return spec
 
 
-def _table_weight_decay(optimizer: keras.Optimizer) -> float | None:
+def _table_weight_decay(optimizer: keras.Optimizer, variable: str, key: str | None) -> float | None:
     decay = optimizer.weight_decay
     pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
-    excluded = pattern is not None and re.search(pattern, _TABLE_VARIABLE) is not None
+    excluded = pattern is not None and re.search(pattern, variable) is not None
+    excluded |= key in getattr(optimizer, "_exclude_from_weight_decay", ())
     return None if excluded or decay is None else float(decay)

@@ -8,9 +8,10 @@ import keras
 
 from elastable.embedding_store.errors import Unsupported
 
-__all__ = ["history_of", "require_callback", "sees_batches"]
+__all__ = ["history_of", "require_callback", "sees_batches", "test_hooks"]
 
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+_TEST_HOOKS = ("on_test_begin", "on_test_batch_begin", "on_test_batch_end", "on_test_end")
 
 
 def require_callback(callback: keras.callbacks.Callback) -> str:
@@ -24,6 +25,12 @@ def require_callback(callback: keras.callbacks.Callback) -> str:
 def sees_batches(callbacks: Sequence[keras.callbacks.Callback]) -> bool:
     """Whether a callback has a batch hook, in its class or on the instance (`LambdaCallback`)."""
     return any(_overrides(callback, name) for callback in callbacks for name in _BATCH_HOOKS)
+
+
+def test_hooks(callback: keras.callbacks.Callback) -> tuple[str, ...]:
+    """The hooks of evaluation that a callback has, unless it is Keras' own."""
+    own = type(callback).__module__.split(".")[0] != "keras" or isinstance(callback, keras.callbacks.LambdaCallback)
+    return tuple(name for name in _TEST_HOOKS if own and _overrides(callback, name))
 
 
 def history_of(callbacks: keras.callbacks.CallbackList) -> keras.callbacks.History:

@@ -16,7 +16,7 @@ from keras.src.backend.common import global_state
 from keras.src.random import seed_generator
 from keras.src.utils import rng_utils
 
-__all__ = ["global_seed", "layers_of", "same_keras_state", "seed_states", "set_seeds"]
+__all__ = ["global_draws", "global_seed", "layers_of", "same_keras_state", "seed_states", "set_seeds"]
 
 
 _GENERATOR = seed_generator.GLOBAL_SEED_GENERATOR
@@ -28,6 +28,12 @@ def global_seed() -> int:
     """The seed of the last `keras.utils.set_random_seed` in this process; 0 if it was never called."""
     seed = rng_utils.get_random_seed()
     return 0 if seed is None else int(seed)
+
+
+def global_draws() -> list[keras.Variable]:
+    """The state of Keras' global generator of this thread; empty: nothing has been drawn from it yet."""
+    generator = global_state.get_global_attribute(_GENERATOR)
+    return [] if generator is None else [generator.state]
 
 
 def layers_of(model: keras.Model) -> list[keras.Layer]:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TypeAlias
 
 import keras
 import numpy as np
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 from elastable.embedding_store.errors import BadInput, ElastableError, ModelError, Unsupported
 from elastable.worker.keras.patched import patched
+from elastable.worker.keras.seeds import global_draws
 from elastable.worker.keras.structures import TensorBatch, TensorLike
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.offload import offloading
@@ -21,13 +23,15 @@ from elastable.worker.models.on_worker import keep_on_worker
 from elastable.worker.readers import RaggedArray, Reader, SparseArray
 from elastable.worker.rows.scope import PlanScope, entered
 from elastable.worker.step.batch_checks import require_like, require_parts
-from elastable.worker.step.forward import Forward, forward, update_metrics
+from elastable.worker.step.forward import Forward, forward, update_metrics, warn_of_values
 from elastable.worker.step.tensor_specs import batch_spec
 from elastable.worker.step.traced.own_step import overrides, rehearse
 
 __all__ = ["as_tensors", "build_model", "make_model", "sample_batch"]
 
 _log = logging.getLogger(__name__)
+
+_States: TypeAlias = "list[tuple[keras.Variable, keras.Initializer | npt.NDArray[np.generic]]]"
 
 
 def as_tensors(batch: object, source: str = "the reader") -> TensorBatch:
@@ -105,7 +109,7 @@ def build_model(model: keras.Model, sample: TensorBatch) -> None:
         else:
             with _states_kept(model):
                 done = forward(model, sample, training=False)
-            update_metrics(model, done, done.loss)
+            warn_of_values(model, "compute_metrics", update_metrics(model, done, done.loss))
             _require_sums(model, done)
     except ElastableError:
         raise
@@ -140,29 +144,52 @@ def _refuse_unsupported(model: keras.Model) -> None:
 def _states_kept(model: keras.Model) -> Iterator[None]:
     """Restores the layers' states after the block; those of layers built meanwhile to their initial values.
 
-    A layer may count its calls or update an average; this call must not count.
+    A layer may count its calls, update an average or draw a number; this call must not count.
     """
-    values: list[tuple[keras.Variable, keras.Initializer | npt.NDArray[np.generic]]] = [
-        (variable, np.array(variable)) for variable in model.non_trainable_variables
-    ]
+    values: _States = [(variable, np.array(variable)) for variable in [*model.non_trainable_variables, *global_draws()]]
+
+    def initial(variable: keras.Variable) -> keras.Initializer | npt.NDArray[np.generic]:
+        # Where Keras builds a model by calling it on shapes, a variable has no value yet.
+        return variable._initializer if variable._value is None else np.array(variable)
 
     def notes(plain_add_weight: Callable[..., keras.Variable]) -> Callable[..., keras.Variable]:
         def add_weight(self: keras.Layer, *arguments: object, **options: object) -> keras.Variable:
             variable = plain_add_weight(self, *arguments, **options)
             if not variable.trainable:
-                # Where Keras builds a model by calling it on shapes, a variable has no value yet.
-                initial = variable._initializer if variable._value is None else np.array(variable)
-                values.append((variable, initial))
+                values.append((variable, initial(variable)))
             return variable
 
         return add_weight
 
+    def notes_seeds(plain_init: Callable[..., object]) -> Callable[..., object]:
+        def init(self: keras.random.SeedGenerator, *arguments: object, **options: object) -> None:
+            plain_init(self, *arguments, **options)
+            values.append((self.state, initial(self.state)))
+
+        return init
+
     try:
-        with patched(keras.Layer, "add_weight", notes):
+        with patched(keras.Layer, "add_weight", notes), patched(keras.random.SeedGenerator, "__init__", notes_seeds):
             yield
     finally:
-        for variable, value in values:
-            variable.assign(value(variable.shape, dtype=variable.dtype) if callable(value) else value)
+        _restore(model, values)
+
+
+def _restore(model: keras.Model, values: _States) -> None:
+    """Assigns the values, and names the weights that inference has changed: metrics and seeds may be."""
+    weights, changed = {id(weight) for weight in model.weights}, []
+    for variable, value in values:
+        before = np.array(value(variable.shape, dtype=variable.dtype) if callable(value) else value)
+        if id(variable) in weights and not np.array_equal(np.array(variable), before):
+            changed.append(variable.path)
+        variable.assign(before)
+    if changed:
+        _log.warning(
+            "model %r: %s changes in inference, too (training=False). Keras keeps what an evaluation during training "
+            "changes, and here it is dropped: change it only where training is true",
+            model.name,
+            ", ".join(map(repr, changed)),
+        )
 
 
 def _require_sums(model: keras.Model, done: Forward) -> None:

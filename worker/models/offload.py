@@ -51,6 +51,7 @@ class OffloadedEmbedding(StoreBacked, keras.layers.Embedding):  # type: ignore[m
 
     def build(self, input_shape: object = None) -> None:
         """Creates no weights."""
+        self.name_variable()
         self.built = True
 
     def call(self, inputs: TensorLike, training: bool | None = None) -> tf.Tensor:
@@ -142,6 +143,7 @@ def offload_built(model: keras.Model, above: int) -> dict[str, Float32]:
             _offload(layer)
             layer.trainable = layer.trainable and variable.trainable
             layer.variable_path = variable.path
+            object.__setattr__(layer, "_replaced", (variable.value.name, variable.value._unique_id))
             _tie(model, variable, WholeTable(layer))
     return values
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn, Protocol, TypeVar
 
 import tensorflow as tf
+from tensorflow.python.eager import record
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.errors import ModelError, Unsupported
@@ -93,6 +94,12 @@ class StepScope:
             raise ModelError(
                 f"embedding layer {layer.name!r}: call {call} of the step was planned as {seen}; "
                 "a step must make the same embedding calls every time it is traced"
+            )
+        if self.tape is not None and layer.trainable and not record.could_possibly_record():
+            raise Unsupported(
+                f"embedding layer {layer.name!r} is called where no gradient is recorded, as in a keras.RematScope, "
+                "tf.recompute_grad or tape.stop_recording(), so its table would not be trained; call it outside and "
+                "pass its output in, or set trainable=False on the layer"
             )
         if self.inverses[call] is None:
             return self._look_up_in_graph(layer, ids)

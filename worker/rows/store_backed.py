@@ -55,6 +55,9 @@ class StoreBacked:
     lazy: bool | None = None
     optimizer: keras.optimizers.Optimizer | None = None
     compute_dtype: str
+    _replaced: tuple[str, str] | None = None
+    """Name and key of the TensorFlow variable that the table has replaced."""
+    _stand_in: keras.Variable | None = None
     _source: RowSource | None
     _seed: int | None
     _keras_seed: int
@@ -99,6 +102,24 @@ class StoreBacked:
 
     def _own(self, optimizer: OptimizerSpec) -> OptimizerSpec:
         return optimizer if self.lazy is None else replace(optimizer, lazy=self.lazy)
+
+    @property
+    def variable_name(self) -> str:
+        """What TensorFlow calls the Keras variable that the table replaces: optimizers match patterns with it."""
+        if self._replaced is not None:
+            return self._replaced[0]
+        made = getattr(self._stand_in, "_value", None)
+        return "embeddings" if made is None else str(made.name)
+
+    @property
+    def variable_key(self) -> str:
+        """What Keras optimizers keep of the variable that the table replaces, in lists of variables."""
+        return f"elastable_{id(self)}" if self._replaced is None else self._replaced[1]
+
+    def name_variable(self) -> None:
+        """Lets Keras make a scalar where `build` would make the variable: its name depends on where and when."""
+        stand_in = keras.Variable("zeros", shape=(), dtype="int32", trainable=False, name="embeddings")
+        object.__setattr__(self, "_stand_in", stand_in)  # past Keras' tracking: it is no weight
 
     @property
     def on_worker(self) -> bool:

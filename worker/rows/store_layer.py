@@ -36,6 +36,10 @@ class StoreLayer(Protocol):
         """Name of the table in the store."""
 
     @property
+    def variable_key(self) -> str:
+        """What Keras optimizers keep of the variable that the table replaces, in lists of variables."""
+
+    @property
     def seed(self) -> int:
         """Seed of the initial values while no source is attached."""
 

@@ -54,6 +54,11 @@ class WholeTable:
         return bool(self._layer.trainable)
 
     @property
+    def _unique_id(self) -> str:
+        # What `exclude_from_weight_decay(var_list=)` asks a variable for.
+        return self._layer.variable_key
+
+    @property
     def value(self) -> tf.Tensor:
         """The rows as a tensor float32 `[vocabulary, dim]`."""
         return self._layer.all_rows_tensor()

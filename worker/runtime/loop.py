@@ -66,6 +66,7 @@ class Worker:
         ahead: Number of tasks to read and plan ahead.
         measures: Counts what it does; None: nobody wants to know.
         rows_to: Where gradients of rows go: the job's store servers; None: to the master, with all others.
+        rows_change: Whether callbacks may write rows of a version that is committed: none are looked up ahead.
 
     Attributes:
         job_ended: After `run`: the last status of the job; None: its master is gone, or this worker left before.
@@ -82,15 +83,14 @@ class Worker:
         ahead: int = 4,
         measures: WorkerMeasures | None = None,
         rows_to: ShardStore | None = None,
+        rows_change: bool = False,
     ) -> None:
         self._measures = measures or WorkerMeasures()
         self._measures.sessions.add(1)
-        self._master = master
+        self._master, self._deadline_s = master, deadline_s
         self._computer, self._source = computer, source
-        self._session = session
-        self._identity = identity
-        self._deadline_s = deadline_s
-        self._naming = push_naming(session.job, identity.incarnation)
+        self._session, self._identity = session, identity
+        self._naming = push_naming(session.job, identity.incarnation, rows_change)
         self._snapshots: dict[TaskKind, DenseSnapshot] = {}
         self._ahead_since: float | None = None  # since when the master has been at an earlier version
         self._stopped = False

@@ -27,8 +27,9 @@ class PushNaming(Protocol):
         """The name of the push of a task that has been computed."""
 
 
+@dataclass
 class _Sync:
-    looks_ahead = True
+    looks_ahead: bool = True
 
     def version_of(self, task: Task) -> int | None:
         return task.version
@@ -57,11 +58,12 @@ class _Async:
         return AsyncPushId(self.incarnation, self._sequence, task.micro_batch)
 
 
-def push_naming(job: JobSpec, incarnation: str) -> PushNaming:
+def push_naming(job: JobSpec, incarnation: str, rows_change: bool = False) -> PushNaming:
     """The naming of a job's mode.
 
     Args:
         job: The job joined.
         incarnation: Of the worker.
+        rows_change: Whether callbacks may write rows of a version after its commit.
     """
-    return _Sync() if job.mode == "sync" else _Async(incarnation)
+    return _Sync(looks_ahead=not rows_change) if job.mode == "sync" else _Async(incarnation)

@@ -7,6 +7,8 @@ so an embedding may be called wherever Keras runs a model's code: in `call`, `co
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import keras
@@ -16,7 +18,9 @@ import elastable.worker.keras.traced_files  # noqa: F401 - AutoGraph leaves no f
 from elastable.worker.keras.structures import TensorBatch, TensorStructure
 from elastable.worker.step.tensor_specs import records_in
 
-__all__ = ["Forward", "forward", "update_metrics"]
+__all__ = ["Forward", "forward", "update_metrics", "warn_of_values"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +52,32 @@ def forward(model: keras.Model, batch: TensorBatch, training: bool) -> Forward:
     return Forward(x, y, weight, predicted, loss)
 
 
-def update_metrics(model: keras.Model, done: Forward, loss: tf.Tensor) -> None:
-    """Updates the model's metrics, and Keras' loss metric."""
+def update_metrics(model: keras.Model, done: Forward, loss: tf.Tensor) -> object:
+    """Updates the model's metrics, and Keras' loss metric; returns what `compute_metrics` did."""
     records = records_in(done.x)
     tracker = getattr(model, "_loss_tracker", None)
     # A model may leave Keras' tracker out of `metrics` and use its own.
     if tracker is not None and any(metric is tracker for metric in model.metrics):
         tracker.update_state(loss, sample_weight=tf.cast(records, tf.float32))
-    model.compute_metrics(done.x, done.y, done.predicted, done.weight)
+    return model.compute_metrics(done.x, done.y, done.predicted, done.weight)
+
+
+def warn_of_values(model: keras.Model, method: str, returned: object) -> None:
+    """Names values that a method of the model returns for the logs and that no metric holds: they are not shown.
+
+    Args:
+        model: The model.
+        method: The method's name.
+        returned: What it returned.
+    """
+    if not isinstance(returned, Mapping):
+        return
+    unknown = sorted(map(str, set(returned) - set(model.get_metrics_result())))
+    if unknown:
+        _log.warning(
+            "model %r: %s() returns %s, of which the history and callbacks will not hear: a value that is no metric "
+            "cannot be merged over micro-batches; update a keras.metrics.Mean of that name",
+            model.name,
+            method,
+            ", ".join(map(repr, unknown)),
+        )

@@ -14,7 +14,7 @@ from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.master.api import Tensor
 from elastable.worker.keras.structures import BatchSpec, TensorBatch
 from elastable.worker.rows.scope import StepScope, entered
-from elastable.worker.step.forward import forward, update_metrics
+from elastable.worker.step.forward import forward, update_metrics, warn_of_values
 from elastable.worker.step.id_plan import IdPlan
 from elastable.worker.step.id_set import IdSets
 from elastable.worker.step.tensor_specs import flat_spec, pack_flat
@@ -141,6 +141,7 @@ class EvaluateStep(ModelStep[list[tf.Tensor]]):
 
     def __init__(self, model: keras.Model, spec: BatchSpec, plan: IdPlan, lookup: Lookup | None) -> None:
         super().__init__(model, spec, plan, lookup, training=False)
+        self._warned = False
 
     def __call__(self, batch: TensorBatch, bets: Mapping[str, Float32], ids: IdSets) -> tuple[Tensor, ...]:
         """Metric state of this micro-batch only; arguments as in `TrainStep`."""
@@ -152,7 +153,10 @@ class EvaluateStep(ModelStep[list[tf.Tensor]]):
         if overrides(self._model, "test_step"):
             self._model.reset_metrics()
             with entered(scope):
-                self._model.test_step(batch)
+                returned = self._model.test_step(batch)
+            if not self._warned:  # it may run eagerly
+                self._warned = True
+                warn_of_values(self._model, "test_step", returned)
         else:
             self._forward(batch, scope)
         return self._metric_state()

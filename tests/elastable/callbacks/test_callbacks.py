@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -116,6 +117,74 @@ class TestHonoured:
         expected = tables_and_weights(theirs)
         for name, values in tables_and_weights(ours).items():
             np.testing.assert_allclose(values, expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+    def test_what_a_callback_sets_before_and_after_each_batch_is_trained_with(self) -> None:
+        def warmed(model: keras.Model, seen: list[str]) -> object:
+            dense = model.layers[-1]
+
+            def begin(batch: int, logs: object) -> None:
+                seen.append(f"batch {batch}")
+                model.optimizer.learning_rate = 0.1 * (batch + 1)
+                dense.bias.assign(dense.bias + 0.5)
+
+            def end(batch: int, logs: object) -> None:
+                seen.append(f"/batch {batch}")
+                dense.kernel.assign(dense.kernel * 0.5)
+
+            def epoch(number: int, logs: object) -> None:
+                seen.append(f"epoch {number}")
+
+            return keras.callbacks.LambdaCallback(
+                on_epoch_begin=epoch, on_train_batch_begin=begin, on_train_batch_end=end
+            )
+
+        ours, theirs = store_model(), plain_model()
+        mine: list[str] = []
+        expected: list[str] = []
+        trained(2, warmed(ours, mine), model=ours, shuffle=False)
+        theirs.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
+        theirs.fit(*RECORDS, epochs=2, batch_size=16, callbacks=[warmed(theirs, expected)], shuffle=False, verbose=0)
+        assert mine == expected
+        values = tables_and_weights(theirs)
+        for name, value in tables_and_weights(ours).items():
+            np.testing.assert_allclose(value, values[name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+    def test_a_batch_that_asks_to_stop_when_it_begins_is_the_last(self) -> None:
+        model = store_model()
+
+        def stop(batch: int, logs: object) -> None:
+            model.stop_training = batch == 1
+
+        trained(2, keras.callbacks.LambdaCallback(on_train_batch_begin=stop), model=model)
+        assert int(model.optimizer.iterations) == 2
+
+    def test_rows_that_a_callback_writes_after_a_batch_are_trained_on(self) -> None:
+        def halved(model: keras.Model) -> object:
+            def halve(batch: int, logs: object) -> None:
+                table = model.get_layer("users").embeddings
+                time.sleep(0.02)  # a lookup ahead would be done by now
+                table.assign(np.asarray(table) * 0.5)
+
+            return keras.callbacks.LambdaCallback(on_train_batch_end=halve)
+
+        ours, theirs = store_model(), plain_model()
+        trained(2, halved(ours), model=ours, shuffle=False)
+        theirs.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
+        theirs.fit(*RECORDS, epochs=2, batch_size=16, callbacks=[halved(theirs)], shuffle=False, verbose=0)
+        expected = tables_and_weights(theirs)
+        for name, values in tables_and_weights(ours).items():
+            np.testing.assert_allclose(values, expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+    def test_hooks_of_evaluation_are_said_not_to_be_called(self, caplog: pytest.LogCaptureFixture) -> None:
+        class Tests(keras.callbacks.Callback):
+            def on_test_end(self, logs: dict[str, float] | None = None) -> None:
+                raise AssertionError
+
+        trained(1, Tests(), keras.callbacks.ProgbarLogger())
+        assert "on_test_end" not in caplog.text
+        trained(2, Tests(), keras.callbacks.ProgbarLogger(), validation_data=RECORDS)
+        assert caplog.text.count("Tests: the validation data is evaluated by workers, without on_test_end") == 1
+        assert "ProgbarLogger" not in caplog.text
 
     def test_what_a_callback_raises_comes_out(self) -> None:
         def fail(*_: object) -> None:

@@ -190,6 +190,66 @@ def test_dropout_and_initial_values_are_keras_own_draws() -> None:
     assert_same(*both(fit, dropout=0.5))
 
 
+@pytest.mark.parametrize("subclassed", [False, True])
+def test_numbers_drawn_without_a_seed_in_inference_too_are_keras_own(subclassed: bool) -> None:
+    class Noise(keras.layers.Layer):
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            return x + keras.random.normal((3, DIM)) * 0.1
+
+    def noisy(layer: Layer) -> keras.Model:
+        class Subclassed(keras.Model):
+            def __init__(self) -> None:
+                super().__init__()
+                self.parts = [layer(ROWS, DIM), Noise(), keras.layers.Flatten(), keras.layers.Dense(1)]
+
+            def call(self, x: tf.Tensor) -> tf.Tensor:
+                for part in self.parts:
+                    x = part(x)
+                return x
+
+        keras.utils.set_random_seed(7)
+        model = Subclassed()
+        if not subclassed:
+            model = keras.Sequential([keras.Input((3,), dtype="int64"), *model.parts])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    found = []
+    for layer in (et.Embedding, keras.layers.Embedding):
+        model = noisy(layer)
+        fits = [model.fit(X, Y, batch_size=24, validation_data=HELD_OUT, shuffle=False, verbose=0) for _ in range(2)]
+        found.append([[*fit.history["loss"], *fit.history["val_loss"]] for fit in fits])
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
+
+
+def test_what_an_evaluation_changes_in_a_state_is_dropped_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    class Counting(keras.layers.Layer):
+        def build(self, input_shape: object) -> None:
+            self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False, name="calls")
+            self.seen = keras.metrics.Mean(name="seen")
+
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            self.calls.assign_add(1.0)
+            self.seen.update_state(x)
+            return x
+
+    counting = Counting(name="counting")
+    model = keras.Sequential([
+        keras.Input((3,), dtype="int64"),
+        et.Embedding(ROWS, DIM),
+        keras.layers.Flatten(),
+        counting,
+        keras.layers.BatchNormalization(),
+        keras.layers.Dense(1),
+    ])  # fmt: skip
+    model.compile("sgd", "mse")
+    model.fit(X, Y, batch_size=24, epochs=2, validation_data=HELD_OUT, verbose=0)
+    assert float(counting.calls) == 6
+    assert "counting/calls' changes in inference, too" in caplog.text
+    assert "moving_mean" not in caplog.text
+    assert "seen" not in caplog.text
+
+
 def test_a_dataset_comes_in_its_own_order_and_batches() -> None:
     def fit(model: keras.Model) -> keras.callbacks.History:
         dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)

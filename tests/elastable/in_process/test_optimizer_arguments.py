@@ -31,6 +31,50 @@ BATCH, RECORDS = 8, 64
 K = keras.optimizers
 
 
+@pytest.mark.parametrize("offloaded", [False, True])
+@pytest.mark.parametrize(
+    "excluded",
+    [
+        lambda model: {"var_names": ["users"]},
+        lambda model: {"var_names": ["^words/embeddings:0$", "bias"]},
+        lambda model: {"var_names": ["^embeddings"]},
+        lambda model: {"var_list": [model.get_layer("words").embeddings]},
+    ],
+)
+def test_tables_are_excluded_from_weight_decay_as_their_variables_are(
+    excluded: Callable[[keras.Model], Keywords], offloaded: bool
+) -> None:
+    def made(model: keras.Model) -> keras.Model:
+        optimizer = K.SGD(0.5, weight_decay=0.5)
+        optimizer.exclude_from_weight_decay(**excluded(model))
+        model.compile(optimizer, "binary_crossentropy")
+        return model
+
+    ours, theirs = made(plain_model() if offloaded else store_model()), made(plain_model())
+    x, y = clicks(RECORDS)
+    et.fit(ours, x, y, batch_size=BATCH, shuffle=False, verbose=0, lazy=False, offload_embeddings_above=1)
+    theirs.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+    expected = tables_and_weights(theirs)
+    for name, values in tables_and_weights(ours).items():
+        np.testing.assert_allclose(values, expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_a_table_of_a_subclassed_model_has_the_name_of_its_variable() -> None:
+    class Model(keras.Model):
+        def __init__(self, layer: Callable[..., keras.layers.Layer]) -> None:
+            super().__init__(name="mine")
+            self.items, self.out = layer(USERS, DIM, name="items"), keras.layers.Dense(1)
+
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            return self.out(self.items(x))
+
+    ours, theirs = Model(et.Embedding), Model(keras.layers.Embedding)
+    for model in (ours, theirs):
+        model.compile("sgd", "mse")
+        model.fit(np.arange(8), np.ones(8, np.float32), verbose=0)
+    assert ours.items.variable_name == theirs.items.embeddings.value.name
+
+
 def fitted(
     model: keras.Model,
     optimizer: keras.optimizers.Optimizer,

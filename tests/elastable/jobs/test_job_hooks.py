@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import keras
 import pytest
@@ -36,7 +37,7 @@ def hooks_of(
     model: keras.Model,
     callbacks: Sequence[keras.callbacks.Callback] = (),
     run: RunDirectory | None = None,
-    saved: list[int] | None = None,
+    saved: list[Any] | None = None,
 ) -> JobHooks:
     dense = DenseState(model)
     best = BestVersions(callbacks, MemoryStore(), dense, JOB, Progress)
@@ -71,6 +72,22 @@ def test_versions_that_are_saved_are_logged(model: keras.Model) -> None:
         waits, before = hooks.waits_for_log(version), len(saved)
         hooks.on_version(version, {})
         assert waits == (len(saved) > before) == (version % 4 == 0)
+
+
+def test_a_batch_begins_after_the_checkpoint_before_it(model: keras.Model) -> None:
+    """A job that is resumed from the checkpoint begins the batch itself."""
+    seen: list[str | int] = []
+
+    def begin(batch: int, logs: object) -> None:
+        seen.append(f"batch {batch}")
+
+    hooks = hooks_of(model, [keras.callbacks.LambdaCallback(on_train_batch_begin=begin)], saved=seen)
+    hooks.on_epoch_begin(0)
+    for version in range(1, 11):
+        hooks.on_version(version, {})
+    hooks.on_epoch_begin(1)
+    assert seen == [*(f"batch {batch}" for batch in range(4)), 1, *(f"batch {batch}" for batch in range(4, 8)), 1,
+                    "batch 8", "batch 9", "batch 0"]  # fmt: skip
 
 
 def test_versions_in_the_run_directory_are_logged(

@@ -202,6 +202,50 @@ def test_ids_that_cannot_be_planned_still_get_their_gradients() -> None:
         assert np.abs(full).max() > 0
 
 
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_call_whose_gradient_is_not_recorded_is_refused_by_name(eager: bool) -> None:
+    class Recomputed(keras.Model):
+        def __init__(self, trainable: bool) -> None:
+            super().__init__()
+            self.items, self.out = _ours(name="items", trainable=trainable), keras.layers.Dense(1)
+
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            return self.out(tf.recompute_grad(lambda ids: tf.reduce_sum(self.items(ids), axis=1))(x))
+
+    for trainable in (True, False):
+        model = Recomputed(trainable)
+        model.compile("sgd", "mse", run_eagerly=eager)
+        build_model(model, BATCH)
+        if trainable:
+            with pytest.raises(Unsupported, match=r"'items' is called where no gradient is recorded.*RematScope"):
+                _step(model)
+        else:
+            assert np.isfinite(_step(model).loss)
+
+
+def test_values_that_are_no_metrics_are_said_not_to_be_shown(caplog: pytest.LogCaptureFixture) -> None:
+    class Telling(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.items, self.out = _ours(name="items"), keras.layers.Dense(1)
+
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            return self.out(tf.reduce_sum(self.items(x), axis=1))
+
+        def compute_metrics(self, x: object, y: object, y_pred: object, sample_weight: object = None) -> object:
+            return {**super().compute_metrics(x, y, y_pred, sample_weight), "largest": keras.ops.max(y_pred)}
+
+        def test_step(self, data: object) -> object:
+            return {**super().test_step(data), "tested": 1.0}
+
+    model = Telling()
+    model.compile("sgd", "mse", metrics=["mae"])
+    model.fit(X, Y, validation_data=(X, Y), verbose=0)
+    assert "compute_metrics() returns 'largest', of which the history and callbacks will not hear" in caplog.text
+    assert "test_step() returns 'largest', 'tested', of which" in caplog.text
+    assert "'mae'" not in caplog.text
+
+
 def test_sample_weights_and_several_weighted_losses() -> None:
     def make(embedding: Callable[..., keras.layers.Layer]) -> keras.Model:
         inputs = keras.Input((3,), dtype="int64")
