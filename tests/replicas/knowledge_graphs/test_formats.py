@@ -242,7 +242,7 @@ def test_malformed_files_of_ogb_and_pykeen(tmp_path: Path) -> None:
         ({**good, "head": good["head"][:-1]}, "as many as there are triples"),
         ({**good, "head": good["head"] * 0.5}, "head is of float64"),
         ({**good, "tail": good["tail"] - 5}, "below 0"),
-        ({**good, "tail": good["tail"] + (1 << 40)}, "12 names of entities; triples have"),  # before there are as many names
+        ({**good, "tail": good["tail"] + (1 << 40)}, "12 names of entities; triples have"),
         ({"head": good["head"]}, "get_edge_split"),
         ({**good, "head": np.array([object()] * len(good["head"]))}, "get_edge_split"),  # a pickle is never read
     ):
