@@ -32,6 +32,7 @@ _LEAST = {
          "evaluation_batch_size"), 0
     ),
 }  # fmt: skip
+_MOST = {"intra_op_threads": 2**31 - 1}  # as it is sent to workers; any other number: 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,10 @@ class JobSpec:
         for name, (mode, reason) in _OF_ONE_MODE.items():
             if self.mode != mode and getattr(self, name) != _DEFAULTS[name]:
                 raise BadSpec(f"job {name} is for mode {mode}: {reason}")
+        for each in fields(JobSpec):
+            value, most = getattr(self, each.name), _MOST.get(each.name, 2**63 - 1)
+            if isinstance(value, int) and not -most - 1 <= value <= most:
+                raise BadSpec(f"job {each.name} must lie within {-most - 1} and {most}, got {value}")
         if self.staleness_bound is not None and self.staleness_bound < 0:
             raise BadSpec(f"job staleness_bound must not be negative, got {self.staleness_bound}")
         for name, least in _LEAST.items():

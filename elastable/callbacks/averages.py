@@ -55,5 +55,5 @@ def refuse_averages(optimizer: keras.Optimizer, store: EmbeddingStore, tables: M
         raise Unsupported(
             f"use_ema=True ({', '.join(having)}): at the end of training weights become their averages, and the store "
             "keeps a record of its last version, which a resumed job would go on from, with other weights; keep the "
-            "tables in memory or in files, or leave use_ema out"
+            "tables in a store without a log (--store memory), or leave use_ema out"
         )

@@ -66,7 +66,7 @@ class BestVersions:
             raise Unsupported(
                 f"callback {next(iter(self._followed))}(restore_best_weights=True): the store keeps a record of its "
                 "last version, which a resumed job would go on from, with other rows; leave it False and take the "
-                "checkpoint of the best version, or keep the tables in memory or in files"
+                "checkpoint of the best version, or keep the tables in a store without a log (--store memory)"
             )
         self._store, self._dense, self._job, self._progress = store, dense, job, progress
         self._directory, self._rows_changed = directory, rows_changed

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import keras
 
@@ -12,6 +13,7 @@ from elastable.callbacks.callback_state import restore_states, states_of
 from elastable.callbacks.freezing import Freezing
 from elastable.embedding_store.contract.malformed import Document, DocumentFields
 from elastable.embedding_store.errors import Unsupported
+from elastable.master.keras.multi_update import DenseModel
 from elastable.worker.keras.keras_callbacks import history_of, require_callback, sees_batches, test_hooks
 
 __all__ = ["JobCallbacks"]
@@ -20,6 +22,7 @@ _LOG = logging.getLogger(__name__)
 
 # Among what callbacks remember; no class of a callback has such a name.
 _TRAINABLE, _BEST = "trainable", "best versions"
+_EPOCH, _STEP = "epoch begun", "step begun"
 
 
 class JobCallbacks:
@@ -35,6 +38,7 @@ class JobCallbacks:
         freezing: Told whenever callbacks may have frozen layers.
         best: Told whenever callbacks may have kept weights, or put them back.
         in_job: Whether this is a job, which is resumed by its own means.
+        dense: The model's dense part, of a job that may be resumed.
         verbose: The `verbose` that callbacks see.
 
     Raises:
@@ -51,11 +55,15 @@ class JobCallbacks:
         best: BestVersions,
         in_job: bool = True,
         verbose: int = 0,
+        dense: DenseModel | None = None,
     ) -> None:
         for callback in callbacks:
             _refuse_unsupported(callback, in_job)
         self._model, self._given = model, tuple(callbacks)
-        self._freezing, self._best, self._warned = freezing, best, False
+        self._freezing, self._best, self._dense = freezing, best, dense
+        self._warned = False
+        self._epoch: object = None
+        self._step: object = None
         # Metrics of every version are computed only if somebody looks at them.
         self._sees_versions = sees_batches(callbacks)
         self._list = keras.callbacks.CallbackList(
@@ -89,31 +97,36 @@ class JobCallbacks:
         self._model.stop_training = False
         self._freezing.begin(states.pop(_TRAINABLE, ""))
         best = states.pop(_BEST, {})
-        self._list.on_train_begin()
+        self._epoch, self._step = states.pop(_EPOCH, None), states.pop(_STEP, None)
+        with self._only_once(again=self._epoch is not None):
+            self._list.on_train_begin()
         restore_states(self._given, states)
         self._best.begin(best)
 
     def states(self) -> Document:
         """What callbacks remember now, as JSON can hold it. Raises `BadInput` where it cannot."""
-        return {**states_of(self._given), _TRAINABLE: self._freezing.state(), _BEST: self._best.noted()}
+        kept = {_TRAINABLE: self._freezing.state(), _BEST: self._best.noted(), _EPOCH: self._epoch, _STEP: self._step}
+        return {**states_of(self._given), **kept}
 
     def begin_epoch(self, epoch: int) -> None:
-        """An epoch, counted from 0, begins."""
-        self._list.on_epoch_begin(epoch)
+        """An epoch, counted from 0, begins, or goes on after a resume."""
+        with self._only_once(again=epoch == self._epoch):
+            self._list.on_epoch_begin(epoch)
         self._freezing.look()
+        if epoch != self._epoch:
+            self._epoch, self._step = epoch, None
 
     def begin_step(self, step: int) -> None:
         """A step, counted from 0 in its epoch, begins: what callbacks assign now is trained with.
 
         With `compile(steps_per_execution=)` only the first of so many is a batch that begins, as in Keras.
         """
-        if self._sees_versions and step % self._together == 0:
+        if not self._sees_versions or step % self._together:
+            return
+        with self._only_once(again=step == self._step):
             self._list.on_train_batch_begin(step)
-            self._freezing.look()
-
-    @property
-    def _together(self) -> int:
-        return int(getattr(self._model, "steps_per_execution", 1))
+        self._freezing.look()
+        self._step = step
 
     def version(self, step: int, logs: Mapping[str, float], last: bool = True) -> bool:
         """A step is committed; True if training is to stop.
@@ -127,11 +140,10 @@ class JobCallbacks:
         """
         if not self._sees_versions:
             return bool(self._model.stop_training)
-        together = self._together
-        place = step % together
-        if place < together - 1 and not last:
+        place = step % self._together
+        if place < self._together - 1 and not last:
             return False
-        self._list.on_train_batch_end(step - place + together - 1, logs)
+        self._list.on_train_batch_end(step - place + self._together - 1, logs)
         self._freezing.look()
         return bool(self._model.stop_training)
 
@@ -148,6 +160,19 @@ class JobCallbacks:
         """Training is over."""
         self._list.on_train_end(dict(logs))
         self._best.end()
+
+    @property
+    def _together(self) -> int:
+        """Steps that callbacks see as one."""
+        return int(getattr(self._model, "steps_per_execution", 1))
+
+    @contextmanager
+    def _only_once(self, again: bool) -> Iterator[None]:
+        """Around a hook that is called again in a job that goes on: what it assigns it had assigned before."""
+        kept = self._dense.tensors() if again and self._dense is not None else None
+        yield
+        if self._dense is not None and kept is not None:
+            self._dense.restore(kept)
 
 
 def _warn_of_test_hooks(callbacks: Sequence[keras.callbacks.Callback]) -> None:

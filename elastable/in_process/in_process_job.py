@@ -197,6 +197,7 @@ def _run(
         master.stop,
         on_epoch=epoch_ended,
         evaluated=evaluated,
+        version=schedule.first_version(schedule.job.initial_epoch),
         shares_model=True,
     )
     joined.begin()

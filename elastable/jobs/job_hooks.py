@@ -108,6 +108,13 @@ class JobHooks(Hooks):
             # Not in the first one: the workers are still on their way.
             self.stopwatch.start()
 
+    def go_on(self, logs: Mapping[str, float]) -> None:
+        """The job goes on at a version that was kept before callbacks heard of it: they hear of it now."""
+        version = self._version
+        if self._schedule.ends_step(version):
+            step, last = self._schedule.step(version - 1), self._schedule.ends_epoch(version)
+            self._stopped = self._callbacks.version(step, logs, last)
+
     def on_rows(self, version: int, made: Accumulated) -> None:
         self._committed(made.updates, version, made.frozen)
         self._untrained.saw(made.changed)

@@ -30,6 +30,7 @@ from elastable.jobs.store_watch import StoreHealth, watching_store
 from elastable.master.api import JobStatus, Tensor
 from elastable.master.checkpoints.series import CheckpointSeries
 from elastable.master.jobs.job_master import Master
+from elastable.master.keras.metrics import LazyLogs
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
 from elastable.monitoring.checkpoint_log import CheckpointLog
@@ -105,6 +106,8 @@ class JobRun:
             callbacks.begin(prepared.progress.hooks)
             _log.info("job %s begins at version %d", prepared.job.job, prepared.progress.version)
             try:
+                if prepared.resumed is None and prepared.progress.version:  # at the store's own version
+                    hooks.go_on(LazyLogs(lambda: prepared.metrics.results(prepared.progress.metrics)))
                 status = self._master.run(hooks)
             except Exception as error:
                 if (blamed := prepared.file.blamed("a callback", error)) is not None:
@@ -146,7 +149,9 @@ class JobRun:
             self._series.rows_changed,
         )
         freezing = Freezing(prepared.model, prepared.dense)
-        joined = JobCallbacks(callbacks, prepared.model, job.epochs, schedule.steps_per_epoch, freezing, best)
+        joined = JobCallbacks(
+            callbacks, prepared.model, job.epochs, schedule.steps_per_epoch, freezing, best, dense=prepared.dense
+        )
         hooks = JobHooks(
             joined,
             schedule,
@@ -191,7 +196,8 @@ class JobRun:
         try:
             self.workers.require_some_alive()
         except ElastableError as error:
-            self._master.report_failure("local workers", error, fatal=True)
+            if self._master.not_ready() is None:  # asked last: they also leave once all is trained, and callbacks end
+                self._master.report_failure("local workers", error, fatal=True)
 
     def _finish(self, hooks: JobHooks, checkpoint: str, status: JobStatus, total_seconds: float) -> None:
         job = self._prepared.job

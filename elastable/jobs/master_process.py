@@ -201,7 +201,7 @@ def _introduce(console: Console, options: JobOptions, prepared: PreparedJob, run
     console.print(f"tables: {tables}", highlight=False, markup=False, soft_wrap=True)
     console.print(
         f"{job.train_records:,} records x {job.epochs} epochs, {job.mode}, micro-batches of {job.micro_batch_size}, "
-        f"{job.grads_to_wait} to a version",
+        f"{job.micro_batches_per_version} to a version",
         highlight=False,
     )
     if prepared.progress.version:

@@ -130,6 +130,9 @@ class Driver:
         if state.board.training.ends_epoch and not state.evaluated:
             self._publish()
             self._end_epoch(state.epoch - 1)
+        elif self._hooks.stops_epoch():
+            self._publish()
+            self._end_epoch(state.epoch)
         else:
             # The evaluation that the interruption at this version cut off.
             self._begin_epoch(due=state.version > 0 and not state.evaluated)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from elastable.embedding_store.errors import ElastableError
+from elastable.embedding_store.errors import BadInput, ElastableError
 
 __all__ = ["set_intra_op_threads"]
+
+_MOST = 2**31 - 1  # TensorFlow's number has 32 bits
 
 
 def set_intra_op_threads(threads: int) -> None:
     """Sets this many threads within an operation, and one between operations.
 
     Raises:
+        BadInput: TensorFlow cannot have so many.
         ElastableError: TensorFlow has already started with another number.
     """
+    if threads > _MOST:
+        raise BadInput(f"intra_op_threads {threads}: at most {_MOST}; a machine has a few for each core")
     if tf.config.threading.get_intra_op_parallelism_threads() == threads:
         return
     try:

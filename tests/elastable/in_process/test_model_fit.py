@@ -274,6 +274,21 @@ def test_steps_per_execution_changes_when_callbacks_are_called_and_no_number() -
     assert_same(ours, theirs)
 
 
+@pytest.mark.parametrize("together", [1, 2])
+def test_what_a_callback_assigns_before_a_batch_is_of_that_batch(together: int) -> None:
+    class Before(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
+            self.model.optimizer.learning_rate = 0.3 / (1 + batch)
+            if batch == 2:
+                dense = self.model.layers[-1]
+                dense.set_weights([0.5 * weight for weight in dense.get_weights()])
+
+    def fit(model: keras.Model) -> keras.callbacks.History:
+        return model.fit(X, Y, BATCH, epochs=2, shuffle=False, verbose=0, callbacks=[Before()])
+
+    assert_same(*both(fit, steps_per_execution=together))
+
+
 def test_a_callback_that_stops_training_within_an_epoch_ends_it_there() -> None:
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
