@@ -111,8 +111,8 @@ def lookup_many(
     else:
         look_up(0, len(tables))
     return [
-        request.out.reshape(*np.shape(of), -1) if not isinstance(of, Bags) else request.out
-        for request, of in zip(requests, ids, strict=True)
+        request.out if isinstance(of, Bags) else request.out.reshape(*np.shape(of), table.dim)
+        for table, request, of in zip(tables, requests, ids, strict=True)
     ]
 
 

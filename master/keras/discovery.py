@@ -11,8 +11,14 @@ import keras
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import ModelError, SpecConflict, Unsupported
-from elastable.master.keras.keras_optimizer import refuse_of_table, refuse_unsupported, table_optimizer
+from elastable.master.keras.keras_optimizer import (
+    refuse_of_table,
+    refuse_scaled_loss,
+    refuse_unsupported,
+    table_optimizer,
+)
 from elastable.master.keras.row_optimizers.constraints import constrained
+from elastable.master.keras.row_optimizers.keras_block import TABLE_VARIABLE
 
 __all__ = ["StoreBackedLayer", "create_tables", "discover_tables", "store_backed_layers", "table_optimizers"]
 
@@ -147,12 +153,14 @@ def _trained_by(
     try:
         if own is not None:
             refuse_of_table(own)
-        return table_optimizer(
+        spec = table_optimizer(
             given if own is None else own,
             lazy if said is None else said,
-            getattr(layer, "variable_name", "embeddings"),
+            getattr(layer, "variable_name", TABLE_VARIABLE),
             getattr(layer, "variable_key", None),
         )
+        refuse_scaled_loss(given, spec)  # the loss of all tables is scaled alike
+        return spec
     except (ModelError, Unsupported) as error:
         raise type(error)(f"embedding layer {layer.name!r}: {error}") from error
 

@@ -14,7 +14,7 @@ from elastable.embedding_store.optimizers.base import KERAS_BLOCK
 from elastable.embedding_store.optimizers.registry import follows_steps, row_optimizer
 from elastable.master.commits.clipping import Clipping
 from elastable.master.keras.row_optimizers.averaging import with_averages
-from elastable.master.keras.row_optimizers.keras_block import canonical_config
+from elastable.master.keras.row_optimizers.keras_block import TABLE_VARIABLE, canonical_config
 
 __all__ = [
     "accumulated_by",
@@ -24,12 +24,10 @@ __all__ = [
     "learning_rate_of",
     "optimizer_of",
     "refuse_of_table",
+    "refuse_scaled_loss",
     "refuse_unsupported",
     "table_optimizer",
 ]
-
-# Keras' name of the variable that a table replaces, where its layer does not say it.
-_TABLE_VARIABLE = "embeddings"
 
 # Exact class -> name of the fused optimizer, and the hyperparameters that make it up besides learning_rate.
 _FUSED: Mapping[type, tuple[str, tuple[str, ...]]] = {
@@ -156,6 +154,23 @@ def refuse_of_table(optimizer: keras.Optimizer) -> None:
         )
 
 
+def refuse_scaled_loss(optimizer: keras.Optimizer | None, table: OptimizerSpec) -> None:
+    """Raises where rows would follow a step that a changing loss scale makes none.
+
+    Args:
+        optimizer: Of `compile()`.
+        table: Of a table, which may have one of its own.
+
+    Raises:
+        Unsupported: saying so.
+    """
+    if follows_steps(table) and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise Unsupported(
+            "LossScaleOptimizer (which mixed_float16 adds) with lazy=False: a step that overflows is no step, and "
+            "rows that no batch touches would follow it; leave one of them out"
+        )
+
+
 def accumulation_of(optimizer: keras.Optimizer) -> int:
     """Batches whose gradients Keras adds up for one update; 0: one batch is one update."""
     return int(getattr(inner_optimizer(optimizer), "gradient_accumulation_steps", None) or 0)
@@ -206,7 +221,7 @@ def _refuse_callable_rate(optimizer: keras.Optimizer, kind: str) -> None:
 
 
 def table_optimizer(
-    optimizer: keras.Optimizer | None, lazy: bool = True, variable: str = _TABLE_VARIABLE, key: str | None = None
+    optimizer: keras.Optimizer | None, lazy: bool = True, variable: str = TABLE_VARIABLE, key: str | None = None
 ) -> OptimizerSpec:
     """The optimizer of a model's tables.
 
@@ -235,34 +250,28 @@ def table_optimizer(
             "touched, and lazy=False promises that every row follows every step; leave one of them out, or say "
             "lazy=True on the layer"
         )
-    spec = _stepped_by(inner, lazy, _table_weight_decay(inner, variable, key))
-    # Refuses one that cannot be other than lazy.
-    if follows_steps(spec) and inner is not optimizer:
-        raise Unsupported(
-            "LossScaleOptimizer (which mixed_float16 adds) with lazy=False: a step that overflows is no step, and "
-            "rows that no batch touches would follow it; leave one of them out"
-        )
+    spec = _stepped_by(inner, lazy, _leaves_undecayed(inner, variable, key))
+    refuse_scaled_loss(optimizer, spec)  # and one that cannot be other than lazy
     return with_averages(spec, inner.ema_momentum, inner.ema_overwrite_frequency) if inner.use_ema else spec
 
 
-def _stepped_by(optimizer: keras.Optimizer, lazy: bool, decay: float | None) -> OptimizerSpec:
+def _stepped_by(optimizer: keras.Optimizer, lazy: bool, undecayed: bool) -> OptimizerSpec:
     """What the steps of a Keras optimizer are for tables, without averages."""
     rate = learning_rate_of(optimizer)
+    decay = None if undecayed or optimizer.weight_decay is None else float(optimizer.weight_decay)
     config = optimizer.get_config()
     name, hyperparameters = _FUSED.get(type(optimizer), ("", ()))
     if name and set(config) <= {*_COMMON, *hyperparameters}:
         values = {key: float(config[key]) for key in hyperparameters}
         return OptimizerSpec.of(name, lazy=lazy, learning_rate=rate, weight_decay=decay or 0.0, **values)
     # JSON with sorted keys and without the name that Keras counts up, so that equal optimizers give equal specs.
-    text = json.dumps(canonical_config(optimizer, rate, decay), sort_keys=True)
+    text = json.dumps(canonical_config(optimizer, rate, decay, undecayed), sort_keys=True)
     spec = OptimizerSpec(KERAS_BLOCK, (("learning_rate", rate),), text, lazy)
     row_optimizer(spec)  # refuses now, not at the first commit
     return spec
 
 
-def _table_weight_decay(optimizer: keras.Optimizer, variable: str, key: str | None) -> float | None:
-    decay = optimizer.weight_decay
+def _leaves_undecayed(optimizer: keras.Optimizer, variable: str, key: str | None) -> bool:
     pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
-    excluded = pattern is not None and re.search(pattern, variable) is not None
-    excluded |= key in getattr(optimizer, "_exclude_from_weight_decay", ())
-    return None if excluded or decay is None else float(decay)
+    named = pattern is not None and re.search(pattern, variable) is not None
+    return named or key in getattr(optimizer, "_exclude_from_weight_decay", ())

@@ -129,12 +129,16 @@ def _linear(w: Float32, m: Float32, v: Float32, c: Float32, at: int, epsilon: np
         w[j] = w[j] * kept + m[j] * shift
 
 
-@inlined
-def _constant_root(w: Float32, m: Float32, v: Float32, c: Float32, at: int, epsilon: np.float32) -> None:
-    """The divisor's root does not change."""
-    kept, shift = c[0], c[at + 1]
-    for j in range(len(w)):
-        w[j] = w[j] * kept + m[j] * shift / (np.sqrt(v[j]) + epsilon)
+def _of_degree_0(divisor: Callable[[np.float32], np.float32]) -> Columns:
+    """The divisor does not change."""
+
+    @inlined
+    def columns(w: Float32, m: Float32, v: Float32, c: Float32, at: int, epsilon: np.float32) -> None:
+        kept, shift = c[0], c[at + 1]
+        for j in range(len(w)):
+            w[j] = w[j] * kept + m[j] * shift / (divisor(v[j]) + epsilon)
+
+    return columns
 
 
 def _of_degree_3(divisor: Callable[[np.float32], np.float32]) -> Columns:
@@ -208,7 +212,8 @@ def _over_rows(columns: Columns) -> Callable[..., None]:
     return rows
 
 
-_decay, _move, _move_by_constant_root = _over_rows(_decayed), _over_rows(_linear), _over_rows(_constant_root)
+_decay, _move = _over_rows(_decayed), _over_rows(_linear)
+_move_evenly, _move_evenly_by_root = _over_rows(_of_degree_0(_itself)), _over_rows(_of_degree_0(_root))
 _move_cubic, _move_cubic_by_root = _over_rows(_of_degree_3(_itself)), _over_rows(_of_degree_3(_root))
 _move_seventh, _move_seventh_by_root = _over_rows(_of_degree_7(_itself)), _over_rows(_of_degree_7(_root))
 
@@ -246,8 +251,10 @@ def move_rows(
         _decay(weights, places, slots, positions, which, c, at, 0, 0, epsilon)
     elif divisor < 0:
         _move(weights, places, slots, positions, which, c, at, moving, 0, epsilon)
+    elif degree == 0 and root:
+        _move_evenly_by_root(weights, places, slots, positions, which, c, at, moving, divisor, epsilon)
     elif degree == 0:
-        _move_by_constant_root(weights, places, slots, positions, which, c, at, moving, divisor, epsilon)
+        _move_evenly(weights, places, slots, positions, which, c, at, moving, divisor, epsilon)
     elif degree == 3 and root:
         _move_cubic_by_root(weights, places, slots, positions, which, c, at, moving, divisor, epsilon)
     elif degree == 3:

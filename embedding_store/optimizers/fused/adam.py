@@ -29,7 +29,7 @@ def _amsgrad_step(
     alpha, share_1, share_2, epsilon = scalars
     m = m + (g - m) * share_1
     v = v + (g * g - v) * share_2
-    peak = max(peak, v)
+    peak = peak if peak > v else v  # v also where it is no number, as in Keras
     return w - m * alpha / (np.sqrt(peak) + epsilon), m, v, peak
 
 

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.update_kernel import Scalars, update_kernel
 from elastable.embedding_store.optimizers.base import SlotSpec
 from elastable.embedding_store.optimizers.fused.kernel_optimizer import KernelOptimizer, hyperparameters
@@ -62,10 +63,17 @@ def _schedule(beta_1: float, step: int) -> np.float32:
 @lru_cache(maxsize=64)
 def _momentum_product(beta_1: float, steps: int) -> np.float32:
     """The product of the momenta of steps 1 to `steps`, folded in float32 as Keras folds it."""
-    decays = (_ONE - np.float32(0.5) * float32_power(0.96, t) for t in range(1, steps + 1))
-    product = _ONE
-    for decay in decays:
-        product = product * np.float32(beta_1) * decay
-        if product == 0 or (decay == 1 and np.float32(beta_1) == 1):
+    beta, product, step = np.float32(beta_1), _ONE, 1
+    while step <= steps and (decay := _ONE - np.float32(0.5) * float32_power(0.96, step)) < 1:
+        product, step = product * beta * decay, step + 1
+    return np.float32(_folded(product, beta, steps + 1 - step))
+
+
+@kernel
+def _folded(product: np.float32, factor: np.float32, times: int) -> np.float32:
+    """product * factor * factor * ..., until that changes nothing: a job takes millions of steps."""
+    for _ in range(times):
+        before, product = product, product * factor
+        if product == before:
             break
     return product

@@ -93,9 +93,9 @@ def _numpy_constraint(config: object, epsilon: float) -> Constrain:
     if name == "UnitNorm":
         return lambda rows: rows / (np.float32(epsilon) + _norms(rows))
     if name == "MaxNorm":
-        highest = np.float32(values["max_value"])
+        highest = np.float32(float(values["max_value"]))
         return lambda rows: _scaled(rows, epsilon, lambda norms: np.clip(norms, 0, highest))
-    low, high, rate = (np.float32(values[key]) for key in ("min_value", "max_value", "rate"))
+    low, high, rate = (np.float32(float(values[key])) for key in ("min_value", "max_value", "rate"))
     return lambda rows: _scaled(rows, epsilon, lambda norms: rate * np.clip(norms, low, high) + (1 - rate) * norms)
 
 

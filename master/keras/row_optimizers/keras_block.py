@@ -13,20 +13,36 @@ import tensorflow as tf
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.contract.update_batch import UpdateBatch
-from elastable.embedding_store.errors import BadSpec, Unsupported
+from elastable.embedding_store.errors import BadSpec, ElastableError, Unsupported
 from elastable.embedding_store.optimizers.base import KERAS_BLOCK, RowOptimizer, SlotSpec
 from elastable.embedding_store.optimizers.registry import register_row_optimizer
 from elastable.master.keras.row_optimizers.optimizer_config import optimizer_config
 
-__all__ = ["KerasBlockOptimizer", "canonical_config"]
+__all__ = ["TABLE_VARIABLE", "KerasBlockOptimizer", "canonical_config"]
 
 # Rows that one call of Keras updates. Always as many, the last block padded: one compiled function a
 # dim, and every element takes the same vectorised path wherever its row is.
 _BLOCK_ROWS = 1024
 
+# Keras' name of the variable that a table replaces; patterns of exclude_from_weight_decay are matched with it.
+TABLE_VARIABLE = "embeddings"
 
-def canonical_config(optimizer: keras.Optimizer, learning_rate: float, weight_decay: float | None) -> dict[str, object]:
+_UNDECAYED = "excluded_from_weight_decay"  # beside the config, of tables that are
+
+# Of the steps that show how an optimizer treats rows and columns: its own rate may be too small for them to show
+# anything, and is 0 where a schedule warms up.
+_TRIAL_RATE = 0.1
+
+
+def canonical_config(
+    optimizer: keras.Optimizer, learning_rate: float, weight_decay: float | None, undecayed: bool = False
+) -> dict[str, object]:
     """The optimizer's serialised config, as it is run on rows: constant rate, no clipping, averages or counted name.
+
+    Args:
+        optimizer: A Keras optimizer.
+        learning_rate, weight_decay: In the place of its own.
+        undecayed: Whether it leaves tables out of weight decay (`exclude_from_weight_decay`), which no config says.
 
     Raises:
         Unsupported: Keras cannot make the optimizer from its config again.
@@ -46,7 +62,7 @@ def canonical_config(optimizer: keras.Optimizer, learning_rate: float, weight_de
         "ema_overwrite_frequency": None,
     }
     try:
-        return json.loads(json.dumps(config))  # type: ignore[no-any-return]
+        return json.loads(json.dumps(config | ({_UNDECAYED: True} if undecayed else {})))  # type: ignore[no-any-return]
     except TypeError as error:
         raise Unsupported(f"optimizer {kind}: its config is not JSON ({error}), so tables cannot use it") from error
 
@@ -55,7 +71,7 @@ class KerasBlockOptimizer(RowOptimizer):
     """Runs a Keras optimizer on blocks of rows; slots are the optimizer's variables.
 
     Raises (from the constructor):
-        BadSpec: the spec holds no config of a Keras optimizer.
+        BadSpec: the spec holds no config of a Keras optimizer, or of one that takes no step.
         Unsupported: the optimizer has state that cannot be split by row, or
             treats the rows of a table jointly.
     """
@@ -68,9 +84,15 @@ class KerasBlockOptimizer(RowOptimizer):
         self.default_learning_rate = spec.get("learning_rate", 0.001)
         self._blocks: dict[int, _Block] = {}
         self._lock = threading.Lock()
-        self.slots = self._find_slots()
-        self._refuse_joint_rows()
-        self.whole_rows = self._joins_columns()
+        try:
+            self.slots = self._find_slots()
+            self._refuse_joint_rows()
+            self.whole_rows = self._joins_columns()
+        except ElastableError:
+            raise
+        except Exception as error:  # TensorFlow's, Keras' or anybody's: a config may say anything
+            told = f"{type(error).__name__}: {error}"
+            raise BadSpec(f"optimizer {self._kind} fails in its first steps: {told}") from error
 
     @property
     def told_name(self) -> str:
@@ -94,6 +116,8 @@ class KerasBlockOptimizer(RowOptimizer):
         try:
             optimizer = keras.saving.deserialize_keras_object(optimizer_config(self.spec.keras_config), safe_mode=True)
             if isinstance(optimizer, keras.optimizers.Optimizer):
+                if json.loads(self.spec.keras_config).get(_UNDECAYED):
+                    optimizer.exclude_from_weight_decay(var_names=[TABLE_VARIABLE])
                 return optimizer
         except (ValueError, TypeError, KeyError, ImportError, AttributeError, RecursionError) as error:
             reason = str(error)
@@ -139,14 +163,14 @@ class KerasBlockOptimizer(RowOptimizer):
         return not self._agree(self._steps(weights, gradients), np.concatenate(halves, axis=1))
 
     def _agree(self, together: Float32, alone: Float32) -> bool:
-        return np.allclose(together, alone, rtol=1e-4, atol=1e-6 * max(self.default_learning_rate, 1e-3))
+        return np.allclose(together, alone, rtol=1e-4, atol=1e-6 * _TRIAL_RATE)
 
     def _steps(self, weights: Float32, gradients: Float32) -> Float32:
         """float32 `[rows, dim]` after steps with gradients `[steps, rows, dim]`."""
         block = _Block(self._optimizer(), *weights.shape)
         slots = np.tile(self.initial_slots(weights.shape[1]), (len(weights), 1))
         for step, gradient in enumerate(gradients):
-            weights, slots = block.run(weights, slots, gradient, step, self.default_learning_rate)
+            weights, slots = block.run(weights, slots, gradient, step, _TRIAL_RATE)
         return weights
 
 
@@ -164,7 +188,7 @@ class _Block:
     def __init__(self, optimizer: keras.Optimizer, rows: int, dim: int) -> None:
         # Some optimizers (Muon) go by the name; and weights that differ show slots made from them.
         start = np.linspace(-1.0, 1.0, rows * dim, dtype=np.float32).reshape(rows, dim)
-        self._variable = keras.Variable(start, dtype="float32", name="embeddings")
+        self._variable = keras.Variable(start, dtype="float32", name=TABLE_VARIABLE)
         self._optimizer = optimizer
         optimizer.build([self._variable])
         own = {id(optimizer.iterations), id(optimizer.learning_rate)}

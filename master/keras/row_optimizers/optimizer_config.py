@@ -15,6 +15,9 @@ __all__ = ["optimizer_config"]
 
 _MOST_BYTES = 64 << 10
 _DEEPEST = 8
+_MOST_TURNS = 100
+_TURNS = ("ns_steps",)
+"""Of loops that Keras writes out turn by turn: those of Muon, which takes 5."""
 _KEPT = ("module", "class_name", "config", "registered_name")
 """What `keras.saving.serialize_keras_object` writes, without shapes to build by."""
 
@@ -47,6 +50,9 @@ def _checked(value: object, depth: int) -> object:
     if isinstance(value, dict):
         if "class_name" in value or "__class_name__" in value:
             return _allowed(value, depth)
+        for key in _TURNS:
+            if not (isinstance(turns := value.get(key, 0), int) and turns <= _MOST_TURNS):
+                raise ValueError(f"{key}={turns!r:.100}; the most are {_MOST_TURNS}")
         return {key: _checked(held, depth + 1) for key, held in value.items()}
     if isinstance(value, list):
         return [_checked(held, depth + 1) for held in value]

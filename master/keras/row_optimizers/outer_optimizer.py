@@ -6,7 +6,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Mapping
 
-from elastable.embedding_store.contract.malformed import DocumentFields
+from elastable.embedding_store.contract.malformed import MALFORMED, DocumentFields
 from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.optimizers.base import RowOptimizer
@@ -47,7 +47,7 @@ class OuterRowOptimizer(RowOptimizer):
             self._configure(config)
         except BadSpec:
             raise
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
+        except MALFORMED as error:
             raise BadSpec(f"optimizer spec {spec.name!r}: {spec.keras_config[:200]!r} is no such config") from error
         self.spec = spec
         self.slots = self._inner.slots
@@ -58,7 +58,7 @@ class OuterRowOptimizer(RowOptimizer):
 
     @abstractmethod
     def _configure(self, config: OuterConfig) -> None:
-        """Reads what `outer_spec` was given; raises `BadSpec`, `KeyError`, `TypeError` or `ValueError`."""
+        """Reads what `outer_spec` was given; raises `BadSpec`, or one of `MALFORMED`."""
 
     @property
     def told_name(self) -> str:

@@ -12,6 +12,7 @@ import tensorflow as tf
 import elastable as et
 from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.master.keras.dense import DenseState
+from elastable.master.keras.discovery import discover_tables
 from elastable.worker.losses.loss_scale import scale_variables
 from elastable.worker.runtime.dense_mirror import DenseMirror
 from elastable.worker.step.train_step import dense_parts
@@ -268,3 +269,12 @@ class TestLossScaling:
     def test_rows_that_follow_every_step_are_refused(self) -> None:
         with pytest.raises(Unsupported, match=r"LossScaleOptimizer.*lazy=False.*leave one of them out"):
             fitted(store_model(), K.LossScaleOptimizer(K.Adam(0.1)), lazy=False)
+
+    def test_so_are_those_of_a_table_with_an_optimizer_of_its_own(self) -> None:
+        own = K.SGD(0.1, momentum=0.9)
+        model = keras.Sequential([et.Embedding(USERS, DIM, name="users", lazy=False, optimizer=own)])
+        model.compile(K.LossScaleOptimizer(K.Adam(0.1)), "mse")
+        with pytest.raises(Unsupported, match=r"layer 'users': LossScaleOptimizer.*lazy=False"):
+            discover_tables(model, 0)
+        model.compile(K.Adam(0.1), "mse")
+        assert list(discover_tables(model, 0)) == ["users"]

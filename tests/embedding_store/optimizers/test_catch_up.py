@@ -39,6 +39,7 @@ CASES: dict[str, tuple[type, dict[str, object]]] = {
     "rmsprop centered": (keras.optimizers.RMSprop, {"centered": True, "weight_decay": 0.01}),
     "rmsprop centered momentum": (keras.optimizers.RMSprop, {"centered": True, "momentum": 0.8}),
     "adamax": (keras.optimizers.Adamax, {}),
+    "adamax, whose norm stays": (keras.optimizers.Adamax, {"beta_2": 1.0}),
     "adadelta": (keras.optimizers.Adadelta, {"rho": 0.9}),
 }
 

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.errors import BadSpec
+from elastable.embedding_store.optimizers.fused import nadam
+from elastable.embedding_store.optimizers.fused.power import float32_power
 from elastable.embedding_store.optimizers.registry import known_row_optimizers, row_optimizer
 from tests.contracts.reference_rows import stepped
 from tests.untyped import Keywords
@@ -154,6 +156,41 @@ def test_sgd_example_of_embedding_tables_jl() -> None:
     expected = np.zeros((4, 4))
     expected[[0, 2, 3]] = -0.1 * gradients
     np.testing.assert_allclose(weights, expected, rtol=1e-6)
+
+
+def test_amsgrad_ends_where_squares_overflow_as_in_keras() -> None:
+    keras = pytest.importorskip("keras")
+    theirs, ours = keras.optimizers.Adam(0.05, amsgrad=True), row_optimizer(make("adam", {"amsgrad": True}))
+    weights, slots = np.ones((1, 3), np.float32), ours.initial_slots(3).reshape(1, -1)
+    variable = keras.Variable(weights.copy())
+    theirs.build([variable])
+    for step in range(3):
+        gradients = np.array([[1e30, 1.0, 0.0]], np.float32)
+        theirs.apply([gradients], [variable])
+        ours.apply(weights, slots, UpdateBatch(np.arange(1), np.arange(1), gradients, step, 0.05))
+        np.testing.assert_allclose(weights, variable.numpy(), rtol=1e-6)
+    assert np.isnan(weights[0, 0])
+
+
+def test_a_step_of_nadam_takes_no_longer_however_many_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its momentum product is folded over all of them: until it changes no more."""
+    left = iter(range(1000))
+
+    def power(base: float, exponent: int) -> np.float32:
+        next(left)
+        return float32_power(base, exponent)
+
+    monkeypatch.setattr(nadam, "float32_power", power)
+    far = row_optimizer(make("nadam", {"beta_1": 0.999}))
+    weights, slots = np.ones((1, 3), np.float32), far.initial_slots(3).reshape(1, -1)
+    far.apply(weights, slots, UpdateBatch(np.arange(1), np.arange(1), np.ones((1, 3), np.float32), 2**53 - 1, 0.05))
+    assert np.isfinite(weights).all()
+    assert np.all(weights < 1)
+    monkeypatch.undo()
+    beta, product = np.float32(0.999), np.float32(1)
+    for step in range(1, 2001):
+        product = product * beta * (np.float32(1) - np.float32(0.5) * float32_power(0.96, step))
+        assert product == nadam._momentum_product(0.999, step)
 
 
 def test_slots() -> None:

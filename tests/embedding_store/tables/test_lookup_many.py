@@ -97,6 +97,15 @@ def test_ids_of_other_shapes_stand_in_arrays_of_their_own(tables: list[Embedding
     np.testing.assert_array_equal(found[1], tables[1].lookup([3, 4]))
 
 
+def test_no_ids_at_all(tables: list[EmbeddingTable]) -> None:
+    for strategy in ("sequential", "one-thread-per-table"):
+        found = lookup_many(tables[:2], [[], np.empty((0, 3), np.int64)], strategy)
+        assert [rows.shape for rows in found] == [(0, 16), (0, 3, 5)]
+        found = lookup_many(tables[:2], np.empty((0, 2), np.int64), strategy)
+        assert [rows.shape for rows in found] == [(0, 16), (0, 5)]
+    assert lookup_many(tables[:2], [[], []]).shape == (0, 21)
+
+
 def test_large_tables_side_by_side() -> None:
     """Large enough for several threads, and to be written past the caches into columns of a wider buffer."""
     random = np.random.default_rng(5)

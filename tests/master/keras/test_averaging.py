@@ -69,7 +69,9 @@ def test_only_such_optimizers_keep_averages() -> None:
     assert with_averages(ADAM, 0.8, None).same_but_rate(with_averages(slower, 0.8, None))
 
 
-@pytest.mark.parametrize("config", ["", "[]", "{}", '{"optimizer": 1, "momentum": 0, "overwrite_every": 0}'])
+@pytest.mark.parametrize(
+    "config", ["", "[]", "{}", '{"optimizer": 1, "momentum": 0, "overwrite_every": 0}', "[" * 100_000]
+)
 def test_a_config_of_something_else_is_refused(config: str) -> None:
     with pytest.raises(BadSpec, match="'averaged'"):
         row_optimizer(OptimizerSpec("averaged", (), config))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import keras
 import numpy as np
 import pytest
@@ -80,7 +82,24 @@ def test_what_joins_rows_is_refused_by_name(constraint: object, told: str) -> No
         constrained("e", OptimizerSpec(), constraint)
 
 
-@pytest.mark.parametrize("config", ["", "{}", '{"optimizer": 3, "constraint": 4}'])
+def max_norm(config: object) -> str:
+    """A spec's config with one of MaxNorm that Keras would not write."""
+    constraint = {"module": "keras.constraints", "class_name": "MaxNorm", "config": config}
+    return json.dumps({"optimizer": {"name": "sgd", "hyperparameters": [], "config": ""}, "constraint": constraint})
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "",
+        "{}",
+        '{"optimizer": 3, "constraint": 4}',
+        "[" * 100_000,
+        max_norm(5),
+        max_norm({"axis": 1, "max_value": [1, 2]}),
+        max_norm({"axis": 1, "max_value": None}),
+    ],
+)
 def test_a_spec_without_a_config_is_refused(config: str) -> None:
     with pytest.raises(BadSpec, match="constrained"):
         row_optimizer(OptimizerSpec("constrained", (), config))

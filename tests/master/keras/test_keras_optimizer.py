@@ -46,7 +46,15 @@ REFUSED: list[tuple[str, Callable[[], keras.optimizers.Optimizer]]] = [
     ("LossScaleOptimizer.*grads_to_wait", lambda: K.LossScaleOptimizer(K.SGD(0.1, gradient_accumulation_steps=2))),
     ("use_ema=True, gradient_acc", lambda: K.SGD(0.1, use_ema=True, gradient_accumulation_steps=2)),
     ("function as learning rate", lambda: K.SGD(lambda: 0.1)),
+    # Whatever their rates: one too small to move a row in two steps by what rows have in common, or 0 at first.
+    ("Lamb does not treat the rows", lambda: K.Lamb(1e-7)),
+    ("Lamb does not treat the rows", lambda: K.Lamb(warming_up())),
+    ("Muon does not treat the rows", lambda: K.Muon(warming_up(), exclude_embeddings=False)),
 ]
+
+
+def warming_up() -> keras.optimizers.schedules.LearningRateSchedule:
+    return K.schedules.CosineDecay(0.0, 100, warmup_target=0.1, warmup_steps=10)
 
 
 @keras.saving.register_keras_serializable("tests")
@@ -133,6 +141,22 @@ def test_weight_decay_can_be_excluded_for_tables() -> None:
     assert table_optimizer(decaying).get("weight_decay", -1.0) == 0.5
 
 
+def test_weight_decay_can_be_excluded_for_tables_that_keras_itself_trains() -> None:
+    """Also a decay that an optimizer has beside Keras' `weight_decay`."""
+
+    def muon() -> keras.optimizers.Optimizer:
+        optimizer = K.Muon(0.1, adam_weight_decay=0.5)
+        optimizer.exclude_from_weight_decay(var_names=["embeddings"])
+        return optimizer
+
+    rows, start, gradient = row_optimizer(table_optimizer(muon())), np.ones((5, 4), np.float32), np.eye(5, 4)
+    weights, slots = start.copy(), np.tile(rows.initial_slots(4), (5, 1))
+    rows.apply(weights, slots, UpdateBatch(np.arange(5), np.arange(5), gradient.astype(np.float32), 0, 0.1))
+    np.testing.assert_allclose(weights, train_in_keras(muon(), start, [gradient.astype(np.float32)]), rtol=1e-6)
+    assert weights[4, 0] == 1.0
+    assert table_optimizer(muon()) != table_optimizer(K.Muon(0.1, adam_weight_decay=0.5))
+
+
 def test_a_spec_without_a_config_is_refused() -> None:
     with pytest.raises(BadSpec, match="no config of a Keras optimizer"):
         row_optimizer(OptimizerSpec("keras", (), "{}"))
@@ -162,6 +186,7 @@ HUGE_LAYER = {
     "config": {"units": 40_000},
     "build_config": {"input_shape": [None, 40_000]},
 }
+MUON = {"module": "keras.optimizers", "class_name": "Muon"}
 OPTIMIZER = {"module": "keras.optimizers", "class_name": "Adamax", "config": {"learning_rate": 0.1}}
 
 
@@ -178,6 +203,10 @@ OPTIMIZER = {"module": "keras.optimizers", "class_name": "Adamax", "config": {"l
             "names no optimizer",
         ),
         ([1], "names no optimizer"),
+        (MUON | {"config": {"ns_steps": 101, "exclude_embeddings": False}}, "ns_steps=101; the most are 100"),
+        (MUON | {"config": {"adam_beta_1": "x"}}, "Muon fails in its first steps: TypeError"),
+        (MUON | {"config": {"exclude_layers": ["("], "exclude_embeddings": False}}, "Muon fails in its first steps"),
+        (OPTIMIZER | {"class_name": "Optimizer"}, "Optimizer fails in its first steps: NotImplementedError"),
     ],
 )
 def test_nothing_but_an_optimizer_is_made_from_a_spec(config: object, why: str) -> None:

@@ -29,9 +29,9 @@ class RowNorm(keras.optimizers.SGD):
         super().update_step(gradient / length, variable, learning_rate)
 
 
-def table(optimizer: keras.optimizers.Optimizer) -> TableSpec:
-    config = json.dumps(canonical_config(optimizer, 0.01, None))
-    return TableSpec("t", 7, None, optimizer=OptimizerSpec(KERAS_BLOCK, (("learning_rate", 0.01),), config))
+def table(optimizer: keras.optimizers.Optimizer, rate: float = 0.01) -> TableSpec:
+    config = json.dumps(canonical_config(optimizer, rate, None))
+    return TableSpec("t", 7, None, optimizer=OptimizerSpec(KERAS_BLOCK, (("learning_rate", rate),), config))
 
 
 def partitioned(strategy: str) -> PartitionedStore:
@@ -58,6 +58,7 @@ def test_the_same_bits_by_either_strategy() -> None:
 
 def test_an_optimizer_that_joins_columns_needs_whole_rows() -> None:
     spec = table(RowNorm())
-    with partitioned("encoding") as store, pytest.raises(Unsupported, match=r"'t'.*'RowNorm' updates whole rows"):
-        store.create_table(spec)
+    for refused in (spec, table(RowNorm(), 1e-7), table(RowNorm(), 0.0)):
+        with partitioned("encoding") as store, pytest.raises(Unsupported, match=r"'t'.*'RowNorm' updates whole rows"):
+            store.create_table(refused)
     np.testing.assert_array_equal(trained(partitioned("token"), spec), trained(MemoryStore(threads=1), spec))
