@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from elastable.callbacks.callback_list import JobCallbacks
 from elastable.embedding_store.contract.row_data import TableUpdate
+from elastable.embedding_store.errors import Unsupported
 from elastable.master.commits.accumulate import Accumulated
 from elastable.master.jobs.hooks import Hooks
 from elastable.master.master_options import is_due
@@ -60,6 +61,7 @@ class JobHooks(Hooks):
         evaluated: Called with (version, logs) after each evaluation during training.
         committed: Called with the updates, version and frozen tables of each commit.
         version: That the job begins with: 0, or where an earlier run of it ended.
+        written: How many rows of all tables were written besides commits; None: such rows are seen by every worker.
         shares_model: Whether a worker computes with the model that the master trains.
     """
 
@@ -76,6 +78,7 @@ class JobHooks(Hooks):
         committed: Callable[[Mapping[str, TableUpdate], int, Collection[str]], None] = lambda *commit: None,
         version: int = 0,
         shares_model: bool = False,
+        written: Callable[[], int] | None = None,
     ) -> None:
         self._callbacks = callbacks
         self._shares_model = shares_model
@@ -90,7 +93,7 @@ class JobHooks(Hooks):
         self._untrained = UntrainedTables(callbacks.model)
         self._recorded = 0.0
         self._asked: float | None = None  # when it was decided whether the next version is noted
-        self._version = version
+        self._version, self._written = version, written
         self._made_one = False
         self._stopped = False
         self.stopwatch = Stopwatch()
@@ -135,6 +138,7 @@ class JobHooks(Hooks):
         self._version, self._made_one = version, True
         describe_process(version=version)
         self.stopwatch.version()
+        before = self._rows_written()
         if self._schedule.ends_step(version):
             last = self._schedule.ends_epoch(version)
             self._stopped = self._callbacks.version(self._schedule.step(version - 1), logs, last)
@@ -146,6 +150,14 @@ class JobHooks(Hooks):
             self._save()
         if not self._stopped and not self._schedule.ends_epoch(version):
             self._begin_step()
+            if self._rows_written() != before:
+                raise Unsupported(
+                    f"a callback has written rows of a table between two batches, at version {version}: workers look "
+                    "rows up ahead, and may have read them before; write rows in on_epoch_begin or on_epoch_end"
+                )
+
+    def _rows_written(self) -> int:
+        return self._written() if self._written is not None and self._callbacks.sees_versions else 0
 
     def _begin_step(self) -> None:
         # After a checkpoint is begun: a job that is resumed from it begins the step itself.

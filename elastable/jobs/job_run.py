@@ -163,6 +163,7 @@ class JobRun:
             progress.evaluation,
             self._series.committed,
             begin.version,
+            written=lambda: sum(prepared.store.table_statistics(name).written for name in prepared.tables),
         )
         hooks.logs = begin.logs  # a job that is resumed may have nothing left to do
         return joined, hooks

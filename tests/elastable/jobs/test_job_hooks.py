@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 
 from elastable.callbacks.best_versions import BestVersions
 from elastable.callbacks.callback_list import JobCallbacks
 from elastable.callbacks.freezing import Freezing
+from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.errors import Unsupported
 from elastable.jobs import job_hooks
 from elastable.jobs.job_hooks import JobHooks
 from elastable.master.api import JobSpec
@@ -38,13 +43,14 @@ def hooks_of(
     callbacks: Sequence[keras.callbacks.Callback] = (),
     run: RunDirectory | None = None,
     saved: list[Any] | None = None,
+    written: Callable[[], int] | None = None,
 ) -> JobHooks:
     dense = DenseState(model)
     best = BestVersions(callbacks, MemoryStore(), dense, JOB, Progress)
     called = JobCallbacks(callbacks, model, 2, 10, Freezing(model, dense), best)
     called.begin()
     save = None if saved is None else lambda: saved.append(1)
-    return JobHooks(called, Schedule(JOB), lambda reason: None, run, save, checkpoint_every=4)
+    return JobHooks(called, Schedule(JOB), lambda reason: None, run, save, checkpoint_every=4, written=written)
 
 
 def test_nobody_is_told_of_a_version_that_nothing_hears_of(model: keras.Model) -> None:
@@ -88,6 +94,26 @@ def test_a_batch_begins_after_the_checkpoint_before_it(model: keras.Model) -> No
     hooks.on_epoch_begin(1)
     assert seen == [*(f"batch {batch}" for batch in range(4)), 1, *(f"batch {batch}" for batch in range(4, 8)), 1,
                     "batch 8", "batch 9", "batch 0"]  # fmt: skip
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_begin", "on_train_batch_end", "on_epoch_begin"])
+def test_rows_written_between_batches_are_refused(model: keras.Model, hook: str) -> None:
+    """Workers look the next rows up before the hook is called."""
+    with MemoryStore() as store:
+        store.create_table(TableSpec("t", 2, 5))
+        row: Float32 = np.ones((1, 2), np.float32)
+
+        def write(number: int, logs: object = None) -> None:
+            store.put("t", [RowBlock(np.array([number]), row, row[:, :0])])
+
+        callbacks = [keras.callbacks.LambdaCallback(**{hook: write}), keras.callbacks.LambdaCallback()]
+        hooks = hooks_of(model, callbacks, written=lambda: store.table_statistics("t").written)
+        hooks.on_epoch_begin(0)
+        if hook == "on_epoch_begin":
+            hooks.on_version(1, {})
+        else:
+            with pytest.raises(Unsupported, match="has written rows of a table between two batches, at version 1"):
+                hooks.on_version(1, {})
 
 
 def test_versions_in_the_run_directory_are_logged(
