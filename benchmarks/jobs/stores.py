@@ -203,11 +203,10 @@ def _limits(
             continue
         turns, store = jobs[url], stores[url][1]
         place, bytes_of = _written(url, store, home)
-        version, before = turns.job.version(), bytes_of()
-        turns.turn(_SECONDS)
-        size = (bytes_of() - before) // (turns.job.version() - version)
-        turns.gaps.clear()
-        turns.processor_us.clear()
+        with turns.job.running():
+            version, before = turns.job.version(), bytes_of()
+            time.sleep(_SECONDS)
+            size = (bytes_of() - before) // (turns.job.version() - version)
         kind = "redis" if url == _REDIS else "files"
         folder = home / f"beside-{kind}"
         folder.mkdir()

@@ -138,7 +138,7 @@ class JobHooks(Hooks):
         self._version, self._made_one = version, True
         describe_process(version=version)
         self.stopwatch.version()
-        before = self._rows_written()
+        rows = self._rows_written()
         if self._schedule.ends_step(version):
             last = self._schedule.ends_epoch(version)
             self._stopped = self._callbacks.version(self._schedule.step(version - 1), logs, last)
@@ -150,7 +150,7 @@ class JobHooks(Hooks):
             self._save()
         if not self._stopped and not self._schedule.ends_epoch(version):
             self._begin_step()
-            if self._rows_written() != before:
+            if self._rows_written() != rows:
                 raise Unsupported(
                     f"a callback has written rows of a table between two batches, at version {version}: workers look "
                     "rows up ahead, and may have read them before; write rows in on_epoch_begin or on_epoch_end"
