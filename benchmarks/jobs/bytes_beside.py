@@ -1,4 +1,4 @@
-"""What a log costs a job at least: as many bytes a version, written by a program that does nothing else.
+"""Writes as many bytes a version as the log of a job, and does nothing else: to tell what these bytes cost.
 
 The program waits for each version of a job and then appends prepared bytes: to a Redis stream in one transaction, of
 which only the newest entries are kept, or to files that begin anew at 64 MiB and are synced once a second. It gathers

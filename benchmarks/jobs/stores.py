@@ -3,7 +3,7 @@
 The click model (26 tables of together a million rows, Zipf(1.05) or uniform ids) and examples/flights with one worker
 and two. All stores of a job take turns; the others are stopped. Redis is a server with an append-only file, as
 docker-compose.yml starts it. The job in memory also takes turns beside a program that writes as many bytes a version
-as the log of another store gets (`benchmarks.jobs.bytes_beside`): nothing that logs these bytes can cost less. A
+as the log of another store gets (`benchmarks.jobs.bytes_beside`), which shows what these bytes cost by themselves. A
 version's latency is the time from the version before until a client that waits for it is answered. Its processor time
 is that of master, workers and server together: it says what a store costs where other programs keep the cores busy.
 
@@ -196,7 +196,7 @@ def _limits(
     stores: Mapping[str, Sequence[str]],
     held: ExitStack,
 ) -> dict[str, _Turns]:
-    """Jobs in memory beside programs that write what the logs of others write; by what a row is called."""
+    """Jobs in memory beside programs that write what the logs of others get; by what a row is called."""
     limits: dict[str, _Turns] = {}
     for url in (_LOGGED, _REDIS):
         if race.floors.get(url) is None or race.latency:
