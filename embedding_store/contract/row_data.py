@@ -10,6 +10,7 @@ from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
 from elastable.embedding_store.errors import BadInput
 
 __all__ = [
+    "NEXT_VERSION",
     "Commit",
     "EvictionCut",
     "FlushStatus",
@@ -96,6 +97,10 @@ class Commit:
     def __post_init__(self) -> None:
         if both := sorted({*self.updates}.intersection(self.frozen)):
             raise BadInput(f"a commit updates tables that it says are frozen: {', '.join(map(repr, both))}")
+
+
+NEXT_VERSION = 2**62
+"""In `RowBlock.touches`: put without a version, it gets that of the next commit in which the table takes part."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
+from elastable.embedding_store.contract.row_data import NEXT_VERSION, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange, NotFinite, Unsupported
 from elastable.embedding_store.native.kernel import kernel
@@ -24,7 +24,6 @@ __all__ = [
     "require_update",
 ]
 
-_LAST_TOUCH = 2**62  # stands for the version that is committed next; above all others
 _MOST_TIMES = 2**32 - 1
 _BEYOND_FLOAT16 = np.float32(65520)  # nearer to infinity than to the largest number
 
@@ -177,12 +176,12 @@ def require_block(spec: TableSpec, slot_width: int, block: RowBlock) -> RowBlock
 def _require_touches(spec: TableSpec, ids: Int64, touches: Int64) -> None:
     """Refuses versions and frequencies that no row can have: kernels use both as they are."""
     versions, times = touches[:, 0], touches[:, 1]
-    wrong = (versions < 0) | (versions > _LAST_TOUCH) | (times < 0) | (times > _MOST_TIMES)
+    wrong = (versions < 0) | (versions > NEXT_VERSION) | (times < 0) | (times > _MOST_TIMES)
     if wrong.any():
         row = int(np.argmax(wrong))
         raise BadInput(
             f"table {spec.name!r}: touches of id {ids[row]} (position {row}) are {touches[row].tolist()}; a version "
-            f"lies from 0 to {_LAST_TOUCH}, and how often a row was touched from 0 to {_MOST_TIMES}"
+            f"lies from 0 to {NEXT_VERSION}, and how often a row was touched from 0 to {_MOST_TIMES}"
         )
 
 

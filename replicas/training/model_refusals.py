@@ -15,6 +15,7 @@ from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.losses.loss_terms import loss_terms
 from elastable.worker.losses.reductions import RecordedLoss
+from elastable.worker.step.traced.own_step import changed_weight
 
 __all__ = ["refuse_losses", "refuse_model", "refuse_own_changes", "refuse_scaled_tables", "refuse_terms"]
 
@@ -96,13 +97,10 @@ def refuse_terms(model: keras.Model, loss: tf.Tensor, recorded: Sequence[Recorde
 
 def refuse_own_changes(model: keras.Model, graph: tf.Graph) -> None:
     """Raises Unsupported if a traced forward pass assigns weights: replicas update them together, some in parts."""
-    handles = {id(weight.value.handle): weight.path for weight in model.trainable_weights}
-    inside = {inner.ref(): handles[id(outer)] for outer, inner in graph.captures if id(outer) in handles}
-    for operation in graph.get_operations():
-        changed = inside.get(operation.inputs[0].ref()) if operation.inputs else None
-        if changed is not None and operation.type.startswith("Assign"):
-            raise Unsupported(
-                f"model {model.name!r} changes its weight {changed!r} in the forward pass, as "
-                "keras.layers.SpectralNormalization does: a replica that holds a part of it, or has no records, would "
-                "not take part in the change; train it with et.fit, or on one replica"
-            )
+    changed = changed_weight(model, graph)
+    if changed is not None:
+        raise Unsupported(
+            f"model {model.name!r} changes its weight {changed!r} in the forward pass, as "
+            "keras.layers.SpectralNormalization does: a replica that holds a part of it, or has no records, would "
+            "not take part in the change; train it with et.fit, or on one replica"
+        )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt32
+from elastable.embedding_store.contract.row_data import NEXT_VERSION
 from elastable.embedding_store.contract.spec import EvictionSpec
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.slab import SlabMaker, anonymous_slab
@@ -20,7 +21,6 @@ __all__ = ["RowTouches", "UInt32"]
 
 _NO_ROW = -1
 _NO_TIE = -2
-_NEXT_VERSION = 2**62  # put without a version: of the next commit in which the table takes part
 _CHUNK = 1 << 12  # rows that go at a time
 _DIGIT_BITS = 11
 
@@ -69,10 +69,10 @@ class RowTouches:
 
     def write(self, positions: Int64, touches: Int64 | None) -> None:
         """What `read` gave; None: touched once, at the version that is committed next."""
-        self._versions.array[positions, 0] = _NEXT_VERSION if touches is None else touches[:, 0]
+        self._versions.array[positions, 0] = NEXT_VERSION if touches is None else touches[:, 0]
         if self._times is not None:
             self._times.array[positions, 0] = 1 if touches is None else touches[:, 1]
-        self._unsettled |= touches is None or bool((touches[:, 0] == _NEXT_VERSION).any())
+        self._unsettled |= touches is None or bool((touches[:, 0] == NEXT_VERSION).any())
 
     def frequencies(self, high: int) -> UInt32 | None:
         """uint32 `[high]`, a copy of how often the rows below position `high` were touched; None: nobody counts."""
@@ -85,7 +85,7 @@ class RowTouches:
 
     def unsettled_positions(self, high: int) -> Int64:
         """int64: positions below `high` of rows that were put without a version."""
-        return np.flatnonzero(self._versions.array[:high, 0] == _NEXT_VERSION)
+        return np.flatnonzero(self._versions.array[:high, 0] == NEXT_VERSION)
 
     def counts_anew(self, version: int) -> bool:
         """Whether `evict` at this version begins to count touches anew."""
@@ -99,7 +99,7 @@ class RowTouches:
         """Rows below position `high` that were put without a version have this one now."""
         if self._unsettled:
             versions = self._versions.array[:high, 0]
-            versions[versions == _NEXT_VERSION] = version
+            versions[versions == NEXT_VERSION] = version
             self._unsettled = False
 
     def staying(
@@ -116,7 +116,7 @@ class RowTouches:
         """
         least_times = self._eviction.min_frequency or 0
         versions = self._versions.array[: len(row_ids), 0].copy()
-        versions[versions == _NEXT_VERSION] = version
+        versions[versions == NEXT_VERSION] = version
         versions[touched] = version
         stays = versions >= max(0, self._oldest(version, oldest))
         if self._times is not None and least_times:

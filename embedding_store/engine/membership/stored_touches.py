@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
+from elastable.embedding_store.contract.row_data import NEXT_VERSION
 
 __all__ = ["FREQUENCY_BITS", "UNSETTLED", "StoredTouches", "filled_positions"]
 
 FREQUENCY_BITS = 32
 """Of a count in a record; above them stands how many times the count had begun anew."""
 
-UNSETTLED = 2**62
+UNSETTLED = NEXT_VERSION
 """From here on: put without a version; the rest counts how often such rows got theirs before."""
 
 

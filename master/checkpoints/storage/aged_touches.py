@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.row_data import NEXT_VERSION, RowBlock
 from elastable.embedding_store.contract.spec import TableSpec
 
 __all__ = ["AgedTouches"]
-
-_NEXT_VERSION = 2**62  # of touches: of the next commit in which the table takes part
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ class AgedTouches:
             return block
         touches = block.touches.copy()
         if self.first is not None:
-            touches[touches[:, 0] == _NEXT_VERSION, 0] = self.first
+            touches[touches[:, 0] == NEXT_VERSION, 0] = self.first
         if self.counted:
             touches[:, 1] = 0
         return replace(block, touches=touches)

@@ -19,6 +19,17 @@ RECORDS = clicks(64)
 VERSIONS = 4  # to an epoch of 64 records
 
 
+def expect_numbers_of_keras(callback: Callable[[keras.Model], object], epochs: int) -> None:
+    """Trains the model here and in plain Keras, each with its own callback."""
+    ours, theirs = store_model(), plain_model()
+    trained(epochs, callback(ours), model=ours, shuffle=False)
+    theirs.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
+    theirs.fit(*RECORDS, epochs=epochs, batch_size=16, callbacks=[callback(theirs)], shuffle=False, verbose=0)
+    expected = tables_and_weights(theirs)
+    for name, values in tables_and_weights(ours).items():
+        np.testing.assert_allclose(values, expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
 class Counted(keras.callbacks.Callback):
     """Notes every call."""
 
@@ -110,13 +121,7 @@ class TestHonoured:
 
             return keras.callbacks.LambdaCallback(on_epoch_begin=set_weights, on_epoch_end=set_weights)
 
-        ours, theirs = store_model(), plain_model()
-        trained(3, half(ours), model=ours, shuffle=False)
-        theirs.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
-        theirs.fit(*RECORDS, epochs=3, batch_size=16, callbacks=[half(theirs)], shuffle=False, verbose=0)
-        expected = tables_and_weights(theirs)
-        for name, values in tables_and_weights(ours).items():
-            np.testing.assert_allclose(values, expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
+        expect_numbers_of_keras(half, epochs=3)
 
     def test_what_a_callback_sets_before_and_after_each_batch_is_trained_with(self) -> None:
         def warmed(model: keras.Model, seen: list[str]) -> object:
@@ -167,13 +172,7 @@ class TestHonoured:
 
             return keras.callbacks.LambdaCallback(on_train_batch_end=halve)
 
-        ours, theirs = store_model(), plain_model()
-        trained(2, halved(ours), model=ours, shuffle=False)
-        theirs.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
-        theirs.fit(*RECORDS, epochs=2, batch_size=16, callbacks=[halved(theirs)], shuffle=False, verbose=0)
-        expected = tables_and_weights(theirs)
-        for name, values in tables_and_weights(ours).items():
-            np.testing.assert_allclose(values, expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
+        expect_numbers_of_keras(halved, epochs=2)
 
     def test_hooks_of_evaluation_are_said_not_to_be_called(self, caplog: pytest.LogCaptureFixture) -> None:
         class Tests(keras.callbacks.Callback):

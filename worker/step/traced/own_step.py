@@ -31,6 +31,7 @@ __all__ = [
     "Collector",
     "Gathering",
     "OwnStepScope",
+    "changed_weight",
     "collecting",
     "current_collector",
     "overrides",
@@ -113,15 +114,23 @@ def rehearse(model: keras.Model, batch: TensorBatch) -> None:
 
 def refuse_own_updates(model: keras.Model, graph: tf.Graph) -> None:
     """Raises `Unsupported` if a traced step assigns trainable variables itself: the master would not know."""
-    handles = {id(weight.value.handle): weight.path for weight in model.trainable_weights}
+    changed = changed_weight(model, graph)
+    if changed is not None:
+        raise Unsupported(
+            f"model {model.name!r}: its train_step changes {changed!r} itself, which the master and the other workers "
+            "would not know; leave all updates to step.apply"
+        )
+
+
+def changed_weight(model: keras.Model, graph: tf.Graph) -> str | None:
+    """The path of a trainable weight that a traced function assigns; None: it assigns none."""
+    handles: dict[int, str] = {id(weight.value.handle): weight.path for weight in model.trainable_weights}
     inside = {inner.ref(): handles[id(outer)] for outer, inner in graph.captures if id(outer) in handles}
     for operation in graph.get_operations():
-        changed = inside.get(operation.inputs[0].ref()) if operation.inputs else None
+        changed: str | None = inside.get(operation.inputs[0].ref()) if operation.inputs else None
         if changed is not None and operation.type.startswith(_CHANGES):
-            raise Unsupported(
-                f"model {model.name!r}: its train_step changes {changed!r} itself, which the master and the other "
-                "workers would not know; leave all updates to step.apply"
-            )
+            return changed
+    return None
 
 
 @dataclass(slots=True)
