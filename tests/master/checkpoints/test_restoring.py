@@ -74,6 +74,9 @@ def test_rows_that_were_put_into_a_frozen_table_wait_for_its_next_version(tmp_pa
         store.commit(Commit(2, {}, 1, {}, frozen=("aged",)))
         restore_tables(saved(tmp_path, store), other)
         assert rows(other) == rows(store)
+        for each in (store, other):
+            commit(each, {}, frozen=("aged",))
+        assert rows(other) == rows(store)
         for ids in ([1], [2], [2], [1], [2], [1], [2]):
             for each in (store, other):
                 commit(each, {"aged": ids})
