@@ -43,7 +43,7 @@ ALLOWED = {
     "elastable": ("elastable",),
 }
 NEVER_IN_THE_STORE = ("tensorflow", "keras", "tf_keras", "torch", "jax")
-LONGEST_MODULE = 300
+LONGEST_MODULE = 700
 
 
 def modules(package: str) -> list[Path]:
