@@ -1,11 +1,12 @@
 """The best version of a job, kept whole for `EarlyStopping(restore_best_weights=True)`.
 
-Keras copies all weights whenever an epoch was the best so far, and puts them back in the end. What it copies are the
-dense weights; the rows of the tables are kept in a checkpoint of that version.
+Keras copies all weights whenever an epoch was the best so far, and puts them back in the end. Here it is shown the
+dense weights alone; the rows of the tables, of any number, are kept in a checkpoint of that version.
 """
 
 from __future__ import annotations
 
+import functools
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -25,9 +26,11 @@ from elastable.master.checkpoints.weights import restore_weights
 from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.master.keras.multi_update import DenseModel
 from elastable.master.tasks.progress import Progress
+from elastable.worker.rows.whole_table import rows_unlisted
 
 __all__ = ["BestVersions"]
 
+_HOOKS = ("on_epoch_end", "on_train_end")  # where EarlyStopping reads and assigns weights
 _KEPT_IN_A_JOB = 3  # it may be resumed from before the newest of them
 
 
@@ -68,6 +71,9 @@ class BestVersions:
                 "last version, which a resumed job would go on from, with other rows; leave it False and take the "
                 "checkpoint of the best version, or keep the tables in a store without a log (--store memory)"
             )
+        for callback in self._followed.values():
+            for hook in _HOOKS:
+                setattr(callback, hook, _with_dense_weights(getattr(callback, hook)))
         self._store, self._dense, self._job, self._progress = store, dense, job, progress
         self._directory, self._rows_changed = directory, rows_changed
         self._temporary: str | None = None
@@ -118,7 +124,10 @@ class BestVersions:
             restore_weights(self._open(best[-1], self._noted[best[-1]]), self._store, self._changed)
 
     def close(self) -> None:
-        """Takes temporary files away."""
+        """Takes temporary files away, and lets the callbacks see all weights again."""
+        for callback in self._followed.values():
+            for hook in _HOOKS:
+                delattr(callback, hook)
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
@@ -138,3 +147,12 @@ class BestVersions:
     def _changed(self, table: str, ids: Int64) -> None:
         none = np.zeros((len(ids), 0), np.float32)
         self._rows_changed({table: TableUpdate(ids, none)})
+
+
+def _with_dense_weights(hook: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(hook)
+    def called(*args: object, **kwargs: object) -> None:
+        with rows_unlisted():
+            hook(*args, **kwargs)
+
+    return called

@@ -6,6 +6,7 @@ import logging
 
 import keras
 
+from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.master.keras.multi_update import DenseModel
 from elastable.worker.keras.seeds import layers_of
@@ -82,8 +83,9 @@ class Freezing:
         with imposed(self._model, trainable):
             frozen = frozen_tables(self._model, self._layers)
             any_table = len(frozen) < len({layer.table_name for layer in self._layers})
-            self._dense.hold(self._model.trainable_weights, frozen, trainable, any_table)
-            if not any_table and not self._model.trainable_weights:
+            variables = variables_of(self._model.trainable_weights)
+            self._dense.hold(variables, frozen, trainable, any_table)
+            if not any_table and not variables:
                 _LOG.warning("model %r has nothing that can be trained: all its layers are frozen", self._model.name)
         self._warn(trainable)
 

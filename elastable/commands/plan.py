@@ -14,6 +14,7 @@ from rich.table import Table
 
 from elastable.commands.command_line import AS_JSON, takes
 from elastable.embedding_store.composite.placement.locations import Placement, plan_tables
+from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.option import Option, check_options, required, setting
 from elastable.embedding_store.support.store_url import byte_count
@@ -79,7 +80,7 @@ def plan(options: _PlanOptions) -> None:
 
     model, tables = tables_of(options.model_file, options.offload_above)
     placements = plan_tables(tables, locations_of(options.locations, options.store).settings)
-    dense = [(variable.path, tuple(variable.shape), _bytes(variable)) for variable in model.weights]
+    dense = [(variable.path, tuple(variable.shape), _bytes(variable)) for variable in variables_of(model.weights)]
     sizing = None if options.examples_per_second is None else _sized(options, model, tables, placements)
     if options.as_json:
         typer.echo(json.dumps(_as_json(placements, dense, sizing), indent=2))

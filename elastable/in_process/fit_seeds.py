@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 import keras
 import numpy as np
 
+from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.keras.seeds import global_seed, layers_of
 
@@ -72,7 +73,7 @@ def _warn_of_dense_draws(model: keras.Model, seed: int) -> None:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or int(optimizer.iterations) or keras.src.utils.rng_utils.get_random_seed() is not None:
         return
-    drawn = next((layer for layer in layers_of(model) if layer.weights and _draws_at_random(layer)), None)
+    drawn = next((layer for layer in layers_of(model) if variables_of(layer.weights) and _draws_at_random(layer)), None)
     if drawn is not None:
         _log.warning(
             "et.fit(seed=%d) seeds initial rows, the order of the records and dropout. The weights of layer %r were "

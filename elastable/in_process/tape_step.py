@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, ModelError, Unsupported
@@ -197,7 +198,7 @@ class TapeStep:
                 "step.apply(tape, loss, optimizer=...)"
             )
         layers = tuple(dict.fromkeys(layer for root in roots for layer in layers_of(root)))
-        weights = {id(weight): weight for root in roots for weight in root.trainable_weights}
+        weights = {id(each): each for root in roots for each in variables_of(root.trainable_weights)}
         names, ids = ", ".join(repr(root.name) for root in roots), tuple(map(id, roots))
         return _NamedPart(chosen, layers, tuple(weights.values()), name=names, roots=ids)
 

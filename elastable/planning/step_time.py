@@ -10,6 +10,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
+from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ModelError
@@ -67,7 +68,7 @@ def job_shape(
         examples=size,
         rows=sum(middle.values()),
         values=sum(count * tables[name].dim for name, count in middle.items()),
-        dense=sum(int(np.prod(variable.shape)) for variable in model.trainable_variables),
+        dense=sum(int(np.prod(variable.shape)) for variable in variables_of(model.trainable_variables)),
         step_s=statistics.median(took[_WARM_STEPS:]),
         table_bytes=table_bytes,
     )

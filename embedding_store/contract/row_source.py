@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.contract.arrays import Float32, Int64
@@ -14,7 +14,9 @@ from elastable.embedding_store.errors import FutureVersion, StaleVersion
 if TYPE_CHECKING:
     from elastable.embedding_store.tables.lookup_request import LookupRequest
 
-__all__ = ["RowSource", "refuse_other_version"]
+__all__ = ["RowSource", "refuse_other_version", "variables_of"]
+
+Weight = TypeVar("Weight")
 
 
 class RowSource(Closing):
@@ -108,3 +110,12 @@ def refuse_other_version(current: int, wanted: int | None) -> None:
     if wanted < current:
         raise StaleVersion(f"version {wanted} is past; the current version is {current}")
     raise FutureVersion(f"version {wanted} is not committed yet; the current version is {current}")
+
+
+def variables_of(weights: Iterable[Weight]) -> list[Weight]:
+    """Of a Keras model's weights those that are variables: one that stands for the rows of a table has a table's name.
+
+    Args:
+        weights: What Keras lists, as `model.weights` or `model.trainable_weights`.
+    """
+    return [weight for weight in weights if not hasattr(weight, "table_name")]

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import Unsupported
 from elastable.master.api import Tensor
 from elastable.master.commits.clipping import Clipping
@@ -37,12 +38,13 @@ class DenseState(DenseTensors):
         self._optimizer = optimizer_of(model)
         self._update = KerasUpdate(self._optimizer)
         self._applies: dict[bool, Callable[..., None]] = {}
-        trainable = list(model.trainable_weights)
+        trainable = variables_of(model.trainable_weights)
         if not self._optimizer.built:
             self._optimizer.build(trainable)
         known = {id(variable) for variable in self._optimizer._trainable_variables}
-        trained = [weight for weight in model.weights if id(weight) in known]
-        states = [weight for weight in model.weights if id(weight) not in known]
+        weights = variables_of(model.weights)
+        trained = [weight for weight in weights if id(weight) in known]
+        states = [weight for weight in weights if id(weight) not in known]
         # A changing loss scale goes to the workers as one more state, and comes back unchanged.
         super().__init__(model, trained, states, [] if self._update.scale is None else [self._update.scale])
         self.hold(trainable)

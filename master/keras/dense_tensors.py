@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import CheckpointError
 from elastable.master.api import DenseSnapshot, Tensor
 from elastable.master.commits.dense_part import DensePart
@@ -45,7 +46,7 @@ class DenseTensors(DensePart):
         states: Sequence[keras.Variable],
         reported: Sequence[keras.Variable] = (),
     ) -> None:
-        self._weights = list(model.weights)
+        self._weights = variables_of(model.weights)
         self.trained, self._states = list(trained), list(states)
         self._reported = [*self._states, *reported]
         self._table_optimizers = table_optimizers(model)
@@ -88,7 +89,7 @@ class DenseTensors(DensePart):
         return {key: copied(variable) for key, variable in self._by_key().items()}
 
     def weights(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
-        """The model's weights among what `tensors` returned, in the order of `model.get_weights()`.
+        """The model's weights among what `tensors` returned, in the order of `model.weights`, without rows.
 
         Raises:
             CheckpointError: a tensor is missing.

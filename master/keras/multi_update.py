@@ -9,6 +9,7 @@ from typing import Protocol
 import keras
 import numpy as np
 
+from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import Unsupported
 from elastable.master.api import Tensor
 from elastable.master.commits.dense_part import OptimizerStep
@@ -96,9 +97,9 @@ class MultiUpdateState(DenseTensors):
         self._tables = tuple(sorted(layer.table_name for layer in model._flatten_layers() if _in_store(layer)))
         position = {id(variable): number for number, variable in enumerate(self.trained)}
         self._positions = [tuple(position[id(variable)] for variable in each.variables) for each in steps.applies]
-        self._known = {id(weight) for weight in model.trainable_weights}
+        self._known = {id(weight) for weight in variables_of(model.trainable_weights)}
         self._turn = 0
-        self.hold(model.trainable_weights)
+        self.hold(variables_of(model.trainable_weights))
 
     def hold(
         self,

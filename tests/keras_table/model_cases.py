@@ -187,20 +187,6 @@ def _exported_keras(side: Side) -> object:
         return keras.models.load_model(file).predict(side.x, verbose=0)
 
 
-def _dense_weights(model: keras.Model, side: Side) -> list[Array]:
-    return model.get_weights() if side.stored else model.get_weights()[1:]
-
-
-def _set_weights(model: keras.Model, side: Side) -> object:
-    halved = [weight * 0.5 for weight in _dense_weights(model, side)]
-    model.set_weights(halved if side.stored else [model.get_weights()[0], *halved])
-    return [model.predict(side.x, verbose=0), trained(side, model)]
-
-
-def _parameters(model: keras.layers.Layer, side: Side) -> object:
-    return model.count_params() if side.stored else model.count_params() - side.vocabulary * DIM
-
-
 def _quantized(model: keras.Model, side: Side) -> object:
     before = model.predict(side.x, verbose=0)
     with warnings.catch_warnings():
@@ -223,7 +209,6 @@ def _case(name: str, use: Callable[[keras.Model, Side], object], *covers: str, m
     return Case(name, _after(use), covers, meaning)
 
 
-_ROWS = "a table's rows are `layer.embeddings`"
 CASES = [
     Case("a Sequential model", _sequential),
     Case("a Sequential model with an embedding inside a Functional one", _nested),
@@ -289,31 +274,6 @@ CASES = [
     _case("`save_weights(file)`, `load_weights(file)`", _weights_saved, "Model.save_weights", "Model.load_weights"),
     _case("`export(folder)`, a SavedModel", _exported, "Model.export"),
     Case("`et.export_keras(model, store, file)`", _exported_keras, ("Model.save",)),
-    _case(
-        "`get_weights()`",
-        _dense_weights,
-        "Model.get_weights",
-        "Embedding.get_weights",
-        meaning=f"of the dense variables; {_ROWS}",
-    ),
-    _case(
-        "`set_weights(weights)`, then trained on",
-        _set_weights,
-        "Model.set_weights",
-        "Embedding.set_weights",
-        meaning=f"as `get_weights()`; {_ROWS}",
-    ),
-    _case(
-        "`layer.embeddings`",
-        lambda model, side: np.asarray(model.get_layer("items").embeddings),
-        "Embedding.embeddings",
-    ),
-    _case(
-        "`count_params()`",
-        _parameters,
-        "Model.count_params",
-        meaning="dense variables are counted, rows of tables in a store are not",
-    ),
     _case("`compile` again with another optimizer and loss, then trained on", _compiled_again, "Model.compile"),
     _case("`reset_metrics()`, `metrics_names`", _reset, "Model.reset_metrics", "Model.metrics_names"),
     _case(

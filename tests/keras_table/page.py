@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import keras
 
-from tests.keras_table import callback_cases, compile_cases, fit_cases, layer_cases, model_cases, optimizer_cases
+from tests.keras_table import (
+    callback_cases,
+    compile_cases,
+    fit_cases,
+    layer_cases,
+    model_cases,
+    optimizer_cases,
+    weight_cases,
+)
 from tests.keras_table.case import Case, Different, verdict
 
 __all__ = ["SECTIONS", "page", "verdicts"]
@@ -16,6 +24,7 @@ SECTIONS: dict[str, list[Case]] = {
     "Callbacks": callback_cases.CASES,
     "Layers": layer_cases.CASES,
     "Models": model_cases.CASES,
+    "Weights": weight_cases.CASES,
 }
 _HEAD = """# What a Keras program may say
 

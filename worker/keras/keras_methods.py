@@ -1,23 +1,29 @@
-"""`keras.Model.fit` and `train_on_batch` for models with tables in a store.
+"""`keras.Model.fit` and `train_on_batch` for models with tables in a store, and `build` of Keras' optimizers.
 
 Keras' own train step cannot train a table in a store. So both methods are wrapped once, when the first store-backed
 layer is imported: models without such layers run Keras' own method, models with them run what the package above has
 registered. `evaluate`, `predict` and the other methods stay Keras' own: they read rows through the layers.
+
+A model's weights hold the rows of its tables, whose slots are in the store. So the optimizers' `build`, which makes
+slots of its own for each variable that it is given, is given the variables alone.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import keras
 
+from elastable.embedding_store.contract.row_source import variables_of
+from elastable.embedding_store.errors import Unsupported
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.trainers import trainer
 
 __all__ = ["has_tables_in_store", "wrap_model_methods"]
 
 _WRAPPED = ("fit", "train_on_batch")
+_STATE_TREES = ("get_state_tree", "set_state_tree")
 _MARK = "_elastable_wraps"
 
 
@@ -28,10 +34,51 @@ def has_tables_in_store(model: keras.Model) -> bool:
 
 def wrap_model_methods() -> None:
     """Wraps the methods of `keras.Model`; a second call changes nothing."""
-    for name in _WRAPPED:
-        plain = getattr(keras.Model, name)
-        if not hasattr(plain, _MARK):
-            setattr(keras.Model, name, _wrapped(name, plain))
+    for names, wrapped in ((_WRAPPED, _wrapped), (_STATE_TREES, _refused)):
+        for name in names:
+            plain = getattr(keras.Model, name)
+            if not hasattr(plain, _MARK):
+                setattr(keras.Model, name, wrapped(name, plain))
+    optimizer = keras.optimizers.Optimizer
+    for kind in optimizer.__mro__:
+        _wrap_build(kind)
+    waiting = optimizer.__subclasses__()
+    while waiting:
+        kind = waiting.pop()
+        _wrap_build(kind)
+        waiting += kind.__subclasses__()
+    optimizer.__init_subclass__ = classmethod(_wrap_build)  # of the user's own, which are made later
+
+
+def _refused(name: str, plain: Callable[..., object]) -> Callable[..., object]:
+    @functools.wraps(plain)
+    def method(self: keras.Model, *args: object, **kwargs: object) -> object:
+        if has_tables_in_store(self):
+            raise Unsupported(
+                f"model {self.name!r}: {name} takes the variables of the model and its optimizer, and the slots of "
+                "tables are in their store; use model.save and keras.models.load_model, or tf.train.Checkpoint(model)"
+            )
+        return plain(self, *args, **kwargs)
+
+    setattr(method, _MARK, plain)
+    return method
+
+
+def _wrap_build(kind: type[keras.optimizers.Optimizer]) -> None:
+    plain = vars(kind).get("build")
+    if plain is not None and not hasattr(plain, _MARK):
+        kind.build = _build_of_variables(plain)
+
+
+def _build_of_variables(plain: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(plain)
+    def build(
+        self: keras.optimizers.Optimizer, variables: Iterable[keras.Variable], *args: object, **kwargs: object
+    ) -> None:
+        plain(self, variables_of(variables), *args, **kwargs)
+
+    setattr(build, _MARK, plain)
+    return build
 
 
 def _wrapped(name: str, plain: Callable[..., object]) -> Callable[..., object]:

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.malformed import DocumentFields
 from elastable.embedding_store.errors import BadInput, BadSpec, Unsupported
 from elastable.worker.keras.structures import TensorLike, TensorStructure
@@ -23,6 +21,7 @@ from elastable.worker.layers.feature_configs import (
 )
 from elastable.worker.layers.table_features import TableFeatures
 from elastable.worker.readers.records.pytrees import Structure
+from elastable.worker.rows.saved_rows import rows_in_memory
 
 __all__ = ["DistributedEmbedding"]
 
@@ -114,7 +113,7 @@ class DistributedEmbedding(keras.layers.Layer):  # type: ignore[misc]
         self.supports_jit = False
 
     def build(self, input_shapes: object = None) -> None:
-        """Checks the tables' specs; there are no weights to make."""
+        """Checks the tables' specs; their rows are made when they are used."""
         for table in self._tables:
             table.build()
         self.built = True
@@ -146,9 +145,9 @@ class DistributedEmbedding(keras.layers.Layer):  # type: ignore[misc]
         """All rows of every table `[vocabulary_size, dim]`, by the table's name.
 
         Raises:
-            Unsupported: a table of any int64 ids.
+            Unsupported: a table of any int64 ids, or too large to be read in one go.
         """
-        return {table.name: tf.convert_to_tensor(_all_rows(table)) for table in self._tables}
+        return {table.name: tf.convert_to_tensor(rows_in_memory(table)) for table in self._tables}
 
     def compute_output_spec(
         self, inputs: TensorStructure, weights: TensorStructure | None = None, training: bool | None = None
@@ -273,11 +272,3 @@ def _config_of_feature(feature: _Feature) -> dict[str, object]:
         "output_shape": getattr(config, "output_shape", None),
         "max_sequence_length": feature.length,
     }
-
-
-def _all_rows(table: TableFeatures) -> Float32:
-    if table.input_dim is None:
-        raise Unsupported(f"table {table.name!r} takes any int64 id, so there are no rows of all ids; look some up")
-    starts = range(0, table.input_dim, _BLOCK_ROWS)
-    ends = [min(start + _BLOCK_ROWS, table.input_dim) for start in starts]
-    return np.concatenate([table.read_rows(np.arange(*ids)) for ids in zip(starts, ends, strict=True)])

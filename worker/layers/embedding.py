@@ -34,7 +34,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
     """Turns integer ids, or strings, into rows of a table that lives in an embedding store.
 
     Like `keras.layers.Embedding`, but also supports any int64 ids, strings, ragged and sparse ids, combiners, tables
-    shared between layers, and tables larger than this process's memory. It has no Keras weights; train it with
+    shared between layers, and tables larger than this process's memory. The rows are its one weight; train it with
     `model.fit`, `et.fit` or `elastable train`.
 
     Arguments have Keras' order, so only the name of the layer changes.
@@ -133,7 +133,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         self.begin()
 
     def build(self, input_shape: object = None) -> None:
-        """Checks the table's spec; there are no weights to create."""
+        """Checks the table's spec; its rows are made when they are used."""
         self.table_spec()
         self.name_variable()
         self.built = True

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import keras
+import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.errors import BadInput
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.rows.keras_draw import first_rows
 from elastable.worker.rows.store_backed import StoreBacked
@@ -24,9 +26,31 @@ def pretrained_rows(layers: Sequence[StoreLayer], unseeded: bool = False) -> dic
     """Table name -> `[vocabulary, dim]` rows that it begins with: given to a layer, or drawn by Keras' initializer.
 
     Args:
-        layers: Store-backed ones; of those that share a table the first counts. Those that read a store do not.
+        layers: Store-backed ones; of those that share a table the first that was given rows counts, or else the first.
+            Those that read a store do not.
         unseeded: Whether initializers without a seed of their own draw, too.
+
+    Raises:
+        BadInput: layers that share a table were given different rows.
     """
     new = [layer for layer in reversed(layers) if layer.source is None]
+    new = [
+        *(layer for layer in new if layer.pretrained is None),
+        *(layer for layer in new if layer.pretrained is not None),
+    ]
+    _refuse_different(new[::-1])
     found = ((layer.table_name, first_rows(layer, unseeded)) for layer in new)
     return {name: rows for name, rows in found if rows is not None}
+
+
+def _refuse_different(layers: Sequence[StoreLayer]) -> None:
+    given: dict[str, StoreLayer] = {}
+    for layer in layers:
+        if layer.pretrained is None:
+            continue
+        other = given.setdefault(layer.table_name, layer)
+        if not np.array_equal(np.asarray(other.pretrained), layer.pretrained):
+            raise BadInput(
+                f"layers {other.name!r} and {layer.name!r} share the table {layer.table_name!r} and were given "
+                "different rows to begin with: give them to one of the layers, or the same to both"
+            )

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import BadInput, ElastableError, ModelError, Unsupported
 from elastable.worker.keras.patched import patched
 from elastable.worker.keras.seeds import global_draws
@@ -22,6 +23,7 @@ from elastable.worker.models.offload import offloading
 from elastable.worker.models.on_worker import keep_on_worker
 from elastable.worker.readers import RaggedArray, Reader, SparseArray
 from elastable.worker.rows.scope import PlanScope, entered
+from elastable.worker.rows.whole_table import rows_unlisted
 from elastable.worker.step.batch_checks import require_like, require_parts
 from elastable.worker.step.forward import Forward, forward, update_metrics, warn_of_values
 from elastable.worker.step.tensor_specs import batch_spec
@@ -104,7 +106,7 @@ def build_model(model: keras.Model, sample: TensorBatch) -> None:
     try:
         if overrides(model, "train_step"):
             # In a graph, so that nothing is computed: the step may change states and metrics.
-            with entered(PlanScope()):
+            with entered(PlanScope()), rows_unlisted():
                 tf.function(lambda: rehearse(model, sample), autograph=False).get_concrete_function()
         else:
             with _states_kept(model):
@@ -140,13 +142,17 @@ def _refuse_unsupported(model: keras.Model) -> None:
         )
 
 
+def _states_of(model: keras.Model) -> list[keras.Variable]:
+    return [*variables_of(model.non_trainable_variables), *global_draws()]
+
+
 @contextmanager
 def _states_kept(model: keras.Model) -> Iterator[None]:
     """Restores the layers' states after the block; those of layers built meanwhile to their initial values.
 
     A layer may count its calls, update an average or draw a number; this call must not count.
     """
-    values: _States = [(variable, np.array(variable)) for variable in [*model.non_trainable_variables, *global_draws()]]
+    values: _States = [(variable, np.array(variable)) for variable in _states_of(model)]
 
     def initial(variable: keras.Variable) -> keras.Initializer | npt.NDArray[np.generic]:
         # Where Keras builds a model by calling it on shapes, a variable has no value yet.

@@ -50,7 +50,7 @@ class OffloadedEmbedding(StoreBacked, keras.layers.Embedding):  # type: ignore[m
         return kind
 
     def build(self, input_shape: object = None) -> None:
-        """Creates no weights."""
+        """Creates no variable: the rows are the store's."""
         self.name_variable()
         self.built = True
 
@@ -144,7 +144,7 @@ def offload_built(model: keras.Model, above: int) -> dict[str, Float32]:
             layer.trainable = layer.trainable and variable.trainable
             layer.variable_path = variable.path
             object.__setattr__(layer, "_replaced", (variable.value.name, variable.value._unique_id))
-            _tie(model, variable, WholeTable(layer))
+            _tie(model, variable, layer.embeddings)
     return values
 
 

@@ -31,7 +31,7 @@ def initializer_spec(
     if kind is kinds.Ones:
         return InitializerSpec("ones")
     if kind is kinds.Constant:
-        return InitializerSpec("constant", _scalar(layer, initializer.value))
+        return _constant(layer, initializer.value, vocabulary_size, dim)
     if kind is kinds.RandomUniform:
         return InitializerSpec("uniform", float(initializer.minval), float(initializer.maxval))
     if kind in (kinds.RandomNormal, kinds.TruncatedNormal):
@@ -50,13 +50,15 @@ def _draws_as(initializer: keras.Initializer, base: type[keras.Initializer]) -> 
     return isinstance(initializer, base) and type(initializer).__call__ is base.__call__
 
 
-def _scalar(layer: str, value: float | npt.NDArray[np.float32]) -> float:
-    if np.ndim(value):
+def _constant(layer: str, value: npt.ArrayLike, vocabulary_size: int | None, dim: int) -> InitializerSpec:
+    if not np.ndim(value):
+        return InitializerSpec("constant", float(np.asarray(value)))
+    if vocabulary_size is None:
         raise Unsupported(
-            f"embedding layer {layer!r}: Constant of shape {np.shape(value)} is no one number; give rows to begin with "
-            "as weights="
+            f"embedding layer {layer!r}: Constant of shape {np.shape(value)} for a table of any id; use one number, or "
+            "write rows by id with layer.write_rows(ids, rows)"
         )
-    return float(value)
+    return InitializerSpec("zeros")  # all rows are given (`elastable.worker.rows.keras_draw.first_rows`)
 
 
 def _scaled(layer: str, initializer: keras.Initializer, vocabulary_size: int | None, dim: int) -> InitializerSpec:

@@ -1,4 +1,4 @@
-"""How `model.save` and `save_weights` write the rows of tables in a store, and how they are loaded.
+"""How the rows of tables in a store are read and written whole: as a weight, and in Keras files.
 
 An offloaded `keras.layers.Embedding` is written as the plain layer: one array of all rows. An `et.Embedding` writes
 ids, rows, slots, the table's spec and its counters.
@@ -6,6 +6,7 @@ ids, rows, slots, the table's spec and its counters.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,26 +21,35 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.errors import BadInput, Unsupported
+from elastable.embedding_store.errors import BadIds, BadInput, Unsupported
+from elastable.embedding_store.rows.checks import require_ids
 from elastable.embedding_store.rows.fresh_rows import fresh_rows
 from elastable.embedding_store.rows.put_weights import put_weights
+from elastable.embedding_store.rows.row_dtypes import rounded_rows
 from elastable.embedding_store.tables.earlier_state import state_from_bytes
 from elastable.worker.rows.keras_draw import first_rows
 from elastable.worker.rows.store_layer import SavedArrays, StoreLayer
 
 __all__ = [
     "LARGEST_TABLE_BYTES",
+    "MATRIX_VARIABLE",
     "all_rows",
+    "assign_rows",
     "load_all_rows",
     "load_table",
     "refuse_legacy_file",
     "require_all_rows",
+    "require_matrix",
+    "rows_in_memory",
     "save_table",
     "writing_tables_of",
 ]
 
 #: A larger table is written only within `writing_tables_of`.
 LARGEST_TABLE_BYTES = 1 << 30
+
+MATRIX_VARIABLE = "ELASTABLE_LARGEST_MATRIX_BYTES"
+_LARGEST_MATRIX_BYTES = 1 << 28
 
 _BLOCK_ROWS = 1 << 16
 _largest: ContextVar[int] = ContextVar("largest_table_bytes", default=LARGEST_TABLE_BYTES)
@@ -56,13 +66,26 @@ def writing_tables_of(largest_table_bytes: int) -> Iterator[None]:
 
 
 def all_rows(layer: StoreLayer) -> Float32:
-    """float32 `[vocabulary, dim]`: every row of a layer's fixed table.
+    """float32 `[vocabulary, dim]`: every row of a layer's fixed table, for a file.
 
     Raises:
-        Unsupported: the table is too large, or takes any id.
+        Unsupported: the table is too large (`writing_tables_of`), or takes any id.
     """
     count = require_all_rows(layer)
     _refuse_large(layer, count * layer.output_dim * 4)
+    return _read_all(layer, count)
+
+
+def rows_in_memory(layer: StoreLayer) -> Float32:
+    """float32 `[vocabulary, dim]`: every row of a layer's fixed table, for a program that reads its weight.
+
+    Raises:
+        Unsupported: as of `require_matrix`.
+    """
+    return _read_all(layer, require_matrix(layer))
+
+
+def _read_all(layer: StoreLayer, count: int) -> Float32:
     rows = np.empty((count, layer.output_dim), np.float32)
     for start in range(0, len(rows), _BLOCK_ROWS):
         block = rows[start : start + _BLOCK_ROWS]
@@ -74,10 +97,35 @@ def require_all_rows(layer: StoreLayer) -> int:
     """The number of rows of a fixed table; raises `Unsupported` for a table that takes any id."""
     if layer.input_dim is None:
         raise Unsupported(
-            f"embedding layer {layer.name!r}: its table takes any int64 id, so it has no array of all rows; read rows "
-            "by id with layer.read_rows(ids), or give the layer input_dim"
+            f"embedding layer {layer.name!r}: its table takes any int64 id, so it has no matrix of all rows to read or "
+            "assign as a weight; use layer.read_rows(ids) and layer.write_rows(ids, rows), or give the layer input_dim"
         )
     return layer.input_dim
+
+
+def require_matrix(layer: StoreLayer) -> int:
+    """The number of rows of a fixed table that may be read in one go.
+
+    Raises:
+        Unsupported: the table takes any id, or its rows take more than the environment's
+            `ELASTABLE_LARGEST_MATRIX_BYTES`; the default is 256 MiB.
+    """
+    count, largest = require_all_rows(layer), _largest_matrix_bytes()
+    size = count * layer.output_dim * 4
+    if size > largest:
+        raise Unsupported(
+            f"embedding layer {layer.name!r}: all its rows take {size / 2**20:,.0f} MiB, and a weight of at most "
+            f"{largest / 2**20:,.0f} MiB is read in one go; read rows by id with layer.read_rows(ids), or set "
+            f"{MATRIX_VARIABLE}={size} in the environment"
+        )
+    return count
+
+
+def _largest_matrix_bytes() -> int:
+    text = os.environ.get(MATRIX_VARIABLE, "").strip()
+    if text and not text.isdecimal():
+        raise BadInput(f"{MATRIX_VARIABLE}={text!r}: need a number of bytes, such as {_LARGEST_MATRIX_BYTES}")
+    return int(text) if text else _LARGEST_MATRIX_BYTES
 
 
 def load_all_rows(layer: StoreLayer, rows: Float32) -> None:
@@ -89,21 +137,60 @@ def load_all_rows(layer: StoreLayer, rows: Float32) -> None:
 
     Raises:
         BadInput: rows of another shape.
-        Unsupported: the layer's source is not writable.
+        Unsupported: the table takes any id, or the layer's source is not writable.
     """
+    require_all_rows(layer)
     rows = np.ascontiguousarray(rows, np.float32)
     if rows.shape != (layer.input_dim, layer.output_dim):
         raise BadInput(
             f"embedding layer {layer.name!r}: got rows of shape {rows.shape}, its table has "
             f"({layer.input_dim}, {layer.output_dim})"
         )
-    if layer.source is None:
-        layer.pretrained = rows
+    if layer.on_worker:
+        layer.embeddings.assign(rows)
+    elif layer.source is None:
+        layer.pretrained = rounded_rows(layer.table_dtype or "float32", rows.copy())
+    else:
+        source = _writable(layer)
+        for start in range(0, len(rows), _BLOCK_ROWS):
+            ids = np.arange(start, min(start + _BLOCK_ROWS, len(rows)), dtype=np.int64)
+            put_weights(source, layer.table_name, ids, rows[ids])
+
+
+def assign_rows(layer: StoreLayer, ids: Int64, rows: Float32) -> None:
+    """Writes rows by id; slots do not change.
+
+    Args:
+        layer: A layer whose table lives, or will live, in a store.
+        ids: int64 `[n]`, each once.
+        rows: float32 `[n, dim]`.
+
+    Raises:
+        BadIds, IdOutOfRange: ids that repeat, or outside of the vocabulary.
+        BadInput: rows of another shape.
+        Unsupported: the layer's source is not writable.
+    """
+    spec = layer.table_spec(layer.seed)
+    ids, rows = np.ascontiguousarray(ids, np.int64), np.ascontiguousarray(rows, np.float32)
+    require_ids(spec, ids)
+    if len(np.unique(ids)) < len(ids):
+        raise BadIds(f"embedding layer {layer.name!r}: write_rows takes each id once, got some of {len(ids)} twice")
+    if rows.shape != (len(ids), layer.output_dim):
+        raise BadInput(
+            f"embedding layer {layer.name!r}: got rows of shape {rows.shape} for {len(ids)} ids, need "
+            f"({len(ids)}, {layer.output_dim})"
+        )
+    whole = layer.worker_rows() if layer.on_worker else None
+    if whole is None and layer.source is None:
+        whole = first_rows(layer, unseeded=True)
+    if whole is not None:
+        whole = whole.copy()
+        whole[ids] = rows
+        load_all_rows(layer, whole)
         return
-    source = _writable(layer)
-    for start in range(0, len(rows), _BLOCK_ROWS):
-        ids = np.arange(start, min(start + _BLOCK_ROWS, len(rows)), dtype=np.int64)
-        put_weights(source, layer.table_name, ids, rows[ids])
+    if layer.source is None:
+        layer.attach(_untouched(layer))
+    put_weights(_writable(layer), layer.table_name, ids, rows)
 
 
 def save_table(layer: StoreLayer, store: SavedArrays) -> None:
@@ -115,9 +202,7 @@ def save_table(layer: StoreLayer, store: SavedArrays) -> None:
     if layer.on_worker or (layer.source is None and first_rows(layer, unseeded=True) is not None):
         store["all_rows"] = all_rows(layer)
         return
-    if layer.source is None:
-        return  # initial values follow from the config and the seed
-    source, name = _writable(layer), layer.table_name
+    source, name = _writable(layer) if layer.source is not None else _untouched(layer), layer.table_name
     _refuse_large(layer, source.row_count(name) * layer.output_dim * 4)
     spec = source.specs()[name]
     blocks = [fresh_rows(spec, np.zeros(0, np.int64), np.zeros((0, spec.dim), np.float32)), *source.scan(name)]
@@ -131,6 +216,13 @@ def save_table(layer: StoreLayer, store: SavedArrays) -> None:
         store["admission_counts"] = state.admission_counts
     if state.untouched_decay is not None:
         store["untouched_decay"] = np.array(state.untouched_decay, np.float64)
+
+
+def _untouched(layer: StoreLayer) -> EmbeddingStore:
+    """A store with the layer's table, all of it initial values."""
+    own = MemoryStore()
+    own.create_table(layer.table_spec(layer.seed))
+    return own
 
 
 def load_table(layer: StoreLayer, store: SavedArrays) -> None:

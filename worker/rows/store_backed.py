@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 from tensorflow.python.eager import record
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadIds, ModelError
 from elastable.embedding_store.rows.checks import require_ids
 from elastable.embedding_store.rows.initial_values import initial_rows
@@ -24,9 +27,9 @@ from elastable.worker.rows.export_rows import export_format, exported_rows, inte
 from elastable.worker.rows.id_values import require_id_dtype
 from elastable.worker.rows.initializers import initializer_spec, seed_of
 from elastable.worker.rows.keras_draw import first_rows
-from elastable.worker.rows.saved_rows import require_all_rows
+from elastable.worker.rows.saved_rows import assign_rows, require_all_rows, require_matrix
 from elastable.worker.rows.scope import current_scope
-from elastable.worker.rows.whole_table import WholeTable
+from elastable.worker.rows.whole_table import TableInCheckpoint, WholeTable, rows_listed
 
 __all__ = ["StoreBacked"]
 
@@ -34,8 +37,8 @@ __all__ = ["StoreBacked"]
 class StoreBacked:
     """Base of every layer with its table in a store; mixed into Keras layers.
 
-    The layer has no Keras weights. Each call reads its rows from the current scope (`elastable.worker.rows.scope`), or
-    else from the attached source, or else they are the initial values.
+    The rows are the layer's one weight (`WholeTable`). Each call reads its rows from the current scope
+    (`elastable.worker.rows.scope`), or else from the attached source, or else they are the initial values.
     """
 
     name: str
@@ -67,6 +70,8 @@ class StoreBacked:
     _id_kind: str | None = None
     _here: tuple[keras.Variable, ...] = ()
     """The variable of a table that is kept on the worker."""
+    _whole: WholeTable | None = None
+    built: bool
 
     @property
     def table_name(self) -> str:
@@ -134,6 +139,8 @@ class StoreBacked:
     def begin(self) -> None:
         """Reads initial values from now on, of Keras' current seed."""
         self._keras_seed = global_seed()
+        # TensorFlow tracks it: `tf.train.Checkpoint(model)` holds the table.
+        self.table_in_checkpoint = TableInCheckpoint(self)
         self.attach(None)
 
     def attach(self, source: RowSource | None, seed: int | None = None) -> None:
@@ -174,12 +181,51 @@ class StoreBacked:
 
     @property
     def embeddings(self) -> keras.Variable | WholeTable:
-        """All rows of a fixed table, like the variable of a `keras.layers.Embedding`."""
-        return self._here[0] if self._here else WholeTable(self)
+        """All rows of the table, like the variable of a `keras.layers.Embedding`: always the same object."""
+        if self._here:
+            return self._here[0]
+        if self._whole is None:
+            object.__setattr__(self, "_whole", WholeTable(self))  # past Keras' tracking
+        return self._whole
+
+    @property
+    def weights(self) -> list[keras.Variable | WholeTable]:
+        """The rows as one weight, once the layer is built, as of a `keras.layers.Embedding`."""
+        return [*self._listed(), *super().weights]  # type: ignore[misc]
+
+    @property
+    def variables(self) -> list[keras.Variable | WholeTable]:
+        """The rows, and what else Keras lists."""
+        return [*self._listed(), *super().variables]  # type: ignore[misc]
+
+    def _listed(self) -> list[keras.Variable | WholeTable]:
+        return [self.embeddings] if self.built and not self._here and rows_listed() else []
+
+    def set_weights(self, weights: Sequence[npt.ArrayLike]) -> None:
+        """Writes the rows, as in Keras; raises `Unsupported` for a table of any id."""
+        if self.input_dim is None:
+            require_all_rows(self)
+        super().set_weights(weights)  # type: ignore[misc]
+
+    def row_count(self) -> int:
+        """The vocabulary; of a table of any id the rows that it has now."""
+        if self.input_dim is not None:
+            return self.input_dim
+        return self._source.row_count(self.table_name) if isinstance(self._source, EmbeddingStore) else 0
+
+    def write_rows(self, ids: Int64, rows: Float32) -> None:
+        """Writes float32 `[n, dim]` rows of int64 `[n]` ids, each once; slots do not change.
+
+        Raises:
+            BadIds, IdOutOfRange: ids that repeat, or outside of the vocabulary.
+            BadInput: rows of another shape.
+            Unsupported: the layer reads its rows from where they cannot be written.
+        """
+        assign_rows(self, ids, rows)
 
     def all_rows_tensor(self) -> tf.Tensor:
-        """Every row, looked up as in any other call; raises `Unsupported` for a table of any id."""
-        require_all_rows(self)
+        """Every row, looked up as in any other call; raises `Unsupported` as of `require_matrix`."""
+        require_matrix(self)
         return self._rows_of(tf.range(self.input_dim, dtype=tf.int64), None)
 
     @property

@@ -67,5 +67,15 @@ class StoreLayer(Protocol):
     def read_rows(self, ids: Int64) -> Float32:
         """float32 `[n, dim]`: the rows of int64 `[n]` ids."""
 
+    @property
+    def embeddings(self) -> keras.Variable:
+        """All rows as one weight."""
+
+    def row_count(self) -> int:
+        """The vocabulary; of a table of any id the rows that it has now."""
+
+    def worker_rows(self) -> Float32:
+        """A copy of all rows `[input_dim, output_dim]` of a table on the worker."""
+
     def all_rows_tensor(self) -> tf.Tensor:
         """Every row of a fixed table, float32 `[vocabulary, dim]`."""

@@ -1,19 +1,47 @@
-"""`layer.embeddings` of a layer whose table lives in a store: it acts like the Keras variable."""
+"""The rows of a layer with its table in a store, as the one weight that `keras.layers.Embedding` has."""
 
 from __future__ import annotations
 
+import io
 import operator
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn
 
+import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Float32
-from elastable.worker.rows.saved_rows import all_rows, load_all_rows, require_all_rows
+from elastable.embedding_store.errors import BadInput, ModelError, Unsupported
+from elastable.worker.rows.export_rows import export_format
+from elastable.worker.rows.saved_rows import load_all_rows, load_table, require_all_rows, rows_in_memory, save_table
+from elastable.worker.rows.scope import current_scope
 from elastable.worker.rows.store_layer import StoreLayer
 
-__all__ = ["WholeTable"]
+__all__ = ["TableInCheckpoint", "WholeTable", "rows_listed", "rows_unlisted"]
+
+_unlisted = threading.local()
+
+
+def rows_listed() -> bool:
+    """Whether layers list their rows among their weights.
+
+    Not within `rows_unlisted`, nor in a SavedModel, whose graph holds the rows as constants.
+    """
+    return not getattr(_unlisted, "depth", 0) and export_format() is None
+
+
+@contextmanager
+def rows_unlisted() -> Iterator[None]:
+    """Within the block, in this thread, `layer.weights` and `model.weights` hold no rows of tables."""
+    _unlisted.depth = getattr(_unlisted, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _unlisted.depth -= 1
 
 
 def _on_rows(operate: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
@@ -26,37 +54,70 @@ def _on_rows(operate: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
 
 
 class WholeTable:
-    """All rows of a fixed table, looked up each time they are used as a tensor.
+    """All rows of a table as a weight of its layer: `layer.embeddings`, listed in `weights`.
 
-    In a model's forward pass this looks up every id, and gradients reach every row, e.g. for tied weights. The cost
-    grows with the table.
+    Each reading is a lookup of every id at the current version. In a step that trains, gradients reach every row, e.g.
+    for tied weights or a penalty over all weights; the cost grows with the table. Optimizers keep nothing for it: the
+    slots are the store's.
+
+    A table of any id has no matrix: its weight counts the rows that are there, and is neither read nor assigned.
 
     Args:
         layer: A layer whose table is in a store.
 
     Raises:
-        Unsupported: the table takes any id, or is too large (`saved_rows.all_rows`).
+        Unsupported: where it is read or assigned: the table takes any id, or is larger than
+            `saved_rows.largest_matrix_bytes`.
     """
+
+    regularizer = None
+    """None: a step applies the layer's regularizer to the rows that its batch touches."""
+    constraint = None
+    dtype = "float32"
+    ndim = 2
 
     def __init__(self, layer: StoreLayer) -> None:
         self._layer = layer
-        self.shape = (layer.input_dim, layer.output_dim)
-        self.dtype = "float32"
-        self.ndim = 2
-        self.name = self.path = f"{layer.name}/embeddings"
+        self.name = "embeddings"
+        self.path = f"{getattr(layer, 'path', None) or layer.name}/embeddings"
 
     def __repr__(self) -> str:
-        return f"<rows of table {self._layer.table_name!r}, shape={self.shape}>"
+        return f"<rows of table {self.table_name!r}, shape={tuple(self.shape)}>"
+
+    @property
+    def table_name(self) -> str:
+        """Name of the table: no variable has one (`elastable.embedding_store.contract.row_source.variables_of`)."""
+        return self._layer.table_name
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """`(vocabulary, dim)`; of a table of any id the number of its rows now."""
+        return tf.TensorShape((self._layer.row_count(), self._layer.output_dim))
 
     @property
     def trainable(self) -> bool:
         """Whether the layer is trained."""
         return bool(self._layer.trainable)
 
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        self._layer.trainable = bool(value)
+
     @property
     def _unique_id(self) -> str:
         # What `exclude_from_weight_decay(var_list=)` asks a variable for.
         return self._layer.variable_key
+
+    _should_act_as_resource_variable = True  # a tape then asks for its handle
+
+    @property
+    def handle(self) -> NoReturn:
+        """Raises `Unsupported`: rows are in a store, and no tape records them as a variable."""
+        raise Unsupported(
+            f"embedding layer {self._layer.name!r}: a tape is asked for the gradient of all its rows, which live in a "
+            "store; write `with et.step(model) as step:` and `step.apply(tape, loss)`, which takes the gradients of "
+            "tables and variables (docs/own-steps.md)"
+        )
 
     @property
     def value(self) -> tf.Tensor:
@@ -65,11 +126,40 @@ class WholeTable:
 
     def numpy(self) -> Float32:
         """The current rows, float32 `[vocabulary, dim]`."""
-        return all_rows(self._layer)
+        return rows_in_memory(self._layer)
 
-    def assign(self, value: npt.ArrayLike) -> None:
-        """Writes all rows `[vocabulary, dim]`; slots do not change."""
-        load_all_rows(self._layer, np.asarray(value))
+    def assign(self, value: npt.ArrayLike) -> tf.Tensor:
+        """Writes all rows `[vocabulary, dim]`, and returns them; slots do not change.
+
+        Raises:
+            ModelError: within a step, or in a graph.
+            BadInput: rows of another shape.
+        """
+        if current_scope() is not None or not tf.executing_eagerly() or isinstance(value, keras.KerasTensor):
+            raise ModelError(
+                f"embedding layer {self._layer.name!r}: its rows are assigned within a step or a compiled function, "
+                "which cannot write to a store; assign them outside, as in a callback's on_epoch_end"
+            )
+        rows = np.asarray(value, np.float32)
+        load_all_rows(self._layer, rows)
+        return tf.convert_to_tensor(rows)
+
+    def assign_add(self, value: npt.ArrayLike) -> tf.Tensor:
+        """Adds `[vocabulary, dim]` to the rows; see `assign`."""
+        return self.assign(self.numpy() + self._like(value))
+
+    def assign_sub(self, value: npt.ArrayLike) -> tf.Tensor:
+        """Subtracts `[vocabulary, dim]` from the rows; see `assign`."""
+        return self.assign(self.numpy() - self._like(value))
+
+    def _like(self, value: npt.ArrayLike) -> Float32:
+        array = np.asarray(value, np.float32)
+        if np.broadcast_shapes(array.shape, tuple(self.shape)) != tuple(self.shape):
+            raise BadInput(
+                f"embedding layer {self._layer.name!r}: got an array of shape {array.shape}, its rows have the shape "
+                f"{tuple(self.shape)}"
+            )
+        return array
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Float32:
         return np.asarray(self.numpy(), dtype)
@@ -88,4 +178,37 @@ class WholeTable:
     __sub__ = _on_rows(operator.sub)
     __rsub__ = _on_rows(lambda rows, other: other - rows)
     __truediv__ = _on_rows(operator.truediv)
+    __pow__ = _on_rows(operator.pow)
     __neg__ = _on_rows(operator.neg)
+    __abs__ = _on_rows(operator.abs)
+
+
+class TableInCheckpoint(tf.train.experimental.PythonState):  # type: ignore[misc]
+    """A layer's table in a `tf.train.Checkpoint`: what a Keras file holds of it, rows and slots.
+
+    Args:
+        layer: A layer whose table lives, or will live, in a store.
+    """
+
+    def __init__(self, layer: StoreLayer) -> None:
+        self._layer = layer
+
+    def serialize(self) -> bytes:
+        """What `save_table` writes, as an NPZ file; nothing in a SavedModel, whose graph holds the rows.
+
+        Raises:
+            Unsupported: as of `save_table`.
+        """
+        if self._layer.on_worker or export_format() is not None:
+            return b""
+        arrays: dict[str, npt.ArrayLike] = {}
+        save_table(self._layer, arrays)
+        file = io.BytesIO()
+        np.savez(file, allow_pickle=False, **arrays)
+        return file.getvalue()
+
+    def deserialize(self, string_value: bytes) -> None:
+        """Reads what `serialize` returned."""
+        if string_value:
+            with np.load(io.BytesIO(string_value), allow_pickle=False) as arrays:
+                load_table(self._layer, dict(arrays))

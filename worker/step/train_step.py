@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.tables.grouping import sum_by_position
 from elastable.master.api import Divisor, DivisorKind, GradientPart, Slices, Tensor
@@ -264,7 +265,7 @@ def dense_parts(model: keras.Model, steps: StepPlan | None = None) -> tuple[list
     if steps is not None and steps.several:
         return list(steps.variables), list(steps.states)
     optimizer: keras.optimizers.Optimizer = getattr(model, "optimizer", None)
-    weights = model.weights
+    weights = variables_of(model.weights)
     variables = optimizer._trainable_variables if getattr(optimizer, "built", False) else model.trainable_weights
     known = {id(variable) for variable in variables}
     others = [each for each in weights if id(each) not in known]

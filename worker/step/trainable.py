@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import keras
 
+from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import ModelError
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.rows.store_layer import StoreLayer
@@ -20,9 +21,9 @@ __all__ = ["frozen_tables", "imposed", "is_trained", "put_trainable", "read_trai
 
 
 def read_trainable(model: keras.Model) -> bytes:
-    """A byte, 0 or 1, for each layer of the model and then for each of its weights, in model order."""
+    """A byte, 0 or 1, for each layer of the model and then for each of its variables, in model order."""
     flags = [layer.trainable for layer in layers_of(model)]
-    return bytes([*flags, *(weight.trainable for weight in model.weights)])
+    return bytes([*flags, *(weight.trainable for weight in variables_of(model.weights))])
 
 
 @contextmanager
@@ -45,7 +46,7 @@ def put_trainable(model: keras.Model, trainable: bytes) -> None:
     Raises:
         ModelError: the flags belong to another model.
     """
-    layers, weights = layers_of(model), model.weights
+    layers, weights = layers_of(model), variables_of(model.weights)
     if len(trainable) != len(layers) + len(weights):
         raise ModelError(
             f"model {model.name!r} has {len(layers)} layers and {len(weights)} weights, but got trainable flags "

@@ -15,6 +15,7 @@ from typing import NoReturn, Protocol
 import keras
 import tensorflow as tf
 
+from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.master.api import DivisorKind
 from elastable.worker.keras.structures import Gradient, TensorBatch
@@ -124,7 +125,7 @@ def refuse_own_updates(model: keras.Model, graph: tf.Graph) -> None:
 
 def changed_weight(model: keras.Model, graph: tf.Graph) -> str | None:
     """The path of a trainable weight that a traced function assigns; None: it assigns none."""
-    handles: dict[int, str] = {id(weight.value.handle): weight.path for weight in model.trainable_weights}
+    handles: dict[int, str] = {id(weight.value.handle): weight.path for weight in variables_of(model.trainable_weights)}
     inside = {inner.ref(): handles[id(outer)] for outer, inner in graph.captures if id(outer) in handles}
     for operation in graph.get_operations():
         changed: str | None = inside.get(operation.inputs[0].ref()) if operation.inputs else None

@@ -18,6 +18,7 @@ from itertools import pairwise
 import keras
 import tensorflow as tf
 
+from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import Unsupported
 from elastable.worker.keras.seeds import seed_states
 from elastable.worker.keras.structures import BatchSpec
@@ -94,13 +95,14 @@ class _Planner:
         self._model, self._trace = model, trace
         self._applies = [apply for apply, _, _ in trace.applies]
         changed = {id(variable) for apply in self._applies for variable in apply.variables}
-        self._variables = tuple(weight for weight in model.weights if id(weight) in changed)
-        self._states = tuple(weight for weight in model.weights if id(weight) not in changed)
+        weights = variables_of(model.weights)
+        self._variables = tuple(weight for weight in weights if id(weight) in changed)
+        self._states = tuple(weight for weight in weights if id(weight) not in changed)
         metrics = model.metrics_variables
         draws = seed_states(model)
-        self._names: dict[Hashable, str] = {id(each): each.path for each in (*model.weights, *metrics, *draws)}
+        self._names: dict[Hashable, str] = {id(each): each.path for each in (*weights, *metrics, *draws)}
         self._counters = {id(each) for each in metrics}
-        self._graph = StepGraph(graph, [*model.weights, *metrics, *draws], trace.lookups)
+        self._graph = StepGraph(graph, [*weights, *metrics, *draws], trace.lookups)
         self._assigned: list[Change] = []
 
     def plan(self) -> StepPlan:
@@ -257,7 +259,7 @@ class _Planner:
 
     def _is_several(self) -> bool:
         first = self._applies[0]
-        whole = {id(weight) for weight in self._model.trainable_weights}
+        whole = {id(weight) for weight in variables_of(self._model.trainable_weights)}
         one = len(self._applies) == 1 and first.optimizer is self._model.optimizer
         return not (one and whole == {id(weight) for weight in first.variables})
 

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import keras
 import tensorflow as tf
 
+from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import Gradient
@@ -127,7 +128,8 @@ class StepTrace:
         """See `elastable.in_process.tape_step.TapeStep.apply`."""
         roots = (self.model,) if of is None else tuple(of) if isinstance(of, list | tuple) else (of,)
         layers = tuple(dict.fromkeys(layer for root in roots for layer in layers_of(root)))
-        weights = tuple({id(weight): weight for root in roots for weight in root.trainable_weights}.values())
+        found = (weight for root in roots for weight in variables_of(root.trainable_weights))
+        weights = tuple({id(weight): weight for weight in found}.values())
         self._refuse_strangers(weights)
         chosen = optimizer if optimizer is not None else self.model.optimizer
         if chosen is None:

@@ -1,0 +1,233 @@
+"""A layer's rows as its weight, where plain Keras has nothing to compare with, or the rows are refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import elastable as et
+from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.errors import BadIds, BadInput, BadSpec, IdOutOfRange, ModelError, Unsupported
+
+ROWS, DIM = 20, 4
+IDS = np.random.default_rng(0).integers(0, ROWS, (32, 2))
+Y = np.ones((32, 1), np.float32)
+MATRIX = np.random.default_rng(1).normal(size=(ROWS, DIM)).astype(np.float32)
+EVERY = np.arange(ROWS)
+
+
+def model_of(layer: keras.layers.Layer, loss: object = "mse") -> keras.Model:
+    ids = keras.Input((2,), dtype="int64")
+    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(layer(ids))))
+    model.compile(keras.optimizers.Adagrad(0.1), loss)
+    return model
+
+
+def fit(model: keras.Model, **options: object) -> list[float]:
+    history = model.fit(IDS, Y, batch_size=8, shuffle=False, verbose=0, **options).history
+    return list(history["loss"])
+
+
+def test_the_rows_of_a_distributed_embedding_are_weights() -> None:
+    start = keras.initializers.Constant(MATRIX)
+    tables = [et.TableConfig(name, ROWS, DIM, initializer=start, optimizer="sgd") for name in ("a", "b")]
+    layer = et.DistributedEmbedding(
+        {table.name: et.FeatureConfig(table.name, table, (8,), (8, DIM)) for table in tables}
+    )
+    inputs = {name: keras.Input((), dtype="int64", name=name) for name in ("a", "b")}
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()(list(layer(inputs).values()))))
+    model.compile("sgd", "mse")
+    assert [tuple(weight.shape) for weight in layer.weights] == [(ROWS, DIM)] * 2
+    begun = model.get_weights()
+    np.testing.assert_array_equal(begun[0], MATRIX)
+    x = {name: IDS[:, number] for number, name in enumerate(inputs)}
+    history = [model.fit(x, Y, batch_size=8, shuffle=False, verbose=0).history["loss"] for _ in range(2)]
+    assert history[0] != history[1]
+    model.set_weights(begun)
+    assert model.fit(x, Y, batch_size=8, shuffle=False, verbose=0).history["loss"] == history[0]
+
+
+DYNAMIC = {
+    "get_weights": lambda model, layer: model.get_weights(),
+    "layer.get_weights": lambda model, layer: layer.get_weights(),
+    "numpy": lambda model, layer: layer.weights[0].numpy(),
+    "as a tensor": lambda model, layer: keras.ops.sum(layer.weights[0]),
+    "layer.set_weights": lambda model, layer: layer.set_weights([MATRIX]),
+    "assign": lambda model, layer: layer.embeddings.assign(MATRIX),
+    "assign_add": lambda model, layer: layer.embeddings.assign_add(MATRIX),
+    "len": lambda model, layer: len(layer.embeddings),
+}
+
+
+@pytest.mark.parametrize("use", DYNAMIC)
+def test_a_table_of_any_id_has_no_matrix(use: str) -> None:
+    layer = et.Embedding(None, DIM, name="any")
+    model = model_of(layer)
+    with pytest.raises(Unsupported, match=r"'any': its table takes any int64 id.*layer.read_rows\(ids\).*write_rows"):
+        DYNAMIC[use](model, layer)
+    assert model.count_params() == 2 * DIM + 1
+
+
+def test_a_penalty_over_a_table_of_any_id_is_refused_in_a_fit() -> None:
+    layer = et.Embedding(None, DIM, name="any")
+
+    def loss(true: keras.KerasTensor, predicted: keras.KerasTensor) -> keras.KerasTensor:
+        penalty = sum(keras.ops.sum(keras.ops.square(weight)) for weight in model.trainable_variables)
+        return keras.ops.mean(keras.ops.square(true - predicted)) + penalty
+
+    model = model_of(layer, loss)
+    with pytest.raises(ModelError, match="'any': its table takes any int64 id"):
+        fit(model)
+
+
+def test_early_stopping_restores_a_table_of_any_id_as_before() -> None:
+    layer = et.Embedding(None, DIM)
+    model, early = model_of(layer), keras.callbacks.EarlyStopping("loss", patience=1, restore_best_weights=True)
+    fit(model, epochs=3, callbacks=[early])
+    assert len(layer.weights) == 1
+    assert "on_epoch_end" not in vars(early)  # it sees all weights again
+
+
+def test_a_table_above_the_setting_is_read_by_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = et.Embedding(ROWS, DIM, name="large", weights=MATRIX)
+    model = model_of(layer)
+    monkeypatch.setenv("ELASTABLE_LARGEST_MATRIX_BYTES", str(MATRIX.nbytes - 1))
+    for read in (model.get_weights, layer.embeddings.numpy, lambda: keras.ops.sum(layer.weights[0])):
+        with pytest.raises(
+            Unsupported, match=rf"'large'.*read_rows\(ids\).*ELASTABLE_LARGEST_MATRIX_BYTES={MATRIX.nbytes}"
+        ):
+            read()
+    layer.set_weights([2 * MATRIX])
+    np.testing.assert_array_equal(layer.read_rows(EVERY), 2 * MATRIX)
+    monkeypatch.setenv("ELASTABLE_LARGEST_MATRIX_BYTES", str(MATRIX.nbytes))
+    np.testing.assert_array_equal(layer.get_weights()[0], 2 * MATRIX)
+    monkeypatch.setenv("ELASTABLE_LARGEST_MATRIX_BYTES", "much")
+    with pytest.raises(BadInput, match="ELASTABLE_LARGEST_MATRIX_BYTES='much': need a number of bytes"):
+        model.get_weights()
+
+
+def test_rows_are_not_assigned_within_a_step() -> None:
+    layer = et.Embedding(ROWS, DIM, name="inner", weights=MATRIX)
+
+    def loss(true: keras.KerasTensor, predicted: keras.KerasTensor) -> keras.KerasTensor:
+        layer.embeddings.assign(MATRIX * 0)
+        return keras.ops.mean(keras.ops.square(true - predicted))
+
+    with pytest.raises(ModelError, match=r"'inner': its rows are assigned within a step.*on_epoch_end"):
+        fit(model_of(layer, loss))
+
+
+def test_slots_stay_where_rows_are_assigned() -> None:
+    layer = et.Embedding(ROWS, DIM, weights=MATRIX)
+    model = model_of(layer)
+    fit(model)
+    store = layer.source
+    assert isinstance(store, EmbeddingStore)
+    before = next(iter(store.scan(layer.table_name)))
+    layer.set_weights([MATRIX])
+    after = next(iter(store.scan(layer.table_name)))
+    np.testing.assert_array_equal(after.slots[np.searchsorted(after.ids, before.ids)], before.slots)
+    np.testing.assert_array_equal(layer.get_weights()[0], MATRIX)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_rows_are_written_by_id(trained: bool) -> None:
+    layers = [et.Embedding(ROWS, DIM, weights=MATRIX), et.Embedding(None, DIM), et.Embedding(ROWS, DIM, "zeros")]
+    for layer in layers:
+        model = model_of(layer)
+        if trained:
+            fit(model)
+        before = layer.read_rows(EVERY)
+        layer.write_rows(np.array([7, 3]), MATRIX[:2])
+        np.testing.assert_array_equal(layer.read_rows(np.array([7, 3])), MATRIX[:2])
+        others = np.setdiff1d(EVERY, [3, 7])
+        np.testing.assert_array_equal(layer.read_rows(others), before[others])
+        fit(model)
+        assert (layer.read_rows(np.array([7])) != MATRIX[0]).any() == (7 in IDS)
+
+
+REFUSED: list[tuple[type[Exception], str, Callable[[et.Embedding], object]]] = [
+    (BadIds, "each id once", lambda layer: layer.write_rows(np.array([1, 1]), MATRIX[:2])),
+    (IdOutOfRange, "20", lambda layer: layer.write_rows(np.array([ROWS]), MATRIX[:1])),
+    (BadInput, r"\(1, 4\) for 2 ids", lambda layer: layer.write_rows(np.array([1, 2]), MATRIX[:1])),
+    (BadInput, r"\(5, 4\)", lambda layer: layer.embeddings.assign(MATRIX[:5])),
+    (BadInput, r"\(3,\)|\(5, 4\)", lambda layer: layer.embeddings.assign_add(MATRIX[:5])),
+]
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+def test_what_is_no_rows_is_refused(number: int) -> None:
+    error, message, write = REFUSED[number]
+    layer = et.Embedding(ROWS, DIM, weights=MATRIX)
+    with pytest.raises((error, ValueError), match=message):
+        write(layer)
+    np.testing.assert_array_equal(layer.read_rows(EVERY), MATRIX)
+
+
+def test_a_constant_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(BadSpec, match=r"'misfit': Constant of shape \(3, 4\) for a table of shape \(20, 4\)"):
+        et.Embedding(ROWS, DIM, keras.initializers.Constant(MATRIX[:3]), name="misfit").read_rows(EVERY)
+    with pytest.raises(Unsupported, match="for a table of any id; use one number, or write rows by id"):
+        model_of(et.Embedding(None, DIM, keras.initializers.Constant(MATRIX)))
+
+
+def test_layers_that_share_a_table_begin_with_the_rows_that_one_was_given() -> None:
+    def towers(second: Float32 | None) -> tuple[keras.Model, list[et.Embedding]]:
+        layers = [et.Embedding(ROWS, DIM, "zeros", table="both", name=name) for name in ("one", "two")]
+        ids = keras.Input((2,), dtype="int64")
+        rows = keras.layers.Add()([layer(ids) for layer in layers])
+        model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(rows)))
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+        layers[1].set_weights([MATRIX])
+        if second is not None:
+            layers[0].set_weights([second])
+        return model, layers
+
+    model, layers = towers(None)
+    fit(model)
+    np.testing.assert_array_equal(layers[0].get_weights()[0], MATRIX)
+    model, layers = towers(MATRIX + 1)
+    with pytest.raises(BadInput, match="'one' and 'two' share the table 'both' and were given different rows"):
+        fit(model)
+
+
+def test_half_rows_are_rounded_when_they_are_assigned() -> None:
+    layer = et.Embedding(ROWS, DIM, table_dtype="bfloat16")
+    layer.build()
+    layer.set_weights([MATRIX])
+    np.testing.assert_array_equal(layer.get_weights()[0], np.asarray(tf.cast(tf.cast(MATRIX, tf.bfloat16), tf.float32)))
+
+
+def test_state_trees_are_refused() -> None:
+    model = model_of(et.Embedding(ROWS, DIM))
+    for use in (model.get_state_tree, lambda: model.set_state_tree({})):
+        with pytest.raises(Unsupported, match=r"slots of tables are in their store; use model\.save"):
+            use()
+
+
+def test_a_saved_model_holds_the_rows_once(tmp_path: Path) -> None:
+    layer = et.Embedding(30_000, 8, weights=np.random.default_rng(0).normal(size=(30_000, 8)).astype(np.float32))
+    model = keras.Sequential([keras.Input((2,), dtype="int64"), layer])
+    model.export(str(tmp_path / "served"), verbose=False)
+    size = sum(os.path.getsize(f"{folder}/{name}") for folder, _, names in os.walk(tmp_path) for name in names)
+    assert size < 1.5 * 30_000 * 8 * 4
+    served = tf.saved_model.load(str(tmp_path / "served"))
+    np.testing.assert_array_equal(served.serve(tf.constant(IDS)), model.predict(IDS, verbose=0))
+
+
+def test_a_checkpoint_of_tensorflow_holds_tables_of_any_id(tmp_path: Path) -> None:
+    layer = et.Embedding(None, DIM, name="any")
+    model = model_of(layer)
+    fit(model)
+    path = tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(str(tmp_path / "kept"))
+    on, rows = fit(model), layer.read_rows(EVERY)
+    tf.train.Checkpoint(model=model, optimizer=model.optimizer).restore(path).assert_consumed()
+    assert fit(model) == on
+    np.testing.assert_array_equal(layer.read_rows(EVERY), rows)
