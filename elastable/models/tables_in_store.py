@@ -17,7 +17,7 @@ from elastable.embedding_store.optimizers.registry import decays_untouched_rows
 from elastable.embedding_store.rows.fresh_rows import fresh_rows
 from elastable.master.keras.discovery import create_tables
 from elastable.worker.layers.model_tables import store_layers
-from elastable.worker.models.keras_slots import keras_slots
+from elastable.worker.models.keras_slots import keras_slots, note_weights
 
 __all__ = ["note_trained", "seeded_as_read", "tables_in_store"]
 
@@ -115,6 +115,7 @@ def note_trained(model: keras.Model, optimizers: Mapping[str, keras.Optimizer] |
     """Its tables are trained by the model's optimizer from now on, or by the layer's own; see `tables_in_store`."""
     for layer in store_layers(model):
         layer.note_trained_by(_optimizer_of(layer, model, optimizers))
+    note_weights(model.optimizer, model.trainable_variables)
 
 
 def _optimizer_of(

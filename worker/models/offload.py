@@ -21,7 +21,7 @@ from elastable.embedding_store.errors import Unsupported
 from elastable.worker.keras.patched import patched
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorLike
-from elastable.worker.models.keras_slots import give_back_slots
+from elastable.worker.models.keras_slots import give_back_slots, knows_variable, wrap_optimizer_files
 from elastable.worker.rows.saved_rows import all_rows, load_all_rows, refuse_legacy_file
 from elastable.worker.rows.store_backed import StoreBacked
 from elastable.worker.rows.store_layer import SavedArrays
@@ -75,7 +75,8 @@ class OffloadedEmbedding(StoreBacked, keras.layers.Embedding):  # type: ignore[m
     def load_own_variables(self, store: SavedArrays) -> None:
         """Reads the rows of a plain layer."""
         load_all_rows(self, np.asarray(store["0"]))
-        if self.variable_path is not None:
+        trained_by = None if self._trained_by is None else self._trained_by()
+        if trained_by is not None and knows_variable(trained_by, self):
             self.note_steps(_LOADED)  # slots are those that Keras loads into the optimizer
 
 
@@ -185,3 +186,6 @@ def bring_back(layer: OffloadedEmbedding, values: Float32) -> None:
     keras.layers.Embedding.build(layer)
     layer._tracker.lock()
     layer.set_weights([values])
+
+
+wrap_optimizer_files()

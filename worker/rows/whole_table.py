@@ -77,7 +77,7 @@ class WholeTable:
     ndim = 2
 
     def __init__(self, layer: StoreLayer) -> None:
-        self._layer = layer
+        self.layer = layer
         self.name = "embeddings"
         self.path = f"{getattr(layer, 'path', None) or layer.name}/embeddings"
 
@@ -87,26 +87,26 @@ class WholeTable:
     @property
     def table_name(self) -> str:
         """Name of the table: no variable has one (`elastable.embedding_store.contract.row_source.variables_of`)."""
-        return self._layer.table_name
+        return self.layer.table_name
 
     @property
     def shape(self) -> tf.TensorShape:
         """`(vocabulary, dim)`; of a table of any id the number of its rows now."""
-        return tf.TensorShape((self._layer.row_count(), self._layer.output_dim))
+        return tf.TensorShape((self.layer.row_count(), self.layer.output_dim))
 
     @property
     def trainable(self) -> bool:
         """Whether the layer is trained."""
-        return bool(self._layer.trainable)
+        return bool(self.layer.trainable)
 
     @trainable.setter
     def trainable(self, value: bool) -> None:
-        self._layer.trainable = bool(value)
+        self.layer.trainable = bool(value)
 
     @property
     def _unique_id(self) -> str:
         # What `exclude_from_weight_decay(var_list=)` asks a variable for.
-        return self._layer.variable_key
+        return self.layer.variable_key
 
     _should_act_as_resource_variable = True  # a tape then asks for its handle
 
@@ -114,7 +114,7 @@ class WholeTable:
     def handle(self) -> NoReturn:
         """Raises `Unsupported`: rows are in a store, and no tape records them as a variable."""
         raise Unsupported(
-            f"embedding layer {self._layer.name!r}: a tape is asked for the gradient of all its rows, which live in a "
+            f"embedding layer {self.layer.name!r}: a tape is asked for the gradient of all its rows, which live in a "
             "store; write `with et.step(model) as step:` and `step.apply(tape, loss)`, which takes the gradients of "
             "tables and variables (docs/own-steps.md)"
         )
@@ -122,11 +122,11 @@ class WholeTable:
     @property
     def value(self) -> tf.Tensor:
         """The rows as a tensor float32 `[vocabulary, dim]`."""
-        return self._layer.all_rows_tensor()
+        return self.layer.all_rows_tensor()
 
     def numpy(self) -> Float32:
         """The current rows, float32 `[vocabulary, dim]`."""
-        return rows_in_memory(self._layer)
+        return rows_in_memory(self.layer)
 
     def assign(self, value: npt.ArrayLike) -> tf.Tensor:
         """Writes all rows `[vocabulary, dim]`, and returns them; slots do not change.
@@ -137,11 +137,11 @@ class WholeTable:
         """
         if current_scope() is not None or not tf.executing_eagerly() or isinstance(value, keras.KerasTensor):
             raise ModelError(
-                f"embedding layer {self._layer.name!r}: its rows are assigned within a step or a compiled function, "
+                f"embedding layer {self.layer.name!r}: its rows are assigned within a step or a compiled function, "
                 "which cannot write to a store; assign them outside, as in a callback's on_epoch_end"
             )
         rows = np.asarray(value, np.float32)
-        load_all_rows(self._layer, rows)
+        load_all_rows(self.layer, rows)
         return tf.convert_to_tensor(rows)
 
     def assign_add(self, value: npt.ArrayLike) -> tf.Tensor:
@@ -156,7 +156,7 @@ class WholeTable:
         array = np.asarray(value, np.float32)
         if np.broadcast_shapes(array.shape, tuple(self.shape)) != tuple(self.shape):
             raise BadInput(
-                f"embedding layer {self._layer.name!r}: got an array of shape {array.shape}, its rows have the shape "
+                f"embedding layer {self.layer.name!r}: got an array of shape {array.shape}, its rows have the shape "
                 f"{tuple(self.shape)}"
             )
         return array
@@ -168,7 +168,7 @@ class WholeTable:
         return self.value if dtype is None else tf.cast(self.value, dtype)
 
     def __len__(self) -> int:
-        return require_all_rows(self._layer)
+        return require_all_rows(self.layer)
 
     __getitem__ = _on_rows(operator.getitem)
     __matmul__ = _on_rows(operator.matmul)
@@ -191,7 +191,7 @@ class TableInCheckpoint(tf.train.experimental.PythonState):  # type: ignore[misc
     """
 
     def __init__(self, layer: StoreLayer) -> None:
-        self._layer = layer
+        self.layer = layer
 
     def serialize(self) -> bytes:
         """What `save_table` writes, as an NPZ file; nothing in a SavedModel, whose graph holds the rows.
@@ -199,10 +199,10 @@ class TableInCheckpoint(tf.train.experimental.PythonState):  # type: ignore[misc
         Raises:
             Unsupported: as of `save_table`.
         """
-        if self._layer.on_worker or export_format() is not None:
+        if self.layer.on_worker or export_format() is not None:
             return b""
         arrays: dict[str, npt.ArrayLike] = {}
-        save_table(self._layer, arrays)
+        save_table(self.layer, arrays)
         file = io.BytesIO()
         np.savez(file, allow_pickle=False, **arrays)
         return file.getvalue()
@@ -211,4 +211,4 @@ class TableInCheckpoint(tf.train.experimental.PythonState):  # type: ignore[misc
         """Reads what `serialize` returned."""
         if string_value:
             with np.load(io.BytesIO(string_value), allow_pickle=False) as arrays:
-                load_table(self._layer, dict(arrays))
+                load_table(self.layer, dict(arrays))

@@ -1,0 +1,300 @@
+"""Runs a drawn program on both sides, and says whether it came out the same, or was refused."""
+
+from __future__ import annotations
+
+import logging
+import re
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from elastable.embedding_store.errors import ElastableError, JobFailed
+from tests.keras_programs.drawn import BATCH, DrawnProgram, Side
+
+__all__ = ["Different", "kind_of_refusal", "ran", "verdict"]
+
+
+class Different(AssertionError):
+    """The store's side came out differently, and said nothing; or failed without a refusal."""
+
+
+def verdict(program: DrawnProgram) -> str:
+    """ "same", or the message of the refusal.
+
+    Raises:
+        Different: the two sides differ.
+    """
+    expected = _run(program, Side(stored=False))
+    try:
+        found = _run(program, Side(stored=True))
+    except JobFailed as error:
+        raise Different(f"not refused, but failed: {error}") from error
+    except ElastableError as error:
+        return str(error)
+    except Exception as error:
+        raise Different(f"{type(error).__name__}: {error}") from error
+    for name, value in expected.items():
+        _require_same(name, value, found[name], program.policy != "float32")
+    return "same"
+
+
+def ran(seed: int) -> tuple[int, str, str]:
+    """(seed, "same", "refused" or "different", what was said) of one program."""
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    program = DrawnProgram(seed)
+    try:
+        said = verdict(program)
+    except Different as difference:
+        return seed, "different", f"{difference}\n    {program}"
+    except Exception as error:  # noqa: BLE001 - plain Keras cannot run what was drawn
+        return seed, "of no use", f"{type(error).__name__}: {error}"
+    return seed, "same" if said == "same" else "refused", said
+
+
+def kind_of_refusal(message: str) -> str:
+    """A refusal without the names and numbers of its program."""
+    return re.sub(r"\d+(\.\d+)?(e-?\d+)?", "N", re.sub(r"'[^']*'", "'...'", message)).split("\n")[0]
+
+
+def _require_same(name: str, expected: object, found: object, half: bool) -> None:
+    if isinstance(expected, dict):
+        if not isinstance(found, dict) or expected.keys() != found.keys():
+            raise Different(f"{name}: keys {sorted(expected)}, with a store {found}")
+        for key, value in expected.items():
+            _require_same(f"{name}/{key}", value, found[key], half)
+        return
+    if isinstance(expected, list) and expected and not np.isscalar(expected[0]):
+        assert isinstance(found, list)
+        if len(expected) != len(found):
+            raise Different(f"{name}: {len(expected)}, with a store {len(found)}")
+        for number, (one, other) in enumerate(zip(expected, found, strict=True)):
+            _require_same(f"{name}/{number}", one, other, half)
+        return
+    one, other = np.asarray(expected, np.float64), np.asarray(found, np.float64)
+    if one.shape != other.shape:
+        raise Different(f"{name}: shape {one.shape}, with a store {other.shape}")
+    rtol, atol = (0.05, 0.05) if half else (3e-4, 1e-4)
+    if not np.allclose(other, one, rtol=rtol, atol=atol, equal_nan=True):
+        raise Different(
+            f"{name} differs by {np.nanmax(np.abs(one - other)):.2e}: {one.reshape(-1)[:6]} {other.reshape(-1)[:6]}"
+        )
+
+
+@contextmanager
+def _summed_gradients() -> Iterator[None]:
+    """Plain Keras' embedding as a product with one-hot rows: gradients of ids that repeat are summed."""
+    plain = keras.layers.Embedding.call
+
+    def call(self: keras.layers.Layer, inputs: keras.KerasTensor) -> keras.KerasTensor:
+        ids = keras.ops.one_hot(keras.ops.cast(inputs, "int32"), self.input_dim, dtype=self.compute_dtype)
+        return keras.ops.matmul(ids, keras.ops.cast(self.embeddings, self.compute_dtype))
+
+    keras.layers.Embedding.call = call
+    try:
+        yield
+    finally:
+        keras.layers.Embedding.call = plain
+
+
+def _run(program: DrawnProgram, side: Side) -> dict[str, object]:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(program.policy)
+    try:
+        with nullcontext() if side.stored else _summed_gradients(), tempfile.TemporaryDirectory() as folder:
+            return _USES[program.use](_Runner(program, side, folder))
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+class _Runner:
+    """Fits models of a program on one side."""
+
+    def __init__(self, program: DrawnProgram, side: Side, folder: str) -> None:
+        self.program, self.side, self.folder = program, side, folder
+        self.history: list[dict[str, list[float]]] = []
+
+    def model(self) -> keras.Model:
+        return self.program.model(self.side)
+
+    def fit(self, model: keras.Model) -> keras.Model:
+        """Trains it by the program's settings."""
+        import elastable as et
+
+        program = self.program
+        options: dict[str, Any] = {"epochs": program.epochs, "shuffle": False, "verbose": 0}
+        if program.weights is not None:
+            options["sample_weight"] = program.weights
+        if program.validation:
+            options |= {"validation_data": (program.x, program.y), "validation_batch_size": BATCH}
+        options["callbacks"] = _CALLBACKS[program.callback](self.folder)
+        if self.side.stored:
+            more: dict[str, Any] = {"lazy": program.lazy, "offload_embeddings_above": 1}
+            if program.waits > 1:
+                more["grads_to_wait"] = program.waits
+            history = et.fit(model, program.x, program.y, batch_size=BATCH // program.waits, **options, **more)
+        else:
+            history = model.fit(program.x, program.y, batch_size=BATCH, **options)
+        self.history.append(dict(history.history))
+        return model
+
+    def outcome(self, *models: keras.Model) -> dict[str, object]:
+        """Weights, history, predictions and an evaluation."""
+        x, y = self.program.x, self.program.y
+        return {
+            "history": list(self.history),
+            "weights": [model.get_weights() for model in models],
+            "predictions": [self._predicted(model) for model in models],
+            "evaluation": [float(np.mean(models[0].evaluate(x, y, verbose=0))) if self._traces else 0.0],
+        }
+
+    def _predicted(self, model: keras.Model) -> object:
+        return model.predict(self.program.x, verbose=0) if self._traces else np.asarray(model(self.program.x))
+
+    @property
+    def _traces(self) -> bool:
+        return self.program.seed % 4 == 0  # a trace is dear
+
+
+def _folds(runner: _Runner) -> dict[str, object]:
+    model = runner.model()
+    start = model.get_weights()
+    runner.fit(model)
+    model.set_weights(start)
+    return runner.outcome(runner.fit(model))
+
+
+def _copy(runner: _Runner) -> dict[str, object]:
+    model, fresh = runner.fit(runner.model()), runner.model()
+    fresh.set_weights(model.get_weights())
+    return runner.outcome(runner.fit(fresh), model)
+
+
+def _clone(runner: _Runner) -> dict[str, object]:
+    model = runner.fit(runner.model())
+    clone = keras.models.clone_model(model)
+    clone.set_weights(model.get_weights())
+    runner.program.compiled(clone, runner.side)
+    return runner.outcome(runner.fit(clone))
+
+
+def _file(runner: _Runner) -> dict[str, object]:
+    model = runner.fit(runner.model())
+    model.save(f"{runner.folder}/model.keras")
+    return runner.outcome(runner.fit(keras.models.load_model(f"{runner.folder}/model.keras")))
+
+
+def _weights_file(runner: _Runner) -> dict[str, object]:
+    model = runner.model()
+    model.save_weights(f"{runner.folder}/start.weights.h5")
+    runner.fit(model)
+    model.load_weights(f"{runner.folder}/start.weights.h5")
+    return runner.outcome(runner.fit(model))
+
+
+def _polyak(runner: _Runner) -> dict[str, object]:
+    model, target = runner.fit(runner.model()), runner.model()
+    for slow, fast in zip(target.weights, model.weights, strict=True):
+        slow.assign(0.7 * slow + 0.3 * fast)
+    return runner.outcome(target, model)
+
+
+def _frozen(runner: _Runner) -> dict[str, object]:
+    model = runner.model()
+    model.get_layer("table_0").trainable = False
+    runner.program.compiled(model, runner.side)
+    runner.fit(model)
+    model.get_layer("table_0").trainable = True
+    runner.program.compiled(model, runner.side)
+    return runner.outcome(runner.fit(model))
+
+
+def _checkpoint(runner: _Runner) -> dict[str, object]:
+    model = runner.fit(runner.model())
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    path = checkpoint.save(f"{runner.folder}/kept")
+    runner.fit(model)
+    checkpoint.restore(path)
+    return runner.outcome(runner.fit(model))
+
+
+def _halved(runner: _Runner) -> dict[str, object]:
+    model = runner.fit(runner.model())
+    model.set_weights([weight * 0.5 for weight in model.get_weights()])
+    return runner.outcome(runner.fit(model))
+
+
+def _again(runner: _Runner) -> dict[str, object]:
+    model = runner.fit(runner.model())
+    runner.program.compiled(model, runner.side)
+    return runner.outcome(runner.fit(model))
+
+
+_USES: dict[str, Callable[[_Runner], dict[str, object]]] = {
+    "nothing": lambda runner: runner.outcome(runner.fit(runner.model())),
+    "folds": _folds,
+    "copy": _copy,
+    "clone": _clone,
+    "file": _file,
+    "weights_file": _weights_file,
+    "polyak": _polyak,
+    "frozen": _frozen,
+    "checkpoint": _checkpoint,
+    "halved": _halved,
+    "again": _again,
+}
+
+
+class _Averages(keras.callbacks.Callback):
+    def on_train_begin(self, logs: object = None) -> None:
+        self.seen = [self.model.get_weights()]
+
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+        self.seen.append(self.model.get_weights())
+
+    def on_train_end(self, logs: object = None) -> None:
+        self.model.set_weights([np.mean(each, axis=0) for each in zip(*self.seen, strict=True)])
+
+
+class _Best(keras.callbacks.Callback):
+    def on_train_begin(self, logs: object = None) -> None:
+        self.best, self.kept = np.inf, self.model.get_weights()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        if logs is not None and logs["loss"] < self.best:
+            self.best, self.kept = logs["loss"], self.model.get_weights()
+
+    def on_train_end(self, logs: object = None) -> None:
+        self.model.set_weights(self.kept)
+
+
+class _Halving(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
+        for weight in self.model.trainable_variables:
+            weight.assign(weight * 0.9)
+
+
+class _LoadsBest(keras.callbacks.ModelCheckpoint):
+    def on_train_end(self, logs: object = None) -> None:
+        super().on_train_end(logs)
+        self.model.load_weights(self.filepath)
+
+
+_CALLBACKS: dict[str, Callable[[str], list[keras.callbacks.Callback]]] = {
+    "none": lambda folder: [],
+    "schedule": lambda folder: [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5**epoch)],
+    "best": lambda folder: [_Best()],
+    "averages": lambda folder: [_Averages()],
+    "plateau": lambda folder: [keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=10)],
+    "stop": lambda folder: [keras.callbacks.EarlyStopping("loss", patience=1, restore_best_weights=True)],
+    "halving": lambda folder: [_Halving()],
+    "best_weights": lambda folder: [
+        _LoadsBest(f"{folder}/best.weights.h5", "loss", save_best_only=True, save_weights_only=True)
+    ],
+}
