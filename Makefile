@@ -58,6 +58,7 @@ test-slow: $(TEST_STAMP) ## hours: all tests in random order with random draws, 
 	$(BIN)/python -m tests.chaos --noticed
 	$(BIN)/python -m tests.chaos.soak
 	$(BIN)/python -m tests.fuzz
+	$(BIN)/python -m tests.keras_programs
 
 lint: $(DEV_STAMP) ## ruff: rules and formatting
 	$(BIN)/ruff check $(SOURCES)
@@ -101,8 +102,9 @@ soak: $(TEST_STAMP) ## 20 minutes of training with a worker killed every 10 seco
 fuzz: $(TEST_STAMP) ## a million hostile calls, frames, files and replies (ARGS="--seconds 60 --seed 7 --only frames")
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
-keras-table: $(TEST_STAMP) ## run what Keras programs may say against plain Keras, and write docs/keras.md
+keras-table: $(TEST_STAMP) ## run what Keras programs may say against plain Keras, and write docs/keras.md; then a hundred drawn ones
 	$(BIN)/python -m tests.keras_table
+	$(BIN)/python -m tests.keras_programs --programs 100
 
 site: $(TEST_STAMP) ## build the documentation as a site, in build/site
 	@mkdir -p build

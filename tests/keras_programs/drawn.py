@@ -116,6 +116,8 @@ class DrawnProgram:
         self.schedule = bool(draw.random() < 0.15)
         self.units = int(draw.integers(1, 3))
         self.metrics = tuple(name for name in _METRICS[self.kind] if draw.random() < 0.3)
+        if self.loss == "cosine_similarity":
+            self.units = 2
         if self.units == 1:  # of one number the cosine is its sign, which rounding turns
             self.metrics = tuple(name for name in self.metrics if name != "cosine_similarity")
         self.body, self.second = one(_BODIES), one(("none", "none", "shared", "other", "numbers"))

@@ -49,7 +49,9 @@ class TableFeatures(Embedding):
     def _single(self, ids: tf.Tensor, weights: TensorLike | None, training: bool | None) -> tf.Tensor:
         """The mean of one id is its row, whatever its weight; a sum applies the weight."""
         flat = flatten_ids(self.name, ids, None, None, False)
-        rows = shape_rows(flat, self._rows_of(flat.ids, training), None, self.output_dim)
+        found = self._rows_of(flat.ids, training)
+        self.add_penalty(flat.ids, found)
+        rows = shape_rows(flat, found, None, self.output_dim)
         if weights is not None and self.combiner == "sum":
             rows *= tf.cast(tf.expand_dims(weights, -1), rows.dtype)
         return tf.cast(rows, self.compute_dtype)
@@ -64,6 +66,7 @@ class TableFeatures(Embedding):
         sparse = _positions(ids, length)
         flat = flatten_ids(self.name, sparse.values, None, None, False)
         rows = self._rows_of(flat.ids, training)
+        self.add_penalty(flat.ids, rows)
         shape = tf.stack([sparse.dense_shape[0], tf.constant(length, tf.int64), self.output_dim])
         placed = tf.scatter_nd(sparse.indices, rows, shape)
         placed.set_shape([ids.shape[0], length, self.output_dim])

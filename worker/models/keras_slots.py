@@ -1,7 +1,7 @@
 """Slots of offloaded embeddings as Keras optimizers have them: taken over from variables, and in Keras files.
 
-A plain Keras optimizer has variables for each embedding. One that has only known a table in a store has none for it. Its
-part of a Keras file is nevertheless that of the plain one, slots included, so that what loads the file goes on.
+A plain Keras optimizer has variables for each embedding. One that has only known a table in a store has none for it.
+Its part of a Keras file is nevertheless that of the plain one, slots included, so that what loads the file goes on.
 """
 
 from __future__ import annotations
@@ -177,6 +177,11 @@ def _load(optimizer: keras.optimizers.Optimizer, store: _Arrays, places: list[_P
         if not isinstance(source, EmbeddingStore):
             continue
         wanted = row_optimizer(source.specs()[name].optimizer).slots
+        if missing := [slot.name for slot in wanted if slot.name not in found]:
+            raise Unsupported(
+                f"embedding layer {layer.name!r}: a Keras file does not hold what its optimizer keeps of rows "
+                f"({', '.join(missing)}), so they cannot be loaded; compile the model anew before"
+            )
         whole = np.concatenate(
             [np.zeros((layer.input_dim or 0, 0), np.float32), *(found[slot.name] for slot in wanted)], 1
         )
@@ -198,6 +203,8 @@ def _slots_of(layer: StoreBacked) -> dict[str, Float32]:
     whole = np.repeat(fresh_rows(spec, np.zeros(1, np.int64), np.zeros((1, spec.dim), np.float32)).slots, rows, axis=0)
     for block in source.scan(name, _BLOCK_ROWS):
         whole[block.ids] = block.slots
-    names = [slot.name for slot in row_optimizer(spec.optimizer).slots]
-    found = dict(zip(names, np.split(whole, max(len(names), 1), axis=1), strict=False))
+    optimizer_slots, found, at = row_optimizer(spec.optimizer).slots, {}, 0
+    for slot in optimizer_slots:
+        width = spec.dim if slot.columns is None else slot.columns
+        found[slot.name], at = whole[:, at : at + width], at + width
     return {_ACCUMULATOR: np.zeros((rows, spec.dim), np.float32), **found}

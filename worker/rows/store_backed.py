@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import keras
@@ -71,7 +71,11 @@ class StoreBacked:
     _here: tuple[keras.Variable, ...] = ()
     """The variable of a table that is kept on the worker."""
     _whole: WholeTable | None = None
+    _penalised: tf.Tensor | None = None
+    """Unique ids of this forward pass whose rows' penalty is among the layer's losses."""
     built: bool
+    losses: list[tf.Tensor]
+    add_loss: Callable[[tf.Tensor], None]
 
     @property
     def table_name(self) -> str:
@@ -259,7 +263,24 @@ class StoreBacked:
         self._note_ids(inputs.dtype.name)
         flat = flatten_ids(self.name, inputs, weights, self.combiner, self.mask_zero, self.input_dim)
         rows = self._rows_of(flat.ids, training)
+        self.add_penalty(flat.ids, rows)
         return tf.cast(shape_rows(flat, rows, self.combiner, self.output_dim), self.compute_dtype)
+
+    def add_penalty(self, ids: tf.Tensor, rows: tf.Tensor) -> None:
+        """Adds the regularizer's loss on rows that a forward pass touches, each once, where Keras runs it.
+
+        In an `evaluate`, that is; a step of ours computes it from the Batch Embedding Tensors.
+        """
+        if self.embeddings_regularizer is None or self._here or not self.trainable or current_scope() is not None:
+            return
+        # Keras drops the losses when the outermost layer is called again: those there are of this pass.
+        seen = self._penalised if self._penalised is not None and self.losses else ids[:0]
+        unique, places = tf.unique(tf.concat([seen, ids], 0))
+        count = tf.shape(seen)[0]
+        shape = tf.stack([tf.shape(unique)[0], self.output_dim])
+        once = tf.tensor_scatter_nd_update(tf.zeros(shape, rows.dtype), places[count:, tf.newaxis], rows)
+        self.add_loss(self.embeddings_regularizer(once[count:]))
+        object.__setattr__(self, "_penalised", unique)  # past Keras' tracking
 
     def _note_ids(self, dtype: str) -> None:
         """Records at the first call whether the table's ids are integers or strings.
