@@ -28,7 +28,10 @@ result is one of three:
 * **same meaning**: numbers cannot be compared, and the row says what is the same;
 * **refused**: an error, with this message, before anything is trained.
 
-There is no fourth: a program that would silently train differently fails the test. [lazy.md](lazy.md) explains
+Nothing else trains differently in silence: such a program fails the test. **One difference is there on purpose: ids
+that a batch has several times.** Their gradients are summed before an optimizer squares or clips them, as Keras does
+on JAX and PyTorch but not on TensorFlow, with which this page compares; batches of the other rows have each id once.
+[lazy.md](lazy.md#ids-that-repeat-in-a-batch) says which optimizers that concerns, and how much. It also explains
 `lazy=False`. `make keras-table` writes this page, with Keras {version}; an argument of a newer Keras fails the test
 until it has a row.
 """
