@@ -21,8 +21,8 @@ _HEAD = """# What a Keras program may say
 
 Look up here whether a Keras program trains unchanged with its embedding tables in a store. Every row is a small
 program. A test runs it twice, with plain Keras and with its tables in a store (`et.fit` with
-`offload_embeddings_above=1`, or `et.Embedding`), and compares final weights, rows, history and predictions. The
-result is one of three:
+`offload_embeddings_above=1`, or `et.Embedding`), and compares final weights, rows and history, and predictions where
+it makes some. The result is one of three:
 
 * **same numbers**: equal to 1e-5;
 * **same meaning**: numbers cannot be compared, and the row says what is the same;
