@@ -66,7 +66,8 @@ class JobView:
 
     def __call__(self) -> Mapping[str, object]:
         status, problem = self._master.status(), self._not_ready()
-        joined = {it.identity.pid for it in (*status.workers, *status.gone) if it.identity.host == self._host}
+        identities = [*(it.identity for it in status.workers), *(it.identity for it in status.gone)]
+        joined = {it.pid for it in identities if it.host == self._host}
         unjoined = [it for it in self._ended() if it.pid not in joined]
         return {
             **_progress(status),

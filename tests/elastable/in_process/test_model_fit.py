@@ -461,7 +461,7 @@ class TestStores:
             et.fit(ours, X, Y, BATCH, verbose=0, store=earlier)
         keras.backend.clear_session()
         again = program(lambda *size: et.Embedding(*size, table=layer.table_name))  # type: ignore[misc]
-        with pytest.raises(BadInput, match="open that store by et.open_store, call layer.attach"):
+        with pytest.raises(BadInput, match=r"open that store by et\.open_store, call layer\.attach"):
             et.fit(again, X, Y, BATCH, verbose=0, store=url)
         with et.open_store(url) as store:  # which the refusal has closed
             name, ids = layer.table_name, np.arange(ROWS)

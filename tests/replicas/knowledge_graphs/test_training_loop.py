@@ -161,9 +161,9 @@ def _timed(home: Path, clock: _Clock, **settings: Keyword) -> tuple[Parsed, _Tol
     run = GraphRun(GRAPH, "drawn", replace(SETTINGS, epochs=10**6, evaluate_every=10**6, **settings), home, clock=clock)
     told = _Told(run.stop)
 
-    def tell(*heard: Parsed) -> None:
-        clock.step(*heard)
-        told(*heard)
+    def tell(kind: str, place: RunProgress, values: Mapping[str, float]) -> None:
+        clock.step(kind, place, values)
+        told(kind, place, values)
 
     return run_threads(1, lambda group: train_graph(group, run, tell))[0], told
 
