@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["ProgressListener", "TrainingLoop"]
 
 _TIMED = 128  # triples that are ranked to see how long evaluations take
-_MARGIN = 1.1  # of the time that is kept for the last evaluation and the test
+_MARGIN = 1.2  # of the time that the last evaluation and the test are expected to take
+_CLOSING = 0.02  # of the budget: kept for the last checkpoint and all else
 
 ProgressListener = Callable[[str, RunProgress, Mapping[str, float]], None]
 """Called on rank 0 with the progress and values: "step" and "epoch" (loss, triples: of the epoch so far), "evaluation"
@@ -194,7 +195,8 @@ class TrainingLoop:
         if not self._first:
             return _Wish.NOTHING
         now, to_rank = run.clock(), len(run.graph.valid) + len(run.graph.test)
-        if now + _MARGIN * self._ranking_s * to_rank >= self._deadline():
+        kept_s = _MARGIN * self._ranking_s * to_rank + _CLOSING * 60 * (run.settings.budget_minutes or 0.0)
+        if now + kept_s >= self._deadline():
             return _Wish.TIME_IS_UP
         return _Wish.CHECKPOINT if now - self._saved_at >= 60 * run.checkpoint_minutes else _Wish.NOTHING
 
