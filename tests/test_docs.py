@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,14 @@ def test_links_of_a_page(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)\)", text):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+
+
+def test_the_readme_lists_every_extra_but_those_of_contributors() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    listed = set(
+        re.findall(r'^\| `pip install "elastable\[(\w+)\]"` \|', (ROOT / "README.md").read_text(), re.MULTILINE)
+    )
+    assert listed == set(extras) - {"site", "test", "browser", "dev"}
 
 
 def test_the_pictures_are_what_their_source_draws() -> None:

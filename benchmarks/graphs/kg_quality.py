@@ -126,7 +126,7 @@ def _trained(name: str, case: Case, home: Path, console: Console) -> tuple[float
         source = str(home / case.graph)
         result = run_graph(source, settings, case.workers, Path(runs), console, notes=notes, clock=clock)
     metrics, spent = result["metrics"], time.process_time() - began
-    told = f"{result['seconds']:.0f} s, {spent:.0f} CPU s, test MRR {metrics['mrr']:.4f}, "
+    told = f"{result['seconds']:.0f} s, {spent:.0f} CPU s, {result['split']} MRR {metrics['mrr']:.4f}, "
     told += f"Hits@10 {metrics['hits@10']:.3f}"
     told += f", LibKGE {case.published}" if case.published else ""
     workers = "1 worker" if case.workers == 1 else f"{case.workers} workers"

@@ -51,7 +51,7 @@ class _RunOptions:
     )
     budget: str | None = setting(
         None,
-        Option("Time for the run, such as 40m or 2h: settings are chosen for it, and training ends with it.",
+        Option("Time for the run, such as 40m or 2h: settings are chosen for it, and the run ends with it, tested.",
                metavar="TIME", unset="settings for 40m, and no end"),
     )  # fmt: skip
     checkpoint_minutes: float = setting(

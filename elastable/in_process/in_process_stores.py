@@ -29,6 +29,7 @@ _RIGHT = 'give a URL such as "redis://localhost:6379" or "file:///folder", a sto
 
 _lock = threading.Lock()
 _opened: dict[str, EmbeddingStore] = {}
+_read: set[str] = set()  # of these, which a model may read from
 _own: WeakSet[MemoryStore] = WeakSet()
 
 
@@ -62,6 +63,8 @@ def refuse_rows_of_others(
 ) -> None:
     """Refuses a store with rows that the model's layers do not read: they would be its initial values.
 
+    A store that was opened by its URL for this model is closed then, so that it can be opened and attached.
+
     Raises:
         BadInput: naming the table, and what to do.
     """
@@ -71,11 +74,14 @@ def refuse_rows_of_others(
         for name in tables:
             if name not in there or read.get(name) is not None or not (rows := store.row_count(name)):
                 continue
+            _close_unread(stores)
             raise BadInput(
                 f"the {storage} store holds {rows} rows of table {name!r} already, which this model has not read: to "
-                "go on with them call layer.attach(store) with that store, opened by et.open_store; to begin anew call "
-                f"store.drop_table({name!r})"
+                "go on with them open that store by et.open_store, call layer.attach(store), and give et.fit the same "
+                f"store; to begin anew call store.drop_table({name!r})"
             )
+    with _lock:
+        _read.update(url for url, store in _opened.items() if store in stores.values())
 
 
 def _stores(given: StoreGiven, model: keras.Model, tables: Mapping[str, TableSpec]) -> dict[str, EmbeddingStore]:
@@ -100,6 +106,14 @@ def _store(given: object) -> EmbeddingStore:
         if given not in _opened:
             _opened[given] = open_store(given)
         return _opened[given]
+
+
+def _close_unread(stores: Mapping[str, EmbeddingStore]) -> None:
+    with _lock:
+        urls = [url for url, store in _opened.items() if store in stores.values() and url not in _read]
+        unread = [_opened.pop(url) for url in urls]
+    for store in unread:
+        store.close()
 
 
 def _memory() -> MemoryStore:

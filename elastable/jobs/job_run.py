@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 import time
+from calendar import timegm
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -33,9 +34,10 @@ from elastable.master.jobs.job_master import Master
 from elastable.master.keras.metrics import LazyLogs
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
-from elastable.monitoring.checkpoint_log import CheckpointLog
+from elastable.monitoring.checkpoint_log import MOST_CHECKPOINTS, CheckpointLog
 from elastable.output.progress_bars import JobProgress, summary_table
 from elastable.output.run_directory import RunDirectory
+from elastable.process.child import EndedChild
 from elastable.process.exit_codes import ExitCode
 from elastable.process.repeating import repeating
 from elastable.process.stopping import SIGNAL_REASONS
@@ -62,7 +64,7 @@ class JobRun:
 
     Attributes:
         workers: Worker processes to look after; None: the command started none.
-        noted: The checkpoints that it writes.
+        noted: Its checkpoints: those that it writes, and those that were there when it began.
     """
 
     def __init__(
@@ -89,7 +91,14 @@ class JobRun:
             full_every=options.full_every if options.checkpoint_every else 1,
             resumed=prepared.resumed,
         )
+        for found in self._series.standing(prepared.job.job, MOST_CHECKPOINTS) if prepared.progress.version else []:
+            written = timegm(time.strptime(found.manifest.written, "%Y-%m-%dT%H:%M:%SZ"))
+            self.noted.note_earlier(found.version, written, found.address, found.manifest.size)
         self._writer = CheckpointWriter(prepared.store, self._begin_checkpoint, options.deadline_s, self.noted)
+
+    def ended_workers(self) -> list[EndedChild]:
+        """Worker processes that the command has started and that have failed."""
+        return [] if self.workers is None else self.workers.failed()
 
     def train(self, started: float) -> int:
         """Drives the job to its end; the exit code.

@@ -13,7 +13,7 @@ from typing import Self
 from elastable.embedding_store.errors import JobFailed
 from elastable.embedding_store.option import command_words
 from elastable.jobs.options import WorkerOptions
-from elastable.process.child import start_elastable
+from elastable.process.child import EndedChild, start_elastable
 from elastable.process.exit_codes import error_of
 
 __all__ = ["LocalWorkers"]
@@ -56,17 +56,16 @@ class LocalWorkers:
         """Process ids, in order."""
         return [process.pid for process in self._processes]
 
+    def failed(self) -> list[EndedChild]:
+        """Those that have ended, but not with exit code 0, in order."""
+        ended = zip(self._processes, self._logs, strict=True)
+        return [EndedChild(it.pid, code, log) for it, log in ended if (code := it.poll())]
+
     def newly_dead(self) -> list[str]:
         """A line for every worker that failed since the last call."""
-        lines = []
-        for number, process in enumerate(self._processes):
-            code = process.poll()
-            if code is not None and code != 0 and number not in self._reported:
-                self._reported.add(number)
-                lines.append(
-                    f"worker {number} (pid {process.pid}) ended with exit code {code}; see {self._logs[number]}"
-                )
-        return lines
+        new = [worker for worker in self.failed() if worker.pid not in self._reported]
+        self._reported |= {worker.pid for worker in new}
+        return [f"worker {self.pids.index(worker.pid)} (pid {worker.pid}) {worker}" for worker in new]
 
     def require_some_alive(self) -> None:
         """Refuses to go on when every worker is gone.

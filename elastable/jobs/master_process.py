@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -107,7 +106,9 @@ def run_job(options: JobOptions, console: Console) -> int:
             "shards": partial(shard_lookups_source, prepared.store, prepared.store),
             **server_sources("master", server, lookups),
         }
-        view = JobView(master, prepared.store, health.not_ready, job.noted, run.curves, job.resume_command)
+        view = JobView(
+            master, prepared.store, health.not_ready, job.noted, run.curves, job.resume_command, job.ended_workers
+        )
         watched = Watched(sources, server.health.not_ready, view)
         held.enter_context(watched_over_http(options.http, options.insecure, watched, console))
         held.enter_context(stopping_on_signals(master.stop, console))
@@ -206,4 +207,4 @@ def _introduce(console: Console, options: JobOptions, prepared: PreparedJob, run
     )
     if prepared.progress.version:
         console.print(f"resuming at version {prepared.progress.version}", highlight=False)
-    (run.path / "job.json").write_text(json.dumps({"address": address, "job": job.job}) + "\n")
+    run.begin_job(job.job, address, prepared.progress.version)

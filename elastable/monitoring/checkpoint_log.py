@@ -1,4 +1,4 @@
-"""The checkpoints that a job has written, or could not write."""
+"""The checkpoints that a job has written, also before it was resumed, or could not write."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["CheckpointLog", "NotedCheckpoint"]
+__all__ = ["MOST_CHECKPOINTS", "CheckpointLog", "NotedCheckpoint"]
 
-_MOST = 20
+MOST_CHECKPOINTS = 20
+"""That are noted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class NotedCheckpoint:
     Attributes:
         version: Of the job.
         at: Unix time, in seconds.
-        seconds: It took.
+        seconds: It took; None: an earlier process has written it.
         place: Path or URL; "" where it could not be written.
         bytes: Of its files; None: it is not in a local folder.
         error: Why it could not be written; None: it was.
@@ -28,18 +29,18 @@ class NotedCheckpoint:
 
     version: int
     at: float
-    seconds: float
+    seconds: float | None
     place: str = ""
     bytes: int | None = None
     error: str | None = None
 
 
 class CheckpointLog:
-    """The latest of them, and how many there were. Any thread may use it."""
+    """The latest of them, and how many this process has written. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._noted: deque[NotedCheckpoint] = deque(maxlen=_MOST)
+        self._noted: deque[NotedCheckpoint] = deque(maxlen=MOST_CHECKPOINTS)
         self.written = 0
         self.failed = 0
 
@@ -49,6 +50,11 @@ class CheckpointLog:
         with self._lock:
             self.written += 1
             self._noted.append(NotedCheckpoint(version, time.time(), seconds, place, size))
+
+    def note_earlier(self, version: int, at: float, place: str, size: int) -> None:
+        """One was there when the process began."""
+        with self._lock:
+            self._noted.append(NotedCheckpoint(version, at, None, place, size))
 
     def note_failure(self, version: int, seconds: float, error: str) -> None:
         """One could not be written."""

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw_learning_curve"]
+__all__ = ["ABOUT", "draw_learning_curve"]
 
-_ABOUT = ("kind", "version", "epoch", "seconds")
+ABOUT = ("kind", "version", "epoch", "seconds")
+"""What a line of `metrics.jsonl` has besides metrics."""
 
 
 def draw_learning_curve(lines: Sequence[Mapping[str, object]], file: Path) -> None:
@@ -26,7 +27,7 @@ def draw_learning_curve(lines: Sequence[Mapping[str, object]], file: Path) -> No
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    names = sorted({_base(name) for line in lines for name in line if name not in _ABOUT})
+    names = sorted({_base(name) for line in lines for name in line if name not in ABOUT})
     # Loss first: it is what is looked at first.
     names.sort(key=lambda name: name != "loss")
     figure, panels = pyplot.subplots(1, max(1, len(names)), figsize=(5 * max(1, len(names)), 3.6), squeeze=False)

@@ -11,13 +11,16 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from elastable.embedding_store.contract.malformed import UNREADABLE
 from elastable.embedding_store.errors import BadInput
 from elastable.output.curves import Curves
-from elastable.output.learning_curve import draw_learning_curve
+from elastable.output.learning_curve import ABOUT, draw_learning_curve
 
 __all__ = ["RunDirectory", "require_writable"]
 
 _log = logging.getLogger(__name__)
+
+_JOB, _METRICS = "job.json", "metrics.jsonl"
 
 
 def require_writable(home: Path) -> None:
@@ -37,13 +40,13 @@ def require_writable(home: Path) -> None:
 class RunDirectory:
     """`runs/<time>/`, with `runs/latest` pointing at it.
 
-    Holds `metrics.jsonl` (a line every so many versions and one an epoch), `tensorboard/`, and at the end `result.json`
-    and `learning_curve.png`. What cannot be written while a job runs is warned of once and left out: a disk that is
-    full for a while must not end hours of training.
+    Holds `job.json`, `metrics.jsonl` (a line every so many versions and one an epoch), `tensorboard/`, and at the end
+    `result.json` and `learning_curve.png`. What cannot be written while a job runs is warned of once and left out: a
+    disk that is full for a while must not end hours of training.
 
     Attributes:
         path: Of the directory.
-        curves: What was recorded, as curves.
+        curves: What was recorded, as curves; of a job that goes on, also by the runs before it in the same home.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,7 +54,7 @@ class RunDirectory:
         try:
             path.mkdir(parents=True)
             self._events = tf.summary.create_file_writer(str(path / "tensorboard"))
-            self._metrics = (path / "metrics.jsonl").open("a", buffering=1)
+            self._metrics = (path / _METRICS).open("a", buffering=1)
         except (OSError, tf.errors.OpError) as error:
             raise BadInput(f"run directory {path} cannot be written: {error}") from error
         self._closed = False
@@ -82,6 +85,32 @@ class RunDirectory:
         except OSError as error:
             raise BadInput(f"run directory in {home} cannot be made: {error}") from error
         return run
+
+    def begin_job(self, job: str, address: str, version: int) -> None:
+        """Notes in `job.json` what runs here; takes the curves of earlier runs of the job, up to where it goes on.
+
+        Args:
+            job: Its id.
+            address: Of its master.
+            version: That it begins with.
+        """
+        (self.path / _JOB).write_text(json.dumps({"address": address, "job": job, "version": version}) + "\n")
+        earlier: list[dict[str, object]] = []
+        homes = sorted((file.parent for file in self.path.parent.glob(f"*/{_JOB}")), key=_by_age, reverse=True)
+        for home in homes if version else []:  # the newest first: a later run took the place of what follows
+            try:
+                begun = json.loads((home / _JOB).read_text())
+                if home.is_symlink() or home == self.path or begun["job"] != job:
+                    continue
+                lines = [json.loads(line) for line in (home / _METRICS).read_text().splitlines() if line.endswith("}")]
+                earlier = [line for line in lines if line["version"] <= version] + earlier
+                version = min(version, begun["version"])
+            except UNREADABLE as error:
+                _log.warning("the curves of %s are left out: %s", home, error)
+        for line in earlier:
+            values = {name: value for name, value in line.items() if name not in ABOUT and isinstance(value, float)}
+            self.curves.note(str(line["kind"]), int(str(line["version"])), values)
+        self._lines[:0] = earlier
 
     def record(self, kind: str, version: int, epoch: int, values: Mapping[str, float]) -> None:
         """Notes metrics at a version, of kind "train", "evaluation" (of that very version) or "epoch"."""
@@ -125,3 +154,10 @@ class RunDirectory:
                     file.close()
                 except (OSError, tf.errors.OpError) as error:
                     self._warn(error)
+
+
+def _by_age(home: Path) -> tuple[str, int]:
+    """Sorts directories of runs by when they were made."""
+    day, _, rest = home.name.partition("-")
+    second, _, again = rest.partition("-")
+    return f"{day}-{second}", int(again) if again.isdecimal() else 0

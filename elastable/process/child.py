@@ -6,9 +6,22 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["start_elastable"]
+__all__ = ["EndedChild", "start_elastable"]
+
+
+@dataclass(frozen=True, slots=True)
+class EndedChild:
+    """A process that has ended: its id, its exit code (-n: by signal n), and the file of what it wrote."""
+
+    pid: int
+    code: int
+    log: Path
+
+    def __str__(self) -> str:
+        return f"ended with exit code {self.code}; see {self.log}"
 
 
 def start_elastable(

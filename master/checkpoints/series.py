@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from elastable.master.checkpoints.rows.dirty_rows import Changes, DirtyRows
 from elastable.master.checkpoints.rows.touch_history import TouchHistory
 from elastable.master.checkpoints.servers.saved_by_servers import ServerChanges, ServersDirtyRows, require_reached
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
-from elastable.master.checkpoints.storage.checkpoint_locations import files_at
+from elastable.master.checkpoints.storage.checkpoint_locations import checkpoint_names, files_at
 from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.master.tasks.progress import Progress
 
@@ -65,6 +66,17 @@ class CheckpointSeries:
         self._touches = TouchHistory(store.specs() if full_every > 1 else {})
         if full_every > 1:
             self._dirty = ServersDirtyRows(store) if isinstance(store, ShardStore) else DirtyRows(store)
+
+    def standing(self, job: str, most: int) -> list[Checkpoint]:
+        """The newest checkpoints of a job that are there, the oldest first; those that cannot be used are left out."""
+        found: list[Checkpoint] = []
+        with suppress(OSError):
+            for name in reversed(checkpoint_names(self._files)):
+                with suppress(CheckpointError):
+                    found += [one] if (one := open_named(self._files, name)).job["job"] == job else []
+                if len(found) == most:
+                    break
+        return found[::-1]
 
     def require_reached(self, version: int) -> None:
         """Raises `CheckpointError` where a store server of the job cannot write here, naming both."""

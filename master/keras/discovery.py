@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
@@ -15,12 +16,15 @@ from elastable.master.keras.keras_optimizer import (
     refuse_of_table,
     refuse_scaled_loss,
     refuse_unsupported,
+    sees_occurrences,
     table_optimizer,
 )
 from elastable.master.keras.row_optimizers.constraints import constrained
 from elastable.master.keras.row_optimizers.keras_block import TABLE_VARIABLE
 
 __all__ = ["StoreBackedLayer", "create_tables", "discover_tables", "store_backed_layers", "table_optimizers"]
+
+_log = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -93,6 +97,7 @@ def discover_tables(
         refuse_unsupported(getattr(model, "optimizer", None))
     specs: dict[str, TableSpec] = {}
     owners: dict[str, StoreBackedLayer] = {}
+    seen: dict[str, list[str]] = {}
     for layer in layers:
         given = (optimizers or {}).get(layer.table_name, getattr(model, "optimizer", None))
         trained_by = _trained_by(layer, given, optimizer, lazy)
@@ -103,7 +108,24 @@ def discover_tables(
             _refuse_unlike(owners[spec.name], layer, specs[spec.name], spec)
         else:
             specs[spec.name], owners[spec.name] = spec, layer
+            by = getattr(layer, "optimizer", None) or given
+            if optimizer is None and getattr(layer, "embeddings_regularizer", None) is None:
+                seen.setdefault(sees_occurrences(by, getattr(model, "optimizer", None)), []).append(spec.name)
+    _tell_of_occurrences(seen)
     return specs
+
+
+def _tell_of_occurrences(tables: Mapping[str, Sequence[str]]) -> None:
+    """Says of which tables rows may differ from plain Keras' on TensorFlow: `sees_occurrences` -> tables."""
+    for what, names in tables.items():
+        if what:
+            _log.info(
+                "tables %s: gradients of an id that a batch has several times are summed before %s is applied, as in "
+                "Keras on JAX and PyTorch; on TensorFlow plain Keras applies it to each of them: "
+                "docs/lazy.md#ids-that-repeat-in-a-batch",
+                ", ".join(names),
+                what,
+            )
 
 
 def table_optimizers(model: keras.Model) -> dict[str, keras.Optimizer]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 
 import keras
 
@@ -26,6 +27,7 @@ __all__ = [
     "refuse_of_table",
     "refuse_scaled_loss",
     "refuse_unsupported",
+    "sees_occurrences",
     "table_optimizer",
 ]
 
@@ -78,6 +80,23 @@ def clipping_of(optimizer: keras.Optimizer) -> Clipping:
     optimizer = inner_optimizer(optimizer)
     clipnorm, global_clipnorm = positive(optimizer.clipnorm), positive(optimizer.global_clipnorm)
     return Clipping(clipnorm, global_clipnorm, positive(optimizer.clipvalue))
+
+
+def sees_occurrences(optimizer: keras.Optimizer | None, of_model: keras.Optimizer | None) -> str:
+    """What of a table's optimizer is no sum of the gradients of an id: "Adam", "clipnorm", "Adam with clipnorm"; or "".
+
+    By it a table that is a Keras variable of TensorFlow comes out otherwise where an id is in a batch several times.
+
+    Args:
+        optimizer: That trains the table.
+        of_model: Of `compile()`. One that adds up the gradients of several batches holds them dense.
+    """
+    if optimizer is None or (of_model is not None and accumulation_of(of_model)):
+        return ""
+    inner, clipping = inner_optimizer(optimizer), clipping_of(optimizer)
+    linear = type(inner) in (keras.optimizers.SGD, keras.optimizers.Lion)
+    clips = [name for name, bound in asdict(clipping).items() if bound is not None]
+    return " with ".join([*([] if linear else [type(inner).__name__]), *clips])
 
 
 def learning_rate_of(optimizer: keras.Optimizer) -> float:

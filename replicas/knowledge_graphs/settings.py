@@ -137,7 +137,8 @@ class TrainSettings:
         _data("Evaluations without a better validation MRR before training ends; 0: never stop early.", at_least=0),
     )
     budget_minutes: float | None = setting(
-        None, _data("Minutes after which training ends, wherever it is.", above=0, metavar="MINUTES", unset="no end")
+        None,
+        _data("Minutes after which the run ends, evaluations included.", above=0, metavar="MINUTES", unset="no end"),
     )
     seed: int = setting(0, _data("Seed of initial values, shards, the order of triples, and negatives."))
 

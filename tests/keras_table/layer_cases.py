@@ -152,13 +152,13 @@ def _policy(policy: str) -> Callable[[Side], object]:
     return program
 
 
-def _repeated_ids(side: Side) -> object:
-    """The reference is plain Keras with dense gradients."""
-    x = side.x.copy()
-    x[:, 1] = x[:, 0]
-    if not side.stored and not side.dense:
-        raise TypeError("IndexedSlices")
-    return trained(side, x=x, optimizer=keras.optimizers.Adagrad(0.1))
+def _repeated_ids(optimizer: Callable[[], keras.optimizers.Optimizer]) -> Callable[[Side], object]:
+    def program(side: Side) -> object:
+        x = side.x.copy()
+        x[:, 1] = x[:, 0]
+        return trained(side, x=x, optimizer=optimizer())
+
+    return program
 
 
 def _lora(side: Side) -> object:
@@ -236,7 +236,15 @@ CASES = [
     Case("`layer.quantize('int8')`", _quantized, ("Embedding.quantize",)),
     Case("`layer.trainable = False` after a fit, and `True` after the next", _frozen_then_not, ("Layer.trainable",)),
     Case("one embedding called on two features", _shared, ("Layer.name",)),
-    Case("an id several times in a batch, `Adagrad`", _repeated_ids),
+    Case("an id several times in a batch, `SGD(0.5)`", _repeated_ids(lambda: keras.optimizers.SGD(0.5))),
+    *(
+        Case(f"an id several times in a batch, `{named}`", _repeated_ids(optimizer), repeats=True)
+        for named, optimizer in (
+            ("Adagrad(0.1)", lambda: keras.optimizers.Adagrad(0.1)),
+            ("SGD(clipvalue=0.01)", lambda: keras.optimizers.SGD(0.5, clipvalue=0.01)),
+            ("SGD(clipnorm=0.1)", lambda: keras.optimizers.SGD(0.5, clipnorm=0.1)),
+        )
+    ),
     Case("`self.add_loss(...)` in a layer", _with_losses, ("Layer.add_loss",)),
     Case(
         "`kernel_regularizer`, `activity_regularizer`, `kernel_constraint` of dense layers",

@@ -30,14 +30,17 @@ _HEAD = """# What a Keras program may say
 
 Look up here whether a Keras program trains unchanged with its embedding tables in a store. Every row is a small
 program. A test runs it twice, with plain Keras and with its tables in a store (`et.fit` with
-`offload_embeddings_above=1`, or `et.Embedding`), and compares final weights, rows, history and predictions. The
-result is one of three:
+`offload_embeddings_above=1`, or `et.Embedding`), and compares final weights, rows and history, and predictions where
+it makes some. The result is one of three:
 
 * **same numbers**: equal to 1e-5;
 * **same meaning**: numbers cannot be compared, and the row says what is the same;
 * **refused**: an error, with this message, before anything is trained.
 
-There is no fourth: a program that would silently train differently fails the test. [lazy.md](lazy.md) explains
+Nothing else trains differently in silence: such a program fails the test. **One difference is there on purpose: ids
+that a batch has several times.** Their gradients are summed before an optimizer squares or clips them, as Keras does
+on JAX and PyTorch but not on TensorFlow, with which this page compares; batches of the other rows have each id once.
+[lazy.md](lazy.md#ids-that-repeat-in-a-batch) says which optimizers that concerns, and how much. It also explains
 `lazy=False`. `make keras-table` writes this page, with Keras {version}; an argument of a newer Keras fails the test
 until it has a row.
 """

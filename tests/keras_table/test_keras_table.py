@@ -74,6 +74,11 @@ def test_what_is_said_differently_is_no_row_either() -> None:
         verdict(Case("a name", lambda side: {} if side.stored else {"a": 1.0}, meaning="anything"))
 
 
+def test_a_row_of_repeated_ids_says_where_plain_keras_has_the_same_numbers() -> None:
+    with pytest.raises(Different, match="has the same numbers by now"):
+        verdict(Case("SGD", lambda side: trained(side), repeats=True))
+
+
 def test_another_error_is_no_refusal() -> None:
     def program(side: Side) -> object:
         return {"a": [1.0][side.stored]}

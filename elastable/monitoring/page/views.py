@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from elastable.master.api import GoneWorker, JobStatus, WorkerStatus
 from elastable.monitoring.checkpoint_log import CheckpointLog
 from elastable.monitoring.page.advice import advice_on
 from elastable.output.curves import Curves
+from elastable.process.child import EndedChild
 
 if TYPE_CHECKING:
     from elastable.master.jobs.job_master import Master
@@ -44,6 +46,7 @@ class JobView:
         checkpoints: That the job writes.
         curves: Of its metrics.
         resume: The command that goes on with the job.
+        ended: Workers that the job's command has started and that have failed.
     """
 
     def __init__(
@@ -54,13 +57,18 @@ class JobView:
         checkpoints: CheckpointLog,
         curves: Curves,
         resume: str,
+        ended: Callable[[], Sequence[EndedChild]] = tuple,
     ) -> None:
+        self._ended = ended
         self._master, self._store, self._not_ready = master, store, not_ready
         self._checkpoints, self._curves, self._resume = checkpoints, curves, resume
-        self._started = time.time()
+        self._started, self._host = time.time(), socket.gethostname()
 
     def __call__(self) -> Mapping[str, object]:
         status, problem = self._master.status(), self._not_ready()
+        identities = [*(it.identity for it in status.workers), *(it.identity for it in status.gone)]
+        joined = {it.pid for it in identities if it.host == self._host}
+        unjoined = [it for it in self._ended() if it.pid not in joined]
         return {
             **_progress(status),
             "kind": "job",
@@ -69,14 +77,23 @@ class JobView:
             "why": self._master.not_ready(),
             "curves": self._curves.points(),
             "phases": _phases(self._master, _commits(self._store if problem is None else None, status)),
-            "workers": [*map(_worker, status.workers), *map(_gone, status.gone)],
+            "workers": [*map(_worker, status.workers), *map(_gone, status.gone), *map(self._unjoined, unjoined)],
             "servers": [*map(_server, status.servers)],
             "store_ready": problem is None,
             **(_store(self._store) if problem is None else {"tables": [], "flush": None, "pins": []}),
             "checkpoints": [asdict(each) for each in reversed(self._checkpoints.noted())],
-            "problems": _problems(status, problem, self._checkpoints),
+            "problems": [*map(self._unjoined_problem, unjoined), *_problems(status, problem, self._checkpoints)],
             "resume": self._resume,
         }
+
+    def _unjoined(self, worker: EndedChild) -> dict[str, object]:
+        who = {"id": "", "host": self._host, "pid": worker.pid, "leases": 0, "micro_batches": 0}
+        return {**who, "state": "gone", "records_per_s": 0.0, "silent_s": None}
+
+    def _unjoined_problem(self, worker: EndedChild) -> dict[str, object]:
+        advice = "Look at its log; start another one at any time: elastable worker."
+        what = printable(f"It {worker}. It had not joined the job.", 1_000)
+        return {"who": f"worker {self._host} pid {worker.pid}", "what": what, "advice": advice, "count": 1}
 
 
 class ServerView:

@@ -37,6 +37,7 @@ class CheckpointSource:
             return
         yield _VERSION(newest.version)
         yield _TIME(newest.at)
-        yield _SECONDS(newest.seconds)
+        if newest.seconds is not None:
+            yield _SECONDS(newest.seconds)
         if newest.bytes is not None:
             yield _BYTES(newest.bytes)

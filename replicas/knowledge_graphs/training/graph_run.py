@@ -43,6 +43,7 @@ class GraphRun:
         checkpoint_minutes: Time between checkpoints, besides those at evaluations.
         stop: Set in any process to make the run save and return.
         clock: Seconds, for checkpoints by time and the budget.
+        began: When the time of the budget began, by `clock`; None: with the training.
     """
 
     graph: KnowledgeGraph
@@ -53,6 +54,7 @@ class GraphRun:
     checkpoint_minutes: float = 5.0
     stop: threading.Event = field(default_factory=threading.Event)
     clock: Callable[[], float] = time.monotonic
+    began: float | None = None
 
     @property
     def checkpoints(self) -> GraphCheckpoints:
@@ -84,11 +86,13 @@ def train_graph(group: ReplicaGroup, run: GraphRun, tell: ProgressListener) -> d
         tell: Called on rank 0.
 
     Returns:
-        Metrics of the test triples (or of validation, if there are none), and the run's progress; `stopped` instead of
-        metrics if `run.stop` was set, after which the newest checkpoint holds everything so far.
+        Metrics of the test triples and the run's progress; `split` is "valid" if there are no test triples, or if the
+        budget ended before they were ranked. `stopped` instead of metrics if `run.stop` was set, after which the newest
+        checkpoint holds everything so far.
 
     Raises:
-        BadInput: the checkpoint belongs to another graph, or types are needed and missing.
+        BadInput: the checkpoint belongs to another graph, types are needed and missing, or the budget is shorter than
+            an evaluation.
         NotFinite: the loss of a step is NaN or Inf.
         CheckpointError: a checkpoint cannot be written.
     """

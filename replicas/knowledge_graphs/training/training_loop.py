@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from elastable.embedding_store.contract.arrays import Array
+import numpy as np
+
+from elastable.embedding_store.contract.arrays import Array, Int32
+from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.evaluation.evaluation import Evaluation
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.training.graph_checkpoints import RunProgress
@@ -16,6 +20,10 @@ if TYPE_CHECKING:
     from elastable.replicas.knowledge_graphs.training.graph_run import GraphRun
 
 __all__ = ["ProgressListener", "TrainingLoop"]
+
+_TIMED = 128  # triples that are ranked to see how long evaluations take
+_MARGIN = 1.2  # of the time that the last evaluation and the test are expected to take
+_CLOSING = 0.02  # of the budget: kept for the last checkpoint and all else
 
 ProgressListener = Callable[[str, RunProgress, Mapping[str, float]], None]
 """Called on rank 0 with the progress and values: "step" and "epoch" (loss, triples: of the epoch so far), "evaluation"
@@ -63,24 +71,70 @@ class TrainingLoop:
         )
         self._place, self._best = place, best
         self._first = trainer.group.rank == 0
-        self._began = run.clock() - place.seconds
+        self._began = (run.clock() if run.began is None else run.began) - place.seconds
         self._saved_at, self._saved_step = run.clock(), place.step
         self._time_is_up = False
+        self._best_metrics: dict[str, float] = {}  # of the validation triples
+        self._ranking_s = 0.0  # of a triple
         self._loss, self._triples = 0.0, 0
 
     def train(self) -> dict[str, object]:
         """Trains to the end, and tests; or returns earlier, see `graph_run.train_graph`."""
+        self._time_evaluations()
         while not self._over():
             done = self._evaluate() if self._evaluation_is_due() else self._run_epoch()
             if not done:
                 return self._stopped()
         graph = self._run.graph
         self._trainer.restore(self._best)
-        reported = graph.test if len(graph.test) else graph.valid
-        metrics = self._evaluation.metrics(reported, self._run.stop.is_set) if len(reported) else {}
-        if len(reported) and not metrics:
+        split, reported = ("test", graph.test) if len(graph.test) else ("valid", graph.valid)
+        metrics = self._ranked(reported)
+        if metrics is None:
             return self._counts() | {"stopped": True}
-        return {"metrics": metrics, "best_validation_mrr": self._place.best_mrr} | self._counts()
+        if len(reported) and not metrics:  # the time ended meanwhile
+            split, metrics = "valid", self._best_metrics
+        return {"metrics": metrics, "split": split, "best_validation_mrr": self._place.best_mrr} | self._counts()
+
+    def _time_evaluations(self) -> None:
+        """With a budget: measures what ranking a triple takes, kernels that are compiled first left out.
+
+        Raises:
+            BadInput: ranking the validation triples once takes longer than the budget.
+        """
+        run, valid = self._run, self._run.graph.valid
+        budget, timed = run.settings.budget_minutes, valid[:_TIMED] if len(valid) else run.graph.test[:_TIMED]
+        if budget is None or not len(timed):
+            return
+        self._evaluation.metrics(timed)
+        began = run.clock()
+        self._evaluation.metrics(timed)
+        measured = self._trainer.group.all_reduce(np.array([run.clock() - began]), "max")[0]
+        self._ranking_s = float(measured) / len(timed)
+        if self._ranking_s * len(valid) > 60 * budget:
+            raise BadInput(
+                f"--budget of {60 * budget:g} s: ranking the {len(valid)} validation triples among "
+                f"{len(run.graph.entities)} entities takes about {self._ranking_s * len(valid):.0f} s on this machine, "
+                "and a run ranks them once at least; give a longer time, or fewer triples in valid.txt"
+            )
+
+    def _ranked(self, triples: Int32) -> dict[str, float] | None:
+        """Their metrics; {}: there are none, or the time is up and an earlier evaluation is there; None: stopped."""
+        if not len(triples):
+            return {}
+        run, late = self._run, self._first and self._run.settings.budget_minutes is not None and self._best_metrics
+        began = run.clock()
+        metrics = self._evaluation.metrics(
+            triples, lambda: run.stop.is_set() or bool(late and run.clock() >= self._deadline())
+        )
+        if metrics:
+            self._ranking_s = (run.clock() - began) / len(triples)
+            return metrics
+        return None if self._trainer.group.all_reduce(np.array([int(run.stop.is_set())]), "max")[0] else {}
+
+    def _deadline(self) -> float:
+        """When the run is to have its result."""
+        budget = self._run.settings.budget_minutes
+        return math.inf if budget is None else self._began + 60 * budget
 
     def _over(self) -> bool:
         place = self._place
@@ -119,17 +173,18 @@ class TrainingLoop:
 
     def _evaluate(self) -> bool:
         """Evaluates, judges and saves; False: asked to stop before it was done."""
-        graph = self._run.graph
-        found = self._evaluation.metrics(graph.valid, self._run.stop.is_set) if len(graph.valid) else {}
-        if len(graph.valid) and not found:
+        found = self._ranked(self._run.graph.valid)
+        if found is None:
             return False
         state = self._trainer.state()
         self._place = replace(self._place, evaluated_step=self._place.step, seconds=self._run.clock() - self._began)
         if found:
             self._place = _judged(self._place, found["mrr"], self._run.settings.patience)
             self._report("evaluation", {f"val_{name}": value for name, value in found.items()})
-        if self._place.best_step == self._place.step or not found:
-            self._best = state
+        elif len(self._run.graph.valid):
+            self._time_is_up = True
+        if self._place.best_step == self._place.step or not len(self._run.graph.valid):
+            self._best, self._best_metrics = state, found
         self._save(state)
         return True
 
@@ -139,8 +194,9 @@ class TrainingLoop:
             return _Wish.STOP
         if not self._first:
             return _Wish.NOTHING
-        now, budget = run.clock(), run.settings.budget_minutes
-        if budget is not None and now - self._began >= 60 * budget:
+        now, to_rank = run.clock(), len(run.graph.valid) + len(run.graph.test)
+        kept_s = _MARGIN * self._ranking_s * to_rank + _CLOSING * 60 * (run.settings.budget_minutes or 0.0)
+        if now + kept_s >= self._deadline():
             return _Wish.TIME_IS_UP
         return _Wish.CHECKPOINT if now - self._saved_at >= 60 * run.checkpoint_minutes else _Wish.NOTHING
 

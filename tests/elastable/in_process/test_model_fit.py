@@ -453,6 +453,24 @@ class TestSeeds:
 
 
 class TestStores:
+    def test_rows_of_an_earlier_program_are_refused_and_then_attached(self, tmp_path: Path) -> None:
+        url = f"file://{tmp_path}/rows"
+        ours = program(et.Embedding)
+        layer = ours.layers[0]
+        with et.open_store(url) as earlier:
+            et.fit(ours, X, Y, BATCH, verbose=0, store=earlier)
+        keras.backend.clear_session()
+        again = program(lambda *size: et.Embedding(*size, table=layer.table_name))  # type: ignore[misc]
+        with pytest.raises(BadInput, match=r"open that store by et\.open_store, call layer\.attach"):
+            et.fit(again, X, Y, BATCH, verbose=0, store=url)
+        with et.open_store(url) as store:  # which the refusal has closed
+            name, ids = layer.table_name, np.arange(ROWS)
+            again.layers[0].attach(store)
+            before = again.layers[0].read_rows(ids)
+            np.testing.assert_array_equal(before, store.lookup({name: ids})[name])
+            et.fit(again, X, Y, BATCH, verbose=0, store=store)
+            assert (store.lookup({name: ids})[name] != before).any()
+
     @pytest.mark.parametrize("kind", ["redis", "file"])
     def test_a_store_by_url(self, kind: str, redis_url: str, tmp_path: Path) -> None:
         url = redis_url if kind == "redis" else f"file://{tmp_path}/rows"

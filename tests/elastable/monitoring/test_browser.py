@@ -79,6 +79,7 @@ def test_a_job_from_its_middle_to_its_end(browser: Browser, tmp_path: Path) -> N
         expect(page.locator("#workers")).to_contain_text("2 there")
         expect(page.locator("#tables tbody tr")).to_have_count(2)
         expect(page.locator("#resume")).to_contain_text("--resume")
+        assert page.evaluate("[...document.querySelectorAll('.scroll')].every(it => it.scrollWidth <= it.clientWidth)")
         first.signal(signal.SIGKILL)
         expect(page.locator("#workers td.gone")).to_have_text("gone")
         expect(page.locator("#problems")).to_contain_text("It left or died")

@@ -7,10 +7,12 @@ import hashlib
 import http.client
 import json
 import re
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +22,7 @@ from elastable.embedding_store.measures.values import BOUNDS_S, Histogram
 from elastable.embedding_store.shards.server_status import ServerStatus, ShardStatus
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.wire.access.credentials import Credentials
+from elastable.master.api import WorkerIdentity
 from elastable.master.jobs.bare_master import BareMaster
 from elastable.master.wire.messages import status_from_message, status_to_message
 from elastable.monitoring.checkpoint_log import CheckpointLog
@@ -31,6 +34,7 @@ from elastable.monitoring.page.live_page import PAGE
 from elastable.monitoring.page.views import JobView, ServerView, ShardView, View
 from elastable.monitoring.watched import Watched
 from elastable.output.curves import Curves
+from elastable.process.child import EndedChild
 from tests.certificates import TOKEN
 from tests.elastable.monitoring.http_client import LIMIT_S, get
 from tests.elastable.monitoring.test_http_server import HERE
@@ -127,6 +131,11 @@ def test_it_fits_a_phone_and_both_themes() -> None:
     }
 
 
+def test_tables_of_many_columns_have_the_width_of_the_page() -> None:
+    sections = {str(section.get("id")): section.get("class") for section in TAGS.all("section")}
+    assert {sections[f"{name}-section"] for name in ("workers", "servers", "checkpoints")} == {"wide"}
+
+
 def state_of(view: View) -> Parsed:
     with shown(view) as (server, _):
         answer = get(f"{server.url}state")
@@ -165,6 +174,24 @@ def test_a_worker_that_dies_is_gone_and_one_that_comes_back_is_not() -> None:
     assert told == ["It left or died: 0 micro-batches go to others."]
     bench.master.join(first.identity)
     assert [worker["state"] for worker in state_of(view)["workers"]] == ["idle"]
+
+
+def test_a_worker_that_ended_before_it_joined_is_gone_and_one_that_joined_is_there_once(tmp_path: Path) -> None:
+    bench = Bench()
+    joined = FakeWorker(bench.master, bench.store)
+    bench.master.join(WorkerIdentity("real", socket.gethostname(), 4711))
+    ended = [EndedChild(4711, 1, tmp_path / "worker-0.log"), EndedChild(4712, -9, tmp_path / HOSTILE)]
+    view = JobView(bench.master, bench.store, lambda: None, CheckpointLog(), Curves(), "", lambda: ended)
+    state = state_of(view)
+    assert [(it["id"], it["state"]) for it in state["workers"]] == [
+        (joined.identity.incarnation, "idle"),
+        ("real", "idle"),
+        ("", "gone"),
+    ]
+    (problem,) = state["problems"]
+    assert problem["who"] == f"worker {socket.gethostname()} pid 4712"
+    assert "exit code -9" in problem["what"]
+    assert "\x1b" not in problem["what"]
 
 
 def test_refusals_and_failed_checkpoints_say_what_to_do() -> None:

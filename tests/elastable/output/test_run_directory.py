@@ -58,3 +58,37 @@ def test_a_run_that_begins_on_a_full_disk_is_refused_by_name(tmp_path: Path) -> 
     with full_disk(), pytest.raises(BadInput, match=rf"run directory {tmp_path}/\S+ cannot be written.*tensorboard"):
         RunDirectory.create(tmp_path)
     RunDirectory.create(tmp_path).close()
+
+
+def _run(home: Path, job: str, begun: int, versions: range, loss: float) -> RunDirectory:
+    run = RunDirectory.create(home)
+    run.begin_job(job, "127.0.0.1:1", begun)
+    for version in versions:
+        run.record("train", version, 0, {"loss": loss})
+    return run
+
+
+def test_a_resumed_job_has_the_curves_of_its_runs_each_up_to_where_the_next_one_went_on(tmp_path: Path) -> None:
+    _run(tmp_path, "job", 0, range(1, 10), 9.0).close()
+    _run(tmp_path, "another", 0, range(1, 20), 0.0).close()
+    second = _run(tmp_path, "job", 4, range(5, 10), 5.0)
+    with (second.path / "metrics.jsonl").open("a") as torn:
+        torn.write('{"kind": "train", "version": 7, "los')
+    second.close()
+    third = _run(tmp_path, "job", 6, range(7, 8), 3.0)
+    losses = [*((version, 9.0) for version in range(1, 5)), (5, 5.0), (6, 5.0), (7, 3.0)]
+    assert third.curves.points() == {"loss": losses}
+    third.close()
+    anew = _run(tmp_path, "job", 0, range(1, 2), 1.0)
+    assert anew.curves.points() == {"loss": [(1, 1.0)]}
+    anew.close()
+
+
+def test_what_is_no_run_of_ours_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name, text in (("other", "[]"), ("broken", "{"), ("without", '{"job": "job", "version": 3}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "job.json").write_text(text)
+    run = _run(tmp_path, "job", 6, range(7, 8), 3.0)
+    assert run.curves.points() == {"loss": [(7, 3.0)]}
+    assert sum("curves" in record.message for record in caplog.records) == 3
+    run.close()

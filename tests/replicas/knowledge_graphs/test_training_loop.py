@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.arrays import Array
+from elastable.embedding_store.contract.arrays import Array, Int32
+from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.thread_group import run_threads
+from elastable.replicas.knowledge_graphs.evaluation.evaluation import Evaluation
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeGraph
 from elastable.replicas.knowledge_graphs.graph.names import Names
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
@@ -134,14 +136,71 @@ def test_checkpoints_are_written_by_time_too(tmp_path: Path) -> None:
     assert [step for name, step in told.kinds if name == "checkpoint"] == evaluated
 
 
-def test_training_ends_with_its_budget_is_evaluated_and_tested(tmp_path: Path) -> None:
-    clock = count(0, 30)
-    settings = replace(SETTINGS, budget_minutes=5.0)
-    found, told = _run(tmp_path / "run", settings=settings, clock=lambda: float(next(clock)))
+class _Clock:
+    """A step takes a second, ranking a triple two."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ranking_s: Callable[[], float] = lambda: 2.0) -> None:
+        self.now, self.ranked, ranked_by = 0.0, list[int](), Evaluation.metrics
+
+        def metrics(evaluation: Evaluation, triples: Int32, stop: Callable[[], bool] = bool) -> dict[str, float]:
+            self.ranked.append(len(triples))
+            self.now += ranking_s() * len(triples)
+            return ranked_by(evaluation, triples, stop)
+
+        monkeypatch.setattr(Evaluation, "metrics", metrics)
+
+    def __call__(self) -> float:
+        return self.now
+
+    def step(self, kind: str, place: RunProgress, values: Mapping[str, float]) -> None:
+        self.now += kind == "step"
+
+
+def _timed(home: Path, clock: _Clock, **settings: Keyword) -> tuple[Parsed, _Told]:
+    home.mkdir()
+    run = GraphRun(GRAPH, "drawn", replace(SETTINGS, epochs=10**6, evaluate_every=10**6, **settings), home, clock=clock)
+    told = _Told(run.stop)
+
+    def tell(kind: str, place: RunProgress, values: Mapping[str, float]) -> None:
+        clock.step(kind, place, values)
+        told(kind, place, values)
+
+    return run_threads(1, lambda group: train_graph(group, run, tell))[0], told
+
+
+def test_a_budget_holds_the_last_evaluation_and_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = _Clock(monkeypatch)
+    found, told = _timed(tmp_path / "run", clock, budget_minutes=5.0)
+    assert found["split"] == "test"
     assert found["metrics"]["mrr"] > 0
-    assert found["epochs"] < SETTINGS.epochs
-    assert found["steps"] < SETTINGS.epochs * _newest(tmp_path / "run").place.steps_per_epoch
+    assert clock.ranked[-2:] == [len(GRAPH.valid), len(GRAPH.test)]
+    assert 280 < clock.now <= 300  # of the five minutes, measuring and ranking included
     assert [name for name, _ in told.kinds[-2:]] == ["evaluation", "checkpoint"]
+
+
+def test_where_ranking_becomes_slower_the_result_is_that_of_the_last_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = _Clock(monkeypatch, lambda: 2.0 if clock.now < 200 else 9.0)
+    found, told = _timed(tmp_path / "run", clock, budget_minutes=5.0)
+    (evaluated,) = (values for (name, _), values in zip(told.kinds, told.values, strict=True) if name == "evaluation")
+    assert found["split"] == "valid"
+    assert found["metrics"] == {name.removeprefix("val_"): value for name, value in evaluated.items()}
+    assert found["best_validation_mrr"] == evaluated["val_mrr"]
+
+
+def test_a_run_whose_time_is_used_up_has_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step takes longer than the budget: the first evaluation is made in any case."""
+    clock = _Clock(monkeypatch)
+    monkeypatch.setattr(clock, "step", lambda *_: setattr(clock, "now", clock.now + 1_000.0))
+    found, _ = _timed(tmp_path / "run", clock, budget_minutes=1.0)
+    assert (found["split"], found["steps"]) == ("valid", 1)
+    assert found["metrics"]["mrr"] == found["best_validation_mrr"] > 0
+
+
+def test_a_budget_shorter_than_an_evaluation_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadInput, match="ranking the 10 validation triples among 40 entities takes about 20 s"):
+        _timed(tmp_path / "run", _Clock(monkeypatch), budget_minutes=0.1)
 
 
 def test_the_loss_and_the_triples_of_an_epoch_are_told_at_every_step(tmp_path: Path) -> None:

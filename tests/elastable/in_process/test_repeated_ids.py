@@ -1,0 +1,105 @@
+"""Ids that a batch has several times (docs/lazy.md): the store sums first, plain Keras on TensorFlow does not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import pytest
+
+import elastable as et
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from tests.untyped import Keyword
+
+IDS, DIM, LENGTH = 12, 4, 3
+SGD, Lion = keras.optimizers.SGD, keras.optimizers.Lion
+
+SQUARE_OR_CLIP: dict[str, Callable[[], keras.Optimizer]] = {
+    "Adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "Adam": lambda: keras.optimizers.Adam(0.1),
+    "AdamW": lambda: keras.optimizers.AdamW(0.1),
+    "RMSprop": lambda: keras.optimizers.RMSprop(0.05),
+    "Ftrl": lambda: keras.optimizers.Ftrl(0.1),
+    "Adadelta": lambda: keras.optimizers.Adadelta(1.0),
+    "Adamax": lambda: keras.optimizers.Adamax(0.1),
+    "Nadam": lambda: keras.optimizers.Nadam(0.1),
+    "clipnorm": lambda: SGD(5.0, clipnorm=0.05),
+    "global_clipnorm": lambda: SGD(5.0, global_clipnorm=0.05),
+    "clipvalue": lambda: SGD(0.5, clipvalue=0.01),
+}
+NEITHER: dict[str, Callable[[], keras.Optimizer]] = {
+    "SGD": lambda: SGD(0.5),
+    "momentum": lambda: SGD(0.1, momentum=0.9, nesterov=True),
+    "Lion": lambda: Lion(0.01),
+    "gradient_accumulation_steps": lambda: keras.optimizers.Adam(0.1, gradient_accumulation_steps=2),
+}
+
+
+class Summed(keras.layers.Embedding):
+    """As plain Keras on JAX and PyTorch: the gradient of the table is dense."""
+
+    def call(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
+        return keras.ops.matmul(keras.ops.one_hot(inputs, self.input_dim), self.embeddings)
+
+
+def batches(times: int) -> Int64:
+    """Two batches, each with every one of `IDS` ids, `times` times; int64 `[IDS times 2 / LENGTH, LENGTH]`."""
+    random = np.random.default_rng(0)
+    found: Int64 = np.concatenate([random.permutation(np.repeat(np.arange(IDS), times)) for _ in range(2)])
+    return found.reshape(-1, LENGTH)
+
+
+def trained(embedding: type[keras.layers.Layer], optimizer: keras.Optimizer, ids: Int64, **options: Keyword) -> Float32:
+    """The rows after two batches."""
+    draws = keras.initializers.RandomNormal(0, 0.1, seed=3)
+    layer = embedding(IDS, DIM, embeddings_initializer=draws, name="items", **options)
+    out = keras.layers.Dense(1, kernel_initializer=keras.initializers.RandomNormal(0, 1, seed=4), name="out")
+    model = keras.Sequential([keras.Input((LENGTH,), dtype="int64"), layer, keras.layers.Flatten(), out])
+    model.compile(optimizer, "mse", run_eagerly=True)
+    labels = np.random.default_rng(1).normal(size=(len(ids), 1)).astype("float32")
+    fit = et.fit if embedding is et.Embedding else keras.Model.fit
+    fit(model, ids, labels, batch_size=len(ids) // 2, shuffle=False, verbose=0)
+    if embedding is et.Embedding:
+        rows: Float32 = layer.read_rows(np.arange(IDS))
+        return rows
+    return np.asarray(layer.embeddings)
+
+
+@pytest.mark.parametrize("name", SQUARE_OR_CLIP)
+def test_the_gradients_of_an_id_are_summed_and_then_squared_or_clipped(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    optimizer = SQUARE_OR_CLIP[name]
+    with caplog.at_level(logging.INFO, "elastable"):
+        ours = trained(et.Embedding, optimizer(), batches(2))
+    np.testing.assert_allclose(ours, trained(Summed, optimizer(), batches(2)), rtol=0, atol=1e-6)
+    assert np.abs(ours - trained(keras.layers.Embedding, optimizer(), batches(2))).max() > 1e-3
+    unique = batches(1)
+    plain = trained(keras.layers.Embedding, optimizer(), unique)
+    np.testing.assert_allclose(trained(et.Embedding, optimizer(), unique), plain, rtol=0, atol=1e-6)
+    (line,) = (record.getMessage() for record in caplog.records if "several times" in record.getMessage())
+    assert line.startswith("tables items: ")
+    assert f" {name} " in line
+
+
+@pytest.mark.parametrize("name", NEITHER)
+def test_where_nothing_is_squared_or_clipped_by_occurrence_nothing_differs(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    optimizer = NEITHER[name]
+    with caplog.at_level(logging.INFO, "elastable"):
+        ours = trained(et.Embedding, optimizer(), batches(2))
+    plain = trained(keras.layers.Embedding, optimizer(), batches(2))
+    np.testing.assert_allclose(ours, plain, rtol=0, atol=1e-6)
+    assert "several times" not in caplog.text
+
+
+def test_the_gradient_of_a_regularized_table_is_dense_in_plain_keras_too(caplog: pytest.LogCaptureFixture) -> None:
+    adam, ids = SQUARE_OR_CLIP["Adam"], batches(2)
+    with caplog.at_level(logging.INFO, "elastable"):
+        ours = trained(et.Embedding, adam(), ids, embeddings_regularizer="l2")
+    plain = trained(keras.layers.Embedding, adam(), ids, embeddings_regularizer="l2")
+    np.testing.assert_allclose(ours, plain, rtol=0, atol=1e-6)
+    assert "several times" not in caplog.text
