@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import uuid
 from collections.abc import Mapping
@@ -9,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import keras
-import numpy as np
 
 from elastable.callbacks.averages import refuse_averages
 from elastable.embedding_store.composite.placement.locations import plan_tables, refuse_sharding, storage_of_tables
@@ -18,7 +18,6 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, ModelError, NotReady, Unsupported
 from elastable.embedding_store.open_store import operation_deadline
 from elastable.embedding_store.remains import OnBroken
-from elastable.embedding_store.rows.fresh_rows import fresh_rows
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.support.store_url import SERVERS, server_addresses
@@ -37,15 +36,19 @@ from elastable.master.keras.metrics import ModelMetrics
 from elastable.master.keras.multi_update import DenseModel, dense_part
 from elastable.master.tasks.progress import Progress
 from elastable.models.table_places import locations_of, on_worker, open_places, refuse_beside_servers
-from elastable.worker.layers.model_tables import pretrained_rows, store_layers
+from elastable.models.tables_in_store import note_trained, seeded_as_read, tables_in_store
+from elastable.worker.layers.model_tables import pretrained_rows, store_layers, tables_given
 from elastable.worker.models.build import make_model, sample_batch
 from elastable.worker.models.model_file import ModelFile, load_model_file
+from elastable.worker.models.offload import refuse_slots_left_out
 from elastable.worker.models.on_worker import keep_on_worker
 from elastable.worker.readers import Reader
 from elastable.worker.step.tensor_specs import batch_spec
 from elastable.worker.step.traced.step_plan import StepPlan, plan_step
 
 __all__ = ["PreparedJob", "prepare_job", "tables_of", "where_dense_is_summed"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,8 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
     """
     file = load_model_file(options.model_file)
     train, model, tables, steps = _discovered(file, options.offload_above, options.seed, options.lazy)
+    refuse_slots_left_out(model)
+    warm = _warm_start(model, options)
     locations = locations_of(options.locations, options.store)
     refuse_sharding(locations.settings, options.mode)
     places = storage_of_tables(plan_tables(tables, locations.settings))
@@ -114,13 +119,12 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
         on_broken=on_broken,
         credentials=credentials,
     )
+    optimizers = {} if steps is None else steps.optimizers()
     try:
-        beginning = _filled(options, store, tables, model, dense, job, checkpoint)
+        beginning = _filled(options, store, tables, model, dense, job, checkpoint, warm, optimizers)
     except BaseException:
         store.close()
         raise
-    for layer in store_layers(model):
-        layer.attach(store, options.seed)
     if beginning.job is not None:
         job = replace(job, job=beginning.job)
     return PreparedJob(
@@ -211,8 +215,10 @@ def _filled(
     dense: DenseModel,
     job: JobSpec,
     checkpoint: Checkpoint | None,
+    warm: Checkpoint | None,
+    optimizers: Mapping[str, keras.Optimizer],
 ) -> Beginning:
-    """Fills the store with the tables that the job begins with; see `fill_store`."""
+    """Fills the store with the tables that the job begins with (see `fill_store`), and attaches the model's layers."""
     # An address where nobody answers is refused at once: it may be a typo. A server that loads its data is awaited.
     retry(store.version, "reading the store's version", options.deadline_s, on=(NotReady,))
     refuse_averages(model.optimizer, store, tables)
@@ -227,12 +233,43 @@ def _filled(
         take_over=options.take_over,
         rerun=options.rerun,
     )
-    if beginning.job is None:
-        for name, rows in pretrained_rows(store_layers(model)).items():
-            store.put(name, [fresh_rows(tables[name], np.arange(len(rows), dtype=np.int64), rows)])
-        if options.warm_start is not None:
-            warm_start(open_checkpoint(options.warm_start), store, tables, options.warm_tables)
+    if beginning.job is not None:
+        _say_who_wins(model, beginning)
+        for layer in store_layers(model):
+            layer.attach(store, options.seed)
+        note_trained(model, optimizers)
+        return beginning
+    tables_in_store(model, tables, store, pretrained_rows(store_layers(model)), options.seed, 0, optimizers)
+    if warm is not None:
+        warm_start(warm, store, tables, options.warm_tables)
     return beginning
+
+
+def _say_who_wins(model: keras.Model, beginning: Beginning) -> None:
+    given = tables_given(store_layers(model))
+    if given:
+        where = "the store" if beginning.checkpoint is None else beginning.checkpoint.address
+        _log.warning(
+            "the rows that model() gives (%s) are left out: the job goes on from %s, version %d",
+            ", ".join(given),
+            where,
+            beginning.progress.version,
+        )
+
+
+def _warm_start(model: keras.Model, options: JobOptions) -> Checkpoint | None:
+    """The checkpoint of `--warm-start`. Raises `BadInput` where model() gives rows of the same tables, too."""
+    if options.warm_start is None:
+        return None
+    warm = open_checkpoint(options.warm_start)
+    both = set(tables_given(store_layers(model))) & set(options.warm_tables or warm.manifest.tables)
+    if both:
+        raise BadInput(
+            f"--warm-start {options.warm_start}: model() gives rows of {', '.join(sorted(both))}, too (it loads them, "
+            "or sets its layer's weights): leave --warm-start out, return a model without rows, or name the other "
+            "tables by --warm-tables"
+        )
+    return warm
 
 
 def tables_of(model_file: Path, offload_above: int = 0, seed: int = 0) -> tuple[keras.Model, dict[str, TableSpec]]:
@@ -255,7 +292,8 @@ def _discovered(
     model = make_model(file.model, sample, seed, offload_above)
     steps = plan_step(model, batch_spec(sample))
     optimizers = {} if steps is None else steps.optimizers()
-    return train, model, discover_tables(model, seed, lazy=lazy, optimizers=optimizers), steps
+    tables = discover_tables(model, seed, lazy=lazy, optimizers=optimizers)
+    return train, model, seeded_as_read(tables, model, keras=False), steps
 
 
 def _where_workers_look(options: JobOptions) -> str:

@@ -48,9 +48,11 @@ from elastable.monitoring.watching import watched_over_http
 from elastable.process.logs import describe_process
 from elastable.process.stopping import SIGNAL_REASONS
 from elastable.worker.keras.tensorflow_threads import set_intra_op_threads
+from elastable.worker.layers.model_tables import forget_rows, store_layers
 from elastable.worker.models.build import make_model, sample_batch
 from elastable.worker.models.model_file import ModelFile, load_model_file
 from elastable.worker.readers import Reader
+from elastable.worker.rows.saved_rows import leaving_rows_out
 from elastable.worker.runtime.compute import MicroBatchComputer, require_same_records
 from elastable.worker.runtime.loop import Worker
 from elastable.worker.runtime.step_profile import StepProfile
@@ -196,7 +198,9 @@ def _computer(
     job: JobSpec, file: ModelFile, readers: dict[TaskKind, Reader], source: RowSource, deadline_s: float
 ) -> MicroBatchComputer:
     sample = sample_batch(readers[TaskKind.TRAIN])
-    model = make_model(file.model, sample, job.seed, job.offload_above, job.on_worker)
+    with leaving_rows_out():  # the master has them
+        model = make_model(file.model, sample, job.seed, job.offload_above, job.on_worker)
+    forget_rows(store_layers(model))
     specs = retry(source.specs, "reading the tables", deadline_s, on=(NotReady,))
     return MicroBatchComputer(model, job, readers, sample, source, specs, deadline_s)
 

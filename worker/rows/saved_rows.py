@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 from keras.src.backend.common import global_state
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
@@ -30,6 +31,7 @@ from elastable.worker.rows.store_layer import SavedArrays, StoreLayer
 __all__ = [
     "LARGEST_TABLE_BYTES",
     "all_rows",
+    "leaving_rows_out",
     "load_all_rows",
     "load_table",
     "refuse_legacy_file",
@@ -43,6 +45,7 @@ LARGEST_TABLE_BYTES = 1 << 30
 
 _BLOCK_ROWS = 1 << 16
 _largest: ContextVar[int] = ContextVar("largest_table_bytes", default=LARGEST_TABLE_BYTES)
+_left_out: ContextVar[set[str] | None] = ContextVar("tables_left_out", default=None)
 
 
 @contextmanager
@@ -53,6 +56,28 @@ def writing_tables_of(largest_table_bytes: int) -> Iterator[None]:
         yield
     finally:
         _largest.reset(token)
+
+
+@contextmanager
+def leaving_rows_out() -> Iterator[set[str]]:
+    """Within the block, rows are neither loaded from Keras files nor assigned: whoever has them is another process.
+
+    Yields:
+        The names of the tables whose rows were left out.
+    """
+    names: set[str] = set()
+    token = _left_out.set(names)
+    try:
+        yield names
+    finally:
+        _left_out.reset(token)
+
+
+def _leaves_out(layer: StoreLayer) -> bool:
+    names = _left_out.get()
+    if names is not None:
+        names.add(layer.table_name)
+    return names is not None
 
 
 def all_rows(layer: StoreLayer) -> Float32:
@@ -80,7 +105,7 @@ def require_all_rows(layer: StoreLayer) -> int:
     return layer.input_dim
 
 
-def load_all_rows(layer: StoreLayer, rows: Float32) -> None:
+def load_all_rows(layer: StoreLayer, rows: npt.ArrayLike) -> None:
     """Writes all rows of a fixed table; slots do not change, as when a Keras variable is assigned.
 
     Args:
@@ -91,6 +116,8 @@ def load_all_rows(layer: StoreLayer, rows: Float32) -> None:
         BadInput: rows of another shape.
         Unsupported: the layer's source is not writable.
     """
+    if _leaves_out(layer):
+        return
     rows = np.ascontiguousarray(rows, np.float32)
     if rows.shape != (layer.input_dim, layer.output_dim):
         raise BadInput(
@@ -142,8 +169,10 @@ def load_table(layer: StoreLayer, store: SavedArrays) -> None:
     Raises:
         BadInput: the file contains another table.
     """
+    if ("all_rows" in store or "spec" in store) and _leaves_out(layer):
+        return
     if "all_rows" in store:
-        load_all_rows(layer, np.asarray(store["all_rows"]))
+        load_all_rows(layer, store["all_rows"])
         return
     if "spec" not in store:
         return
