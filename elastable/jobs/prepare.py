@@ -37,12 +37,14 @@ from elastable.master.keras.multi_update import DenseModel, dense_part
 from elastable.master.tasks.progress import Progress
 from elastable.models.table_places import locations_of, on_worker, open_places, refuse_beside_servers
 from elastable.models.tables_in_store import note_trained, seeded_as_read, tables_in_store
+from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.layers.model_tables import pretrained_rows, store_layers, tables_given
-from elastable.worker.models.build import make_model, sample_batch
+from elastable.worker.models.build import make_model, needs_sample, sample_batch
 from elastable.worker.models.model_file import ModelFile, load_model_file
 from elastable.worker.models.offload import refuse_slots_left_out
 from elastable.worker.models.on_worker import keep_on_worker
 from elastable.worker.readers import Reader
+from elastable.worker.rows.saved_rows import leaving_rows_out
 from elastable.worker.step.tensor_specs import batch_spec
 from elastable.worker.step.traced.step_plan import StepPlan, plan_step
 
@@ -273,27 +275,39 @@ def _warm_start(model: keras.Model, options: JobOptions) -> Checkpoint | None:
 
 
 def tables_of(model_file: Path, offload_above: int = 0, seed: int = 0) -> tuple[keras.Model, dict[str, TableSpec]]:
-    """The built model of a model file, and the tables that it needs, before any is placed.
+    """The built model of a model file, and the tables that it needs, before any is placed; no row is read.
 
     Raises:
         ElastableError: the file, its model or its data cannot be used.
     """
-    _, model, tables, _ = _discovered(load_model_file(model_file), offload_above, seed)
-    return model, tables
+    file = load_model_file(model_file)
+
+    def sample() -> TensorBatch:
+        return sample_batch(_training_records(file))
+
+    with leaving_rows_out():
+        model = make_model(file.model, sample, seed, offload_above)
+    steps = plan_step(model, batch_spec(sample())) if needs_sample(model) else None
+    return model, discover_tables(model, seed, optimizers={} if steps is None else steps.optimizers())
 
 
 def _discovered(
-    file: ModelFile, offload_above: int, seed: int, lazy: bool = True
+    file: ModelFile, offload_above: int, seed: int, lazy: bool
 ) -> tuple[Reader, keras.Model, dict[str, TableSpec], StepPlan | None]:
-    train = file.reader("train")
-    if train is None:
-        raise ModelError(f"{file.path}: data('train') returned None; there is nothing to train on")
+    train = _training_records(file)
     sample = sample_batch(train)
     model = make_model(file.model, sample, seed, offload_above)
     steps = plan_step(model, batch_spec(sample))
     optimizers = {} if steps is None else steps.optimizers()
     tables = discover_tables(model, seed, lazy=lazy, optimizers=optimizers)
     return train, model, seeded_as_read(tables, model, keras=False), steps
+
+
+def _training_records(file: ModelFile) -> Reader:
+    train = file.reader("train")
+    if train is None:
+        raise ModelError(f"{file.path}: data('train') returned None; there is nothing to train on")
+    return train
 
 
 def _where_workers_look(options: JobOptions) -> str:
