@@ -204,6 +204,12 @@ def _introduce(console: Console, options: JobOptions, prepared: PreparedJob, run
         f"{job.micro_batches_per_version} to a version",
         highlight=False,
     )
+    taken = prepared.resumed or (prepared.warm if not prepared.progress.version else None)
+    origin = "" if taken is None else f" from {redacted(taken.address)} of job {taken.job.get('job', '')}"
     if prepared.progress.version:
-        console.print(f"resuming at version {prepared.progress.version}", highlight=False)
+        line = f"resuming at version {prepared.progress.version}{origin}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    elif taken is not None:
+        line = f"beginning with rows{origin}, version {taken.version}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     (run.path / "job.json").write_text(json.dumps({"address": address, "job": job.job}) + "\n")

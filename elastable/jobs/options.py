@@ -129,7 +129,13 @@ class JobOptions:
     warm_tables: tuple[str, ...] = setting(
         (), of_store("Take only these tables from --warm-start.", metavar="A,B", unset="all that both models have")
     )
-    overwrite: bool = setting(False, of_store("Drop the tables of an earlier job from the store."))
+    overwrite: bool = setting(
+        False,
+        of_store(
+            "Drop the tables of an earlier job from the store; write beside another job's checkpoints in "
+            "--checkpoint-dir."
+        ),
+    )
     take_over: bool = setting(False, of_store("Take the store from a job that still runs on it; that job fails."))
     run_dir: Path = setting(Path("runs"), of_saving("Directory for run directories.", metavar="DIR"))
     checkpoint_dir: str | Path | None = setting(

@@ -21,6 +21,7 @@ from elastable.embedding_store.remains import OnBroken
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.support.store_url import SERVERS, server_addresses
+from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.jobs.options import JobOptions
 from elastable.jobs.resuming.broken_store import giving_way_to
@@ -67,6 +68,7 @@ class PreparedJob:
         metrics: The model's metrics.
         progress: Where the job begins.
         resumed: The checkpoint that the store was restored from; None: from none.
+        warm: The one whose rows a new job may begin with; None: none.
     """
 
     job: JobSpec
@@ -78,6 +80,7 @@ class PreparedJob:
     metrics: ModelMetrics
     progress: Progress
     resumed: Checkpoint | None = None
+    warm: Checkpoint | None = None
 
 
 def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> PreparedJob:
@@ -91,6 +94,7 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
         ElastableError: whatever of the options, the model file, its data, the store or the checkpoint cannot be used,
             by name.
     """
+    checkpoint = _checkpoint_to_resume(options)
     file = load_model_file(options.model_file)
     train, model, tables, steps = _discovered(file, options.offload_above, options.seed, options.lazy)
     refuse_slots_left_out(model)
@@ -110,7 +114,6 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
     size = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in dense.variables)
     job = replace(job, dense_at=where_dense_is_summed(options, job, size))
     shared, deadline_s = options.transport != "grpc", operation_deadline(options.deadline_s)
-    checkpoint = _checkpoint_to_resume(options)
     on_broken = None if checkpoint is None else _giving_way(options, checkpoint, tables, job)
     store = open_places(
         locations,
@@ -130,7 +133,7 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
     if beginning.job is not None:
         job = replace(job, job=beginning.job)
     return PreparedJob(
-        job, file, model, store, tables, dense, ModelMetrics(model), beginning.progress, beginning.checkpoint
+        job, file, model, store, tables, dense, ModelMetrics(model), beginning.progress, beginning.checkpoint, warm
     )
 
 
@@ -324,8 +327,17 @@ def _giving_way(options: JobOptions, checkpoint: Checkpoint, tables: Mapping[str
 
 
 def _checkpoint_to_resume(options: JobOptions) -> Checkpoint | None:
-    if not options.resume or options.checkpoint_dir is None:
-        return None
-    found = newest_checkpoint(options.checkpoint_dir)
+    """The checkpoint that the job may go on from. Raises `BadInput` where a new job would write beside another's."""
+    found = None if options.checkpoint_dir is None else newest_checkpoint(options.checkpoint_dir)
     # Nothing was saved yet at the first start of a job that is always started with --resume.
-    return None if found is None else open_checkpoint(found)
+    if found is None or (options.overwrite and not options.resume):
+        return None
+    checkpoint = open_checkpoint(found)
+    if not options.resume:
+        raise BadInput(
+            f"--checkpoint-dir {redacted(str(options.checkpoint_dir))} holds checkpoints of job "
+            f"{checkpoint.job.get('job', '')} (the newest is {checkpoint.name}, written "
+            f"{checkpoint.manifest.written}): go on with that job by --resume, give this one another directory, or let "
+            "it write beside them with --overwrite"
+        )
+    return checkpoint
