@@ -23,6 +23,7 @@ from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.comparing import TableDifference, TensorDifference, compare_dense, compare_tables
 from elastable.master.checkpoints.listing import ListedCheckpoint, list_checkpoints
 from elastable.master.checkpoints.restoring import require_tables, restore_tables
+from elastable.process.stopping import OutputConsole
 
 __all__ = ["checkpoint"]
 
@@ -258,5 +259,5 @@ def _details(found: Checkpoint) -> dict[str, object]:
 
 
 def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=200)
+    console = OutputConsole()
+    return console if console.is_terminal else OutputConsole(width=200)
