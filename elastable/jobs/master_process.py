@@ -42,7 +42,7 @@ from elastable.monitoring.sources.server_source import server_sources
 from elastable.monitoring.sources.shard_source import servers_source, shard_lookups_source
 from elastable.monitoring.sources.store_source import StoreSource
 from elastable.monitoring.watched import Watched
-from elastable.monitoring.watching import watched_over_http
+from elastable.monitoring.watching import require_watchable, watched_over_http
 from elastable.output.run_directory import RunDirectory, require_writable
 from elastable.process.heap import keep_collections_short
 from elastable.process.logs import describe_process
@@ -66,6 +66,7 @@ def run_job(options: JobOptions, console: Console) -> int:
     set_intra_op_threads(options.intra_op_threads)
     started = time.monotonic()
     # Now, and not when hours of training are to be saved.
+    require_watchable(options.http, options.insecure)
     require_writable(options.run_dir)
     if options.checkpoint_dir is not None:
         require_writable_checkpoints(options.checkpoint_dir)

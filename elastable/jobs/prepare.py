@@ -16,7 +16,7 @@ from elastable.embedding_store.composite.placement.locations import plan_tables,
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, ModelError, NotReady, Unsupported
-from elastable.embedding_store.open_store import operation_deadline
+from elastable.embedding_store.open_store import check_store_url, operation_deadline
 from elastable.embedding_store.remains import OnBroken
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.retry import retry
@@ -94,12 +94,14 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
         ElastableError: whatever of the options, the model file, its data, the store or the checkpoint cannot be used,
             by name.
     """
+    locations = locations_of(options.locations, options.store)
+    for url in locations.stores.values():
+        check_store_url(url)
     checkpoint = _checkpoint_to_resume(options)
     file = load_model_file(options.model_file)
     train, model, tables, steps = _discovered(file, options.offload_above, options.seed, options.lazy)
     refuse_slots_left_out(model)
     warm = _warm_start(model, options)
-    locations = locations_of(options.locations, options.store)
     refuse_sharding(locations.settings, options.mode)
     places = storage_of_tables(plan_tables(tables, locations.settings))
     if options.locations is not None and options.store.startswith(SERVERS):

@@ -44,7 +44,7 @@ from elastable.monitoring.sources.server_source import lookups_source
 from elastable.monitoring.sources.shard_source import shard_lookups_source
 from elastable.monitoring.sources.worker_source import WorkerSource
 from elastable.monitoring.watched import Watched
-from elastable.monitoring.watching import watched_over_http
+from elastable.monitoring.watching import require_watchable, watched_over_http
 from elastable.process.logs import describe_process
 from elastable.process.stopping import SIGNAL_REASONS
 from elastable.worker.keras.tensorflow_threads import set_intra_op_threads
@@ -76,6 +76,7 @@ def run_worker(options: WorkerOptions) -> int:
         ElastableError: why it did not join, or left. A model file or data that differ from the master's send away this
             worker alone; what fails in the model itself would fail on every worker, and ends the job.
     """
+    require_watchable(options.http, options.insecure)
     deadline_s = options.deadline_s
     client = MasterClient(options.master, deadline_s=deadline_s)
     identity = WorkerIdentity(uuid.uuid4().hex, socket.gethostname(), os.getpid())
