@@ -271,6 +271,8 @@ def _unknown(url: str) -> BadInput:
     if _scheme(url).startswith("cached+"):
         raise BadInput("store cached+...: stores hold their hot rows in memory; leave out cached+ and rows= or bytes=")
     shown = f"{_scheme(url)}://..." if "@" in url else url
-    known = ("memory", "memory?log=/folder", "file:///folder", "grpc://host:port", "servers:host:port,host:port")
-    known += tuple(f"{scheme}://host:port" for scheme in SCHEMES)
+    known = [
+        *("memory", "memory?log=/folder", "file:///folder", "grpc://host:port", "servers:host:port,host:port"),
+        *(f"{scheme}://host:port" for scheme in SCHEMES),
+    ]
     return BadInput(f"store {shown!r} is unknown: write {', '.join(known[:-1])} or {known[-1]}")
