@@ -187,7 +187,7 @@ def load_table(layer: StoreLayer, store: SavedArrays) -> None:
         gone = np.setdiff1d(block.ids, saved.ids)
         if len(gone):
             source.delete(name, gone)
-    with_slots = steps >= 0 and there.optimizer.same_but_rate(saved.spec.optimizer)
+    with_slots = steps >= 0 and there.optimizer.same_slots(saved.spec.optimizer)
     for block in saved.store.scan(name):
         if with_slots:
             source.put(name, [replace(block, touches=None)])

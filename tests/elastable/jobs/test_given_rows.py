@@ -127,6 +127,17 @@ def test_version_0_has_the_rows_that_the_model_has(home: Home, text: str, any_id
         assert int(job.model.optimizer.iterations) == (3 * RECORDS // BATCH if slots else 0)
 
 
+def test_slots_go_on_where_every_row_follows_each_step(home: Home) -> None:
+    """The model was trained with `lazy`, and is trained on without, as `model.fit` does the other way round."""
+    with prepared(home.file(LOADED), lazy=False).store as store:
+        blocks = list(store.scan("users"))
+        slots = {int(one): row for block in blocks for one, row in zip(block.ids, block.slots, strict=True)}
+    with prepared(home.file(LOADED)).store as store:
+        for block in store.scan("users"):
+            np.testing.assert_array_equal(block.slots, [slots[int(each)] for each in block.ids])
+    assert max(np.abs(row).max() for row in slots.values()) > 0
+
+
 @pytest.mark.parametrize("stores", [(), ("--stores", "2")], ids=["master", "servers"])
 def test_a_job_goes_on_as_fit_does(home: Home, tmp_path: Path, stores: tuple[str, ...]) -> None:
     again = home.trained()
