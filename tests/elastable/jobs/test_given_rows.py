@@ -16,6 +16,7 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.jobs.options import JobOptions
 from elastable.jobs.prepare import PreparedJob, prepare_job
+from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.worker.layers.model_tables import tables_given
 from elastable.worker.rows.saved_rows import leaving_rows_out
 from tests.elastable.processes import run_elastable
@@ -184,6 +185,17 @@ def test_what_is_resumed_wins_and_says_so(home: Home, tmp_path: Path, caplog: py
     with (job := prepared(file, warm_start=saved, warm_tables=("any_ids",))).store as store:
         assert_rows(home, job, any_ids=False)
         assert store.row_count("any_ids") == 2
+
+
+def test_a_job_with_a_loaded_model_is_resumed(home: Home, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with (first := prepared(home.file(LOADED))).store as store:
+        write_checkpoint(tmp_path, store, first.dense.tensors(), first.job, first.progress)
+    with caplog.at_level(logging.WARNING):
+        again = prepared(home.file(LOADED), resume=True, checkpoint_dir=tmp_path)
+    with again.store:
+        assert again.job.job == first.job.job
+        assert_rows(home, again, any_ids=True)
+    assert "the rows that model() gives (any_ids, users) are left out" in caplog.text
 
 
 def test_slots_of_offloaded_layers_are_not_lost_in_silence(tmp_path: Path) -> None:
