@@ -27,7 +27,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from elastable.embedding_store.support.extras import needs
-from elastable.worker.keras.keras_backend import require_tensorflow
+from elastable.worker.keras.keras_backend import require_tensorflow, when_keras_is_imported
 from elastable.worker.keras.trainers import register_trainers
 
 if TYPE_CHECKING:
@@ -165,6 +165,11 @@ register_trainers(
     fit=lambda: import_module("elastable.in_process.model_methods").model_fit,
     train_on_batch=lambda: import_module("elastable.in_process.model_methods").model_train_on_batch,
 )
+
+
+# So that `keras.models.load_model` knows the layers, whichever of the two is imported first.
+_LAYERS = ("distributed_embedding", "edl_embedding", "embedding")
+when_keras_is_imported(lambda: [import_module(f"elastable.worker.layers.{name}") for name in _LAYERS])
 
 
 def __getattr__(name: str) -> Any:

@@ -20,6 +20,7 @@ from elastable.embedding_store.log.files.file_log import FileLog
 from elastable.embedding_store.log.no_log import NoLog
 from elastable.embedding_store.open_reader import redis_url
 from elastable.embedding_store.remains import OnBroken, remains_of
+from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.memory.memory_limit import row_budget_here
 from elastable.embedding_store.support.store_url import (
     SERVERS,
@@ -33,7 +34,7 @@ from elastable.embedding_store.tiers.files.file_tier import FileTier
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
-from elastable.embedding_store.tiers.redis.url import DEFAULT_DEADLINE_S, SCHEMES
+from elastable.embedding_store.tiers.redis.url import DEFAULT_DEADLINE_S, SCHEMES, RedisUrl
 from elastable.embedding_store.upgrade.file_upgrade import refuse_earlier_folder
 from elastable.embedding_store.upgrade.redis_upgrade import refuse_earlier_redis
 from elastable.embedding_store.wire.access.credentials import Credentials
@@ -41,7 +42,7 @@ from elastable.embedding_store.wire.client.remote_store import RemoteStore
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 
-__all__ = ["GRPC_DEADLINE_S", "open_store", "operation_deadline"]
+__all__ = ["GRPC_DEADLINE_S", "check_store_url", "open_store", "operation_deadline"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -56,6 +57,28 @@ def operation_deadline(job_deadline_s: float) -> float | None:
     deadline (None), unless the job's is shorter still.
     """
     return job_deadline_s if job_deadline_s < DEFAULT_DEADLINE_S else None
+
+
+def check_store_url(url: str) -> None:
+    """Reads a URL as `open_store` does, and opens nothing.
+
+    Raises:
+        BadInput: no such URL can be.
+    """
+    if url.startswith(SERVERS):
+        server_addresses(url)
+        return
+    for one in shard_urls(url)[1] or [url]:
+        if _is_memory(one):
+            MemoryUrl.parse(one)
+        elif _scheme(one) == "file":
+            _file_url(one)
+        elif _scheme(one) == "grpc":
+            Address.parse(one.removeprefix("grpc://"))
+        elif _scheme(one) in SCHEMES:
+            RedisUrl.parse(_redis_options(one)[1])
+        else:
+            raise _unknown(one)
 
 
 def open_store(
@@ -87,6 +110,7 @@ def open_store(
         StoreBroken: rows or changes are lost, or corrupt.
         Unavailable, DeadlineExceeded, StoreFailed: as the store itself.
     """
+    check_store_url(url)
     if url.startswith(SERVERS):
         return _store_servers(url, deadline_s, credentials)
     strategy, shards = shard_urls(url)
@@ -120,25 +144,13 @@ def _whole_or_emptied(
 
 
 def _one_store(url: str, threads: int | None, shared: bool, deadline_s: float | None) -> EmbeddingStore:
-    if url == "memory" or url.startswith("memory?"):
+    if _is_memory(url):
         return _memory_store(MemoryUrl.parse(url), threads, shared)
     if _scheme(url) == "file":
         return _file_store(url, threads, shared)
     if _scheme(url) == "grpc":
         return RemoteStore(url.removeprefix("grpc://"), _or(deadline_s, GRPC_DEADLINE_S))
-    if _scheme(url) in SCHEMES:
-        return _redis_store(url, threads, shared, deadline_s)
-    raise _unknown(
-        url,
-        (
-            "memory",
-            "memory?log=/folder",
-            "file:///folder",
-            "grpc://host:port",
-            "servers:host:port,host:port",
-            *(f"{scheme}://host:port" for scheme in SCHEMES),
-        ),
-    )
+    return _redis_store(url, threads, shared, deadline_s)
 
 
 def _store_servers(url: str, deadline_s: float | None, credentials: Credentials | None) -> ShardedStore:
@@ -169,10 +181,7 @@ def _memory_store(url: MemoryUrl, threads: int | None, shared: bool) -> MemorySt
 
 
 def _file_store(url: str, threads: int | None, shared: bool) -> MemoryStore:
-    options, rest = TierOptions.taken_from(url)
-    if options.index != "memory":
-        raise BadInput(f"store {url!r}: index={options.index} is for tables in Redis; files are found by index=memory")
-    folder = file_folder(rest)
+    options, folder = _file_url(url)
     refuse_earlier_folder(folder)
     with ExitStack() as opened:
         tier = opened.enter_context(FileTier(folder / "rows", fsync=options.fsync != "never"))
@@ -180,13 +189,15 @@ def _file_store(url: str, threads: int | None, shared: bool) -> MemoryStore:
         return _tiered_store(opened, tier, log, options, threads, shared)
 
 
-def _redis_store(url: str, threads: int | None, shared: bool, deadline_s: float | None) -> MemoryStore:
+def _file_url(url: str) -> tuple[TierOptions, Path]:
     options, rest = TierOptions.taken_from(url)
-    if options.fsync != "interval" and not isinstance(options.log, Path):
-        raise BadInput(
-            f"fsync={options.fsync}: the server decides how durable a log in Redis is (appendfsync); leave fsync= out "
-            "or write log=/folder too"
-        )
+    if options.index != "memory":
+        raise BadInput(f"store {url!r}: index={options.index} is for tables in Redis; files are found by index=memory")
+    return options, file_folder(rest)
+
+
+def _redis_store(url: str, threads: int | None, shared: bool, deadline_s: float | None) -> MemoryStore:
+    options, rest = _redis_options(url)
     with ExitStack() as opened:
         place = RedisPlace(redis_url(rest, deadline_s))
         opened.callback(place.close)
@@ -194,6 +205,17 @@ def _redis_store(url: str, threads: int | None, shared: bool, deadline_s: float 
         tier = opened.enter_context(RedisTier(place))
         log = opened.enter_context(_log(options) or RedisLog(place))
         return _tiered_store(opened, tier, log, options, threads, shared)
+
+
+def _redis_options(url: str) -> tuple[TierOptions, str]:
+    """The options of the engine, and the rest of the URL."""
+    options, rest = TierOptions.taken_from(url)
+    if options.fsync != "interval" and not isinstance(options.log, Path):
+        raise BadInput(
+            f"fsync={options.fsync}: the server decides how durable a log in Redis is (appendfsync); leave fsync= out "
+            "or write log=/folder too"
+        )
+    return options, rest
 
 
 def _log(options: TierOptions) -> Log | None:
@@ -240,9 +262,17 @@ def _scheme(url: str) -> str:
     return url.partition("://")[0]
 
 
-def _unknown(url: str, known: tuple[str, ...]) -> BadInput:
+def _is_memory(url: str) -> bool:
+    return url == "memory" or url.startswith("memory?")
+
+
+def _unknown(url: str) -> BadInput:
     # A URL may hold a password: what stands before the @ is not repeated.
     if _scheme(url).startswith("cached+"):
         raise BadInput("store cached+...: stores hold their hot rows in memory; leave out cached+ and rows= or bytes=")
     shown = f"{_scheme(url)}://..." if "@" in url else url
+    known = [
+        *("memory", "memory?log=/folder", "file:///folder", "grpc://host:port", "servers:host:port,host:port"),
+        *(f"{scheme}://host:port" for scheme in SCHEMES),
+    ]
     return BadInput(f"store {shown!r} is unknown: write {', '.join(known[:-1])} or {known[-1]}")

@@ -23,6 +23,7 @@ from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.comparing import TableDifference, TensorDifference, compare_dense, compare_tables
 from elastable.master.checkpoints.listing import ListedCheckpoint, list_checkpoints
 from elastable.master.checkpoints.restoring import require_tables, restore_tables
+from elastable.process.stopping import OutputConsole
 
 __all__ = ["checkpoint"]
 
@@ -43,12 +44,14 @@ class _ListOptions:
 @checkpoint.command("list")
 @takes(_ListOptions)
 def list_all(options: _ListOptions) -> None:
-    """Show the checkpoints of a directory: version, time, kind, size, rows, whole or damaged."""
+    """Show the checkpoints of a directory: version, job, time, kind, size, rows, whole or damaged."""
     found = list_checkpoints(options.directory, options.verify)
     if options.as_json:
         typer.echo(json.dumps([_as_json(listed) for listed in found], indent=2))
         return
-    shown = Table("checkpoint", "version", "written", "kind", "size", "rows", "state", title=escape(options.directory))
+    shown = Table(
+        "checkpoint", "version", "job", "written", "kind", "size", "rows", "state", title=escape(options.directory)
+    )
     for listed in found:
         shown.add_row(*_cells(listed))
     _console().print(shown)
@@ -211,10 +214,10 @@ def _difference(
 def _cells(listed: ListedCheckpoint) -> tuple[str, ...]:
     name = escape(listed.address.rpartition("/")[2])
     if listed.checkpoint is None:
-        return name, "", "", "", "", "", f"[red]damaged[/red]: {escape(listed.damage)}"
+        return name, *[""] * 6, f"[red]damaged[/red]: {escape(listed.damage)}"
     manifest = listed.checkpoint.manifest
-    size, rows = readable_size(manifest.size), f"{manifest.rows:,}"
-    return name, f"{manifest.version:,}", manifest.written or "unknown", manifest.kind, size, rows, "whole"
+    size, rows, job = readable_size(manifest.size), f"{manifest.rows:,}", escape(str(manifest.job.get("job", "")))
+    return name, f"{manifest.version:,}", job, manifest.written or "unknown", manifest.kind, size, rows, "whole"
 
 
 def _as_json(listed: ListedCheckpoint) -> dict[str, object]:
@@ -225,6 +228,7 @@ def _as_json(listed: ListedCheckpoint) -> dict[str, object]:
         "checkpoint": listed.address,
         "whole": True,
         "version": manifest.version,
+        "job": manifest.job.get("job", ""),
         "written": manifest.written,
         "kind": manifest.kind,
         "base": None if manifest.base is None else manifest.base.name,
@@ -255,5 +259,5 @@ def _details(found: Checkpoint) -> dict[str, object]:
 
 
 def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=200)
+    console = OutputConsole()
+    return console if console.is_terminal else OutputConsole(width=200)

@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from elastable.embedding_store.option import Option, OptionField, option_fields
 from elastable.process.settings import CONFIG_VARIABLE, load_settings, take_variables, variable_of, words_of
+from elastable.process.stopping import end_without_reader
 
 __all__ = ["AS_JSON", "takes", "with_options", "without_subcommand"]
 
@@ -72,7 +73,11 @@ def with_options(
             if settings:
                 values.pop(_CONFIG)
                 take_variables(by_name.values())
-            run(**{name: _value(by_name[name], value) if name in by_name else value for name, value in values.items()})
+            given = {name: _value(by_name[name], each) if name in by_name else each for name, each in values.items()}
+            try:
+                run(**given)
+            except BrokenPipeError:  # of standard output: connections have errors of their own
+                end_without_reader()
 
         command.__name__, command.__doc__ = run.__name__, run.__doc__
         parameters = [_parameter(field, settings) for field in by_name.values()]

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import typer
-from rich.console import Console
 
 from elastable.commands.command_line import with_options
 from elastable.commands.knowledge_graphs.downloading import download_published
@@ -19,7 +18,7 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.option import Option, option_fields, required, setting
 from elastable.embedding_store.support.extras import needs
 from elastable.process.quiet import import_tensorflow
-from elastable.process.stopping import SIGNAL_REASONS
+from elastable.process.stopping import SIGNAL_REASONS, OutputConsole
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 
 __all__ = ["kg"]
@@ -84,7 +83,7 @@ def train(
         if set_anew:
             raise BadInput(f"--resume continues with the settings of its run; leave out {', '.join(set_anew)}")
         settings = found.settings
-    result = run_graph(dataset, settings, workers, run_dir, Console(), found, checkpoint_minutes, notes)
+    result = run_graph(dataset, settings, workers, run_dir, OutputConsole(), found, checkpoint_minutes, notes)
     if "stopped" in result:
         raise typer.Exit(_EXIT_CODES[result["stopped"]])
 

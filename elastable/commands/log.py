@@ -6,7 +6,6 @@ import json
 from dataclasses import asdict, dataclass
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -17,6 +16,7 @@ from elastable.embedding_store.log.inspection import LogReport, inspect_log
 from elastable.embedding_store.option import Option, required, setting
 from elastable.embedding_store.tiers.redis.log_report import inspect_redis_log, truncate_redis_log
 from elastable.embedding_store.tiers.redis.url import SCHEMES, redacted
+from elastable.process.stopping import OutputConsole
 
 __all__ = ["log"]
 
@@ -53,7 +53,7 @@ def show(options: _LogOptions) -> None:
     about.add_row("rows in commits", f"{found.rows:,}")
     for kind, number in sorted(found.changes.items()):
         about.add_row(kind, f"{number:,}")
-    Console().print(about)
+    OutputConsole().print(about)
 
 
 @dataclass(frozen=True, slots=True)

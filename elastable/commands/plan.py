@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from elastable.commands.command_line import AS_JSON, takes
@@ -24,6 +23,7 @@ from elastable.models.table_places import locations_of
 from elastable.planning.calibration import INSTALLED, Calibration
 from elastable.planning.sizing import Sizing, sized
 from elastable.process.quiet import import_tensorflow
+from elastable.process.stopping import OutputConsole
 
 if TYPE_CHECKING:
     import keras
@@ -93,9 +93,9 @@ def plan(options: _PlanOptions) -> None:
         elements = "grows" if line.elements is None else f"{line.elements:,}"
         size = f"{line.row_bytes:,} B a row" if line.bytes is None else readable_size(line.bytes)
         shown.add_row(line.table, line.kind, f"{rows} x {line.row}", elements, size, line.location.storage, line.reason)
-    console = Console()
+    console = OutputConsole()
     if not console.is_terminal:
-        console = Console(width=160)
+        console = OutputConsole(width=160)
     console.print(shown)
     total = sum(size for _, _, size in dense)
     console.print(

@@ -40,7 +40,7 @@ from elastable.output.run_directory import RunDirectory
 from elastable.process.child import EndedChild
 from elastable.process.exit_codes import ExitCode
 from elastable.process.repeating import repeating
-from elastable.process.stopping import SIGNAL_REASONS
+from elastable.process.stopping import OUTPUT_CLOSED, SIGNAL_REASONS
 from elastable.worker.models.export import export_keras
 
 __all__ = ["JobRun"]
@@ -134,7 +134,7 @@ class JobRun:
         if not self._interrupted:
             return ExitCode.DONE
         self._show_how_to_continue(status.version)
-        return ExitCode.INTERRUPTED
+        return ExitCode.OUTPUT_CLOSED if self._master.stop_reason == OUTPUT_CLOSED else ExitCode.INTERRUPTED
 
     @property
     def _interrupted(self) -> bool:
@@ -187,6 +187,8 @@ class JobRun:
 
     def _show_how_to_continue(self, version: int) -> None:
         line = f"{self._master.stop_reason} at version {version:,}; go on with:\n{self.resume_command}"
+        if self._master.stop_reason == OUTPUT_CLOSED:
+            _log.warning("%s", line)
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _save(self) -> None:

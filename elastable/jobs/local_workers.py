@@ -24,7 +24,8 @@ _STOP_WAIT_S = 20.0
 class LocalWorkers:
     """Processes of `elastable worker`, each with its own log file.
 
-    They run in their own sessions, so that Ctrl-C reaches the master alone, which then ends the job for all.
+    They run in their own sessions, so that Ctrl-C reaches the master alone, which then ends the job for all. They end
+    at once when the master's process does, also by SIGKILL.
 
     Args:
         count: Number of processes.
@@ -96,3 +97,4 @@ class LocalWorkers:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(timeout=5.0)
+            process.stdin.close()  # type: ignore[union-attr]

@@ -41,7 +41,7 @@ from elastable.monitoring.sources.server_source import server_sources
 from elastable.monitoring.sources.shard_source import servers_source, shard_lookups_source
 from elastable.monitoring.sources.store_source import StoreSource
 from elastable.monitoring.watched import Watched
-from elastable.monitoring.watching import watched_over_http
+from elastable.monitoring.watching import require_watchable, watched_over_http
 from elastable.output.run_directory import RunDirectory, require_writable
 from elastable.process.heap import keep_collections_short
 from elastable.process.logs import describe_process
@@ -65,6 +65,7 @@ def run_job(options: JobOptions, console: Console) -> int:
     set_intra_op_threads(options.intra_op_threads)
     started = time.monotonic()
     # Now, and not when hours of training are to be saved.
+    require_watchable(options.http, options.insecure)
     require_writable(options.run_dir)
     if options.checkpoint_dir is not None:
         require_writable_checkpoints(options.checkpoint_dir)
@@ -205,6 +206,12 @@ def _introduce(console: Console, options: JobOptions, prepared: PreparedJob, run
         f"{job.micro_batches_per_version} to a version",
         highlight=False,
     )
+    taken = prepared.resumed or (prepared.warm if not prepared.progress.version else None)
+    origin = "" if taken is None else f" from {redacted(taken.address)} of job {taken.job.get('job', '')}"
     if prepared.progress.version:
-        console.print(f"resuming at version {prepared.progress.version}", highlight=False)
+        line = f"resuming at version {prepared.progress.version}{origin}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    elif taken is not None:
+        line = f"beginning with rows{origin}, version {taken.version}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     run.begin_job(job.job, address, prepared.progress.version)

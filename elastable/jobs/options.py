@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.open_store import check_store_url
 from elastable.embedding_store.option import Option, check_options, required, setting
 from elastable.embedding_store.support.store_url import outlives_process, refuse_remote_shards
 from elastable.embedding_store.tiers.redis.url import redacted
@@ -22,6 +23,7 @@ from elastable.jobs.shared_options import (
     PROFILE,
     STORE_URL,
     TRANSPORT,
+    check_addresses,
     client_limits,
     deadline,
     of_job,
@@ -129,7 +131,13 @@ class JobOptions:
     warm_tables: tuple[str, ...] = setting(
         (), of_store("Take only these tables from --warm-start.", metavar="A,B", unset="all that both models have")
     )
-    overwrite: bool = setting(False, of_store("Drop the tables of an earlier job from the store."))
+    overwrite: bool = setting(
+        False,
+        of_store(
+            "Drop the tables of an earlier job from the store; write beside another job's checkpoints in "
+            "--checkpoint-dir."
+        ),
+    )
     take_over: bool = setting(False, of_store("Take the store from a job that still runs on it; that job fails."))
     run_dir: Path = setting(Path("runs"), of_saving("Directory for run directories.", metavar="DIR"))
     checkpoint_dir: str | Path | None = setting(
@@ -195,6 +203,7 @@ class JobOptions:
     def __post_init__(self) -> None:
         check_options(self)
         client_limits(self.client_calls, self.client_bytes, self.client_rate)
+        check_addresses(listen=self.listen, http=self.http)
         if self.warm_tables and self.warm_start is None:
             raise BadInput("--warm-tables needs --warm-start: the checkpoint to take the rows from")
         self._check_stores()
@@ -208,6 +217,7 @@ class JobOptions:
             )
 
     def _check_stores(self) -> None:
+        check_store_url(self.store)
         if not self.stores:
             refuse_remote_shards(self.store)
             return
@@ -292,6 +302,7 @@ class WorkerOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+        check_addresses(http=self.http)
         if self.model is None and not self.trust_master:
             raise BadInput(
                 "no model file is named: write `elastable worker MODEL.py --master HOST:PORT` with the master's own "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import uuid
 from collections.abc import Mapping
@@ -9,19 +10,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import keras
-import numpy as np
 
 from elastable.callbacks.averages import refuse_averages
 from elastable.embedding_store.composite.placement.locations import plan_tables, refuse_sharding, storage_of_tables
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, ModelError, NotReady, Unsupported
-from elastable.embedding_store.open_store import operation_deadline
+from elastable.embedding_store.open_store import check_store_url, operation_deadline
 from elastable.embedding_store.remains import OnBroken
-from elastable.embedding_store.rows.fresh_rows import fresh_rows
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.support.store_url import SERVERS, server_addresses
+from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.jobs.options import JobOptions
 from elastable.jobs.resuming.broken_store import giving_way_to
@@ -37,15 +37,21 @@ from elastable.master.keras.metrics import ModelMetrics
 from elastable.master.keras.multi_update import DenseModel, dense_part
 from elastable.master.tasks.progress import Progress
 from elastable.models.table_places import locations_of, on_worker, open_places, refuse_beside_servers
-from elastable.worker.layers.model_tables import pretrained_rows, store_layers
-from elastable.worker.models.build import make_model, sample_batch
+from elastable.models.tables_in_store import note_trained, seeded_as_read, tables_in_store
+from elastable.worker.keras.structures import TensorBatch
+from elastable.worker.layers.model_tables import pretrained_rows, store_layers, tables_given
+from elastable.worker.models.build import make_model, needs_sample, sample_batch
 from elastable.worker.models.model_file import ModelFile, load_model_file
+from elastable.worker.models.offload import refuse_slots_left_out
 from elastable.worker.models.on_worker import keep_on_worker
 from elastable.worker.readers import Reader
+from elastable.worker.rows.saved_rows import leaving_rows_out
 from elastable.worker.step.tensor_specs import batch_spec
 from elastable.worker.step.traced.step_plan import StepPlan, plan_step
 
 __all__ = ["PreparedJob", "prepare_job", "tables_of", "where_dense_is_summed"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,7 @@ class PreparedJob:
         metrics: The model's metrics.
         progress: Where the job begins.
         resumed: The checkpoint that the store was restored from; None: from none.
+        warm: The one whose rows a new job may begin with; None: none.
     """
 
     job: JobSpec
@@ -73,6 +80,7 @@ class PreparedJob:
     metrics: ModelMetrics
     progress: Progress
     resumed: Checkpoint | None = None
+    warm: Checkpoint | None = None
 
 
 def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> PreparedJob:
@@ -86,9 +94,14 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
         ElastableError: whatever of the options, the model file, its data, the store or the checkpoint cannot be used,
             by name.
     """
+    locations = locations_of(options.locations, options.store)
+    for url in locations.stores.values():
+        check_store_url(url)
+    checkpoint = _checkpoint_to_resume(options)
     file = load_model_file(options.model_file)
     train, model, tables, steps = _discovered(file, options.offload_above, options.seed, options.lazy)
-    locations = locations_of(options.locations, options.store)
+    refuse_slots_left_out(model)
+    warm = _warm_start(model, options)
     refuse_sharding(locations.settings, options.mode)
     places = storage_of_tables(plan_tables(tables, locations.settings))
     if options.locations is not None and options.store.startswith(SERVERS):
@@ -103,7 +116,6 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
     size = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in dense.variables)
     job = replace(job, dense_at=where_dense_is_summed(options, job, size))
     shared, deadline_s = options.transport != "grpc", operation_deadline(options.deadline_s)
-    checkpoint = _checkpoint_to_resume(options)
     on_broken = None if checkpoint is None else _giving_way(options, checkpoint, tables, job)
     store = open_places(
         locations,
@@ -114,17 +126,16 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
         on_broken=on_broken,
         credentials=credentials,
     )
+    optimizers = {} if steps is None else steps.optimizers()
     try:
-        beginning = _filled(options, store, tables, model, dense, job, checkpoint)
+        beginning = _filled(options, store, tables, model, dense, job, checkpoint, warm, optimizers)
     except BaseException:
         store.close()
         raise
-    for layer in store_layers(model):
-        layer.attach(store, options.seed)
     if beginning.job is not None:
         job = replace(job, job=beginning.job)
     return PreparedJob(
-        job, file, model, store, tables, dense, ModelMetrics(model), beginning.progress, beginning.checkpoint
+        job, file, model, store, tables, dense, ModelMetrics(model), beginning.progress, beginning.checkpoint, warm
     )
 
 
@@ -211,8 +222,10 @@ def _filled(
     dense: DenseModel,
     job: JobSpec,
     checkpoint: Checkpoint | None,
+    warm: Checkpoint | None,
+    optimizers: Mapping[str, keras.Optimizer],
 ) -> Beginning:
-    """Fills the store with the tables that the job begins with; see `fill_store`."""
+    """Fills the store with the tables that the job begins with (see `fill_store`), and attaches the model's layers."""
     # An address where nobody answers is refused at once: it may be a typo. A server that loads its data is awaited.
     retry(store.version, "reading the store's version", options.deadline_s, on=(NotReady,))
     refuse_averages(model.optimizer, store, tables)
@@ -227,35 +240,79 @@ def _filled(
         take_over=options.take_over,
         rerun=options.rerun,
     )
-    if beginning.job is None:
-        for name, rows in pretrained_rows(store_layers(model)).items():
-            store.put(name, [fresh_rows(tables[name], np.arange(len(rows), dtype=np.int64), rows)])
-        if options.warm_start is not None:
-            warm_start(open_checkpoint(options.warm_start), store, tables, options.warm_tables)
+    if beginning.job is not None:
+        _say_who_wins(model, beginning)
+        for layer in store_layers(model):
+            layer.attach(store, options.seed)
+        note_trained(model, optimizers)
+        return beginning
+    tables_in_store(model, tables, store, pretrained_rows(store_layers(model)), options.seed, 0, optimizers)
+    if warm is not None:
+        warm_start(warm, store, tables, options.warm_tables)
     return beginning
 
 
+def _say_who_wins(model: keras.Model, beginning: Beginning) -> None:
+    given = tables_given(store_layers(model))
+    if given:
+        where = "the store" if beginning.checkpoint is None else beginning.checkpoint.address
+        _log.warning(
+            "the rows that model() gives (%s) are left out: the job goes on from %s, version %d",
+            ", ".join(given),
+            where,
+            beginning.progress.version,
+        )
+
+
+def _warm_start(model: keras.Model, options: JobOptions) -> Checkpoint | None:
+    """The checkpoint of `--warm-start`. Raises `BadInput` where model() gives rows of the same tables, too."""
+    if options.warm_start is None:
+        return None
+    warm = open_checkpoint(options.warm_start)
+    both = set(tables_given(store_layers(model))) & set(options.warm_tables or warm.manifest.tables)
+    if both:
+        raise BadInput(
+            f"--warm-start {options.warm_start}: model() gives rows of {', '.join(sorted(both))}, too (it loads them, "
+            "or sets its layer's weights): leave --warm-start out, return a model without rows, or name the other "
+            "tables by --warm-tables"
+        )
+    return warm
+
+
 def tables_of(model_file: Path, offload_above: int = 0, seed: int = 0) -> tuple[keras.Model, dict[str, TableSpec]]:
-    """The built model of a model file, and the tables that it needs, before any is placed.
+    """The built model of a model file, and the tables that it needs, before any is placed; no row is read.
 
     Raises:
         ElastableError: the file, its model or its data cannot be used.
     """
-    _, model, tables, _ = _discovered(load_model_file(model_file), offload_above, seed)
-    return model, tables
+    file = load_model_file(model_file)
+
+    def sample() -> TensorBatch:
+        return sample_batch(_training_records(file))
+
+    with leaving_rows_out():
+        model = make_model(file.model, sample, seed, offload_above)
+    steps = plan_step(model, batch_spec(sample())) if needs_sample(model) else None
+    return model, discover_tables(model, seed, optimizers={} if steps is None else steps.optimizers())
 
 
 def _discovered(
-    file: ModelFile, offload_above: int, seed: int, lazy: bool = True
+    file: ModelFile, offload_above: int, seed: int, lazy: bool
 ) -> tuple[Reader, keras.Model, dict[str, TableSpec], StepPlan | None]:
-    train = file.reader("train")
-    if train is None:
-        raise ModelError(f"{file.path}: data('train') returned None; there is nothing to train on")
+    train = _training_records(file)
     sample = sample_batch(train)
     model = make_model(file.model, sample, seed, offload_above)
     steps = plan_step(model, batch_spec(sample))
     optimizers = {} if steps is None else steps.optimizers()
-    return train, model, discover_tables(model, seed, lazy=lazy, optimizers=optimizers), steps
+    tables = discover_tables(model, seed, lazy=lazy, optimizers=optimizers)
+    return train, model, seeded_as_read(tables, model, keras=False), steps
+
+
+def _training_records(file: ModelFile) -> Reader:
+    train = file.reader("train")
+    if train is None:
+        raise ModelError(f"{file.path}: data('train') returned None; there is nothing to train on")
+    return train
 
 
 def _where_workers_look(options: JobOptions) -> str:
@@ -272,8 +329,17 @@ def _giving_way(options: JobOptions, checkpoint: Checkpoint, tables: Mapping[str
 
 
 def _checkpoint_to_resume(options: JobOptions) -> Checkpoint | None:
-    if not options.resume or options.checkpoint_dir is None:
-        return None
-    found = newest_checkpoint(options.checkpoint_dir)
+    """The checkpoint that the job may go on from. Raises `BadInput` where a new job would write beside another's."""
+    found = None if options.checkpoint_dir is None else newest_checkpoint(options.checkpoint_dir)
     # Nothing was saved yet at the first start of a job that is always started with --resume.
-    return None if found is None else open_checkpoint(found)
+    if found is None or (options.overwrite and not options.resume):
+        return None
+    checkpoint = open_checkpoint(found)
+    if not options.resume:
+        raise BadInput(
+            f"--checkpoint-dir {redacted(str(options.checkpoint_dir))} holds checkpoints of job "
+            f"{checkpoint.job.get('job', '')} (the newest is {checkpoint.name}, written "
+            f"{checkpoint.manifest.written}): go on with that job by --resume, give this one another directory, or let "
+            "it write beside them with --overwrite"
+        )
+    return checkpoint

@@ -6,6 +6,7 @@ from functools import partial
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.option import Option
+from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.store_url import byte_count
 from elastable.embedding_store.wire.server.limits.call_limits import CallLimits
 from elastable.master.job_spec import KNOWN_VALUES
@@ -22,6 +23,7 @@ __all__ = [
     "PROFILE",
     "STORE_URL",
     "TRANSPORT",
+    "check_addresses",
     "client_limits",
     "deadline",
     "of_job",
@@ -76,6 +78,16 @@ PROFILE = of_workers(
     "Write a profile of ten micro-batches of a worker to this folder, for TensorBoard.", metavar="DIR", unset="none"
 )
 NOT_FINITE = of_job("What to do with gradients that hold NaN or Inf.", choices=KNOWN_VALUES["not_finite"])
+
+
+def check_addresses(**addresses: str | None) -> None:
+    """Raises `BadInput` for an address to listen on that is none, by its option."""
+    for option, address in addresses.items():
+        try:
+            if address is not None:
+                Address.parse(address)
+        except BadInput as error:
+            raise BadInput(f"--{option}: {error}") from error
 
 
 def deadline(meaning: str) -> Option:

@@ -44,13 +44,15 @@ from elastable.monitoring.sources.server_source import lookups_source
 from elastable.monitoring.sources.shard_source import shard_lookups_source
 from elastable.monitoring.sources.worker_source import WorkerSource
 from elastable.monitoring.watched import Watched
-from elastable.monitoring.watching import watched_over_http
+from elastable.monitoring.watching import require_watchable, watched_over_http
 from elastable.process.logs import describe_process
 from elastable.process.stopping import SIGNAL_REASONS
 from elastable.worker.keras.tensorflow_threads import set_intra_op_threads
+from elastable.worker.layers.model_tables import forget_rows, store_layers
 from elastable.worker.models.build import make_model, sample_batch
 from elastable.worker.models.model_file import ModelFile, load_model_file
 from elastable.worker.readers import Reader
+from elastable.worker.rows.saved_rows import leaving_rows_out
 from elastable.worker.runtime.compute import MicroBatchComputer, require_same_records
 from elastable.worker.runtime.loop import Worker
 from elastable.worker.runtime.step_profile import StepProfile
@@ -74,6 +76,7 @@ def run_worker(options: WorkerOptions) -> int:
         ElastableError: why it did not join, or left. A model file or data that differ from the master's send away this
             worker alone; what fails in the model itself would fail on every worker, and ends the job.
     """
+    require_watchable(options.http, options.insecure)
     deadline_s = options.deadline_s
     client = MasterClient(options.master, deadline_s=deadline_s)
     identity = WorkerIdentity(uuid.uuid4().hex, socket.gethostname(), os.getpid())
@@ -196,7 +199,9 @@ def _computer(
     job: JobSpec, file: ModelFile, readers: dict[TaskKind, Reader], source: RowSource, deadline_s: float
 ) -> MicroBatchComputer:
     sample = sample_batch(readers[TaskKind.TRAIN])
-    model = make_model(file.model, sample, job.seed, job.offload_above, job.on_worker)
+    with leaving_rows_out():  # the master has them
+        model = make_model(file.model, sample, job.seed, job.offload_above, job.on_worker)
+    forget_rows(store_layers(model))
     specs = retry(source.specs, "reading the tables", deadline_s, on=(NotReady,))
     return MicroBatchComputer(model, job, readers, sample, source, specs, deadline_s)
 

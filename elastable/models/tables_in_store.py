@@ -134,11 +134,12 @@ def _as_there(spec: TableSpec, there: TableSpec | None) -> TableSpec:
 def _carry(source: EmbeddingStore, held: EmbeddingStore, spec: TableSpec, goes_on: bool) -> None:
     """Puts the rows of a table into another store, or into the same one with new slots."""
     there = source.specs()[spec.name]
-    same = goes_on and there.optimizer.same_but_rate(spec.optimizer)
-    if same:
-        held.put(spec.name, source.scan(spec.name))
-    else:
+    with_slots = goes_on and there.optimizer.same_slots(spec.optimizer)
+    same = with_slots and there.optimizer.lazy == spec.optimizer.lazy
+    if not same:
         held.put(spec.name, (fresh_rows(spec, block.ids, block.weights) for block in _rows(source, there)))
+    if with_slots:
+        held.put(spec.name, source.scan(spec.name))
     state = source.table_state(spec.name) if same else _state(source, there, spec)
     if state and source is not held:
         held.put_table_state(spec.name, state)

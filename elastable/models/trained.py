@@ -1,97 +1,183 @@
-"""A trained model brought back from a checkpoint, for evaluation, prediction and export."""
+"""A trained model, of a checkpoint or loaded by its model file, for evaluation, prediction and export."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Collection, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import keras
 import numpy as np
 
+from elastable.embedding_store.contract.malformed import DocumentFields
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.api import Tensor
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.commits.accumulate import add_metrics
+from elastable.master.keras.discovery import discover_tables
 from elastable.master.keras.metrics import ModelMetrics
 from elastable.master.keras.multi_update import dense_part
+from elastable.models.tables_in_store import seeded_as_read, tables_in_store
 from elastable.worker.keras.structures import TensorBatch
-from elastable.worker.layers.model_tables import store_layers
-from elastable.worker.models.build import as_tensors, make_model, sample_batch
+from elastable.worker.layers.model_tables import pretrained_rows, store_layers, tables_given
+from elastable.worker.models.build import as_tensors, make_model, needs_sample, sample_batch
 from elastable.worker.models.model_file import ModelFile, load_model_file
 from elastable.worker.readers import Reader
+from elastable.worker.rows.saved_rows import leaving_rows_out
 from elastable.worker.step.id_plan import plan_ids
 from elastable.worker.step.id_set import make_id_sets
 from elastable.worker.step.model_step import EvaluateStep
 from elastable.worker.step.tensor_specs import batch_spec
-from elastable.worker.step.traced.step_plan import plan_step
+from elastable.worker.step.traced.step_plan import StepPlan, plan_step
 
 __all__ = ["TrainedModel", "batches", "evaluated", "open_trained"]
 
+_log = logging.getLogger(__name__)
+
+_BATCH = 256
+
 
 class TrainedModel:
-    """A model whose dense variables and tables are those of a checkpoint."""
+    """A model with the dense variables and tables of a checkpoint, or with those that model() gives.
 
-    def __init__(self, file: ModelFile, checkpoint: Checkpoint, model: keras.Model, store: EmbeddingStore) -> None:
+    Attributes:
+        file: The model file.
+        checkpoint: None: there is none.
+        model: Attached to `store`.
+        store: Holds its tables.
+        reader: The records of the split that was asked for; None: of none.
+    """
+
+    def __init__(
+        self,
+        file: ModelFile,
+        checkpoint: Checkpoint | None,
+        model: keras.Model,
+        store: EmbeddingStore,
+        reader: Reader | None,
+    ) -> None:
         self.file = file
         self.checkpoint = checkpoint
         self.model = model
         self.store = store
+        self.reader = reader
 
-    def reader(self, split: str) -> Reader:
-        """The records of a split.
+    def records(self) -> Reader:
+        """The records of the split that was asked for."""
+        assert self.reader is not None
+        return self.reader
 
-        Raises:
-            BadInput: the model file has no such split.
-        """
-        reader = self.file.reader(split)
-        if reader is None:
-            raise BadInput(f"{self.file.path}: data({split!r}) returned None; there is no such split")
-        return reader
+    def origin(self) -> dict[str, object]:
+        """Where its rows are from, for the output of a command."""
+        saved = self.checkpoint
+        return {
+            "checkpoint": None if saved is None else redacted(saved.address),
+            "version": None if saved is None else saved.version,
+        }
 
 
-def open_trained(model_file: Path, checkpoint: str | Path) -> TrainedModel:
-    """Loads a model file and fills its model from a checkpoint.
+def open_trained(
+    model_file: Path, checkpoint: str | Path | None, split: str | None = None, *, labels: bool = False
+) -> TrainedModel:
+    """Loads a model file, and fills its model from a checkpoint.
+
+    Args:
+        model_file: Its `data` is called for `split` alone; where no split is asked for, only for a model that
+            Keras has not built, or with a `train_step` of its own.
+        checkpoint: As of `open_checkpoint`; None: the model has the rows and weights that model() gives it.
+        split: Whose records are read; None: none.
+        labels: Whether they are read with their labels, and the model is checked on them.
 
     Raises:
         CheckpointError, ModelError: either cannot be used, or they do not fit.
+        BadInput: the model file has no such split; or there is no checkpoint, and model() gives no rows.
     """
     file = load_model_file(model_file)
-    saved = open_checkpoint(checkpoint)
+    saved = None if checkpoint is None else open_checkpoint(checkpoint)
+    reader = None if split is None else _reader(file, split)
+    job: DocumentFields = {"seed": 0, "offload_above": 0} if saved is None else saved.job
+
+    def sample() -> TensorBatch:
+        return sample_batch(reader or _any_reader(file))
+
+    with leaving_rows_out() if saved is not None else nullcontext(set[str]()) as left_out:
+        model = make_model(
+            file.model,
+            sample() if labels else sample,
+            int(job["seed"]),
+            int(job["offload_above"]),
+            job.get("on_worker", ()),
+        )
+    steps = plan_step(model, batch_spec(sample())) if needs_sample(model) else None
+    store = MemoryStore()
+    if saved is None:
+        _take_given(file, model, steps, store)
+    else:
+        _say_left_out(saved, left_out.union(tables_given(store_layers(model))))
+        restore_tables(saved, store)
+        dense_part(model, steps).restore(saved.dense())
+        for layer in store_layers(model):
+            layer.attach(store, int(job["seed"]))
+    return TrainedModel(file, saved, model, store, reader)
+
+
+def _reader(file: ModelFile, split: str) -> Reader:
+    reader = file.reader(split)
+    if reader is None:
+        raise BadInput(f"{file.path}: data({split!r}) returned None; there is no such split")
+    return reader
+
+
+def _any_reader(file: ModelFile) -> Reader:
     reader = file.reader("train") or file.reader("validation")
     if reader is None:
         raise BadInput(f"{file.path}: data() returned None for every split; the model cannot be built")
-    job = saved.job
-    sample = sample_batch(reader)
-    model = make_model(file.model, sample, int(job["seed"]), int(job["offload_above"]), job.get("on_worker", ()))
-    store = MemoryStore()
-    restore_tables(saved, store)
-    dense_part(model, plan_step(model, batch_spec(sample))).restore(saved.dense())
-    for layer in store_layers(model):
-        layer.attach(store, int(job["seed"]))
-    return TrainedModel(file, saved, model, store)
+    return reader
 
 
-def evaluated(trained: TrainedModel, split: str, batch_size: int | None = None) -> dict[str, float]:
-    """Loss and metrics on a split, by the very steps and sums of the job's own evaluation.
+def _take_given(file: ModelFile, model: keras.Model, steps: StepPlan | None, store: EmbeddingStore) -> None:
+    """Puts the rows that model() gives into the store. Raises `BadInput` where it gives none."""
+    layers = store_layers(model)
+    if not tables_given(layers):
+        raise BadInput(
+            f"{file.path}: model() returns a model without rows (it loads none, and sets none), and no checkpoint is "
+            "named: write --checkpoint DIR, or load the trained model in model()"
+        )
+    optimizers = {} if steps is None else steps.optimizers()
+    tables = seeded_as_read(discover_tables(model, 0, optimizers=optimizers), model, keras=False)
+    tables_in_store(model, tables, store, pretrained_rows(layers), 0, 0, optimizers)
+
+
+def _say_left_out(saved: Checkpoint, tables: Collection[str]) -> None:
+    if tables:
+        _log.warning(
+            "the rows that model() gives (%s) are left out: those of %s, version %d, are used",
+            ", ".join(sorted(tables)),
+            redacted(saved.address),
+            saved.version,
+        )
+
+
+def evaluated(trained: TrainedModel, batch_size: int | None = None) -> dict[str, float]:
+    """Loss and metrics on the split that was asked for, by the very steps and sums of the job's own evaluation.
 
     Args:
-        trained: From `open_trained`.
-        split: "train" or "validation".
+        trained: From `open_trained` with labels.
         batch_size: Records at a time; None: the job's micro-batches, for the job's numbers.
-
-    Raises:
-        BadInput: the model file has no such split.
     """
-    reader = trained.reader(split)
+    reader = trained.records()
+    job: DocumentFields = {"micro_batch_size": _BATCH} if trained.checkpoint is None else trained.checkpoint.job
     model, store, spec = trained.model, trained.store, batch_spec(sample_batch(reader))
     plan = plan_ids(model, spec, training=False)
     step = EvaluateStep(model, spec, plan, lambda table, ids: store.lookup({table: ids})[table])
     book = ModelMetrics(model)
     total: tuple[Tensor, ...] = ()
-    for batch in batches(reader, batch_size or int(trained.checkpoint.job["micro_batch_size"])):
+    for batch in batches(reader, batch_size or int(job["micro_batch_size"])):
         ids = make_id_sets(plan.tables, plan.ids(batch), store.specs())
         total = add_metrics(total, [step(batch, store.lookup(ids.unique), ids)])
     return book.results(total)

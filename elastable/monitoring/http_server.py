@@ -18,7 +18,7 @@ from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.monitoring.access import Access
 
-__all__ = ["MOST_CONNECTIONS", "HttpServer"]
+__all__ = ["MOST_CONNECTIONS", "HttpServer", "require_servable"]
 
 MOST_CONNECTIONS = 64
 """Connections at once; further ones are closed."""
@@ -95,10 +95,7 @@ class HttpServer(Closing):
     """
 
     def __init__(self, address: Address, app: ASGIApp, credentials: Credentials, insecure: bool = False) -> None:
-        credentials.for_server(address, insecure)  # refuses what would be open, or would show a token
-        if credentials.certificate_roles:
-            raise BadInput("--http knows tokens, not ELASTABLE_CERTIFICATE_ROLES: unset it, or leave --http out")
-        listening = _listen(address)
+        listening = _listening(address, credentials, insecure)
         self.address = Address(address.host, listening.getsockname()[1])
         self.url = f"{'http' if credentials.certificate is None else 'https'}://{self.address.for_this_host()}/"
         guarded = Access(app, credentials.tokens, address.is_loopback and not credentials.tokens)
@@ -138,7 +135,15 @@ def _config(app: ASGIApp, credentials: Credentials) -> uvicorn.Config:
     )
 
 
-def _listen(address: Address) -> socket.socket:
+def require_servable(address: Address, credentials: Credentials, insecure: bool = False) -> None:
+    """Raises what `HttpServer` would raise here and now, for those who serve later."""
+    _listening(address, credentials, insecure).close()
+
+
+def _listening(address: Address, credentials: Credentials, insecure: bool) -> socket.socket:
+    credentials.for_server(address, insecure)  # refuses what would be open, or would show a token
+    if credentials.certificate_roles:
+        raise BadInput("--http knows tokens, not ELASTABLE_CERTIFICATE_ROLES: unset it, or leave --http out")
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
         return socket.create_server((address.host, address.port), family=family, backlog=MOST_CONNECTIONS)

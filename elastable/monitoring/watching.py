@@ -12,7 +12,16 @@ from elastable.embedding_store.support.extras import needs
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.monitoring.watched import Watched
 
-__all__ = ["watched_over_http"]
+__all__ = ["require_watchable", "watched_over_http"]
+
+
+def require_watchable(http: str | None, insecure: bool) -> None:
+    """Raises now what `watched_over_http` would raise of its address: before a job builds its model."""
+    if http is None:
+        return
+    with needs("--http", "monitoring"):
+        from elastable.monitoring.http_server import require_servable
+    require_servable(Address.parse(http), Credentials.from_environment(), insecure)
 
 
 @contextmanager

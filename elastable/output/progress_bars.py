@@ -16,13 +16,13 @@ from rich.text import Text
 
 from elastable.embedding_store.contract.malformed import Document, DocumentFields
 from elastable.master.api import JobStatus
+from elastable.process.stopping import OutputConsole
 
 __all__ = ["JobConsole", "JobProgress", "summary_table"]
 
 
-class JobConsole(Console):
-    """A console that loses lines where they cannot be written: a disk that is full, or a reader that has gone, behind
-    standard output ends no job."""
+class JobConsole(OutputConsole):
+    """A console that loses lines where they cannot be written: a full disk behind standard output ends no job."""
 
     def print(self, *objects: object, **settings: Any) -> None:
         """As in `rich.console.Console`; raises no `OSError`."""

@@ -1,15 +1,18 @@
-"""Another process of the `elastable` command, started by this one."""
+"""Another process of the `elastable` command, started by this one, and ended with it."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["EndedChild", "start_elastable"]
+__all__ = ["EndedChild", "start_elastable", "when_parent_ends"]
+
+_WATCHES_STDIN = "ELASTABLE_PARENT_HOLDS_STDIN"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,9 @@ def start_elastable(
 ) -> subprocess.Popen[bytes]:
     """Starts `elastable WORDS` in a session of its own, so that Ctrl-C reaches this process alone.
 
+    Its standard input is a pipe whose other end this process holds, so that it sees this process end, also by SIGKILL
+    (`when_parent_ends`). Close that end (`process.stdin`) once the process has ended.
+
     Args:
         words: The command and its options.
         log: File for everything that it writes; emptied first.
@@ -39,7 +45,24 @@ def start_elastable(
             [sys.executable, "-m", "elastable", *words],
             stdout=output,
             stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
+            bufsize=0,
             start_new_session=True,
-            env={**os.environ, **(environment or {})},
+            env={**os.environ, **(environment or {}), _WATCHES_STDIN: "1"},
         )
+
+
+def when_parent_ends(end: Callable[[], None]) -> None:
+    """Calls `end` in a thread once the process has ended that started this one by `start_elastable`, however it did.
+
+    Nothing happens in a process that was started otherwise.
+    """
+    if os.environ.pop(_WATCHES_STDIN, None) is None:
+        return
+
+    def watch() -> None:
+        while os.read(0, 1):  # nobody writes: it returns when the last holder of the other end is gone
+            pass
+        end()
+
+    threading.Thread(target=watch, name="elastable-parent", daemon=True).start()

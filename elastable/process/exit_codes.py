@@ -37,6 +37,7 @@ class ExitCode(IntEnum):
     NOT_INSTALLED = 10
     PERMISSION_DENIED = 11
     INTERRUPTED = 130
+    OUTPUT_CLOSED = 141
 
     @property
     def meaning(self) -> str:
@@ -58,6 +59,7 @@ _MEANINGS = {
     ExitCode.NOT_INSTALLED: "a library that an extra brings is not installed; the error says which extra",
     ExitCode.PERMISSION_DENIED: "the role of the token or certificate does not allow it",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C); stopped cleanly, with a checkpoint",
+    ExitCode.OUTPUT_CLOSED: "the reader of standard output has gone, as head does; a job stops as when interrupted",
 }
 
 _CODES: tuple[tuple[type[ElastableError], ExitCode], ...] = (

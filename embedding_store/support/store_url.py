@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -14,6 +16,7 @@ from elastable.embedding_store.support.address import Address
 
 __all__ = [
     "SERVERS",
+    "TIER_OPTIONS",
     "MemoryUrl",
     "TierOptions",
     "byte_count",
@@ -22,6 +25,7 @@ __all__ = [
     "refuse_remote_shards",
     "server_addresses",
     "shard_urls",
+    "unknown_option",
     "url_of_server",
 ]
 
@@ -34,7 +38,9 @@ _SIZE = re.compile(r"(\d{1,15})\s*([A-Za-z]*)")
 # The comma between two URLs; those between the hosts of one stand before no scheme.
 _NEXT_URL = re.compile(r",(?=memory(?:,|$)|[a-z]+(?:[:+][a-z]+)*://)")
 _SIZES = ("budget", "log_bytes", "before_image_bytes")
-_TIER_OPTIONS = (*_SIZES, "log", "fsync", "flush", "unclean", "index")
+TIER_OPTIONS = (*_SIZES, "log", "fsync", "flush", "unclean", "index")
+"""What the URL of a store with a tier may say of the engine in front of it; see `TierOptions`."""
+
 _LEAST_BUDGET = 1 << 20
 _STRATEGIES = ("token", "encoding")
 
@@ -97,8 +103,8 @@ class TierOptions:
         """The options of a URL, and the URL without them. Raises `BadInput`, which says what is wrong."""
         place, mark, query = url.partition("?")
         given = parse_qsl(query, keep_blank_values=True)
-        options = {name: value for name, value in given if name in _TIER_OPTIONS}
-        rest = "&".join(f"{quote(name)}={quote(value)}" for name, value in given if name not in _TIER_OPTIONS)
+        options = {name: value for name, value in given if name in TIER_OPTIONS}
+        rest = "&".join(f"{quote(name)}={quote(value)}" for name, value in given if name not in TIER_OPTIONS)
         sizes = {name: byte_count(options[name]) for name in _SIZES if name in options}
         if sizes.get("budget", _LEAST_BUDGET) < _LEAST_BUDGET:
             raise BadInput(f"budget={options['budget']}: at least 1MiB of memory is needed for rows")
@@ -133,7 +139,7 @@ def file_folder(url: str) -> Path:
     place, _, query = url.removeprefix("file://").partition("?")
     if not place.startswith("/") or place == "/":
         raise BadInput(f"store {url!r}: write file:///folder, with three slashes, for the folder /folder")
-    _options(url, query, _TIER_OPTIONS)
+    _options(url, query, TIER_OPTIONS)
     return Path(unquote(place))
 
 
@@ -160,8 +166,15 @@ def _options(url: str, query: str, known: tuple[str, ...]) -> dict[str, str]:
     options = dict(parse_qsl(query, keep_blank_values=True))
     unknown = sorted(set(options) - set(known))
     if unknown:
-        raise BadInput(f"store {url!r}: option {unknown[0]!r} is unknown; known options are {', '.join(known)}")
+        raise BadInput(f"store {url!r}: {unknown_option(unknown[0], known)}")
     return options
+
+
+def unknown_option(name: str, known: Collection[str]) -> str:
+    """What to say of an option that a URL cannot have: those that it can, and which of them may be meant."""
+    near = difflib.get_close_matches(name, known, 1)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    return f"option {name!r} is unknown; known options are {', '.join(known)}{meant}"
 
 
 def shard_urls(url: str) -> tuple[str, list[str]]:

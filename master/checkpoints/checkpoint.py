@@ -221,20 +221,24 @@ def _note(content: UInt8) -> dict[str, str]:
 
 @contextmanager
 def suggesting_older(of: Checkpoint | CheckpointFiles, name: str = "") -> Iterator[None]:
-    """Adds to a `CheckpointError` raised inside the newest older checkpoint in the same folder that is intact."""
+    """Adds to a `CheckpointError` raised inside the newest older checkpoint in the same folder that is intact.
+
+    It is one of the same job, where that is known.
+    """
     try:
         yield
     except CheckpointError as error:
-        home, name = (of.home, of.name) if isinstance(of, Checkpoint) else (of, name)
-        older = _older_good(home, name)
+        home, name, job = (of.home, of.name, of.job.get("job")) if isinstance(of, Checkpoint) else (of, name, None)
+        older = _older_good(home, name, job)
         if older is None:
             raise
+        of_job = "" if job is not None else f" of job {older.job.get('job', '')}"
         raise CheckpointError(
-            f"{error}; an older checkpoint next to it is intact: {older.address} (version {older.version})"
+            f"{error}; an older checkpoint next to it is intact: {older.address} (version {older.version}){of_job}"
         ) from error
 
 
-def _older_good(home: CheckpointFiles, name: str) -> Checkpoint | None:
+def _older_good(home: CheckpointFiles, name: str, job: object) -> Checkpoint | None:
     order = version_named(name)
     if order is None:
         return None
@@ -242,6 +246,8 @@ def _older_good(home: CheckpointFiles, name: str) -> Checkpoint | None:
         if (version_named(other) or order) < order:
             try:
                 found = open_named(home, other)
+                if job not in (None, found.job.get("job")):
+                    continue
                 found.read_all()
             except (CheckpointError, OSError):
                 continue

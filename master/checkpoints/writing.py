@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 
@@ -125,7 +125,7 @@ def _write_files(
         tables,
         entries,
         Base(base.name, base.version, base.manifest.checksum) if base is not None and builds else None,
-        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
     )
 
 

@@ -1,15 +1,20 @@
-"""Checks that Keras runs on TensorFlow, before Keras is imported."""
+"""Checks that Keras runs on TensorFlow, before Keras is imported; and what is done as soon as it is."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 
 from elastable.embedding_store.errors import Unsupported
 
-__all__ = ["keras_backend", "require_tensorflow"]
+__all__ = ["keras_backend", "require_tensorflow", "when_keras_is_imported"]
 
 
 def keras_backend() -> str:
@@ -39,3 +44,40 @@ def require_tensorflow() -> None:
             f"Elastable's layers run on Keras' TensorFlow backend, and Keras is set to {backend!r}: set "
             "KERAS_BACKEND=tensorflow before anything imports Keras"
         )
+
+
+def when_keras_is_imported(run: Callable[[], object]) -> None:
+    """Calls `run` once Keras is imported on the TensorFlow backend: now, if it is; with another backend never."""
+    keras = sys.modules.get("keras")
+    if keras is None:
+        sys.meta_path.insert(0, _AfterKeras(run))
+    elif hasattr(keras, "config"):  # else it is being imported now, and imports this package
+        _run_on_tensorflow(run)
+
+
+def _run_on_tensorflow(run: Callable[[], object]) -> None:
+    if keras_backend() == "tensorflow":
+        with suppress(ImportError):  # whoever names what is missing is told which extra brings it
+            run()
+
+
+class _AfterKeras(MetaPathFinder):
+    """Finds Keras where Python does, and calls `run` when it is imported."""
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        self._run = run
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != "keras":
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        load = spec.loader.exec_module
+
+        def load_and_run(module: ModuleType) -> None:
+            load(module)
+            _run_on_tensorflow(self._run)
+
+        spec.loader.exec_module = load_and_run  # type: ignore[method-assign]
+        return spec

@@ -14,7 +14,7 @@ from elastable.worker.rows.keras_draw import first_rows
 from elastable.worker.rows.store_backed import StoreBacked
 from elastable.worker.rows.store_layer import StoreLayer
 
-__all__ = ["pretrained_rows", "store_layers"]
+__all__ = ["forget_rows", "pretrained_rows", "store_layers", "tables_given"]
 
 
 def store_layers(model: keras.Model) -> list[StoreBacked]:
@@ -54,3 +54,15 @@ def _refuse_different(layers: Sequence[StoreLayer]) -> None:
                 f"layers {other.name!r} and {layer.name!r} share the table {layer.table_name!r} and were given "
                 "different rows to begin with: give them to one of the layers, or the same to both"
             )
+
+
+def tables_given(layers: Sequence[StoreBacked]) -> list[str]:
+    """Names of the tables whose rows came with the model: loaded, trained before, or set; sorted."""
+    return sorted({layer.table_name for layer in layers if layer.source is not None or layer.pretrained is not None})
+
+
+def forget_rows(layers: Sequence[StoreBacked]) -> None:
+    """Lets go of the rows that came with the model: what it is attached to next has the right ones."""
+    for layer in layers:
+        layer.pretrained = None
+        layer.attach(None)

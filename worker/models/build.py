@@ -16,7 +16,7 @@ import tensorflow as tf
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import BadInput, ElastableError, ModelError, Unsupported
 from elastable.worker.keras.patched import patched
-from elastable.worker.keras.seeds import global_draws
+from elastable.worker.keras.seeds import global_draws, layers_of
 from elastable.worker.keras.structures import TensorBatch, TensorLike
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.offload import offloading
@@ -29,7 +29,7 @@ from elastable.worker.step.forward import Forward, forward, update_metrics, warn
 from elastable.worker.step.tensor_specs import batch_spec
 from elastable.worker.step.traced.own_step import overrides, rehearse
 
-__all__ = ["as_tensors", "build_model", "make_model", "sample_batch"]
+__all__ = ["as_tensors", "build_model", "make_model", "needs_sample", "sample_batch"]
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def sample_batch(reader: Reader, records: int = 2) -> TensorBatch:
 
 def make_model(
     make: Callable[[], keras.Model],
-    sample: TensorBatch,
+    sample: TensorBatch | Callable[[], TensorBatch],
     seed: int,
     offload_above: int = 0,
     on_worker: Collection[str] = (),
@@ -80,7 +80,7 @@ def make_model(
 
     Args:
         make: Returns a compiled Keras model.
-        sample: A batch, for its shapes.
+        sample: A batch, for its shapes; or what returns one, called only for a model that needs it (`needs_sample`).
         seed: Keras' global seed, so that every process starts with equal dense variables.
         offload_above: Keras embeddings with more elements than this are offloaded to the store and never allocated; 0:
             none.
@@ -89,11 +89,21 @@ def make_model(
     keras.utils.set_random_seed(seed & 0xFFFFFFFF)
     with offloading(offload_above):
         model = make()
-        build_model(model, sample)
+        if not callable(sample):
+            build_model(model, sample)
+        elif needs_sample(model):
+            build_model(model, sample())
+        else:
+            _refuse_unsupported(model)
     if on_worker:
         specs = {layer.table_name: layer.table_spec(seed) for layer in store_layers(model)}
         keep_on_worker(model, {name: specs[name] for name in on_worker if name in specs})
     return model
+
+
+def needs_sample(model: keras.Model) -> bool:
+    """Whether a model is not known without data: Keras has not built it, or it has a `train_step` of its own."""
+    return overrides(model, "train_step") or not all(layer.built for layer in layers_of(model))
 
 
 def build_model(model: keras.Model, sample: TensorBatch) -> None:

@@ -4,7 +4,7 @@ A model file is a Python file that defines
 
 * `model()` -> a compiled Keras model,
 * `data(split)` -> the records of split "train" or "validation": a Reader, or a tuple (x, y) or (x, y, sample_weight) of
-  arrays; None if there is no such split,
+  arrays; None if there is no such split. Only what reads records calls it,
 * optionally `callbacks()` -> a list of Keras callbacks, run by the master.
 """
 
@@ -57,11 +57,13 @@ class ModelFile:
         """The records of a split, or None if the file has none.
 
         Raises:
-            ModelError: `data()` raised.
+            ModelError: `data()` raised, or the file defines none.
             BadInput: data that is empty or of an unsupported type.
         """
         if split not in SPLITS:
             raise ModelError(f"split {split!r}: known splits are {', '.join(SPLITS)}")
+        if not callable(getattr(self._module, "data", None)):
+            raise ModelError(f"{self.path}: defines no data(); split {split!r} is read here: define data(split)")
         records = self._call("data", split)
         try:
             reader = None if records is None else as_reader(records, endless=split == "train")
@@ -112,7 +114,7 @@ def load_model_file(path: str | Path, sha256: str | None = None) -> ModelFile:
 
     Raises:
         ModelError: no such file, another hash (then nothing was run), code that raises (with its line), or a file
-            without `model` or `data`.
+            without `model`.
     """
     file = Path(path).expanduser().resolve()
     if not file.is_file():
@@ -136,9 +138,8 @@ def load_model_file(path: str | Path, sha256: str | None = None) -> ModelFile:
         exec(compile(source, str(file), "exec"), module.__dict__)
     except (Exception, SystemExit) as error:
         raise _as_model_error(file, "loading it", error) from error
-    for name in ("model", "data"):
-        if not callable(getattr(module, name, None)):
-            raise ModelError(f"{file}: defines no {name}(); a model file defines model() and data(split)")
+    if not callable(getattr(module, "model", None)):
+        raise ModelError(f"{file}: defines no model(); a model file defines model() and data(split)")
     return ModelFile(file, found, module)
 
 

@@ -27,10 +27,11 @@ from elastable.worker.rows.store_backed import StoreBacked
 from elastable.worker.rows.store_layer import SavedArrays
 from elastable.worker.rows.whole_table import WholeTable
 
-__all__ = ["OffloadedEmbedding", "bring_back", "offload_built", "offloading"]
+__all__ = ["OffloadedEmbedding", "bring_back", "offload_built", "offloading", "refuse_slots_left_out"]
 
 _log = logging.getLogger(__name__)
 _LOADED = -2  # a number of steps that no optimizer has
+_SKIPPED = "_elastable_state_skipped"
 
 
 class OffloadedEmbedding(StoreBacked, keras.layers.Embedding):  # type: ignore[misc]
@@ -74,7 +75,7 @@ class OffloadedEmbedding(StoreBacked, keras.layers.Embedding):  # type: ignore[m
 
     def load_own_variables(self, store: SavedArrays) -> None:
         """Reads the rows of a plain layer."""
-        load_all_rows(self, np.asarray(store["0"]))
+        load_all_rows(self, store["0"])
         trained_by = None if self._trained_by is None else self._trained_by()
         if trained_by is not None and knows_variable(trained_by, self):
             self.note_steps(_LOADED)  # slots are those that Keras loads into the optimizer
@@ -120,8 +121,33 @@ def offloading(above: int) -> Iterator[None]:
 
         return build
 
-    with patched(keras.layers.Embedding, "build", offloads):
+    def notes_skipped(plain_load: Callable[..., object]) -> Callable[..., object]:
+        def load_own_variables(self: keras.Optimizer, store: SavedArrays) -> None:
+            # Keras only warns where a file holds the state of more variables than the model has.
+            object.__setattr__(self, _SKIPPED, len(store.keys()) != len(self.variables))
+            plain_load(self, store)
+
+        return load_own_variables
+
+    optimizer = keras.optimizers.Optimizer
+    with patched(keras.layers.Embedding, "build", offloads), patched(optimizer, "load_own_variables", notes_skipped):
         yield
+
+
+def refuse_slots_left_out(model: keras.Model) -> None:
+    """Refuses a loaded model that is trained on with its optimizer's state, but for the slots of offloaded layers.
+
+    Raises:
+        Unsupported: naming the layers.
+    """
+    layers = sorted(each.name for each in layers_of(model) if isinstance(each, OffloadedEmbedding))
+    trained = int(model.optimizer.iterations) > 0 or getattr(model.optimizer, _SKIPPED, False)
+    if layers and trained:
+        raise Unsupported(
+            f"model {model.name!r} was loaded with the state of its optimizer, and what that keeps of the embeddings "
+            f"which are offloaded here ({', '.join(layers)}) would be lost: load the model with compile=False and "
+            "compile it again, or raise --offload-embeddings-above over their sizes"
+        )
 
 
 def offload_built(model: keras.Model, above: int) -> dict[str, Float32]:

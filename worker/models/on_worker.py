@@ -44,7 +44,7 @@ def keep_on_worker(
     if tables and getattr(model.optimizer, "built", False):
         raise ModelError(
             f"model {model.name!r}: its optimizer {model.optimizer.name!r} is built, so no table can become a "
-            "variable of the workers; create the model again"
+            "variable of the workers; create the model again, or compile it again after it was loaded"
         )
     variables: dict[str, keras.Variable] = {}
     for layer in store_layers(model):

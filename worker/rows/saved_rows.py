@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 from keras.src.backend.common import global_state
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
@@ -35,6 +36,7 @@ __all__ = [
     "MATRIX_VARIABLE",
     "all_rows",
     "assign_rows",
+    "leaving_rows_out",
     "load_all_rows",
     "load_table",
     "refuse_legacy_file",
@@ -53,6 +55,7 @@ _LARGEST_MATRIX_BYTES = 1 << 28
 
 _BLOCK_ROWS = 1 << 16
 _largest: ContextVar[int] = ContextVar("largest_table_bytes", default=LARGEST_TABLE_BYTES)
+_left_out: ContextVar[set[str] | None] = ContextVar("tables_left_out", default=None)
 
 
 @contextmanager
@@ -63,6 +66,28 @@ def writing_tables_of(largest_table_bytes: int) -> Iterator[None]:
         yield
     finally:
         _largest.reset(token)
+
+
+@contextmanager
+def leaving_rows_out() -> Iterator[set[str]]:
+    """Within the block, rows are neither loaded from Keras files nor assigned: whoever has them is another process.
+
+    Yields:
+        The names of the tables whose rows were left out.
+    """
+    names: set[str] = set()
+    token = _left_out.set(names)
+    try:
+        yield names
+    finally:
+        _left_out.reset(token)
+
+
+def _leaves_out(layer: StoreLayer) -> bool:
+    names = _left_out.get()
+    if names is not None:
+        names.add(layer.table_name)
+    return names is not None
 
 
 def all_rows(layer: StoreLayer) -> Float32:
@@ -128,7 +153,7 @@ def _largest_matrix_bytes() -> int:
     return int(text) if text else _LARGEST_MATRIX_BYTES
 
 
-def load_all_rows(layer: StoreLayer, rows: Float32) -> None:
+def load_all_rows(layer: StoreLayer, rows: npt.ArrayLike) -> None:
     """Writes all rows of a fixed table; slots do not change, as when a Keras variable is assigned.
 
     Args:
@@ -140,6 +165,8 @@ def load_all_rows(layer: StoreLayer, rows: Float32) -> None:
         Unsupported: the table takes any id, or the layer's source is not writable.
     """
     require_all_rows(layer)
+    if _leaves_out(layer):
+        return
     rows = np.ascontiguousarray(rows, np.float32)
     if rows.shape != (layer.input_dim, layer.output_dim):
         raise BadInput(
@@ -170,6 +197,8 @@ def assign_rows(layer: StoreLayer, ids: Int64, rows: Float32) -> None:
         BadInput: rows of another shape.
         Unsupported: the layer's source is not writable.
     """
+    if _leaves_out(layer):
+        return
     spec = layer.table_spec(layer.seed)
     ids, rows = np.ascontiguousarray(ids, np.int64), np.ascontiguousarray(rows, np.float32)
     require_ids(spec, ids)
@@ -234,8 +263,10 @@ def load_table(layer: StoreLayer, store: SavedArrays) -> None:
     Raises:
         BadInput: the file contains another table.
     """
+    if ("all_rows" in store or "spec" in store) and _leaves_out(layer):
+        return
     if "all_rows" in store:
-        load_all_rows(layer, np.asarray(store["all_rows"]))
+        load_all_rows(layer, store["all_rows"])
         return
     if "spec" not in store:
         return
@@ -250,7 +281,7 @@ def load_table(layer: StoreLayer, store: SavedArrays) -> None:
         gone = np.setdiff1d(block.ids, saved.ids)
         if len(gone):
             source.delete(name, gone)
-    with_slots = steps >= 0 and there.optimizer.same_but_rate(saved.spec.optimizer)
+    with_slots = steps >= 0 and there.optimizer.same_slots(saved.spec.optimizer)
     for block in saved.store.scan(name):
         if with_slots:
             source.put(name, [replace(block, touches=None)])

@@ -9,7 +9,6 @@ from dataclasses import MISSING
 from pathlib import Path
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -18,6 +17,7 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.option import Option, OptionField
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.process.settings import CONFIG_VARIABLE, key_of, load_settings, variable_of
+from elastable.process.stopping import OutputConsole
 
 __all__ = ["config"]
 
@@ -59,7 +59,7 @@ def show(context: typer.Context, command: tuple[str, ...], config: Path | None, 
     table = Table("setting", "value", "from", title=escape(f"elastable {' '.join(command)}"), title_justify="left")
     for key, value, source in rows:
         table.add_row(key, "" if value is None else escape(str(value)), escape(source))
-    Console().print(table)
+    OutputConsole().print(table)
 
 
 def _fields(found: object, command: Sequence[str]) -> list[OptionField]:

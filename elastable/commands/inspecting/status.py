@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
@@ -22,6 +22,7 @@ from elastable.embedding_store.shards.server_status import ServerStatus, ShardSt
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
 from elastable.master.api import JobStatus, Refusal
 from elastable.master.wire.client import MasterClient
+from elastable.process.stopping import OutputConsole
 
 __all__ = ["status"]
 
@@ -51,7 +52,7 @@ def status(options: _StatusOptions) -> None:
     """Show how far a job is, how fast, and who works on it."""
     with RemoteStore(options.master, deadline_s=options.deadline_s) as store:
         client = MasterClient(options.master, deadline_s=options.deadline_s)
-        console = Console()
+        console = OutputConsole()
         if not options.watch:
             reported = client.status(), store.pins()
             if options.as_json:

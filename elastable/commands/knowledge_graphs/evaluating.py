@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from elastable.commands.command_line import AS_JSON, takes
@@ -20,6 +19,7 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.option import Option, check_options, required, setting
 from elastable.embedding_store.support.extras import needs
 from elastable.process.quiet import import_tensorflow
+from elastable.process.stopping import OutputConsole
 
 if TYPE_CHECKING:
     from elastable.embedding_store.contract.arrays import Int32
@@ -126,7 +126,7 @@ def evaluate_run(options: _EvaluateOptions) -> None:
     if options.as_json:
         typer.echo(json.dumps(report))
     else:
-        Console().print(rank_table(report, hits))
+        OutputConsole().print(rank_table(report, hits))
 
 
 def _hits(at: str) -> tuple[int, ...]:
@@ -280,7 +280,7 @@ def classify_triples(options: _ClassifyOptions) -> None:
     for column in ("accuracy", "precision", "recall", "f1"):
         table.add_column(column, justify="right")
     table.add_row(*(f"{found[name]:.4f}" for name in ("accuracy", "precision", "recall", "f1")))
-    Console().print(table)
+    OutputConsole().print(table)
 
 
 def _read(trained: TrainedGraph, file: Path) -> Int32:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from elastable.commands.command_line import AS_JSON, takes
 from elastable.commands.knowledge_graphs.evaluating import GRAPH, RUN, listed_entities, open_run
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.option import Option, check_options, required, setting
+from elastable.process.stopping import OutputConsole
 
 if TYPE_CHECKING:
     from elastable.replicas.knowledge_graphs.evaluation.candidates import Candidates
@@ -86,7 +86,7 @@ def predict_links(options: _PredictOptions) -> None:
     elif options.as_json:
         typer.echo(json.dumps(_as_json(found[0])))
     else:
-        Console().print(_table(queries[0], found[0]))
+        OutputConsole().print(_table(queries[0], found[0]))
 
 
 def _candidates(trained: TrainedGraph, options: _PredictOptions) -> Candidates | None:

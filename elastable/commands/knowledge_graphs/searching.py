@@ -18,7 +18,7 @@ from elastable.commands.knowledge_graphs.setting_options import CHOSEN, HEADER, 
 from elastable.embedding_store.option import Option, option_fields, required, setting
 from elastable.embedding_store.support.extras import needs
 from elastable.process.quiet import import_tensorflow
-from elastable.process.stopping import SIGNAL_REASONS, stopping_on_signals
+from elastable.process.stopping import SIGNAL_REASONS, OutputConsole, stopping_on_signals
 
 if TYPE_CHECKING:
     import optuna
@@ -66,7 +66,7 @@ def search_settings(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     fixed = {name: value for name, value in chosen.items() if value is not None}
     tried = default_space(model, fixed) if space is None else SearchSpace.load(space)
-    console, stop, reasons = Console(), threading.Event(), list[str]()
+    console, stop, reasons = OutputConsole(), threading.Event(), list[str]()
     seed = int(str(fixed.get("seed", 0)))
     search = Search(load_graph(dataset), dataset, model, fixed, tried, search_dir, workers, prune, seed, stop)
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from elastable.commands.command_line import AS_JSON, takes
 from elastable.commands.knowledge_graphs.evaluating import GRAPH, RUN, open_run
 from elastable.embedding_store.option import Option, required, setting
 from elastable.embedding_store.support.address import Address
+from elastable.process.stopping import OutputConsole
 
 __all__ = ["export_run", "serve_run", "show_neighbors"]
 
@@ -45,7 +45,7 @@ def show_neighbors(options: _NeighborOptions) -> None:
         table.add_column(column, justify="left" if column == "entity" else "right")
     for rank, (each, value) in enumerate(pairs, start=1):
         table.add_row(str(rank), trained.entities[each], f"{value:.4f}")
-    Console().print(table)
+    OutputConsole().print(table)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import typer
 
 from elastable.commands.command_line import takes, without_subcommand
@@ -9,6 +12,7 @@ from elastable.commands.stores.rescaling import rescale
 from elastable.commands.stores.upgrading import upgrade
 from elastable.jobs.servers.server_options import StoreServerOptions
 from elastable.output.progress_bars import JobConsole
+from elastable.process.child import when_parent_ends
 
 __all__ = ["store"]
 
@@ -26,6 +30,8 @@ def serve(options: StoreServerOptions) -> None:
     Workers look rows up here and push their gradients; their job's master only says when these are committed
     (elastable master --stores). The server serves one job at a time, until a signal ends it.
     """
+    # Started by `elastable train --stores N`: it writes what its store keeps, and makes room for the next one.
+    when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
     from elastable.jobs.servers.store_server import run_store_server
 
     raise typer.Exit(run_store_server(options, JobConsole()))

@@ -28,7 +28,8 @@ _ADDRESS = re.compile(rb"store server at (\S+), store")
 class LocalStores:
     """Processes of `elastable store`, each with its own log file and a part of the job's `--store`.
 
-    They run in their own sessions, so that Ctrl-C reaches the master alone.
+    They run in their own sessions, so that Ctrl-C reaches the master alone. They end when the master's process does,
+    also by SIGKILL.
 
     Args:
         count: How many.
@@ -77,6 +78,7 @@ class LocalStores:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            process.stdin.close()  # type: ignore[union-attr]
 
     def _address(self, number: int) -> str:
         """Where the server listens, once it says so."""

@@ -22,6 +22,7 @@ from elastable.jobs.shared_options import (
     NOT_FINITE,
     STORE_URL,
     TRANSPORT,
+    check_addresses,
     client_limits,
     deadline,
     of_network,
@@ -53,6 +54,7 @@ class ServerOptions:
     def __post_init__(self) -> None:
         check_options(self)
         client_limits(self.client_calls, self.client_bytes, self.client_rate)
+        check_addresses(listen=self.listen, http=self.http)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ class StoreServerOptions:
     def __post_init__(self) -> None:
         check_options(self)
         client_limits(self.client_calls, self.client_bytes, self.client_rate)
+        check_addresses(listen=self.listen, http=self.http)
         byte_count(self.gradient_bytes)
         require_own_store(self.store)
         if self.register is None and (self.number is not None or self.advertise is not None):

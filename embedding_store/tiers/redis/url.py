@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl, unquote
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.address import Address
+from elastable.embedding_store.support.store_url import TIER_OPTIONS, unknown_option
 from elastable.embedding_store.tiers.redis.login import login_of_environment, sentinel_login
 from elastable.embedding_store.tiers.redis.schema import (
     DEFAULT_NAMESPACE,
@@ -82,6 +83,8 @@ class RedisUrl:
         username, _, password = (unquote(part) for part in login.partition(":"))
         if not at:
             username, password = login_of_environment()
+        if "#" in hosts or "@" in path:
+            raise _login_cut()
         options = _options(query)
         sentinels = scheme.endswith("+sentinel")
         if sentinels != bool(options.get("service")):
@@ -124,10 +127,22 @@ def _options(query: str) -> dict[str, str]:
             "option 'held_bytes' of a Redis URL is of an earlier release: write budget=, the memory for rows with "
             "their slots, such as budget=2GiB"
         )
-    unknown = sorted(set(options) - set(_OPTIONS))
-    if unknown:
-        raise BadInput(f"option {unknown[0]!r} of a Redis URL is unknown; known options are {', '.join(_OPTIONS)}")
+    for name in sorted(set(options) - set(_OPTIONS)):
+        if "@" in unquote(query):  # of the host that follows a password with a "?" in it
+            raise _login_cut()
+        if name in TIER_OPTIONS:
+            raise BadInput(f"option {name!r} of a Redis URL is of a store of rows, which this one does not name")
+        raise BadInput(f"Redis URL: {unknown_option(name, (*_OPTIONS, *TIER_OPTIONS))}")
     return options
+
+
+def _login_cut() -> BadInput:
+    """A character of a password has ended the login too early; the message repeats none of it."""
+    return BadInput(
+        "the user or password of a Redis URL holds a character that ends it: percent-encode them, as in %40 for @, "
+        "%23 for #, %3F for ?, %2F for / and %25 for % (urllib.parse.quote(password, safe='') does), or leave them to "
+        "ELASTABLE_REDIS_USER and ELASTABLE_REDIS_PASSWORD_FILE"
+    )
 
 
 def _seed(host: str, port: int) -> Address:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from elastable.embedding_store.errors import BadInput, CheckpointError
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.checkpoints.storage.checkpoint_files import MANIFEST, CheckpointFiles, LocalFiles
 from elastable.master.checkpoints.storage.checkpoint_names import version_named
+from elastable.master.checkpoints.storage.manifest import Manifest
 
 __all__ = [
     "checkpoint_names",
@@ -16,6 +18,8 @@ __all__ = [
     "newest_checkpoint",
     "require_writable_checkpoints",
 ]
+
+_log = logging.getLogger(__name__)
 
 
 def files_at(place: str | Path | CheckpointFiles) -> CheckpointFiles:
@@ -56,6 +60,8 @@ def checkpoint_names(files: CheckpointFiles) -> list[str]:
 def newest_checkpoint(place: str | Path) -> str | None:
     """The address of the checkpoint at `place`, or of the newest one in it; None where there is none.
 
+    Where several jobs have written, it is the newest of the job that wrote last, and a warning says so.
+
     Raises:
         CheckpointError: the place cannot be read.
         BadInput: see `files_at`.
@@ -74,10 +80,37 @@ def located(place: str | Path) -> tuple[CheckpointFiles, str] | None:
                 return _in_its_folder(folder)
             names = checkpoint_names(files)
             if names:
-                return files, names[-1]
+                return files, _of_last_job(files, names)
     except OSError as error:
         raise CheckpointError(f"{place}: cannot be read: {error}") from error
     return None
+
+
+def _of_last_job(files: CheckpointFiles, names: list[str]) -> str:
+    """Of the checkpoints of a folder, the oldest version first, the newest one of the job that wrote last."""
+    manifests = {name: found for name in names if (found := _readable(files, name)) is not None}
+    if names[-1] not in manifests:
+        return names[-1]  # whoever opens it says what is wrong with it
+    last = max(names, key=lambda name: (manifests[name].written if name in manifests else "", names.index(name)))
+    jobs = {name: str(found.job.get("job", "")) for name, found in manifests.items()}
+    newest = next(name for name in reversed(names) if jobs.get(name) == jobs[last])
+    others = sorted({*jobs.values()} - {jobs[last]})
+    if others:
+        _log.warning(
+            "%s holds checkpoints of several jobs: taken is %s of job %s, which wrote last, and none of %s",
+            redacted(files.address),
+            newest,
+            jobs[last],
+            ", ".join(others),
+        )
+    return newest
+
+
+def _readable(files: CheckpointFiles, name: str) -> Manifest | None:
+    try:
+        return Manifest.from_json(files.read(f"{name}/{MANIFEST}").tobytes())
+    except (OSError, CheckpointError):
+        return None
 
 
 def _in_its_folder(checkpoint: str) -> tuple[CheckpointFiles, str]:

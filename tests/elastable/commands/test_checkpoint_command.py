@@ -47,7 +47,7 @@ def test_list_for_people_and_programs(home: Path) -> None:
         82,
         "ckpt-0000000001",
     )
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", second["written"])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", second["written"])
     size = sum(file.stat().st_size for file in (home / "ckpt-0000000001").glob("*.safetensors"))
     assert first["bytes"] == size
     shown = told("list", home)

@@ -131,6 +131,8 @@ def _other_value(field: OptionField) -> object:
         return 2.5
     if field.option.metavar == "SIZE":
         return "2MiB"
+    if field.option.metavar == "HOST:PORT":
+        return "host:7"
     return ("a", "b") if tuple in field.kinds else Path("x y") if field.kinds[0] is Path else "redis://host:1"
 
 

@@ -99,7 +99,8 @@ assert not ours, ours
         subprocess.run([sys.executable, "-c", program], check=True, timeout=250, cwd=tmp_path)
         predicted = np.load(tmp_path / "predicted.npy")
         written = told("predict", CLICK_JOB, "--checkpoint", trained.checkpoint, "--output", tmp_path / "ours.npy")
-        assert written == [{"output": str(tmp_path / "ours.npy"), "shape": [HELD_OUT, 1]}]
+        origin = {"checkpoint": str(trained.checkpoint), "version": 40}
+        assert written == [{"output": str(tmp_path / "ours.npy"), "shape": [HELD_OUT, 1], **origin}]
         np.testing.assert_allclose(predicted, np.load(tmp_path / "ours.npy"), rtol=1e-5, atol=1e-6)
         assert np.mean((predicted[:, 0] > 0.5) == y) > 0.8
 
@@ -140,7 +141,7 @@ class TestCheckpoint:
 
         file = tmp_path / "again.keras"
         (line,) = told("export", CLICK_JOB, "--checkpoint", trained.checkpoint, "--output", file)
-        assert line == {"output": str(file), "version": 40}
+        assert line == {"output": str(file), "checkpoint": str(trained.checkpoint), "version": 40}
         ours, theirs = (keras.saving.load_model(path) for path in (file, trained.run / "model.keras"))
         for one, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
             np.testing.assert_array_equal(one, other)

@@ -226,3 +226,31 @@ class TestFtrl:
     def test_rows_of_the_first_batch_have_keras_numbers(self) -> None:
         ours, theirs = self.both("ones", records=2)
         np.testing.assert_allclose(ours[:3], theirs[:3], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_slots_go_on_when_lazy_is_changed(name: str, tmp_path: Path) -> None:
+    """In the same process, of a loaded model and of loaded weights. A batch touches every row, so Keras is the same."""
+    ids, targets = np.arange(20), np.random.default_rng(0).normal(size=(20, 1)).astype(np.float32)
+    settings: Keywords = {"batch_size": 20, "shuffle": False, "verbose": 0}
+
+    def made(layer: type[keras.layers.Layer]) -> keras.Model:
+        inputs = keras.Input((), dtype="int64")
+        dense = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(1))
+        built = keras.Model(inputs, dense(layer(20, 4, embeddings_initializer="ones", name="ids")(inputs)))
+        built.compile(keras.optimizers.get({"class_name": name, "config": {"learning_rate": 0.05}}), "mse")
+        return built
+
+    plain = made(keras.layers.Embedding)
+    plain.fit(ids, targets, epochs=6, **settings)
+    expected = plain.predict(ids, verbose=0)
+    for lazy in (True, False):
+        first = made(et.Embedding)
+        et.fit(first, ids, targets, epochs=3, lazy=lazy, **settings)
+        first.save(tmp_path / "model.keras")
+        weights = made(et.Embedding)
+        et.fit(weights, ids, targets, lazy=not lazy, **settings)
+        weights.load_weights(tmp_path / "model.keras")
+        for each in (first, keras.models.load_model(tmp_path / "model.keras"), weights):
+            et.fit(each, ids, targets, epochs=3, lazy=not lazy, **settings)
+            np.testing.assert_allclose(each.predict(ids, verbose=0), expected, rtol=1e-5, atol=1e-6)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import keras
 import numpy as np
 import numpy.typing as npt
 import pytest
+import tensorflow as tf
 
 import elastable as et
 from elastable.embedding_store import errors
@@ -224,3 +225,30 @@ class TestStoreOfAnotherJob:
         with pytest.raises(errors.BadInput, match="--overwrite"):
             prepare_job(JobOptions(**options, resume=True, checkpoint_dir=tmp_path))
         prepare_job(JobOptions(**options, overwrite=True)).store.close()
+
+
+NO_IDS = {name: values[:0] for name, values in X.items()}
+
+
+class TestNoRecords:
+    """Refused wherever they are given: Keras' own `fit` warns, and returns a history without a loss."""
+
+    @pytest.mark.parametrize(
+        ("x", "more"),
+        [
+            ((NO_IDS, Y[:0]), {}),
+            ({"x": NO_IDS, "y": Y[:0]}, {}),
+            (tf.data.Dataset.from_tensor_slices((X, Y)).batch(16).skip(9), {}),
+            (tf.data.Dataset.from_tensor_slices((X, Y)).filter(lambda x, y: y > 2).batch(16), {}),
+            (iter(()), {"steps_per_epoch": 2}),
+            ((X, Y), {"validation_data": (NO_IDS, Y[:0])}),
+        ],
+        ids=["arrays", "dict", "stream", "filtered", "generator", "validation"],
+    )
+    @pytest.mark.parametrize("way", [et.fit, keras.Model.fit])
+    def test_are_refused(self, way: Callable[..., object], x: object, more: Keywords) -> None:
+        model = store_model()
+        model.compile("adam", "binary_crossentropy")
+        given = x if isinstance(x, tuple) else (x,)
+        with pytest.raises(errors.BadInput, match=r"empty|before its first batch|before its batch 0"):
+            way(model, *given, verbose=0, **more)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.elastable.conftest import JOB, Trained
 from tests.elastable.jobs.test_interrupted import assert_same_model
-from tests.elastable.processes import CLICK_JOB, Hold, elastable, run_elastable
+from tests.elastable.processes import CLICK_JOB, Hold, elastable, is_running, run_elastable, wait_until
 from tests.servers import running_server
 
 
@@ -75,3 +75,21 @@ def test_killed_twice_and_resumed_equals_undisturbed(trained: Trained, store: st
     assert_same_model(next(checkpoints.glob("ckpt-*")), trained.checkpoint)
     result = json.loads((tmp_path / "runs" / "latest" / "result.json").read_text())
     assert result["metrics"] == trained.result["metrics"]
+
+
+@pytest.mark.timeout(600)
+def test_what_a_killed_master_has_started_ends_with_it(tmp_path: Path) -> None:
+    """And not after the deadline, for which workers elsewhere wait for another master."""
+    hold = Hold(tmp_path / "hold", 3)
+    words = ("train", CLICK_JOB, *JOB, "--workers", "1", "--stores", "1", "--deadline", "3600", "--no-export")
+    with elastable(tmp_path, *words, "--run-dir", tmp_path / "runs", env=hold.environment, new=True) as train:
+        hold.wait(train)
+        started = train.children()
+        assert len(started) == 2, train.err
+        assert all(map(is_running, started))
+        train.signal(signal.SIGKILL)
+        train.wait()
+        wait_until(lambda: not any(map(is_running, started)), "end of worker and store server", train, limit_s=120.0)
+    run = (tmp_path / "runs" / "latest").resolve()
+    assert "the master that started this worker has ended" in (run / "worker-0.log").read_text()
+    assert "stopping after this version" in (run / "store-0.log").read_text()

@@ -23,6 +23,11 @@ def test_defaults() -> None:
     assert RedisUrl.parse("redis://[::1]").seeds == (Address("::1", 6379),)
 
 
+def test_a_password_with_unquoted_at_signs_is_taken_as_it_is() -> None:
+    assert RedisUrl.parse("redis://me:p@ss#w@h:1").password == "p@ss#w"
+    assert RedisUrl.parse("redis://me:p%2Fs%3Fs@h:1").password == "p/s?s"
+
+
 def test_a_password_never_shows() -> None:
     url = RedisUrl.parse("redis://me:secret@h:1,g:2/5?namespace=n")
     assert str(url) == "redis://h:1,g:2/5"
@@ -44,7 +49,15 @@ def test_a_password_never_shows() -> None:
         ("redis://me:secret@h:1?deadline=nan", "deadline"),
         ("redis://me:secret@h:1?deadline=soon", "deadline.*'soon'"),
         ("redis://me:secret@h:1?namespace=a:b", "namespace"),
-        ("redis://me:secret@h:1?retries=4", "'retries'.*namespace, partitions"),
+        ("redis://me:secret@h:1?retries=4", "'retries'.*namespace, partitions.*service, budget, .*unclean, index$"),
+        ("redis://me:secret@h:1?namspace=x", "'namspace' is unknown; .*; did you mean namespace[?]$"),
+        ("redis://me:secret@h:1?budgt=1GiB", "'budgt' is unknown; .*; did you mean budget[?]$"),
+        ("redis://me:secret@h:1?budget=1GiB", "'budget' of a Redis URL is of a store of rows"),
+        ("redis://me:secret/a@h:1", "percent-encode them, as in %40 for @, %23 for #"),
+        ("redis://me:secret?a@h:1", "percent-encode"),
+        ("redis://me:secret?a=b@h:1?namespace=x", "percent-encode"),
+        ("redis://me:secret%3F?a%40h", "percent-encode"),  # as the options of the engine are taken out of it
+        ("redis://me:se@cret#secret", "percent-encode"),
         ("redis://me:secret@h:1?held_bytes=1GiB", "'held_bytes'.*write budget="),
         ("redis://me:secret@[::1:1", "address"),
     ],
