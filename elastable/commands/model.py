@@ -62,7 +62,7 @@ def predict(options: _PredictOptions) -> None:
     _require_suffix(options.output, ".npy", "predictions")
     trained = open_trained(options.model_file, options.checkpoint)
     reader = trained.reader(options.split)
-    parts = [trained.model.predict_on_batch(batch[0]) for batch in batches(reader, options.batch_size)]
+    parts = [trained.model.predict_on_batch(batch[0]) for batch in batches(trained.model, reader, options.batch_size)]
     if not isinstance(parts[0], np.ndarray):
         raise BadInput(f"{trained.file.path}: the model has several outputs; predict writes models with one")
     predictions = np.concatenate(parts)

@@ -96,7 +96,7 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
     here = on_worker(places)
     keep_on_worker(model, {name: tables[name] for name in here})
     if steps is not None and here:
-        steps = plan_step(model, batch_spec(sample_batch(train)))  # they are variables now
+        steps = plan_step(model, batch_spec(sample_batch(train, model)))  # they are variables now
     tables = {name: spec for name, spec in tables.items() if name not in here}
     job = _described(options, file, train, model, steps, here)
     dense = dense_part(model, steps)
@@ -251,9 +251,8 @@ def _discovered(
     train = file.reader("train")
     if train is None:
         raise ModelError(f"{file.path}: data('train') returned None; there is nothing to train on")
-    sample = sample_batch(train)
-    model = make_model(file.model, sample, seed, offload_above)
-    steps = plan_step(model, batch_spec(sample))
+    model = make_model(file.model, sample_batch(train), seed, offload_above)
+    steps = plan_step(model, batch_spec(sample_batch(train, model)))
     optimizers = {} if steps is None else steps.optimizers()
     return train, model, discover_tables(model, seed, lazy=lazy, optimizers=optimizers), steps
 

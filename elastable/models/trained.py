@@ -64,11 +64,12 @@ def open_trained(model_file: Path, checkpoint: str | Path) -> TrainedModel:
     if reader is None:
         raise BadInput(f"{file.path}: data() returned None for every split; the model cannot be built")
     job = saved.job
-    sample = sample_batch(reader)
-    model = make_model(file.model, sample, int(job["seed"]), int(job["offload_above"]), job.get("on_worker", ()))
+    model = make_model(
+        file.model, sample_batch(reader), int(job["seed"]), int(job["offload_above"]), job.get("on_worker", ())
+    )
     store = MemoryStore()
     restore_tables(saved, store)
-    dense_part(model, plan_step(model, batch_spec(sample))).restore(saved.dense())
+    dense_part(model, plan_step(model, batch_spec(sample_batch(reader, model)))).restore(saved.dense())
     for layer in store_layers(model):
         layer.attach(store, int(job["seed"]))
     return TrainedModel(file, saved, model, store)
@@ -86,18 +87,20 @@ def evaluated(trained: TrainedModel, split: str, batch_size: int | None = None) 
         BadInput: the model file has no such split.
     """
     reader = trained.reader(split)
-    model, store, spec = trained.model, trained.store, batch_spec(sample_batch(reader))
+    model, store = trained.model, trained.store
+    spec = batch_spec(sample_batch(reader, model))
     plan = plan_ids(model, spec, training=False)
     step = EvaluateStep(model, spec, plan, lambda table, ids: store.lookup({table: ids})[table])
     book = ModelMetrics(model)
     total: tuple[Tensor, ...] = ()
-    for batch in batches(reader, batch_size or int(trained.checkpoint.job["micro_batch_size"])):
+    for batch in batches(model, reader, batch_size or int(trained.checkpoint.job["micro_batch_size"])):
         ids = make_id_sets(plan.tables, plan.ids(batch), store.specs())
         total = add_metrics(total, [step(batch, store.lookup(ids.unique), ids)])
     return book.results(total)
 
 
-def batches(reader: Reader, size: int) -> Iterator[TensorBatch]:
-    """All records of a reader, in order, as batches of tensors."""
+def batches(model: keras.Model, reader: Reader, size: int) -> Iterator[TensorBatch]:
+    """All records of a reader, in order, as batches of tensors that the model takes."""
     for start in range(0, len(reader), size):
-        yield as_tensors(reader.take(np.arange(start, min(len(reader), start + size), dtype=np.int64)))
+        rows = np.arange(start, min(len(reader), start + size), dtype=np.int64)
+        yield as_tensors(reader.take(rows), f"{type(reader).__name__}.take()", model, rows)

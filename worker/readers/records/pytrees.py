@@ -38,8 +38,9 @@ _LARGEST_ID = np.uint64(2**63 - 1)
 def as_arrays(tree: object, name: str) -> Structure[Leaf]:
     """The same pytree with every leaf a NumPy array of at least one axis, a RaggedArray or a SparseArray.
 
-    Floats of other widths become float32, as in `model.fit`; a memory-mapped array stays mapped and is cast when
-    records are taken from it. Object arrays of lists or arrays, and ragged tensors, become ragged; sparse tensors and
+    Doubles stay doubles, which may be ids; other floats become float32, as all do once a model is known
+    (`elastable.worker.models.model_reader`). A memory-mapped array stays mapped and is cast when records are taken from
+    it. Object arrays of lists or arrays, and ragged tensors, become ragged; sparse tensors and
     SciPy sparse matrices become sparse.
 
     Args:
@@ -158,8 +159,8 @@ def _as_plain(array: Array, name: str) -> Array:
         raise BadInput(f"{name}: dtype {array.dtype}; use integers, floats, booleans or strings")
     if isinstance(array, np.memmap):
         return array  # read, checked and cast when records are taken from it
-    if array.dtype.kind == "f" and array.dtype != np.float32:
-        return array.astype(np.float32)
+    if array.dtype.kind == "f" and array.dtype not in (np.float32, np.float64):
+        return array.astype(np.float32 if array.dtype.itemsize < 4 else np.float64)
     return refuse_large_ids(array, name)
 
 

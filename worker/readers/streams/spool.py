@@ -61,7 +61,7 @@ class Spool:
         if self._text:
             self._append_text(part)
             return
-        if _kept(part.dtype) != self._dtype:
+        if _kept(part.dtype) != self._dtype and not part.dtype.kind == self._dtype.kind == "f":
             raise BadInput(f"{self._name} is {part.dtype}, and was {self._given} before; cast it to one dtype")
         self._write(self._file, np.ascontiguousarray(part, self._dtype))
 
@@ -135,8 +135,8 @@ class Spool:
 
 
 def _kept(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
-    """The stored dtype of numbers: floats are stored as float32."""
-    return np.dtype(np.float32) if dtype.kind == "f" else dtype
+    """The stored dtype of numbers: doubles, which may be ids, stay so, and other floats are stored as float32."""
+    return np.dtype(np.float32) if dtype.kind == "f" and dtype != np.float64 else dtype
 
 
 def _mapped(file: IO[bytes], dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Array:
