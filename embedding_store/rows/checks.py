@@ -16,6 +16,7 @@ __all__ = [
     "array_kind",
     "as_ids",
     "first_inexact",
+    "refuse_masked",
     "require_block",
     "require_block_rows",
     "require_finite",
@@ -41,9 +42,7 @@ def as_ids(values: npt.ArrayLike, table: str = "") -> Int64:
     Raises:
         BadIds: not integers (NaN, a fraction, a null, a float too large to be exact), or unsigned ones above 2**63 - 1.
     """
-    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
-        position = int(np.argmax(np.ma.getmaskarray(values).ravel()))
-        raise BadIds(f"{_table(table)}the id at position {position} is masked, and nothing is no id: fill or drop it")
+    refuse_masked(values, f"{_table(table)}ids")
     try:
         ids = np.asarray(values)
     except ValueError as error:  # lists of different lengths
@@ -66,6 +65,13 @@ def as_ids(values: npt.ArrayLike, table: str = "") -> Int64:
             f"{_table(table)}id {ids.ravel()[position]} at position {position} is above 2**63 - 1, the largest id"
         )
     return ids.astype(np.int64)
+
+
+def refuse_masked(values: object, where: str) -> None:
+    """Raises `BadIds` for a NumPy array with masked values: as an array it would be what lies beneath the mask."""
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        position = int(np.argmax(np.ma.getmaskarray(values).ravel()))
+        raise BadIds(f"{where}: the value at position {position} is masked: fill it (values.filled(...)) or drop it")
 
 
 def _of_objects(values: npt.NDArray[np.object_], table: str) -> Int64:

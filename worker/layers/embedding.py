@@ -30,6 +30,8 @@ from elastable.worker.rows.store_layer import SavedArrays
 
 __all__ = ["Embedding"]
 
+_OBJECTS = np.dtype(object)
+
 
 @keras.saving.register_keras_serializable(package="elastable")
 class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
@@ -145,9 +147,8 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
     def __call__(self, inputs: TensorLike, *args: object, **kwargs: object) -> tf.Tensor | tf.RaggedTensor:
         """Calls the layer, also on lists and objects; a Sequential model that starts with it takes integer ids."""
         take_integer_ids(inputs)
-        if isinstance(inputs, list | tuple | int | float) or (
-            isinstance(inputs, np.ndarray) and inputs.dtype == object
-        ):
+        masked_or_objects = isinstance(inputs, np.ma.MaskedArray) or getattr(inputs, "dtype", None) is _OBJECTS
+        if masked_or_objects or isinstance(inputs, list | tuple | int | float):
             inputs = plain_ids(self.name, inputs)
         return super().__call__(inputs, *args, **kwargs)
 

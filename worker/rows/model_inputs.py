@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Array, Int64
 from elastable.embedding_store.errors import BadIds, IdOutOfRange
-from elastable.embedding_store.rows.checks import first_inexact, why_no_id
+from elastable.embedding_store.rows.checks import first_inexact, refuse_masked, why_no_id
 from elastable.worker.keras.keras_methods import wrap_method
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.readers.records.ragged import Leaf, RaggedArray, SparseArray
@@ -91,6 +91,7 @@ def _exact(value: object, name: str, dtype: str) -> object:
         return exact_tensor(value, name, dtype) if "int" in dtype else value
     if not hasattr(value, "__array__"):
         return value
+    refuse_masked(value, f"input {name!r}")
     array = np.asarray(value)
     if array.dtype.kind in "SU":
         return tf.constant(array)
@@ -98,7 +99,7 @@ def _exact(value: object, name: str, dtype: str) -> object:
 
 
 def exact_leaf(leaf: Leaf, source: str, name: str, dtype: str, numbers: Sequence[int] | Int64 | None = None) -> Leaf:
-    """The values that an integer input is given, as integers: floats converted exactly, others as they are.
+    """The values that an integer input is given, in its dtype: integers, and floats that are; others as they are.
 
     Args:
         leaf: Records; a tensor is one of a reader of the user's own.
@@ -135,7 +136,7 @@ def exact_leaf(leaf: Leaf, source: str, name: str, dtype: str, numbers: Sequence
         record = _record_of(leaf, place)
         number = record if numbers is None else numbers[record]
         raise BadIds(f"{where}: record {number}: {reason}; {BELONGS.format(dtype)}")
-    return leaf if exact is values else _with_values(leaf, exact)
+    return _with_values(leaf, exact.astype(dtype, copy=False))
 
 
 def _record_of(leaf: Leaf, place: int) -> int:

@@ -49,7 +49,7 @@ def test_int64_ids_are_not_copied() -> None:
         (np.array([2048], np.float16), r"id 2048 may have been rounded: float16 .* below 2\*\*11"),
         ([1, None], "got None, a NoneType, at position 1"),
         ([2**64], "got 18446744073709551616, a int, at position 0"),
-        (np.ma.masked_array([1, 2], [False, True]), "the id at position 1 is masked"),
+        (np.ma.masked_array([1, 2], [False, True]), "ids: the value at position 1 is masked"),
         (np.array([True]), "bool"),
         (np.array(["a"]), "<U1"),
         (np.array([3, 2**63], np.uint64), "id 9223372036854775808 at position 1"),

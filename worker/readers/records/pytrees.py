@@ -9,6 +9,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.rows.checks import refuse_masked
 from elastable.worker.readers.records.ragged import Leaf, RaggedArray, SparseArray, map_values
 from elastable.worker.readers.records.tensors import from_lists, from_tensor
 
@@ -145,6 +146,7 @@ def _as_array(value: object, name: str) -> Leaf:
             f"{name}: a {type(value).__name__} is no array; give NumPy arrays (object arrays of lists are ragged), "
             "ragged or sparse tensors, or dicts, tuples or lists of them"
         )
+    refuse_masked(value, name)
     return _as_plain(value if isinstance(value, np.memmap) else np.asarray(value), name)
 
 
