@@ -48,7 +48,7 @@ def as_tensors(
         batch: Arrays.
         source: Where they are from, for messages.
         model: The model that takes them: its integer inputs get exact integers, and other floats are float32, as in
-            `model.fit`. None: it is not there yet, and doubles stay what they are.
+            `model.fit`. None: it is not there yet, and floats stay what they are.
         numbers: Number of each record, for messages; None: its place in the batch.
 
     Raises:
@@ -97,7 +97,7 @@ def make_model(
 
     Args:
         make: Returns a compiled Keras model.
-        sample: A batch, for its shapes; doubles may be ids.
+        sample: A batch, for its shapes; floats may be ids.
         seed: Keras' global seed, so that every process starts with equal dense variables.
         offload_above: Keras embeddings with more elements than this are offloaded to the store and never allocated; 0:
             none.
@@ -142,7 +142,7 @@ def build_model(model: keras.Model, sample: TensorBatch) -> None:
 
 
 def _as_single(tensor: tf.Tensor) -> tf.Tensor:
-    return tf.cast(tensor, tf.float32) if tensor.dtype == tf.float64 else tensor
+    return tf.cast(tensor, tf.float32) if tensor.dtype in (tf.float64, tf.float16) else tensor
 
 
 def _refuse_unsupported(model: keras.Model) -> None:

@@ -39,10 +39,9 @@ _LARGEST_ID = np.uint64(2**63 - 1)
 def as_arrays(tree: object, name: str) -> Structure[Leaf]:
     """The same pytree with every leaf a NumPy array of at least one axis, a RaggedArray or a SparseArray.
 
-    Doubles stay doubles, which may be ids; other floats become float32, as all do once a model is known
-    (`elastable.worker.models.model_reader`). A memory-mapped array stays mapped and is cast when records are taken from
-    it. Object arrays of lists or arrays, and ragged tensors, become ragged; sparse tensors and
-    SciPy sparse matrices become sparse.
+    Floats keep their dtype, because they may be ids; they become float32 once the model that takes them is known
+    (`elastable.worker.models.build.as_tensors`). A memory-mapped array stays mapped. Object arrays of lists or arrays,
+    and ragged tensors, become ragged; sparse tensors and SciPy sparse matrices become sparse.
 
     Args:
         tree: Arrays, or pytrees of them.
@@ -161,8 +160,8 @@ def _as_plain(array: Array, name: str) -> Array:
         raise BadInput(f"{name}: dtype {array.dtype}; use integers, floats, booleans or strings")
     if isinstance(array, np.memmap):
         return array  # read, checked and cast when records are taken from it
-    if array.dtype.kind == "f" and array.dtype not in (np.float32, np.float64):
-        return array.astype(np.float32 if array.dtype.itemsize < 4 else np.float64)
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        return array.astype(np.float64)
     return refuse_large_ids(array, name)
 
 

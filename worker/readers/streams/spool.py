@@ -22,7 +22,7 @@ _TEXT = "SUO"
 class Spool:
     """Appends `[n, ...]` parts of one array; `finish` makes it readable.
 
-    Numbers keep their dtype, floats become float32; strings are stored as UTF-8 or bytes, one after another, with their
+    Numbers keep their dtype, strings are stored as UTF-8 or bytes, one after another, with their
     lengths. Files are unlinked at once, so nothing is left when the process ends.
 
     Args:
@@ -135,8 +135,8 @@ class Spool:
 
 
 def _kept(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
-    """The stored dtype of numbers: doubles, which may be ids, stay so, and other floats are stored as float32."""
-    return np.dtype(np.float32) if dtype.kind == "f" and dtype != np.float64 else dtype
+    """The stored dtype of numbers: their own, in this machine's order of bytes."""
+    return dtype.newbyteorder("=")
 
 
 def _mapped(file: IO[bytes], dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Array:
