@@ -318,8 +318,8 @@ class ServedInputs(WrongInputs):
         )
         header = store_pb2.LookupHeader()
         header.tables.add(table=table, count=number)
-        frames = [store_pb2.LookupRequest(header=header).SerializeToString(), store_pb2.LookupRequest(body=body)]
-        sent = [frames[0], frames[1].SerializeToString()]  # type: ignore[union-attr]
+        sent = [store_pb2.LookupRequest(header=header).SerializeToString()]
+        sent.append(store_pb2.LookupRequest(body=body).SerializeToString())
         return Attempt("Lookup", lambda: self._done(self._lookups, iter(sent)), flaw)
 
     def _done(self, call: Callable[..., Any], frames: Iterator[bytes]) -> None:
@@ -411,7 +411,7 @@ class RecordInputs(WrongInputs):
             if m.chance(0.3):
                 leaf = RaggedArray(leaf, np.array([0, 1, 1, 4]))
             found = self.exact(leaf, "arrays", "item", "int64")
-            values = found.values if isinstance(found, RaggedArray) else found
+            values: Any = found.values if isinstance(found, RaggedArray) else found
             if not flaw and not np.array_equal(values, array.astype(np.int64)):
                 raise Finding(f"ids {array!r} have become {values!r}")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import keras
 import numpy as np
@@ -19,6 +20,7 @@ from elastable.embedding_store.errors import BadIds, IdOutOfRange
 from elastable.embedding_store.rows.checks import first_inexact, refuse_masked, why_no_id
 from elastable.worker.keras.keras_methods import wrap_method
 from elastable.worker.keras.seeds import layers_of
+from elastable.worker.readers.records.pytrees import Structure
 from elastable.worker.readers.records.ragged import Leaf, RaggedArray, SparseArray
 from elastable.worker.rows.id_values import BELONGS, assertion_of, exact_tensor
 
@@ -27,11 +29,12 @@ __all__ = ["exact_inputs", "exact_leaf", "map_inputs", "wrap_reading_methods"]
 _READING = ("predict", "evaluate", "predict_on_batch", "test_on_batch")
 
 
+@dataclass(frozen=True, slots=True)
 class _Input:
-    """An input of a model that has not made one yet: a Sequential whose first layer takes ids."""
+    """What is read of a model's input; of a Sequential model that has not made it yet, and takes ids: all of it."""
 
-    def __init__(self, name: str) -> None:
-        self.name, self.dtype = name, "int64"
+    name: str
+    dtype: str = "int64"
 
 
 def map_inputs(model: keras.Model, x: object, function: Callable[[object, str, str], object]) -> object:
@@ -46,19 +49,20 @@ def map_inputs(model: keras.Model, x: object, function: Callable[[object, str, s
     return x if inputs is None else _mapped(x, inputs, function)
 
 
-def _inputs_of(model: keras.Model) -> object:
+def _inputs_of(model: keras.Model) -> Structure[_Input] | None:
     if isinstance(model, keras.Sequential) and not model.built:
-        first = model.layers[0] if model.layers else None
+        first = next(iter(model.layers), None)
         if isinstance(first, keras.Sequential):
             return _inputs_of(first)
-        return _Input(first.name) if hasattr(first, "table_spec") else None
+        return _Input(str(first.name)) if first is not None and hasattr(first, "table_spec") else None
     try:
-        return model.input
+        made: Structure[_Input] = model.input
+        return made
     except (AttributeError, ValueError):  # a subclass without inputs
         return None
 
 
-def _mapped(x: object, inputs: object, function: Callable[[object, str, str], object]) -> object:
+def _mapped(x: object, inputs: Structure[_Input], function: Callable[[object, str, str], object]) -> object:
     if isinstance(inputs, list | tuple) and len(inputs) == 1 and not isinstance(x, list | tuple):
         return _mapped(x, inputs[0], function)
     if isinstance(x, Mapping):
@@ -67,9 +71,10 @@ def _mapped(x: object, inputs: object, function: Callable[[object, str, str], ob
     if isinstance(x, list | tuple):
         ordered = keras.tree.flatten(inputs) if isinstance(inputs, Mapping) else inputs
         if isinstance(ordered, list | tuple) and len(ordered) == len(x):
-            return type(x)(_mapped(value, each, function) for value, each in zip(x, ordered, strict=True))
+            found = [_mapped(value, each, function) for value, each in zip(x, ordered, strict=True)]
+            return found if isinstance(x, list) else tuple(found)
         return x
-    return x if isinstance(inputs, list | tuple | Mapping) else function(x, inputs.name, inputs.dtype)
+    return x if isinstance(inputs, Sequence | Mapping) else function(x, inputs.name, inputs.dtype)
 
 
 def exact_inputs(model: keras.Model, x: object) -> object:
@@ -98,7 +103,9 @@ def _exact(value: object, name: str, dtype: str) -> object:
     return exact_leaf(array, "x", name, dtype) if "int" in dtype and array.dtype.kind in "fiu" else value
 
 
-def exact_leaf(leaf: Leaf, source: str, name: str, dtype: str, numbers: Sequence[int] | Int64 | None = None) -> Leaf:
+def exact_leaf(
+    leaf: object, source: str, name: str, dtype: str, numbers: Sequence[int] | Int64 | None = None
+) -> object:
     """The values that an integer input is given, in its dtype: integers, and floats that are; others as they are.
 
     Args:
@@ -115,9 +122,7 @@ def exact_leaf(leaf: Leaf, source: str, name: str, dtype: str, numbers: Sequence
         return leaf
     if not isinstance(leaf, np.ndarray | RaggedArray | SparseArray):
         return _exact(leaf, name, dtype)
-    where, values = f"{source}: input {name!r}", leaf
-    while not isinstance(values, np.ndarray):
-        values = values.values
+    where, values = f"{source}: input {name!r}", _values_of(leaf)
     if values.dtype.kind == "f":
         place = first_inexact(values)
         exact = values if place is not None else values.astype(np.int64)
@@ -137,6 +142,10 @@ def exact_leaf(leaf: Leaf, source: str, name: str, dtype: str, numbers: Sequence
         number = record if numbers is None else numbers[record]
         raise BadIds(f"{where}: record {number}: {reason}; {BELONGS.format(dtype)}")
     return _with_values(leaf, exact.astype(dtype, copy=False))
+
+
+def _values_of(leaf: Leaf) -> Array:
+    return leaf if isinstance(leaf, np.ndarray) else _values_of(leaf.values)
 
 
 def _record_of(leaf: Leaf, place: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,6 +53,7 @@ def committed(table: EmbeddingTable, step: object = 0, **rates: object) -> None:
 
 
 BIG = 3e38
+DOUBLES: Any = np.ones((1, 2))
 REFUSED: dict[str, tuple[Callable[[EmbeddingTable], object], type[Exception], str]] = {
     "NaN": (lambda t: t.update(None, gradient(1, np.nan, ids=[1, 2])), NotFinite, r"'items': .*id 2.*nan in column 0"),
     "an infinity": (lambda t: t.update(None, gradient(np.inf)), NotFinite, r"'items': .*id 1 .*inf"),
@@ -66,7 +68,7 @@ REFUSED: dict[str, tuple[Callable[[EmbeddingTable], object], type[Exception], st
     "a step of NaN": (lambda t: t.update(None, gradient(1), step=np.nan), BadInput, "step.*nan"),  # type: ignore[arg-type]
     "a step below 0": (lambda t: t.update(None, gradient(1), step=-1), BadInput, "step.*-1"),
     "another optimizer": (lambda t: t.update(OptimizerSpec.of("sgd"), gradient(1)), BadInput, "adagrad.*sgd"),
-    "a gradient of doubles": (lambda t: t.update(None, IndexedSlices(np.ones((1, 2)), ONE)), BadInput, "float64"),
+    "a gradient of doubles": (lambda t: t.update(None, IndexedSlices(DOUBLES, ONE)), BadInput, "float64"),
     "ids outside": (lambda t: t.update(None, gradient(1, ids=[100])), IdOutOfRange, "'items': id 100 at position 0"),
     "ids with a fraction": (lambda t: t.update(None, gradient(1, ids=[1.5])), BadIds, "'items': id 1.5 is no integer"),
     "a lookup with a fraction": (lambda t: t.lookup([1.5]), BadIds, "1.5"),

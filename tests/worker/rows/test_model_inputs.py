@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -13,6 +14,7 @@ import tensorflow as tf
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadIds, IdOutOfRange
+from tests.untyped import Keyword
 
 BIG = 2**24 + 1  # float32 makes 2**24 of it
 Y = np.ones((4, 1), np.float32)
@@ -24,7 +26,7 @@ BAD = {
 }
 
 
-def made(size: int | None = None, dtype: str = "int64", **layer: object) -> keras.Model:
+def made(size: int | None = None, dtype: str = "int64", **layer: Keyword) -> keras.Model:
     item = keras.Input((), dtype=dtype, name="item")
     rows = et.Embedding(size, 3, name="rows", **layer)(item)
     model = keras.Model({"item": item}, keras.layers.Dense(1, kernel_initializer="ones")(rows))
@@ -49,7 +51,7 @@ def dataset(column: Array, *targets: Array) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices(({"item": column}, *targets)).batch(4)
 
 
-FACES: dict[str, Callable[[keras.Model, Array], object]] = {
+FACES: dict[str, Callable[[keras.Model, Array], Any]] = {
     "a call": lambda model, column: np.asarray(model({"item": column})),
     "predict": lambda model, column: model.predict({"item": column}, verbose=0),
     "predict of tf.data": lambda model, column: model.predict(dataset(column), verbose=0),
@@ -191,7 +193,7 @@ def test_a_layer_and_its_rows_take_ids_of_any_rank_and_kind_alike(size: int | No
     layer.attach(store)
     plain = np.array([[[1, 2], [3, 4]], [[5, 6], [7, 8]]])
     kinds = ["int8", "uint8", "int32", "uint32", "int64", "uint64", ">i8", "float32", "float64", "float16"]
-    given: list[object] = [plain.astype(kind) for kind in kinds]
+    given: list[Any] = [plain.astype(kind) for kind in kinds]
     given += [
         plain[:, 0, 0],
         plain[0],
@@ -209,8 +211,9 @@ def test_a_layer_and_its_rows_take_ids_of_any_rank_and_kind_alike(size: int | No
         assert wanted.shape == (*np.shape(ids), 3)
         for found in (layer(ids), layer.read_rows(ids), table.lookup(ids)):
             np.testing.assert_array_equal(found, wanted)
-    for ids in (True, [True], np.array([True]), [1, None], [1.5], [np.nan], np.array([2**63], np.uint64), [[1], [2, 3]],
-                np.ma.masked_array([1, 2], [False, True]), [2.0**60]):  # fmt: skip
+    bad: list[Any] = [True, [True], np.array([True]), [1, None], [1.5], [np.nan], np.array([2**63], np.uint64),
+                [[1], [2, 3]], np.ma.masked_array([1, 2], [False, True]), [2.0**60]]  # fmt: skip
+    for ids in bad:
         for face in (layer, layer.read_rows, table.lookup):
             with pytest.raises(BadIds):
                 face(ids)
