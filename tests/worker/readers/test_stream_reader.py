@@ -141,6 +141,7 @@ def test_only_so_many_batches_of_a_stream_without_an_end() -> None:
         ([(np.zeros((2, 3)), np.zeros(2)), (np.zeros((2, 4)), np.zeros(2))],
          r"batch 1: x has records of shape \[4\], those before \[3\]"),
         ([np.zeros(2, np.int64), np.zeros(2, np.int32)], "batch 1: x is int32, and was int64 before"),
+        ([np.zeros(2, np.float32), np.zeros(2)], "batch 1: x is float64, and was float32 before"),
         ([np.zeros(2), np.array(["a", "b"])], "batch 1: x is <U1, and was float64 before"),
         ([np.array(["a", "b"]), np.zeros(2)], "batch 1: x is float64, and was strings before"),
         ([{"a": np.zeros(2)}, {"b": np.zeros(2)}], r"batch 1: it holds x\['b'\], and the batches before held x\['a'\]"),
