@@ -175,10 +175,11 @@ def test_features_of_a_distributed_embedding() -> None:
     found = layer({"dense": ids, "ragged": ragged, "sparse": tf.sparse.from_dense(ids)})
     for name in ("ragged", "sparse"):
         np.testing.assert_array_equal(found[name], found["dense"])
-    listed = layer({"dense": ids.tolist(), "ragged": ragged, "sparse": tf.sparse.from_dense(ids)})
+    others = {"ragged": ragged, "sparse": tf.sparse.from_dense(ids)}
+    listed = layer(layer.preprocess({"dense": ids.tolist(), **others}))
     np.testing.assert_array_equal(listed["dense"], found["dense"])
     with pytest.raises(IdOutOfRange, match="id 16777217 of record 1 "):
-        layer({"dense": [[1.0, 2.0], [3.0, float(BIG)]], "ragged": ragged, "sparse": tf.sparse.from_dense(ids)})
+        layer(layer.preprocess({"dense": [[1.0, 2.0], [3.0, float(BIG)]], **others}))
     bad = {"dense": ids, "ragged": ragged, "sparse": tf.sparse.from_dense(ids)}
     for name, value in {
         "dense": np.array([[1.0, 2.0], [3.5, 4.0]]),
