@@ -64,7 +64,10 @@ def predict(options: _PredictOptions) -> None:
 
     _require_suffix(options.output, ".npy", "predictions")
     trained = open_trained(options.model_file, options.checkpoint, options.split)
-    parts = [trained.model.predict_on_batch(batch[0]) for batch in batches(trained.records(), options.batch_size)]
+    parts = [
+        trained.model.predict_on_batch(batch[0])
+        for batch in batches(trained.model, trained.records(), options.batch_size)
+    ]
     if not isinstance(parts[0], np.ndarray):
         raise BadInput(f"{trained.file.path}: the model has several outputs; predict writes models with one")
     predictions = np.concatenate(parts)

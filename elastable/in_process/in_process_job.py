@@ -98,7 +98,7 @@ def run_here(model: keras.Model, data: FitData, settings: FitSettings) -> keras.
     """
     if settings.evaluate_every and data.validation is None:
         raise BadInput(f"evaluate_every={settings.evaluate_every}: need validation_data to evaluate on")
-    sample = sample_batch(data.train)
+    sample = sample_batch(data.train, model)
     build_model(model, sample)
     moved = offload_built(model, settings.offload_embeddings_above)
     steps = plan_step(model, batch_spec(sample))

@@ -50,7 +50,7 @@ def train_batch(model: keras.Model, reader: Reader) -> dict[str, float]:
         ElastableError: data or a model that cannot be used.
         NotFinite: a gradient with NaN or Inf; nothing has been changed.
     """
-    batch = as_tensors(reader.take(np.arange(len(reader), dtype=np.int64)), "train_on_batch")
+    batch = as_tensors(reader.take(np.arange(len(reader), dtype=np.int64)), "train_on_batch", model)
     kept: dict[str, _BatchTrainer] | None = getattr(model, _KEPT, None)
     if kept is None:
         kept = {}

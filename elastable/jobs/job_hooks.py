@@ -120,7 +120,7 @@ class JobHooks(Hooks):
 
     def on_rows(self, version: int, made: Accumulated) -> None:
         self._committed(made.updates, version, made.frozen)
-        self._untrained.saw(made.changed)
+        self._untrained.saw(made.changed, made.overflowed)
 
     def waits_for_log(self, version: int) -> bool:
         """True for versions that callbacks hear of, that are noted in the run directory, or saved."""

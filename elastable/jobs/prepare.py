@@ -109,7 +109,7 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
     here = on_worker(places)
     keep_on_worker(model, {name: tables[name] for name in here})
     if steps is not None and here:
-        steps = plan_step(model, batch_spec(sample_batch(train)))  # they are variables now
+        steps = plan_step(model, batch_spec(sample_batch(train, model)))  # they are variables now
     tables = {name: spec for name, spec in tables.items() if name not in here}
     job = _described(options, file, train, model, steps, here)
     dense = dense_part(model, steps)
@@ -300,9 +300,8 @@ def _discovered(
     file: ModelFile, offload_above: int, seed: int, lazy: bool
 ) -> tuple[Reader, keras.Model, dict[str, TableSpec], StepPlan | None]:
     train = _training_records(file)
-    sample = sample_batch(train)
-    model = make_model(file.model, sample, seed, offload_above)
-    steps = plan_step(model, batch_spec(sample))
+    model = make_model(file.model, sample_batch(train), seed, offload_above)
+    steps = plan_step(model, batch_spec(sample_batch(train, model)))
     optimizers = {} if steps is None else steps.optimizers()
     tables = discover_tables(model, seed, lazy=lazy, optimizers=optimizers)
     return train, model, seeded_as_read(tables, model, keras=False), steps

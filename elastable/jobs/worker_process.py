@@ -198,12 +198,12 @@ def _readers(job: JobSpec, file: ModelFile) -> dict[TaskKind, Reader]:
 def _computer(
     job: JobSpec, file: ModelFile, readers: dict[TaskKind, Reader], source: RowSource, deadline_s: float
 ) -> MicroBatchComputer:
-    sample = sample_batch(readers[TaskKind.TRAIN])
+    train = readers[TaskKind.TRAIN]
     with leaving_rows_out():  # the master has them
-        model = make_model(file.model, sample, job.seed, job.offload_above, job.on_worker)
+        model = make_model(file.model, sample_batch(train), job.seed, job.offload_above, job.on_worker)
     forget_rows(store_layers(model))
     specs = retry(source.specs, "reading the tables", deadline_s, on=(NotReady,))
-    return MicroBatchComputer(model, job, readers, sample, source, specs, deadline_s)
+    return MicroBatchComputer(model, job, readers, sample_batch(train, model), source, specs, deadline_s)
 
 
 def _tell(client: MasterClient, identity: WorkerIdentity, error: Exception, fatal: bool) -> None:

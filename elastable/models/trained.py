@@ -102,8 +102,8 @@ def open_trained(
     reader = None if split is None else _reader(file, split)
     job: DocumentFields = {"seed": 0, "offload_above": 0} if saved is None else saved.job
 
-    def sample() -> TensorBatch:
-        return sample_batch(reader or _any_reader(file))
+    def sample(model: keras.Model | None = None) -> TensorBatch:
+        return sample_batch(reader or _any_reader(file), model)
 
     with leaving_rows_out() if saved is not None else nullcontext(set[str]()) as left_out:
         model = make_model(
@@ -113,7 +113,7 @@ def open_trained(
             int(job["offload_above"]),
             job.get("on_worker", ()),
         )
-    steps = plan_step(model, batch_spec(sample())) if needs_sample(model) else None
+    steps = plan_step(model, batch_spec(sample(model))) if needs_sample(model) else None
     store = MemoryStore()
     if saved is None:
         _take_given(file, model, steps, store)
@@ -172,18 +172,20 @@ def evaluated(trained: TrainedModel, batch_size: int | None = None) -> dict[str,
     """
     reader = trained.records()
     job: DocumentFields = {"micro_batch_size": _BATCH} if trained.checkpoint is None else trained.checkpoint.job
-    model, store, spec = trained.model, trained.store, batch_spec(sample_batch(reader))
+    model, store = trained.model, trained.store
+    spec = batch_spec(sample_batch(reader, model))
     plan = plan_ids(model, spec, training=False)
     step = EvaluateStep(model, spec, plan, lambda table, ids: store.lookup({table: ids})[table])
     book = ModelMetrics(model)
     total: tuple[Tensor, ...] = ()
-    for batch in batches(reader, batch_size or int(job["micro_batch_size"])):
+    for batch in batches(model, reader, batch_size or int(job["micro_batch_size"])):
         ids = make_id_sets(plan.tables, plan.ids(batch), store.specs())
         total = add_metrics(total, [step(batch, store.lookup(ids.unique), ids)])
     return book.results(total)
 
 
-def batches(reader: Reader, size: int) -> Iterator[TensorBatch]:
-    """All records of a reader, in order, as batches of tensors."""
+def batches(model: keras.Model, reader: Reader, size: int) -> Iterator[TensorBatch]:
+    """All records of a reader, in order, as batches of tensors that the model takes."""
     for start in range(0, len(reader), size):
-        yield as_tensors(reader.take(np.arange(start, min(len(reader), start + size), dtype=np.int64)))
+        rows = np.arange(start, min(len(reader), start + size), dtype=np.int64)
+        yield as_tensors(reader.take(rows), f"{type(reader).__name__}.take()", model, rows)

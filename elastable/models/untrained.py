@@ -28,12 +28,15 @@ class UntrainedTables:
 
     def __init__(self, model: keras.Model, versions: int = _VERSIONS) -> None:
         self._model = model
-        self._left = versions
+        self._left, self._versions = versions, versions
         self._updated: set[str] = set()
 
-    def saw(self, updated: Iterable[str]) -> None:
-        """A version has been committed that changed these tables; warns with the last of the first versions."""
-        if not self._left:
+    def saw(self, updated: Iterable[str], overflowed: bool = False) -> None:
+        """A version has been committed that changed these tables; warns with the last of the first versions.
+
+        One whose gradient overflowed changes no table, whatever it looked up: it says nothing.
+        """
+        if not self._left or overflowed:
             return
         self._updated.update(updated)
         self._left -= 1
@@ -41,8 +44,8 @@ class UntrainedTables:
             self._warn()
 
     def end(self) -> None:
-        """An epoch is over: one of fewer versions is judged by what there was."""
-        if self._left:
+        """An epoch is over: one of fewer versions is judged by what there was, unless each of them overflowed."""
+        if 0 < self._left < self._versions:
             self._left = 0
             self._warn()
 
@@ -50,8 +53,9 @@ class UntrainedTables:
         for layer in store_backed_layers(self._model):
             if layer.table_name not in self._updated and getattr(layer, "trainable", True):
                 _log.warning(
-                    "embedding layer %r: its table %r has had no gradient so far: nothing that the loss is computed "
-                    "from looks its rows up. Set trainable=False on the layer if that is meant",
+                    "embedding layer %r: its table %r has had no gradient so far: either nothing that the loss is "
+                    "computed from looks its rows up, or all bags and lists of ids that it was given were empty. Set "
+                    "trainable=False on the layer if that is meant",
                     layer.name,
                     layer.table_name,
                 )

@@ -51,7 +51,7 @@ def job_shape(
     size = min(micro_batch_size, records)
     job = JobSpec(job="plan", micro_batch_size=size, train_records=records, intra_op_threads=1)
     with MemoryStore(1) as store:
-        computer = MicroBatchComputer(model, job, {TaskKind.TRAIN: reader}, sample_batch(reader), store, tables)
+        computer = MicroBatchComputer(model, job, {TaskKind.TRAIN: reader}, sample_batch(reader, model), store, tables)
         took, rows = [], []
         for number in range(_STEPS):
             start = number * size % max(1, records - size + 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from numbers import Real
 
 from elastable.embedding_store.contract.initializer_spec import INITIALIZER_KINDS, InitializerSpec
 from elastable.embedding_store.errors import BadSpec, SpecConflict
@@ -50,7 +51,14 @@ class OptimizerSpec:
 
     @classmethod
     def of(cls, name: str, *, lazy: bool = True, **hyperparameters: float) -> OptimizerSpec:
-        """The spec of a fused optimizer, `OptimizerSpec.of("adagrad", learning_rate=0.1)`."""
+        """The spec of a fused optimizer, `OptimizerSpec.of("adagrad", learning_rate=0.1)`.
+
+        Raises:
+            BadSpec: a hyperparameter that is no number.
+        """
+        for key, value in hyperparameters.items():
+            if not isinstance(value, Real):
+                raise BadSpec(f"optimizer {name!r}: {key} must be a number, got {value!r}")
         pairs = tuple(sorted((key, float(value)) for key, value in hyperparameters.items()))
         return cls(name, pairs, lazy=lazy)
 

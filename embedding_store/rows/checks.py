@@ -15,6 +15,8 @@ __all__ = [
     "any_outside",
     "array_kind",
     "as_ids",
+    "first_inexact",
+    "refuse_masked",
     "require_block",
     "require_block_rows",
     "require_finite",
@@ -22,6 +24,7 @@ __all__ = [
     "require_gradients",
     "require_ids",
     "require_update",
+    "why_no_id",
 ]
 
 _MOST_TIMES = 2**32 - 1
@@ -29,15 +32,17 @@ _BEYOND_FLOAT16 = np.float32(65520)  # nearer to infinity than to the largest nu
 
 
 def as_ids(values: npt.ArrayLike, table: str = "") -> Int64:
-    """Integers of any dtype as int64 ids, of the same shape.
+    """Integers of any dtype, or floats that are integers, as int64 ids of the same shape.
 
     Args:
-        values: Array or nested sequence of integers; no floats, no booleans.
+        values: Array or nested sequence of integers; no booleans. A float is an id where its dtype holds every integer
+            of that size (`first_inexact`).
         table: Named in errors.
 
     Raises:
-        BadIds: not integers, or unsigned ones above 2**63 - 1.
+        BadIds: not integers (NaN, a fraction, a null, a float too large to be exact), or unsigned ones above 2**63 - 1.
     """
+    refuse_masked(values, f"{_table(table)}ids")
     try:
         ids = np.asarray(values)
     except ValueError as error:  # lists of different lengths
@@ -46,7 +51,13 @@ def as_ids(values: npt.ArrayLike, table: str = "") -> Int64:
         return ids
     if ids.size == 0 and not isinstance(values, np.ndarray):
         return ids.astype(np.int64)  # an empty list has no dtype of its own
-    if ids.dtype.kind not in "iu":
+    if ids.dtype == object:
+        ids = _of_objects(ids, table)
+    if ids.dtype.kind == "f":
+        position = first_inexact(ids)
+        if position is not None:
+            raise BadIds(f"{_table(table)}id {why_no_id(ids.ravel()[position])} (position {position})")
+    elif ids.dtype.kind not in "iu":
         raise BadIds(f"{_table(table)}ids must be integers, got {ids.dtype}{_example(ids)}")
     if ids.dtype == np.uint64 and ids.size and ids.max() > np.uint64(2**63 - 1):
         position = int(np.argmax(ids.ravel() > np.uint64(2**63 - 1)))
@@ -54,6 +65,49 @@ def as_ids(values: npt.ArrayLike, table: str = "") -> Int64:
             f"{_table(table)}id {ids.ravel()[position]} at position {position} is above 2**63 - 1, the largest id"
         )
     return ids.astype(np.int64)
+
+
+def refuse_masked(values: object, where: str) -> None:
+    """Raises `BadIds` for a NumPy array with masked values: as an array it would be what lies beneath the mask."""
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        position = int(np.argmax(np.ma.getmaskarray(values).ravel()))
+        raise BadIds(f"{where}: the value at position {position} is masked: fill it (values.filled(...)) or drop it")
+
+
+def _of_objects(values: npt.NDArray[np.object_], table: str) -> Int64:
+    for position, value in enumerate(values.flat):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or not -(2**63) <= value < 2**63:
+            raise BadIds(
+                f"{_table(table)}ids must be integers of 64 bits, got {value!r}, a {type(value).__name__}, at position "
+                f"{position}"
+            )
+    return values.astype(np.int64)
+
+
+def first_inexact(values: npt.NDArray[np.floating]) -> int | None:
+    """The flat position of the first float that is no id; None: all are.
+
+    An id is finite, has no fraction, and is below the power of two from which the dtype rounds integers: 2**53 for
+    float64, 2**24 for float32, 2**11 for float16. At that power itself two integers share one float.
+    """
+    exact = 2.0 ** min(np.finfo(values.dtype).nmant + 1, 62)
+    flat = values.ravel()
+    with np.errstate(invalid="ignore"):
+        good = (np.abs(flat) < exact) & (np.trunc(flat) == flat)
+    return None if good.all() else int(np.argmin(good))
+
+
+def why_no_id(value: np.floating) -> str:
+    """The value, and why `first_inexact` takes it for none."""
+    if not np.isfinite(value):
+        return f"{value} is no integer: fill or drop it (a null makes floats of a column of integers, and is NaN there)"
+    if np.trunc(value) != value:
+        return f"{value} is no integer"
+    kind = value.dtype.name
+    return (
+        f"{int(value)} may have been rounded: {kind} holds every integer only below 2**{np.finfo(kind).nmant + 1}; "
+        "give ids as int64"
+    )
 
 
 def require_ids(spec: TableSpec, ids: Int64) -> Int64:

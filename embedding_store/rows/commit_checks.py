@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+from numbers import Integral, Real
 
 import numpy as np
 
@@ -42,7 +43,7 @@ def require_numbers(commit: Commit) -> None:
     """
     if not 1 <= commit.version <= MAX_VERSION:
         raise BadInput(f"a commit makes a version from 1 to 2**53, got {commit.version}")
-    if not 0 <= commit.step < MAX_VERSION:
+    if not isinstance(commit.step, Integral) or not 0 <= commit.step < MAX_VERSION:
         raise BadInput(f"the commit of version {commit.version}: its step lies from 0 to 2**53 - 1, got {commit.step}")
     if commit.time is not None and not 0 <= commit.time < _LAST_SECOND:
         raise BadInput(
@@ -50,10 +51,10 @@ def require_numbers(commit: Commit) -> None:
             f"{commit.time}"
         )
     for table, rate in commit.learning_rates.items():
-        if not (math.isfinite(rate) and abs(rate) <= _FLOAT32_MAX):
+        if not isinstance(rate, Real) or not (math.isfinite(rate) and abs(rate) <= _FLOAT32_MAX):
             raise BadInput(
                 f"the commit of version {commit.version}: the learning rate of table {table!r} must be a finite "
-                f"float32, got {rate}"
+                f"float32, got {rate!r}"
             )
 
 

@@ -19,7 +19,7 @@ from elastable.embedding_store.errors import BadInput, StaleVersion
 from elastable.embedding_store.native.range_pool import shared_pool
 from elastable.embedding_store.optimizers.base import RowOptimizer
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.rows.checks import as_ids, require_gradients, require_ids
+from elastable.embedding_store.rows.checks import as_ids, require_finite_of, require_gradients, require_ids
 from elastable.embedding_store.tables.grouping import Coalescer
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ def update_tables(store: EmbeddingStore, updates: Sequence[TableSlices], *, step
     Raises:
         BadInput: a table twice, or an optimizer other than the table's.
         BadIds, IdOutOfRange, BadGradient: indices or values that do not fit.
+        NotFinite: a gradient, or the sum of an id's, is NaN or infinite.
         StaleVersion: others committed to the store without an end.
         Whatever else `EmbeddingStore.commit` raises; no row has changed then.
     """
@@ -189,6 +190,7 @@ def _check(updates: Sequence[TableSlices]) -> list[_Checked]:
         rate = learning_rate_for(spec, update.optimizer)
         ids = require_ids(spec, as_ids(slices.indices, spec.name))
         gradients = require_gradients(spec, len(ids), np.asarray(slices.values))
+        require_finite_of(spec.name, ids, gradients)
         checked[spec.name] = _Checked(spec.name, ids, gradients, rate)
     return list(checked.values())
 
@@ -200,6 +202,8 @@ def _apply(store: EmbeddingStore, updates: Sequence[_Checked], step: int | None)
         update.table: coalescer.coalesce(update.ids, update.gradients, pool)
         for update, coalescer in zip(updates, _coalescers(len(updates)), strict=True)
     }
+    for table, update in summed.items():  # of finite numbers, whose sum may be none
+        require_finite_of(table, update.ids, update.gradients)
     return _commit(store, summed, {update.table: update.learning_rate for update in updates}, step)
 
 

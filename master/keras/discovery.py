@@ -105,7 +105,7 @@ def discover_tables(
         constraint = getattr(layer, "embeddings_constraint", None)
         spec = layer.table_spec(seed, constrained(layer.name, trained_by, constraint))
         if spec.name in specs:
-            _refuse_unlike(owners[spec.name], layer, specs[spec.name], spec)
+            _refuse_unlike(model, owners[spec.name], layer, specs[spec.name], spec)
         else:
             specs[spec.name], owners[spec.name] = spec, layer
             by = getattr(layer, "optimizer", None) or given
@@ -147,11 +147,14 @@ def create_tables(store: EmbeddingStore, specs: Mapping[str, TableSpec]) -> tupl
     return tuple(name for name, spec in specs.items() if store.create_table(spec))
 
 
-def _refuse_unlike(first: StoreBackedLayer, other: StoreBackedLayer, ours: TableSpec, theirs: TableSpec) -> None:
+def _refuse_unlike(
+    model: keras.Model, first: StoreBackedLayer, other: StoreBackedLayer, ours: TableSpec, theirs: TableSpec
+) -> None:
     name = ours.name
     if not (first.table_is_explicit and other.table_is_explicit):
         raise ModelError(
-            f"layers {_where(first)} and {_where(other)} both have a table {name!r} without sharing it on purpose: "
+            f"layers {_whose(model, first)} and {_whose(model, other)} both have a table {name!r} without sharing it "
+            "on purpose: "
             f"give the layers different names, or share it with table={name!r} on both"
         )
     _refuse_other_optimizer(first, other)
@@ -217,6 +220,12 @@ def _optimizer_config(layer: StoreBackedLayer) -> dict[str, object] | None:
 
 def _told(config: dict[str, object] | None) -> str:
     return "the model's own, from compile()" if config is None else repr(config)
+
+
+def _whose(model: keras.Model, layer: StoreBackedLayer) -> str:
+    """The layer with the innermost layer or model that holds it, which tells two of one name apart."""
+    holders = [part for part in model._flatten_layers() if any(each is layer for each in part._layers)]
+    return f"{_where(layer)} of {holders[-1].name!r}" if holders else _where(layer)
 
 
 def _where(layer: StoreBackedLayer) -> str:

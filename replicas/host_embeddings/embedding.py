@@ -100,7 +100,10 @@ class HostEmbedding(keras.layers.Layer):  # type: ignore[misc]
 
     Attributes:
         table: The table.
+        takes_ids: Models with such a layer look at what their integer inputs are given.
     """
+
+    takes_ids = True
 
     def __init__(self, table: HostTable) -> None:
         super().__init__(name=table.spec.name.replace("/", "_"), dtype="float32")

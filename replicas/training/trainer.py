@@ -117,12 +117,12 @@ class ShardedTrainer(TrainerCore):
                 "0 <= initial_epoch < epochs and validation_freq >= 1"
             )
         numbers = {"batch_size": batch_size, "epochs": epochs, "initial_epoch": initial_epoch, "shuffle": shuffle}
-        training = self._ready(sample_batch(reader))
+        training = self._ready(sample_batch(reader, self.model))
         self._agree("fit", reader, **numbers, validation_records=0 if validation is None else len(validation))
-        feed = Feed(reader, batch_size, self.group, self.seed, shuffle, self._collective_layer())
+        feed = Feed(reader, batch_size, self.group, self.seed, shuffle, self._collective_layer(), self.model)
         listeners = ReplicaCallbacks(callbacks or (), self.model, self.group, epochs, feed.steps, verbose)
         evaluate = self._validation(validation, validation_batch_size or batch_size, validation_freq, listeners)
-        compute = self._step(GradientStep, sample_batch(reader))
+        compute = self._step(GradientStep, sample_batch(reader, self.model))
         before, self.model.optimizer = self.model.optimizer, training.optimizer.keras
         try:
             run_epochs(training, compute, feed, listeners, range(initial_epoch, epochs), evaluate)
@@ -140,7 +140,7 @@ class ShardedTrainer(TrainerCore):
     ) -> Any:  # as in Keras: a dict, a list, or one number
         """Same as `keras.Model.evaluate`, over all replicas; each calls it with the same data and gets the same."""
         reader = reader_of(x, y, sample_weight)
-        self._ready(sample_batch(reader)).weights.make_whole()
+        self._ready(sample_batch(reader, self.model)).weights.make_whole()
         self._agree("evaluate", reader, batch_size=batch_size)
         results = self._evaluate(reader, batch_size)
         if return_dict:
@@ -151,12 +151,14 @@ class ShardedTrainer(TrainerCore):
     def predict(self, x: object, batch_size: int = 32) -> Structure[Array]:
         """Same as `keras.Model.predict`; each replica calls it with all records and gets all outputs."""
         reader = x if isinstance(x, Reader) else NumpyReader(x)
-        sample = sample_batch(reader)[:1]
+        sample = sample_batch(reader, self.model)[:1]
         self._require_built(sample)
         if self._training is not None:
             self._training.weights.make_whole()
         self._agree("predict", reader, batch_size=batch_size)
-        return predict_all(self._step(PredictStep, sample), reader, require_batch_size(batch_size), self.group)
+        return predict_all(
+            self.model, self._step(PredictStep, sample), reader, require_batch_size(batch_size), self.group
+        )
 
     @property
     def optimizer(self) -> keras.optimizers.Optimizer:

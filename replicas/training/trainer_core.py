@@ -51,9 +51,11 @@ class TrainerCore:
 
     def _evaluate(self, reader: Reader, batch_size: int) -> dict[str, float]:
         training = self._ready(None)
-        step = self._step(ReplicaEvaluateStep, sample_batch(reader))
+        step = self._step(ReplicaEvaluateStep, sample_batch(reader, self.model))
         training.metrics.reset()
-        for part in Feed(reader, batch_size, self.group, collective_layer=self._collective_layer()).parts():
+        for part in Feed(
+            reader, batch_size, self.group, collective_layer=self._collective_layer(), model=self.model
+        ).parts():
             if part.batch is not None:
                 step(part.batch, part.shares[self.group.rank])
         return training.metrics.results()

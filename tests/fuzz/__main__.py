@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from tests.fuzz.campaign import Campaign
+from tests.fuzz.sabotage import SABOTAGES, noticed
 from tests.fuzz.targets import TARGETS
 
 _GROWTH = 0.05
@@ -23,8 +24,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of all choices: a seed's cases are always the same")
     parser.add_argument("--first", type=int, default=0, help="number of the first case of each target")
     parser.add_argument("--only", action="append", choices=names, help="a target; may be said several times")
+    parser.add_argument("--noticed", action="store_true", help="take checks out, one at a time: each must be noticed")
     told = parser.parse_args(arguments)
     logging.disable(logging.ERROR)  # servers log what they refuse
+    if told.noticed:
+        return _all_noticed(told.seed)
     chosen = [target for target in TARGETS if told.only is None or target.name in told.only]
     cases = told.cases if told.cases is not None or told.seconds is not None else 1_000_000
     campaign = Campaign(chosen, cases, told.seconds, told.seed, told.first, tell=lambda line: print(line, flush=True))
@@ -37,6 +41,16 @@ def main(arguments: Sequence[str]) -> int:
     if not flat:
         print(f"memory grew by more than {100 * _GROWTH:g} % over the second half")
     return 0 if flat and not report.findings else 1
+
+
+def _all_noticed(seed: int) -> int:
+    """0 where the fuzzers notice every check that is taken out."""
+    missed = 0
+    for name, sabotage in SABOTAGES.items():
+        found = any(f"accepted, with {sabotage.flaw}" in one for one in noticed(sabotage, seed=seed).findings)
+        missed += not found
+        print(f"{name}: {'noticed' if found else 'NOT NOTICED'} by {sabotage.target.name}", flush=True)
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from tests.fuzz.store_calls import StoreCalls
 from tests.fuzz.stored_files import Checkpoints, FileStores, GraphFiles, HostEmbeddingFiles, VersionRecords
 from tests.fuzz.target import Target
 from tests.fuzz.words import TextFiles, Tokens, Words
+from tests.fuzz.wrong_inputs import WRONG_INPUTS
 
 __all__ = ["TARGETS"]
 
@@ -40,5 +41,6 @@ TARGETS: tuple[type[Target], ...] = (
     CsvFiles,
     ParquetFiles,
     TripleFiles,
+    *WRONG_INPUTS,
 )
 """In the order in which a round runs them."""

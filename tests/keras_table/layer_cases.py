@@ -161,6 +161,19 @@ def _repeated_ids(optimizer: Callable[[], keras.optimizers.Optimizer]) -> Callab
     return program
 
 
+def _float_ids(own: bool, dtype: str, cut: float = 0.0) -> Callable[[Side], object]:
+    """Ids as floats, in front of an input of that dtype."""
+
+    def program(side: Side) -> object:
+        ids = keras.Input((LENGTH,), dtype=dtype, name="ids")
+        layer = side.embedding if own else keras.layers.Embedding
+        rows = layer(side.vocabulary, DIM, name="items", **({"weights": [_rows(side)]} if own else {}))(ids)
+        model = keras.Model(ids, keras.layers.Dense(1, name="out")(keras.layers.Flatten()(rows)))
+        return trained(side, model, x=side.x.astype("float32" if dtype == "float32" else "float64") + cut)
+
+    return program
+
+
 def _lora(side: Side) -> object:
     model = small(side)
     model.get_layer("items").enable_lora(2)
@@ -236,6 +249,12 @@ CASES = [
     Case("`layer.quantize('int8')`", _quantized, ("Embedding.quantize",)),
     Case("`layer.trainable = False` after a fit, and `True` after the next", _frozen_then_not, ("Layer.trainable",)),
     Case("one embedding called on two features", _shared, ("Layer.name",)),
+    *(
+        Case(f"`keras.Input((3,))` of floats in front of `{name}.Embedding`", _float_ids(own, "float32"))
+        for name, own in (("keras.layers", False), ("et", True))
+    ),
+    Case('ids of doubles for `keras.Input((3,), dtype="int64")`', _float_ids(True, "int64")),
+    Case("ids of floats with a fraction, which Keras cuts off", _float_ids(False, "float32", 0.25)),
     Case("an id several times in a batch, `SGD(0.5)`", _repeated_ids(lambda: keras.optimizers.SGD(0.5))),
     *(
         Case(f"an id several times in a batch, `{named}`", _repeated_ids(optimizer), repeats=True)

@@ -2,7 +2,8 @@
 
 Keras' own train step cannot train a table in a store. So both methods are wrapped once, when the first store-backed
 layer is imported: models without such layers run Keras' own method, models with them run what the package above has
-registered. `evaluate`, `predict` and the other methods stay Keras' own: they read rows through the layers.
+registered. `evaluate`, `predict` and the other methods stay Keras' own and read rows through the layers; what they are
+given is checked before (`elastable.worker.rows.model_inputs`).
 
 A model's weights hold the rows of its tables, whose slots are in the store. So the optimizers' `build`, which makes
 slots of its own for each variable that it is given, is given the variables alone.
@@ -20,7 +21,7 @@ from elastable.embedding_store.errors import Unsupported
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.trainers import trainer
 
-__all__ = ["has_tables_in_store", "wrap_model_methods"]
+__all__ = ["has_tables_in_store", "wrap_method", "wrap_model_methods"]
 
 _WRAPPED = ("fit", "train_on_batch")
 _STATE_TREES = ("get_state_tree", "set_state_tree")
@@ -33,12 +34,11 @@ def has_tables_in_store(model: keras.Model) -> bool:
 
 
 def wrap_model_methods() -> None:
-    """Wraps the methods of `keras.Model`; a second call changes nothing."""
-    for names, wrapped in ((_WRAPPED, _wrapped), (_STATE_TREES, _refused)):
-        for name in names:
-            plain = getattr(keras.Model, name)
-            if not hasattr(plain, _MARK):
-                setattr(keras.Model, name, wrapped(name, plain))
+    """Wraps the methods of `keras.Model` that train; a second call changes nothing."""
+    for name in _WRAPPED:
+        wrap_method(name, functools.partial(_training, name))
+    for name in _STATE_TREES:
+        wrap_method(name, functools.partial(_refused, name))
     optimizer = keras.optimizers.Optimizer
     for kind in optimizer.__mro__:
         _wrap_build(kind)
@@ -60,7 +60,6 @@ def _refused(name: str, plain: Callable[..., object]) -> Callable[..., object]:
             )
         return plain(self, *args, **kwargs)
 
-    setattr(method, _MARK, plain)
     return method
 
 
@@ -81,12 +80,20 @@ def _build_of_variables(plain: Callable[..., None]) -> Callable[..., None]:
     return build
 
 
-def _wrapped(name: str, plain: Callable[..., object]) -> Callable[..., object]:
+def wrap_method(name: str, made: Callable[[Callable[..., object]], Callable[..., object]]) -> None:
+    """Replaces a method of `keras.Model` by what `made` makes of it; a second call changes nothing."""
+    plain = getattr(keras.Model, name)
+    if not hasattr(plain, _MARK):
+        method = made(plain)
+        setattr(method, _MARK, plain)
+        setattr(keras.Model, name, method)
+
+
+def _training(name: str, plain: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(plain)
     def method(self: keras.Model, *args: object, **kwargs: object) -> object:
         if not has_tables_in_store(self):
             return plain(self, *args, **kwargs)
         return trainer(name)(self, *args, **kwargs)
 
-    setattr(method, _MARK, plain)
     return method

@@ -21,6 +21,7 @@ from elastable.worker.layers.feature_configs import (
 )
 from elastable.worker.layers.table_features import TableFeatures
 from elastable.worker.readers.records.pytrees import Structure
+from elastable.worker.rows.id_values import plain_ids
 from elastable.worker.rows.saved_rows import rows_in_memory
 
 __all__ = ["DistributedEmbedding"]
@@ -193,8 +194,9 @@ class DistributedEmbedding(keras.layers.Layer):  # type: ignore[misc]
     def _by_path(self, what: str, structure: TensorStructure) -> dict[str, TensorLike | None]:
         """Path -> its tensor."""
         tensors = _leaves_of(structure, self._features.leaves, f"layer {self.name!r}: {what}")
+        made = plain_ids if what == "inputs" else lambda path, value: tf.convert_to_tensor(value)
         return {
-            feature.path: value if value is None or hasattr(value, "dtype") else tf.convert_to_tensor(value)
+            feature.path: value if value is None or hasattr(value, "dtype") else made(feature.path, value)
             for feature, value in tensors
         }
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 import keras
+import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
@@ -22,11 +23,14 @@ from elastable.worker.layers.embedding_arguments import (
     require_arguments,
 )
 from elastable.worker.layers.integer_ids import take_integer_ids
+from elastable.worker.rows.id_values import plain_ids
 from elastable.worker.rows.saved_rows import load_table, refuse_legacy_file, save_table
 from elastable.worker.rows.store_backed import StoreBacked
 from elastable.worker.rows.store_layer import SavedArrays
 
 __all__ = ["Embedding"]
+
+_OBJECTS = np.dtype(object)
 
 
 @keras.saving.register_keras_serializable(package="elastable")
@@ -65,7 +69,8 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
             float32; `dtype` is its compute dtype, as in Keras.
 
     Call arguments:
-        inputs: Integers or strings: a dense tensor of any rank, ragged, or sparse of rank 2.
+        inputs: Integers, floats that are integers, or strings: a dense tensor of any rank, ragged, or sparse of rank
+            2; an array or a list.
         weights: With a combiner, the weight of every id; shaped as the ids.
 
     Returns:
@@ -75,7 +80,8 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         BadSpec: dimensions that are not positive integers or in the wrong order, an unknown combiner or table_dtype,
             admission or eviction with a fixed vocabulary, or an optimizer unknown to Keras.
         Unsupported: LoRA or quantization.
-        BadIds: ids that are neither integers nor strings, or strings for a fixed vocabulary.
+        BadIds: ids that are neither integers nor strings, floats that are no integers or that their dtype may have
+            rounded, or strings for a fixed vocabulary.
         IdOutOfRange: ids outside of a fixed vocabulary.
     """
 
@@ -139,8 +145,11 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         self.built = True
 
     def __call__(self, inputs: TensorLike, *args: object, **kwargs: object) -> tf.Tensor | tf.RaggedTensor:
-        """Calls the layer; a Sequential model that starts with it takes integer ids."""
+        """Calls the layer, also on lists and objects; a Sequential model that starts with it takes integer ids."""
         take_integer_ids(inputs)
+        masked_or_objects = isinstance(inputs, np.ma.MaskedArray) or getattr(inputs, "dtype", None) is _OBJECTS
+        if masked_or_objects or isinstance(inputs, list | tuple | int | float):
+            inputs = plain_ids(self.name, inputs)
         return super().__call__(inputs, *args, **kwargs)
 
     def call(

@@ -9,6 +9,7 @@ from elastable.embedding_store.errors import BadIds
 from elastable.worker.keras.structures import TensorLike
 from elastable.worker.layers.embedding import Embedding
 from elastable.worker.rows.combine import flatten_ids, shape_rows
+from elastable.worker.rows.id_values import as_int64, require_id_dtype, require_in_vocabulary
 
 __all__ = ["TableFeatures"]
 
@@ -48,7 +49,7 @@ class TableFeatures(Embedding):
 
     def _single(self, ids: tf.Tensor, weights: TensorLike | None, training: bool | None) -> tf.Tensor:
         """The mean of one id is its row, whatever its weight; a sum applies the weight."""
-        flat = flatten_ids(self.name, ids, None, None, False)
+        flat = flatten_ids(self.name, ids, None, None, False, self.input_dim, self._vocabulary_here())
         found = self._rows_of(flat.ids, training)
         self.add_penalty(flat.ids, found)
         rows = shape_rows(flat, found, None, self.output_dim)
@@ -64,9 +65,12 @@ class TableFeatures(Embedding):
                 f"got {message}"
             )
         sparse = _positions(ids, length)
-        flat = flatten_ids(self.name, sparse.values, None, None, False)
-        rows = self._rows_of(flat.ids, training)
-        self.add_penalty(flat.ids, rows)
+        require_id_dtype(self.name, ids.dtype.name, self.input_dim)
+        flat, vocabulary = as_int64(self.name, sparse.values, sparse), self._vocabulary_here()
+        if vocabulary is not None:
+            flat = require_in_vocabulary(self.name, flat, sparse, vocabulary)
+        rows = self._rows_of(flat, training)
+        self.add_penalty(flat, rows)
         shape = tf.stack([sparse.dense_shape[0], tf.constant(length, tf.int64), self.output_dim])
         placed = tf.scatter_nd(sparse.indices, rows, shape)
         placed.set_shape([ids.shape[0], length, self.output_dim])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeAlias
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import BadInput, ElastableError, ModelError, Unsupported
 from elastable.worker.keras.patched import patched
@@ -22,6 +23,7 @@ from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.offload import offloading
 from elastable.worker.models.on_worker import keep_on_worker
 from elastable.worker.readers import RaggedArray, Reader, SparseArray
+from elastable.worker.rows.model_inputs import exact_inputs, exact_leaf, map_inputs
 from elastable.worker.rows.scope import PlanScope, entered
 from elastable.worker.rows.whole_table import rows_unlisted
 from elastable.worker.step.batch_checks import require_like, require_parts
@@ -36,14 +38,31 @@ _log = logging.getLogger(__name__)
 _States: TypeAlias = "list[tuple[keras.Variable, keras.Initializer | npt.NDArray[np.generic]]]"
 
 
-def as_tensors(batch: object, source: str = "the reader") -> TensorBatch:
+def as_tensors(
+    batch: object,
+    source: str = "the reader",
+    model: keras.Model | None = None,
+    numbers: Sequence[int] | Int64 | None = None,
+) -> TensorBatch:
     """A batch of arrays as the same structure of tensors, with TensorFlow's ragged and sparse tensors.
 
+    Args:
+        batch: Arrays.
+        source: Where they are from, for messages.
+        model: The model that takes them: its integer inputs get exact integers, and other floats are float32, as in
+            `model.fit`. None: it is not there yet, and floats stay what they are.
+        numbers: Number of each record, for messages; None: its place in the batch.
+
     Raises:
-        BadInput: not a batch; `source` names its origin.
+        BadInput: not a batch.
+        BadIds: a value that an integer input cannot hold, with input, record and value.
     """
-    tensors: TensorBatch = tf.nest.map_structure(_as_tensor, require_parts(batch, source))
-    return tensors
+    parts = require_parts(batch, source)
+    if model is not None:
+        x = map_inputs(model, parts[0], lambda leaf, name, dtype: exact_leaf(leaf, source, name, dtype, numbers))
+        parts = (x, *parts[1:])
+    tensors: TensorBatch = tf.nest.map_structure(_as_tensor, parts)
+    return tensors if model is None else tf.nest.map_structure(_as_single, tensors, expand_composites=True)
 
 
 def _as_tensor(value: object) -> TensorLike:
@@ -58,13 +77,13 @@ def _as_tensor(value: object) -> TensorLike:
     return tf.convert_to_tensor(value)
 
 
-def sample_batch(reader: Reader, records: int = 2) -> TensorBatch:
-    """The first records of a reader, as tensors."""
+def sample_batch(reader: Reader, model: keras.Model | None = None, records: int = 2) -> TensorBatch:
+    """The first records of a reader, as tensors; `model` as of `as_tensors`."""
     if len(reader) == 0:
         raise BadInput("the training split is empty; data('train') must hold at least one record")
     first = np.arange(min(records, len(reader)), dtype=np.int64)
     source = f"{type(reader).__name__}.take()"
-    batch = as_tensors(reader.take(first), source)
+    batch = as_tensors(reader.take(first), source, model, first)
     require_like(batch_spec(batch), batch, len(first), source)
     return batch
 
@@ -80,7 +99,8 @@ def make_model(
 
     Args:
         make: Returns a compiled Keras model.
-        sample: A batch, for its shapes; or what returns one, called only for a model that needs it (`needs_sample`).
+        sample: A batch, for its shapes, where floats may be ids; or what returns one, called only for a model that
+            needs it (`needs_sample`).
         seed: Keras' global seed, so that every process starts with equal dense variables.
         offload_above: Keras embeddings with more elements than this are offloaded to the store and never allocated; 0:
             none.
@@ -113,6 +133,8 @@ def build_model(model: keras.Model, sample: TensorBatch) -> None:
         ModelError, Unsupported: a model that is not compiled, fails on its own data, or uses unsupported features.
     """
     _refuse_unsupported(model)
+    x = exact_inputs(model, sample[0])
+    sample = tf.nest.map_structure(_as_single, (x, *sample[1:]), expand_composites=True)
     try:
         if overrides(model, "train_step"):
             # In a graph, so that nothing is computed: the step may change states and metrics.
@@ -130,6 +152,10 @@ def build_model(model: keras.Model, sample: TensorBatch) -> None:
             f"model {model.name!r} fails on the first records of its data: {type(error).__name__}: {error}"
         ) from error
     model.reset_metrics()
+
+
+def _as_single(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tensor, tf.float32) if tensor.dtype in (tf.float64, tf.float16) else tensor
 
 
 def _refuse_unsupported(model: keras.Model) -> None:

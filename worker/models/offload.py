@@ -56,9 +56,7 @@ class OffloadedEmbedding(StoreBacked, keras.layers.Embedding):  # type: ignore[m
         self.built = True
 
     def call(self, inputs: TensorLike, training: bool | None = None) -> tf.Tensor:
-        """Rows of `inputs`; float ids are truncated, as Keras does."""
-        if not inputs.dtype.is_integer:
-            inputs = keras.ops.cast(inputs, "int64")
+        """Rows of `inputs`, integers or floats that are; Keras would cut fractions off."""
         return self.embed(inputs, None, training)
 
     def get_config(self) -> dict[str, object]:

@@ -56,8 +56,6 @@ class NumpyReader(Reader):
             picked = taken(leaf, rows)
             if not isinstance(leaf, np.memmap) or not isinstance(picked, np.ndarray):
                 return picked
-            if picked.dtype.kind == "f":
-                return picked.astype(np.float32, copy=False)
             return refuse_large_ids(picked, self._name)
 
         return tuple(map_arrays(pick, part) for part in self._parts)

@@ -5,14 +5,14 @@ Ids may be dense, ragged or sparse; everything in between handles flat int64 `[n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
 from elastable.embedding_store.errors import BadIds, BadSpec
 from elastable.embedding_store.native.row_fold import COMBINERS
 from elastable.worker.keras.structures import TensorLike
-from elastable.worker.rows.id_values import as_int64, refuse_weights_unlike, require_id_dtype
+from elastable.worker.rows.id_values import as_int64, refuse_weights_unlike, require_id_dtype, require_in_vocabulary
 
 __all__ = ["FlatIds", "flatten_ids", "shape_rows"]
 
@@ -39,15 +39,17 @@ def flatten_ids(
     combiner: str | None,
     mask_zero: bool,
     input_dim: int | None = None,
+    vocabulary: int | None = None,
 ) -> FlatIds:
     """Flattens the ids of one call of the layer named `layer`.
 
     Sparse integers below 0 are pruned, as in `tf.nn.safe_embedding_lookup_sparse`. Under `mask_zero` a combiner skips
-    id 0, or the empty string.
+    id 0, or the empty string. With `vocabulary` ids are looked at here, because nobody does so behind.
 
     Raises:
         BadIds: ids that are neither integers nor strings, strings for a fixed vocabulary (`input_dim`), or weights that
             do not match the ids or have no combiner.
+        IdOutOfRange: an id that is not below `vocabulary`.
         BadSpec: sparse ids without a combiner.
     """
     require_id_dtype(layer, inputs.dtype.name, input_dim)
@@ -58,7 +60,18 @@ def flatten_ids(
     if isinstance(inputs, tf.SparseTensor):
         if combiner is None:
             raise BadSpec(f"embedding layer {layer!r}: sparse ids need a combiner ({', '.join(COMBINERS)})")
-        return _flatten_sparse(layer, inputs, weights, mask_zero)
+        flat = _flatten_sparse(layer, inputs, weights, mask_zero)
+    else:
+        flat = _flatten_dense(layer, inputs, weights, combiner, mask_zero)
+    if vocabulary is None:
+        return flat
+    return replace(flat, ids=require_in_vocabulary(layer, flat.ids, flat.source, vocabulary))
+
+
+def _flatten_dense(
+    layer: str, inputs: TensorLike, weights: TensorLike | None, combiner: str | None, mask_zero: bool
+) -> FlatIds:
+    """Flattens dense or ragged ids."""
     if isinstance(inputs, tf.RaggedTensor):
         values = inputs.flat_values
         flat_weights = None if weights is None else tf.cast(_flat(weights), tf.float32)
@@ -68,7 +81,7 @@ def flatten_ids(
     if combiner is not None and mask_zero:
         kept = tf.cast(_is_kept(values, mask_zero), tf.float32)
         flat_weights = kept if flat_weights is None else flat_weights * kept
-    return FlatIds(as_int64(layer, values), inputs, flat_weights)
+    return FlatIds(as_int64(layer, values, inputs), inputs, flat_weights)
 
 
 def _is_kept(values: tf.Tensor, mask_zero: bool) -> tf.Tensor:
@@ -83,7 +96,7 @@ def _flat(weights: TensorLike) -> tf.Tensor:
 
 
 def _flatten_sparse(layer: str, inputs: TensorLike, weights: TensorLike | None, mask_zero: bool) -> FlatIds:
-    ids = as_int64(layer, inputs.values)
+    ids = as_int64(layer, inputs.values, inputs)
     # Half of all string hashes are below 0.
     pruned = ids > 0 if mask_zero else ids >= 0
     kept = _is_kept(inputs.values, mask_zero) if inputs.dtype == tf.string else pruned

@@ -56,16 +56,19 @@ def export_format() -> str | None:
 
 
 def integer_ids_in_export(layer: StoreLayer, inputs: TensorLike) -> TensorLike:
-    """Casts the float inputs with which Keras exports a subclassed model; other ids are returned unchanged.
+    """Casts floats where a model is exported with them; other ids are returned unchanged.
 
-    Besides the user's signature, Keras traces a default signature with floats. There small ids are cast, as Keras casts
-    them; if floats cannot hold all ids, the default signature fails when it is called.
+    A float input of the model, and the default signature of floats that Keras traces for a subclassed model besides the
+    user's own: small ids are cast, as Keras casts them. If floats cannot hold all ids, the default signature fails when
+    it is called.
 
     Raises:
-        Unsupported: floats in the user's own signature; explains how to pass one.
+        Unsupported: floats that cannot hold all ids in the user's own signature; explains how to pass one.
     """
     if not inputs.dtype.is_floating or export_format() is None:
         return inputs
+    if layer.input_dim is not None and layer.input_dim <= _EXACT_FLOATS:
+        return tf.cast(inputs, tf.int64)
     shape = [None, *inputs.shape.as_list()[1:]]
     message = (
         f"embedding layer {layer.name!r}: Keras exports subclassed models with float inputs, as it does not know what "
@@ -74,8 +77,6 @@ def integer_ids_in_export(layer: StoreLayer, inputs: TensorLike) -> TensorLike:
     )
     if not _is_default_signature():
         raise Unsupported(message)
-    if layer.input_dim is not None and layer.input_dim <= _EXACT_FLOATS:
-        return tf.cast(inputs, tf.int64)
     with tf.control_dependencies([tf.debugging.Assert(False, [message])]):
         return tf.cast(inputs, tf.int64)
 

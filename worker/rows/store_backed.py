@@ -17,7 +17,7 @@ from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadIds, ModelError
-from elastable.embedding_store.rows.checks import require_ids
+from elastable.embedding_store.rows.checks import as_ids, require_ids
 from elastable.embedding_store.rows.initial_values import initial_rows
 from elastable.worker.keras.keras_methods import wrap_model_methods
 from elastable.worker.keras.seeds import global_seed
@@ -27,6 +27,7 @@ from elastable.worker.rows.export_rows import export_format, exported_rows, inte
 from elastable.worker.rows.id_values import require_id_dtype
 from elastable.worker.rows.initializers import initializer_spec, seed_of
 from elastable.worker.rows.keras_draw import first_rows
+from elastable.worker.rows.model_inputs import wrap_reading_methods
 from elastable.worker.rows.saved_rows import assign_rows, require_all_rows, require_matrix
 from elastable.worker.rows.scope import current_scope
 from elastable.worker.rows.whole_table import TableInCheckpoint, WholeTable, rows_listed
@@ -41,6 +42,8 @@ class StoreBacked:
     (`elastable.worker.rows.scope`), or else from the attached source, or else they are the initial values.
     """
 
+    takes_ids = True
+    """Models with such a layer look at what their integer inputs are given."""
     name: str
     trainable: bool
     output_dim: int
@@ -242,9 +245,13 @@ class StoreBacked:
         """The source of rows outside of training, if one is attached."""
         return self._source
 
-    def read_rows(self, ids: Int64) -> Float32:
+    def read_rows(self, ids: npt.ArrayLike) -> Float32:
+        """The rows of ids of any shape (`as_ids`), as float32: their shape + `[dim]`."""
+        given = as_ids(ids, self.table_name)
+        return self._read(np.ascontiguousarray(given).reshape(-1)).reshape(*given.shape, self.output_dim)
+
+    def _read(self, ids: Int64) -> Float32:
         """The rows of int64 `[n]` ids as float32 `[n, dim]`."""
-        ids = np.ascontiguousarray(ids, dtype=np.int64)
         if self._here:
             require_ids(self.table_spec(self._seed), ids)
             return self.worker_rows()[ids]
@@ -261,7 +268,9 @@ class StoreBacked:
         """The forward pass of one call."""
         inputs = integer_ids_in_export(self, inputs)
         self._note_ids(inputs.dtype.name)
-        flat = flatten_ids(self.name, inputs, weights, self.combiner, self.mask_zero, self.input_dim)
+        flat = flatten_ids(
+            self.name, inputs, weights, self.combiner, self.mask_zero, self.input_dim, self._vocabulary_here()
+        )
         rows = self._rows_of(flat.ids, training)
         self.add_penalty(flat.ids, rows)
         return tf.cast(shape_rows(flat, rows, self.combiner, self.output_dim), self.compute_dtype)
@@ -282,11 +291,19 @@ class StoreBacked:
         self.add_loss(self.embeddings_regularizer(once[count:]))
         object.__setattr__(self, "_penalised", unique)  # past Keras' tracking
 
+    def _vocabulary_here(self) -> int | None:
+        """The vocabulary to hold ids against in this call; None: any id, or a step looks at its ids by itself."""
+        if tf.executing_eagerly():
+            return self.input_dim
+        if (current_scope() is not None and not self._here) or export_format() is not None:
+            return None
+        return self.input_dim
+
     def _note_ids(self, dtype: str) -> None:
         """Records at the first call whether the table's ids are integers or strings.
 
         Raises:
-            BadIds: not a dtype of ids, or strings and integers in different calls.
+            BadIds: not a dtype of ids, or strings and numbers in different calls.
         """
         require_id_dtype(self.name, dtype, self.input_dim)
         kind = "farmhash64" if dtype == "string" else "int64"
@@ -328,7 +345,7 @@ class StoreBacked:
         if kind is not None:
             return exported_rows(self, ids, kind)
         unique, inverse = tf.unique(ids)
-        rows = tf.numpy_function(self.read_rows, [unique], tf.float32, stateful=True)
+        rows = tf.numpy_function(self._read, [unique], tf.float32, stateful=True)
         return tf.gather(tf.ensure_shape(rows, [None, self.output_dim]), inverse)
 
     def output_shape_of(self, shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
@@ -338,3 +355,4 @@ class StoreBacked:
 
 
 wrap_model_methods()
+wrap_reading_methods()

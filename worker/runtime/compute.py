@@ -106,7 +106,7 @@ class MicroBatchComputer:
         model: A built model.
         job: The job's parameters.
         readers: The splits.
-        sample: A batch, for its shapes.
+        sample: A batch as the model takes it, for its shapes.
         source: Source of rows for calls whose ids cannot be planned.
         specs: Of the tables.
         deadline_s: Seconds to retry a lookup of ids that could not be planned.
@@ -133,7 +133,7 @@ class MicroBatchComputer:
         self._spec = batch_spec(sample)
         self._likes = {TaskKind.TRAIN: self._spec}
         if TaskKind.EVALUATE in readers:
-            validation = sample_batch(readers[TaskKind.EVALUATE])
+            validation = sample_batch(readers[TaskKind.EVALUATE], model)
             require_like(self._spec[:2], validation[:2], int(records_in(validation)), "the validation data")
             # Training and validation data may have weights independently, as in Keras.
             self._likes[TaskKind.EVALUATE] = (*self._spec[:2], *batch_spec(validation)[2:])
@@ -157,19 +157,20 @@ class MicroBatchComputer:
     def prepare(self, task: Task) -> Prepared:
         """Reads the task's records and computes their ids."""
         reader, records = self._readers[task.kind], task.stop - task.start
+        rows = None
         if reader.batches is None:
-            source = f"{type(reader).__name__}.take()"
-            taken = reader.of_pass(task.epoch).take(self._order(task).take(task.start, task.stop))
+            source, rows = f"{type(reader).__name__}.take()", self._order(task).take(task.start, task.stop)
+            taken = reader.of_pass(task.epoch).take(rows)
         else:
             number = task.micro_batch % reader.batches
             source = f"batch {number} of pass {task.epoch}, counted from 0,"
             taken = reader.of_pass(task.epoch).batch(number)
-        batch = as_tensors(taken, source)
+        batch = as_tensors(taken, source, self._model, rows)
         if reader.batches is not None:
             records = int(records_in(batch))
         require_like(self._likes[task.kind], batch, records, source)
         plan = self._plans[task.kind]
-        ids = make_id_sets(plan.tables, plan.ids(batch), self._specs)
+        ids = make_id_sets(plan.tables, plan.ids(batch, rows), self._specs)
         return Prepared(task, batch, ids, records)
 
     def _order(self, task: Task) -> RecordOrder:

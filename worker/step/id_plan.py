@@ -8,7 +8,8 @@ the step.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import keras
@@ -20,6 +21,8 @@ from elastable.embedding_store.errors import BadIds, ModelError
 from elastable.worker.keras.graphs import ancestors, is_stateful
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import BatchSpec, TensorBatch
+from elastable.worker.readers.records.pytrees import named_parts
+from elastable.worker.rows.id_values import assertion_of
 from elastable.worker.rows.scope import PLANNED_ROWS, EmbeddingCall, PlanScope, entered, refuse_inner_call
 from elastable.worker.rows.store_layer import StoreLayer
 from elastable.worker.step.forward import forward, update_metrics
@@ -29,6 +32,7 @@ from elastable.worker.step.traced.own_step import overrides, rehearse
 __all__ = ["IdPlan", "plan_ids"]
 
 _log = logging.getLogger(__name__)
+_RECORD = re.compile(r" of record (\d+) of the batch ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +42,12 @@ class IdPlan:
     Attributes:
         layers: The layer of every call, in call order.
         planned: For every call, whether its ids can be computed before the step.
+        columns: The columns of the batch that planned ids are computed from.
     """
 
     layers: tuple[StoreLayer, ...]
     planned: tuple[bool, ...]
+    columns: tuple[str, ...]
     _function: Callable[..., list[tf.Tensor]] | None
 
     @property
@@ -49,22 +55,27 @@ class IdPlan:
         """The table of every planned call, in call order."""
         return tuple(layer.table_name for layer, known in zip(self.layers, self.planned, strict=True) if known)
 
-    def ids(self, batch: TensorBatch) -> list[Int64]:
-        """int64 `[n]` ids of every planned call, for a batch (x, ...) that matches the plan's spec."""
+    def ids(self, batch: TensorBatch, numbers: Sequence[int] | Int64 | None = None) -> list[Int64]:
+        """int64 `[n]` ids of every planned call.
+
+        Args:
+            batch: (x, ...) that matches the plan's spec.
+            numbers: Number of each of its records, for messages; None: its place in the batch.
+
+        Raises:
+            BadIds: a value that is no id, with column, record and value.
+        """
         if self._function is None:
             return []
         flat = [tf.convert_to_tensor(part) for part in tf.nest.flatten(batch, expand_composites=True)]
         try:
             return [np.ascontiguousarray(ids.numpy()) for ids in self._function(*flat)]
         except tf.errors.InvalidArgumentError as error:
-            raise BadIds(f"the ids of a batch cannot be computed from its features: {_cause(error)}") from error
-
-
-def _cause(error: tf.errors.OpError) -> str:
-    """The message of an operation's error, without the trace of its creation."""
-    lines = [line.strip() for line in str(error.message).splitlines() if line.strip()]
-    message = next((line for line in lines if line.startswith("assertion failed:")), lines[-1] if lines else "")
-    return message.removeprefix("assertion failed:").strip().replace("\\'", "'").replace("] [", " ").strip("[]")
+            message = assertion_of(error) or str(error.message).splitlines()[-1]
+            record = _RECORD.search(message)
+            if record is not None and numbers is not None:
+                message = message.replace(record[0], f" of record {numbers[int(record[1])]} ")
+            raise BadIds(f"{', '.join(self.columns)}: {message}") from error
 
 
 def plan_ids(model: keras.Model, spec: BatchSpec, training: bool) -> IdPlan:
@@ -112,10 +123,13 @@ def plan_ids(model: keras.Model, spec: BatchSpec, training: bool) -> IdPlan:
     layers = tuple(call.layer for call in scope.calls)
     fetched = [call.ids for call, known in zip(scope.calls, planned, strict=True) if known]
     if not fetched:
-        return IdPlan(layers, planned, None)
+        return IdPlan(layers, planned, (), None)
     feeds = wrapped.inputs[: len(flat_spec(spec))]
+    names = [name for name, part in named_parts(spec) for _ in flat_spec((part,))]
+    needed = {operation for ids in fetched for operation in ancestors(ids)}
+    columns = dict.fromkeys(name for name, feed in zip(names, feeds, strict=True) if feed.op in needed)
     # Only what the ids need survives: no dropout, no moving averages, no rows.
-    return IdPlan(layers, planned, wrapped.prune(list(feeds), fetched))
+    return IdPlan(layers, planned, tuple(columns), wrapped.prune(list(feeds), fetched))
 
 
 def _is_plannable(call: EmbeddingCall) -> bool:

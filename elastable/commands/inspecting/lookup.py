@@ -15,7 +15,7 @@ from elastable.commands.model import CHECKPOINT
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.errors import BadInput, TableNotFound
 from elastable.embedding_store.native.ids.string_ids import hash_ids
 from elastable.embedding_store.open_reader import open_reader
 from elastable.embedding_store.open_store import open_store
@@ -64,7 +64,10 @@ def lookup(options: _LookupOptions) -> None:
     table, ids = options.table, options.ids
     with _source(options) as source:
         specs = source.specs()
-        hashed = table in specs and specs[table].ids == "farmhash64"
+        if table not in specs:
+            known = ", ".join(map(repr, sorted(specs))) or "none"
+            raise TableNotFound(f"no table {table!r}; tables here: {known}")
+        hashed = specs[table].ids == "farmhash64"
         found = hash_ids(list(ids)) if hashed else _integers(table, ids)
         rows = source.lookup({table: found})[table]
     for given, row_id, row in zip(ids, found.tolist(), rows, strict=True):

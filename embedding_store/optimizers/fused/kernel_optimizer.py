@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -16,6 +15,8 @@ from elastable.embedding_store.native.update_kernel import Scalars, UpdateKernel
 from elastable.embedding_store.optimizers.base import RowOptimizer
 
 __all__ = ["KernelOptimizer", "hyperparameters"]
+
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 class KernelOptimizer(RowOptimizer):
@@ -74,6 +75,6 @@ def _checked(spec: OptimizerSpec, defaults: Mapping[str, float]) -> dict[str, fl
             raise BadSpec(
                 f"optimizer {spec.name!r}: unknown hyperparameter {name!r} (known: {', '.join(sorted(defaults))})"
             )
-        if not math.isfinite(value):
-            raise BadSpec(f"optimizer {spec.name!r}: {name} must be finite, got {value}")
+        if not abs(value) <= _FLOAT32_MAX:  # NaN is not, either
+            raise BadSpec(f"optimizer {spec.name!r}: {name} must be finite in float32, got {value}")
     return named

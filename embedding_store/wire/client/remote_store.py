@@ -15,6 +15,7 @@ from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableS
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import TableNotFound, Unsupported
+from elastable.embedding_store.rows.commit_checks import require_numbers
 from elastable.embedding_store.tables.base_store import BaseStore
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Credentials
@@ -181,4 +182,5 @@ class RemoteStore(RemoteSource, BaseStore):
         return self._connection.call(attempt)
 
     def _send_commit(self, commit: Commit, token: bytes, stage: bool) -> None:
+        require_numbers(commit)
         self._connection.call(lambda timeout: self._commit(commit_frames(commit, token, stage), timeout))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import keras
+
 from elastable.embedding_store.errors import BadInput
 from elastable.master.tasks.record_order import record_order
 from elastable.replicas.groups.group import ReplicaGroup
@@ -44,6 +46,7 @@ class Feed:
         shuffle: False: records keep their order.
         collective_layer: The name of a layer that all replicas call together,
             so that none may be without records; "": there is none.
+        model: The model that takes the records; None: any.
 
     Raises:
         BadInput: a batch size below 1, or one that leaves a replica without records that it needs.
@@ -57,6 +60,7 @@ class Feed:
         seed: int = 0,
         shuffle: bool = False,
         collective_layer: str = "",
+        model: keras.Model | None = None,
     ) -> None:
         batch_size = require_batch_size(batch_size)
         fewest = min(batch_size, len(reader) % batch_size or batch_size)
@@ -67,7 +71,7 @@ class Feed:
                 "batch_size"
             )
         self._reader, self._batch_size, self._group = reader, batch_size, group
-        self._seed, self._shuffle = seed, shuffle
+        self._seed, self._shuffle, self._model = seed, shuffle, model
 
     @property
     def steps(self) -> int:
@@ -85,5 +89,6 @@ class Feed:
             begin, end = bounds[self._group.rank]
             batch = None
             if end > begin:
-                batch = as_tensors(self._reader.take(order.take(first + begin, first + end)))
+                rows = order.take(first + begin, first + end)
+                batch = as_tensors(self._reader.take(rows), f"{type(self._reader).__name__}.take()", self._model, rows)
             yield BatchPart(batch, tuple((stop - start) / (last - first) for start, stop in bounds))

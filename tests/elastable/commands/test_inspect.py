@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from elastable.command import app
 from elastable.commands.inspecting.lookup import _integers
 from elastable.commands.inspecting.status import _progress_table, _reports, _shown
-from elastable.embedding_store.errors import BadInput, Unavailable
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.errors import BadInput, TableNotFound, Unavailable
+from elastable.embedding_store.open_store import open_store
 from elastable.master.api import GoneWorker, JobStatus, WorkerIdentity, WorkerStatus
 
 
@@ -31,6 +36,15 @@ def test_ids_of_the_command_line_are_never_floats() -> None:
     for text in (str(2**63), "9" * 5_000, "1e3", "1.0"):
         with pytest.raises(BadInput, match="is no id of table 't'"):
             _integers("t", [text])
+
+
+def test_a_wrong_table_is_named_with_those_there_are(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/rows"
+    with open_store(url) as store:
+        store.create_table(TableSpec("items", 2))
+    ended = CliRunner().invoke(app, ["lookup", "users", "anna", "--store", url])
+    assert isinstance(ended.exception, TableNotFound)
+    assert str(ended.exception) == "no table 'users'; tables here: 'items'"
 
 
 class Told:

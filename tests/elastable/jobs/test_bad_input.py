@@ -18,7 +18,7 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.jobs.options import JobOptions
-from elastable.jobs.prepare import prepare_job
+from elastable.jobs.prepare import prepare_job, tables_of
 from elastable.master.api import JobSpec, Push, Slices, SyncPushId, WorkerIdentity
 from elastable.master.commits.dense_part import NoDense
 from elastable.master.jobs.job_master import Master
@@ -31,6 +31,21 @@ from tests.untyped import Keyword, Keywords
 
 X, Y = clicks(48)
 PRICED = {**X, "price": np.linspace(0, 1, 48, dtype=np.float32)}
+
+
+DOUBLES = """
+import keras, numpy as np
+import elastable as et
+
+def model():
+    ids = keras.Input((), dtype="int64")
+    made = keras.Model(ids, keras.layers.Dense(1)(et.Embedding(None, 2, name="items")(ids)))
+    made.compile("sgd", "mse")
+    return made
+
+def data(split):
+    return et.NumpyReader(np.full(8, 2.0**24 + 1), np.ones(8)) if split == "train" else None
+"""
 
 
 def fit(
@@ -55,15 +70,22 @@ class TestIds:
             fit(store_model(), x)
 
     def test_in_the_first_records_already(self) -> None:
-        with pytest.raises(errors.ElastableError, match="table 'words': id 40 at position 4"):
+        with pytest.raises(
+            errors.ElastableError, match=r"layer 'words': id 40 of record \d of the batch is outside 0 <= id < 40"
+        ):
             fit(store_model(), {**X, "word": changed(X["word"], 4, 40)})
 
     def test_floats(self) -> None:
         ids = keras.Input((2,), dtype="float32")
         rows = keras.layers.Flatten()(et.Embedding(None, 4, name="prices")(ids))
         model = keras.Model(ids, keras.layers.Dense(1, activation="sigmoid")(rows))
-        with pytest.raises(errors.BadIds, match=r"'prices'.*integers"):
-            fit(model, np.ones((48, 2), np.float32))
+        with pytest.raises(errors.BadIds, match=r"^x: embedding layer 'prices': id 0.5 of record 20 is no integer"):
+            fit(model, np.where(np.arange(96).reshape(48, 2) == 41, 0.5, 1).astype(np.float32))
+
+    def test_a_job_takes_doubles_in_its_first_records(self, tmp_path: Path) -> None:
+        (tmp_path / "model.py").write_text(DOUBLES)
+        model, tables = tables_of(tmp_path / "model.py")
+        assert (model.input.dtype, list(tables)) == ("int64", ["items"])
 
 
 class TestModels:

@@ -182,3 +182,25 @@ def test_only_the_first_versions_are_judged(caplog: pytest.LogCaptureFixture) ->
         tables.saw(updated)
     tables.end()
     assert [record.args[1] for record in caplog.records] == ["biases"]  # type: ignore[index]
+
+
+def test_steps_that_overflowed_say_nothing_of_tables(caplog: pytest.LogCaptureFixture) -> None:
+    item = keras.Input((), dtype="int64")
+    model = keras.Model(item, keras.layers.Dense(1)(et.Embedding(10, 2, name="rows")(item)))
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=2.0**126)
+    model.compile(scaled, "mse")
+    before = model.get_layer("rows").read_rows(np.arange(10))
+    with caplog.at_level(logging.WARNING, "elastable.models.untrained"):
+        model.fit(np.arange(9), np.full((9, 1), 1e9), batch_size=3, epochs=1, verbose=0)
+    assert not caplog.records
+    np.testing.assert_array_equal(model.get_layer("rows").read_rows(np.arange(10)), before)  # it has overflowed
+
+
+def test_bags_that_were_empty_are_no_table_that_nothing_looks_up(caplog: pytest.LogCaptureFixture) -> None:
+    bags = keras.Input((0,), dtype="int64")
+    model = keras.Model(bags, keras.layers.Dense(1)(et.Embedding(10, 2, name="rows", combiner="sum")(bags)))
+    model.compile("sgd", "mse")
+    with caplog.at_level(logging.WARNING, "elastable.models.untrained"):
+        model.fit(np.zeros((4, 0), np.int64), np.ones((4, 1)), verbose=0)
+    (record,) = caplog.records
+    assert "or all bags and lists of ids that it was given were empty" in record.getMessage()

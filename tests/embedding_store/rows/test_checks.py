@@ -23,6 +23,13 @@ def test_lists_become_ids() -> None:
     assert as_ids([]).dtype == np.int64
 
 
+@pytest.mark.parametrize(("dtype", "bits"), [(np.float16, 11), (np.float32, 24), (np.float64, 53), (np.longdouble, 62)])
+def test_floats_that_are_integers_become_ids(dtype: type, bits: int) -> None:
+    largest = 2**bits - 1 if bits < 53 else 2**53 - 1
+    assert as_ids(np.array([[1, 0], [-largest, largest]], dtype)).tolist() == [[1, 0], [-largest, largest]]
+    assert as_ids(np.zeros((0, 2), dtype)).shape == (0, 2)
+
+
 def test_int64_ids_are_not_copied() -> None:
     ids = np.arange(3)
     assert as_ids(ids) is ids
@@ -31,8 +38,18 @@ def test_int64_ids_are_not_copied() -> None:
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        (np.array([1.0, 2.0]), r"table 'cities': ids must be integers, got float64 \(1.0"),
-        (np.zeros(0, np.float32), "float32"),
+        (np.array([1.0, 2.5]), r"table 'cities': id 2.5 is no integer \(position 1\)"),
+        (np.array([1.0, np.nan]), r"id nan is no integer: fill or drop it.*null.*\(position 1\)"),
+        ([1.0, np.inf], "id inf is no integer"),
+        (
+            np.array([2**24], np.float32),
+            r"id 16777216 may have been rounded: float32 .* below 2\*\*24; give ids as int64",
+        ),
+        (np.array([2.0**53]), r"id 9007199254740992 may have been rounded: float64 .* below 2\*\*53"),
+        (np.array([2048], np.float16), r"id 2048 may have been rounded: float16 .* below 2\*\*11"),
+        ([1, None], "got None, a NoneType, at position 1"),
+        ([2**64], "got 18446744073709551616, a int, at position 0"),
+        (np.ma.masked_array([1, 2], [False, True]), "ids: the value at position 1 is masked"),
         (np.array([True]), "bool"),
         (np.array(["a"]), "<U1"),
         (np.array([3, 2**63], np.uint64), "id 9223372036854775808 at position 1"),

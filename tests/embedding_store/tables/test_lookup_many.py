@@ -126,7 +126,7 @@ def test_large_tables_side_by_side() -> None:
         ({"tables": [], "ids": []}, "at least one table"),
         ({"ids": [[1, 2], [1, 2, 3]]}, "need one number of rows; got 'a': 2, 'b': 3"),
         ({"ids": [[[1, 2]], [1]]}, r"'a'.*ids \[n\] or Bags, got ids \[1, 2\]"),
-        ({"ids": [[1.0, 2.0], [1, 2]]}, "'a': ids must be integers"),
+        ({"ids": [[1.5, 2.0], [1, 2]]}, "'a': id 1.5 is no integer"),
         ({"ids": [[[1, 2], [3]], [1, 2]]}, "'a': ids must be integers of one shape"),
         ({"ids": [Bags([[1, 2], [3]]), [1, 2]]}, "'a': ids must be integers of one shape"),
         ({"ids": [Bags([1, 2], "sum", []), [1, 2]]}, "need one number of rows"),

@@ -219,9 +219,9 @@ def test_initializers_keep_their_distribution(name: object, kind: str) -> None:
     assert ours.max() <= theirs.max() + 0.1 * abs(theirs.max()) + 1e-7 or kind == "normal"
 
 
-def test_float_ids_are_refused_by_name() -> None:
-    with pytest.raises(BadIds, match=r"layer 'scores'.*float64.*int64"):
-        Embedding(None, 4, name="scores")(np.array([1.0, 2.0]))
+def test_booleans_are_no_ids() -> None:
+    with pytest.raises(BadIds, match=r"layer 'scores'.*bool.*int64"):
+        Embedding(None, 4, name="scores")(np.array([True, False]))
 
 
 @pytest.mark.parametrize("bad", [10, -1])

@@ -136,11 +136,11 @@ def test_unsigned_ids_that_are_too_large_are_refused() -> None:
     small = tf.constant([1, 2**63 - 1], tf.uint64)
     np.testing.assert_array_equal(layer(small), et.Embedding(None, 2, table="u")(tf.constant([1, 2**63 - 1])))
     large = tf.constant([1, 2**63 + 5], tf.uint64)
-    with pytest.raises(BadIds, match=r"'u': ids must be at most 2\*\*63 - 1.* got 9223372036854775813"):
+    with pytest.raises(BadIds, match=r"'u': id 9223372036854775813 of record 1 .* above 2\*\*63 - 1.*int64"):
         layer(large)
     traced = tf.function(layer, input_signature=[tf.TensorSpec([None], tf.uint64)])
     np.testing.assert_array_equal(traced(small), layer(small))
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"u.*: ids must be at most"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"u.*: id 9223372036854775813 of record 1 .* above"):
         traced(large)
 
 
@@ -159,7 +159,7 @@ def test_unsigned_ids_that_are_too_large_end_a_job() -> None:
     inputs = keras.Input((), dtype="uint64")
     model = keras.Model(inputs, keras.layers.Dense(1)(et.Embedding(None, 2, name="u")(inputs)))
     model.compile("sgd", "mse")
-    with pytest.raises(BadIds, match=r"'u': ids must be at most 2\*\*63 - 1"):
+    with pytest.raises(BadIds, match=r"^x: embedding layer 'u': id \d+ of record \d+ is above 2\*\*63 - 1"):
         et.fit(model, Large(), batch_size=2, shuffle=False, verbose=False)
 
 
@@ -181,6 +181,6 @@ def test_weights_of_other_ids_are_refused(ids: object, weights: object, told: st
         et.Embedding(None, 2, combiner="sum", name="w")(ids, weights)
 
 
-def test_floats_are_no_ids() -> None:
-    with pytest.raises(BadIds, match="'f': ids must be integers or strings, got float32"):
-        et.Embedding(None, 2, name="f")(tf.constant([1.0]))
+def test_booleans_are_no_ids() -> None:
+    with pytest.raises(BadIds, match="'f': ids must be integers or strings, got bool"):
+        et.Embedding(None, 2, name="f")(tf.constant([True]))

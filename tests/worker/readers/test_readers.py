@@ -108,19 +108,19 @@ def test_indices_must_be_a_vector_of_integers(readers: dict[str, Reader]) -> Non
 # NumPy arrays
 
 
-def test_nests_keep_their_shape_and_floats_become_float32() -> None:
+def test_nests_keep_their_shape_and_numbers_their_dtype() -> None:
     reader = NumpyReader(({"a": np.zeros((4, 2))}, [np.arange(4, dtype=np.int16)]), np.ones(4, np.float16))
     (features, (codes,)), y = reader.take(np.array([3, 1]))
     assert features["a"].shape == (2, 2)
-    assert (features["a"].dtype, codes.dtype, y.dtype) == (np.float32, np.int16, np.float32)
+    assert (features["a"].dtype, codes.dtype, y.dtype) == (np.float64, np.int16, np.float16)
     assert codes.tolist() == [3, 1]
 
 
-def test_a_mapped_array_of_doubles_is_cast_where_it_is_taken(tmp_path: Path) -> None:
+def test_a_mapped_array_of_doubles_is_copied_where_it_is_taken(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.arange(6.0))
     (x,) = NumpyReader(np.load(tmp_path / "x.npy", mmap_mode="r")).take(np.array([5, 0]))
     assert type(x) is np.ndarray
-    assert (x.dtype, x.tolist()) == (np.float32, [5.0, 0.0])
+    assert (x.dtype, x.tolist()) == (np.float64, [5.0, 0.0])
 
 
 def test_what_is_taken_is_a_copy() -> None:

@@ -111,7 +111,7 @@ def test_what_a_reader_of_ones_own_gives_wrong_is_named(give: Callable[[Array], 
 @pytest.mark.parametrize(
     ("x", "told"),
     [
-        ({"items": ITEMS.astype(np.int32), "price": PRICES}, r"x\['items'\] is int32 \[n\], and int64 \[n\]"),
+        ({"items": ITEMS, "price": PRICES.astype(int)}, r"x\['price'\] is int64 \[n, 1\], and float32 \[n, 1\]"),
         ({"items": ITEMS}, r"holds x\['items'\], y, and the first .* x\['items'\], x\['price'\]"),
         ({"items": ITEMS, "price": np.repeat(PRICES, 2, 1)}, r"x\['price'\] is float32 \[n, 2\], and float32 \[n, 1\]"),
     ],

@@ -9,6 +9,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.rows.checks import refuse_masked
 from elastable.worker.readers.records.ragged import Leaf, RaggedArray, SparseArray, map_values
 from elastable.worker.readers.records.tensors import from_lists, from_tensor
 
@@ -38,9 +39,9 @@ _LARGEST_ID = np.uint64(2**63 - 1)
 def as_arrays(tree: object, name: str) -> Structure[Leaf]:
     """The same pytree with every leaf a NumPy array of at least one axis, a RaggedArray or a SparseArray.
 
-    Floats of other widths become float32, as in `model.fit`; a memory-mapped array stays mapped and is cast when
-    records are taken from it. Object arrays of lists or arrays, and ragged tensors, become ragged; sparse tensors and
-    SciPy sparse matrices become sparse.
+    Floats keep their dtype, because they may be ids; they become float32 once the model that takes them is known
+    (`elastable.worker.models.build.as_tensors`). A memory-mapped array stays mapped. Object arrays of lists or arrays,
+    and ragged tensors, become ragged; sparse tensors and SciPy sparse matrices become sparse.
 
     Args:
         tree: Arrays, or pytrees of them.
@@ -144,6 +145,7 @@ def _as_array(value: object, name: str) -> Leaf:
             f"{name}: a {type(value).__name__} is no array; give NumPy arrays (object arrays of lists are ragged), "
             "ragged or sparse tensors, or dicts, tuples or lists of them"
         )
+    refuse_masked(value, name)
     return _as_plain(value if isinstance(value, np.memmap) else np.asarray(value), name)
 
 
@@ -158,8 +160,8 @@ def _as_plain(array: Array, name: str) -> Array:
         raise BadInput(f"{name}: dtype {array.dtype}; use integers, floats, booleans or strings")
     if isinstance(array, np.memmap):
         return array  # read, checked and cast when records are taken from it
-    if array.dtype.kind == "f" and array.dtype != np.float32:
-        return array.astype(np.float32)
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        return array.astype(np.float64)
     return refuse_large_ids(array, name)
 
 

@@ -22,7 +22,7 @@ _TEXT = "SUO"
 class Spool:
     """Appends `[n, ...]` parts of one array; `finish` makes it readable.
 
-    Numbers keep their dtype, floats become float32; strings are stored as UTF-8 or bytes, one after another, with their
+    Numbers keep their dtype, strings are stored as UTF-8 or bytes, one after another, with their
     lengths. Files are unlinked at once, so nothing is left when the process ends.
 
     Args:
@@ -61,7 +61,9 @@ class Spool:
         if self._text:
             self._append_text(part)
             return
-        if _kept(part.dtype) != self._dtype:
+        if not self.bytes and part.dtype.kind == self._dtype.kind == "f":
+            self._dtype = _kept(part.dtype)  # records without elements have said nothing
+        if _kept(part.dtype) != self._dtype and not _widens(part.dtype, self._dtype):
             raise BadInput(f"{self._name} is {part.dtype}, and was {self._given} before; cast it to one dtype")
         self._write(self._file, np.ascontiguousarray(part, self._dtype))
 
@@ -135,8 +137,12 @@ class Spool:
 
 
 def _kept(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
-    """The stored dtype of numbers: floats are stored as float32."""
-    return np.dtype(np.float32) if dtype.kind == "f" else dtype
+    """The stored dtype of numbers: their own, in this machine's order of bytes."""
+    return dtype.newbyteorder("=")
+
+
+def _widens(given: np.dtype[np.generic], kept: np.dtype[np.generic]) -> bool:
+    return given.kind == kept.kind == "f" and given.itemsize < kept.itemsize
 
 
 def _mapped(file: IO[bytes], dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Array:

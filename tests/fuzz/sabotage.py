@@ -1,0 +1,113 @@
+"""Checks taken out on purpose, one at a time: fuzzers that do not notice would notice nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+from unittest import mock
+
+from tests.fuzz.campaign import Campaign, Report
+from tests.fuzz.target import Target
+from tests.fuzz.wrong_inputs import (
+    LayerInputs,
+    LibraryInputs,
+    OptionInputs,
+    PushInputs,
+    RecordInputs,
+    ServedInputs,
+)
+
+__all__ = ["SABOTAGES", "Sabotage", "noticed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sabotage:
+    """A check that is taken out.
+
+    Attributes:
+        target: Which fuzzer has to notice.
+        place: `module:name` of the check, without `elastable.`; `module:Class.name` of a method.
+        check: What stands there meanwhile.
+        flaw: What is accepted then, among others; as the oracle calls it.
+    """
+
+    target: type[Target]
+    place: str
+    check: Callable[..., Any]
+    flaw: str
+
+    @contextmanager
+    def put_in(self) -> Iterator[None]:
+        """Within the block the check is out."""
+        module, _, name = self.place.partition(":")
+        owner: Any = import_module(f"elastable.{module}")
+        *outer, last = name.split(".")
+        for part in outer:
+            owner = getattr(owner, part)
+        with mock.patch.object(owner, last, self.check):
+            yield
+
+
+def noticed(sabotage: Sabotage, cases: int = 400, seed: int = 1) -> Report:
+    """The fuzzer's report while the check is out."""
+    with sabotage.put_in():
+        return Campaign([sabotage.target], cases=cases, seed=seed).run()
+
+
+def _nothing(*given: Any, **named: Any) -> None:
+    """Passes whatever it is given."""
+
+
+def _same(*given: Any) -> Any:
+    """The last argument."""
+    return given[-1]
+
+
+_TABLES, _ROWS, _READERS = "embedding_store.tables", "embedding_store.rows", "worker.readers"
+
+SABOTAGES: dict[str, Sabotage] = {
+    "floats-are-cut": Sabotage(LibraryInputs, f"{_ROWS}.checks:first_inexact", _nothing, "a fraction"),
+    "masks-are-dropped": Sabotage(LibraryInputs, f"{_ROWS}.checks:refuse_masked", _nothing, "a masked value"),
+    "gradients-may-be-nan": Sabotage(
+        LibraryInputs, f"{_TABLES}.table_update:require_finite_of", _nothing, "a gradient that is not finite"
+    ),
+    "any-optimizer": Sabotage(LibraryInputs, f"{_TABLES}.table_update:_identity", _nothing, "another optimizer"),
+    "touches-may-be-negative": Sabotage(LibraryInputs, f"{_ROWS}.checks:_require_touches", _nothing, "touches below 0"),
+    "an-id-counts-twice": Sabotage(
+        ServedInputs, f"{_ROWS}.commit_checks:_repeated", lambda ids, seed: (0, 0), "an id that stands twice"
+    ),
+    "commits-may-be-nan": Sabotage(
+        ServedInputs, f"{_ROWS}.commit_checks:require_finite_of", _nothing, "a gradient that is not finite"
+    ),
+    "pushes-may-be-nan": Sabotage(
+        PushInputs, "master.push_check:require_finite", _nothing, "a gradient that is not finite"
+    ),
+    "states-may-be-nan": Sabotage(
+        PushInputs, "master.push_check:_refuse_not_finite", _nothing, "a tensor that is not finite"
+    ),
+    "pushes-of-any-id": Sabotage(PushInputs, "master.push_check:require_ids", _same, "an id outside"),
+    "pushes-of-any-shape": Sabotage(
+        PushInputs, "master.push_check:require_gradients", _same, "a gradient with a row too many"
+    ),
+    "inputs-are-cut": Sabotage(RecordInputs, "worker.rows.model_inputs:first_inexact", _nothing, "a fraction"),
+    "inputs-of-32-bits-cut": Sabotage(
+        RecordInputs, "worker.rows.model_inputs:np.can_cast", lambda *dtypes: True, "an id beyond int32"
+    ),
+    "any-lengths": Sabotage(
+        RecordInputs, f"{_READERS}.numpy_reader:records_of", lambda named, source: len(named[0][1]), "a target too many"
+    ),
+    "any-record": Sabotage(
+        RecordInputs, f"{_READERS}.numpy_reader:checked_indices", lambda rows, *rest: rows, "a record that there is not"
+    ),
+    "layers-cut-floats": Sabotage(
+        LayerInputs, "worker.rows.id_values:_inexact", lambda values: values != values, "a fraction"
+    ),
+    "any-value-of-an-option": Sabotage(
+        OptionInputs, "embedding_store.option:OptionField.accepts", lambda self, value: True, "a wrong value"
+    ),
+    "contradictions": Sabotage(OptionInputs, "jobs.options:JobOptions._check_stores", _nothing, "a contradiction"),
+}
+"""By name."""

@@ -1,0 +1,224 @@
+"""Floats as ids: exact where they are integers, else refused by input, record and value, on every way into a model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import elastable as et
+from elastable.embedding_store.contract.arrays import Array
+from elastable.embedding_store.errors import BadIds, IdOutOfRange
+from tests.untyped import Keyword
+
+BIG = 2**24 + 1  # float32 makes 2**24 of it
+Y = np.ones((4, 1), np.float32)
+BAD = {
+    "a null": (np.nan, "nan"),
+    "an infinity": (np.inf, "inf"),
+    "a fraction": (1.7, "1.7"),
+    "beyond float64": (2.0**53, r"9007199254740992|9.00719925e\+15"),
+}
+
+
+def made(size: int | None = None, dtype: str = "int64", **layer: Keyword) -> keras.Model:
+    item = keras.Input((), dtype=dtype, name="item")
+    rows = et.Embedding(size, 3, name="rows", **layer)(item)
+    model = keras.Model({"item": item}, keras.layers.Dense(1, kernel_initializer="ones")(rows))
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
+@pytest.fixture(scope="module")
+def model() -> keras.Model:
+    return made()
+
+
+def test_a_masked_value_is_none(model: keras.Model) -> None:
+    column = np.ma.masked_array([1, 2, 3, 4], [False, False, True, False])
+    for face in (FACES["a call"], FACES["predict"], LOSSES["evaluate"], TRAINING["model.fit"]):
+        with pytest.raises(BadIds, match=r"item.*position 2 is masked"):
+            face(model, column)
+    np.testing.assert_array_equal(FACES["predict"](model, column[:2]), FACES["predict"](model, np.array([1, 2])))
+
+
+def dataset(column: Array, *targets: Array) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(({"item": column}, *targets)).batch(4)
+
+
+FACES: dict[str, Callable[[keras.Model, Array], Any]] = {
+    "a call": lambda model, column: np.asarray(model({"item": column})),
+    "predict": lambda model, column: model.predict({"item": column}, verbose=0),
+    "predict of tf.data": lambda model, column: model.predict(dataset(column), verbose=0),
+    "predict_on_batch": lambda model, column: model.predict_on_batch({"item": column}),
+}
+LOSSES: dict[str, Callable[[keras.Model, Array], object]] = {
+    "evaluate": lambda model, column: model.evaluate({"item": column}, Y, verbose=0),
+    "evaluate of tf.data": lambda model, column: model.evaluate(dataset(column, Y), verbose=0),
+    "test_on_batch": lambda model, column: model.test_on_batch({"item": column}, Y),
+}
+TRAINING: dict[str, Callable[[keras.Model, Array], object]] = {
+    "model.fit": lambda model, column: model.fit({"item": column}, Y, verbose=0),
+    "model.fit of tf.data": lambda model, column: model.fit(dataset(column, Y), verbose=0),
+    "et.fit": lambda model, column: et.fit(model, {"item": column}, Y, verbose=False),
+    "validation_data": lambda model, column: model.fit(
+        {"item": np.ones(4, np.float32)}, Y, validation_data=({"item": column}, Y), verbose=0
+    ),
+    "train_on_batch": lambda model, column: model.train_on_batch({"item": column}, Y),
+}
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_doubles_that_are_integers_are_exact(model: keras.Model, face: str) -> None:
+    ids = np.array([BIG, 3, -7, 2**40 + 1])
+    found = FACES[face](model, ids.astype(np.float64))
+    np.testing.assert_array_equal(found, model.predict({"item": ids}, verbose=0))
+
+
+@pytest.mark.parametrize("face", [*FACES, *LOSSES, *TRAINING])
+@pytest.mark.parametrize("kind", BAD)
+def test_doubles_that_are_no_ids_are_refused(model: keras.Model, face: str, kind: str) -> None:
+    value, told = BAD[kind]
+    with pytest.raises(BadIds, match=r"input 'item'.*record 2|record 2.*item") as found:
+        {**FACES, **LOSSES, **TRAINING}[face](model, np.array([1.0, 2.0, value, 3.0]))
+    assert re.search(told, str(found.value))
+
+
+@pytest.mark.parametrize("face", TRAINING)
+def test_training_moves_the_row_of_the_very_id(face: str) -> None:
+    trained = made(embeddings_initializer="zeros")
+    TRAINING[face](trained, np.full(4, float(BIG)))
+    moved = {number: bool(trained.get_layer("rows").read_rows(number).any()) for number in (BIG, BIG - 1)}
+    assert moved == {BIG: face != "validation_data", BIG - 1: False}
+
+
+@pytest.fixture(scope="module")
+def floats() -> keras.Model:
+    return made(2**24, "float32")
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_float_input_works_where_it_holds_every_id(floats: keras.Model, face: str) -> None:
+    ids = np.array([0, 1, 5, 2**24 - 1])
+    wanted = floats.get_layer("rows").read_rows(ids).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(FACES[face](floats, ids.astype(np.float32)), wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("face", [*FACES, *LOSSES, *TRAINING])
+@pytest.mark.parametrize(("value", "told"), [(0.5, "0.5"), (np.nan, "nan"), (float(BIG), "16777216")])
+def test_a_float_input_refuses_what_is_no_id(floats: keras.Model, face: str, value: float, told: str) -> None:
+    with pytest.raises(BadIds, match=rf"'rows': id {re.escape(told)}.* of record 1 .*no integer below 2\*\*24"):
+        {**FACES, **LOSSES, **TRAINING}[face](floats, np.array([1, value, 2, 3], np.float32))
+
+
+def test_training_on_a_float_input_names_the_column_and_the_record_of_all(floats: keras.Model) -> None:
+    column = np.where(np.arange(40) == 37, 0.5, 1).astype(np.float32)
+    with pytest.raises(BadIds, match=r"x\['item'\]: embedding layer 'rows': id 0.5 of record 37 is no integer"):
+        floats.fit({"item": column}, np.ones((40, 1)), batch_size=4, shuffle=False, verbose=0)
+
+
+def test_a_float_input_that_cannot_hold_every_id_is_refused() -> None:
+    with pytest.raises(BadIds, match=r"'rows': float32 holds every integer only below 2\*\*24.*16777217.*int64"):
+        made(BIG, "float32").fit({"item": np.ones(4, np.float32)}, Y, verbose=0)
+
+
+@pytest.mark.parametrize("face", [*FACES, *LOSSES, *TRAINING])
+def test_an_input_of_32_bits_refuses_what_it_would_cut(face: str) -> None:
+    with pytest.raises(BadIds, match=r"input 'item'.*4294967301.*int32"):
+        {**FACES, **LOSSES, **TRAINING}[face](made(dtype="int32"), np.array([1, 2, 2**32 + 5, 3]))
+
+
+@pytest.mark.parametrize("face", [*FACES, *LOSSES])
+def test_an_id_out_of_range_is_named_with_layer_and_record(face: str) -> None:
+    with pytest.raises(IdOutOfRange, match=r"'rows': id 10 of record 2 of the batch is outside 0 <= id < 10"):
+        {**FACES, **LOSSES}[face](made(10), np.array([1, 2, 10, 3]))
+
+
+@pytest.mark.parametrize("face", [*FACES, *LOSSES])
+@pytest.mark.parametrize("kind", ["U", "S", "O"])
+def test_strings_of_numpy_are_read(face: str, kind: str) -> None:
+    strings = made(dtype="string")
+    texts, wanted = np.array(["a", "bc", "a", "d"]).astype(kind), et.hash_ids(["a", "bc", "a", "d"])
+    found = {**FACES, **LOSSES}[face](strings, texts)
+    if face in FACES:
+        np.testing.assert_allclose(
+            np.asarray(found)[:, 0], strings.get_layer("rows").read_rows(wanted).sum(axis=1), rtol=1e-5
+        )
+
+
+def test_a_sequential_model_that_is_not_built_refuses_a_fraction() -> None:
+    with pytest.raises(BadIds, match=r"input 'rows': record 1: 1.7 is no integer; the input takes int64"):
+        keras.Sequential([et.Embedding(10, 2, name="rows")])(np.array([1.0, 1.7]))
+
+
+@pytest.mark.parametrize("column", [np.array([1.0, 2.0, 1.7, 3.0]), np.array([1.0, 2.0, np.nan, 3.0])])
+def test_an_offloaded_layer_refuses_what_keras_would_cut(column: Array) -> None:
+    item = keras.Input((), name="item")
+    model = keras.Model({"item": item}, keras.layers.Dense(1)(keras.layers.Embedding(10, 2, name="rows")(item)))
+    model.compile("sgd", "mse")
+    with pytest.raises(BadIds, match=r"'rows': id .* of record 2"):
+        et.fit(model, {"item": column}, Y, offload_embeddings_above=1, shuffle=False, verbose=False)
+
+
+def test_features_of_a_distributed_embedding() -> None:
+    table = et.TableConfig("rows", 100, 2, combiner="sum")
+    layer = et.DistributedEmbedding(
+        {name: et.FeatureConfig(name, table, (4, 2), (4, 2)) for name in ("dense", "ragged", "sparse")}
+    )
+    ids = np.array([[1.0, 2.0], [3.0, 99.0]])
+    ragged = tf.ragged.constant([[1.0, 2.0], [3.0, 99.0]], dtype=tf.float64)
+    found = layer({"dense": ids, "ragged": ragged, "sparse": tf.sparse.from_dense(ids)})
+    for name in ("ragged", "sparse"):
+        np.testing.assert_array_equal(found[name], found["dense"])
+    others = {"ragged": ragged, "sparse": tf.sparse.from_dense(ids)}
+    listed = layer(layer.preprocess({"dense": ids.tolist(), **others}))
+    np.testing.assert_array_equal(listed["dense"], found["dense"])
+    with pytest.raises(IdOutOfRange, match="id 16777217 of record 1 "):
+        layer(layer.preprocess({"dense": [[1.0, 2.0], [3.0, float(BIG)]], **others}))
+    bad = {"dense": ids, "ragged": ragged, "sparse": tf.sparse.from_dense(ids)}
+    for name, value in {
+        "dense": np.array([[1.0, 2.0], [3.5, 4.0]]),
+        "ragged": tf.ragged.constant([[1.0], [np.nan, 2.0]], dtype=tf.float64),
+        "sparse": tf.sparse.from_dense(np.array([[0.0, 0.0], [0.0, 2.5]])),
+    }.items():
+        with pytest.raises(BadIds, match=r"'rows': id .* of record 1 "):
+            layer({**bad, name: value})
+
+
+@pytest.mark.parametrize("size", [None, 100])
+def test_a_layer_and_its_rows_take_ids_of_any_rank_and_kind_alike(size: int | None) -> None:
+    layer = et.Embedding(size, 3, name="rows")
+    store = et.open_store("memory")
+    table = store.table(layer.table_spec())
+    layer.attach(store)
+    plain = np.array([[[1, 2], [3, 4]], [[5, 6], [7, 8]]])
+    kinds = ["int8", "uint8", "int32", "uint32", "int64", "uint64", ">i8", "float32", "float64", "float16"]
+    given: list[Any] = [plain.astype(kind) for kind in kinds]
+    given += [
+        plain[:, 0, 0],
+        plain[0],
+        plain[0, 0, 0],
+        plain.tolist(),
+        3,
+        [1.0, 2.0],
+        [],
+        np.zeros((0, 2)),
+        plain[::-1, ::2],
+    ]
+    given += [np.asfortranarray(plain), plain.astype(object)]
+    for ids in given:
+        wanted = layer.read_rows(np.asarray(ids).astype(np.int64))
+        assert wanted.shape == (*np.shape(ids), 3)
+        for found in (layer(ids), layer.read_rows(ids), table.lookup(ids)):
+            np.testing.assert_array_equal(found, wanted)
+    bad: list[Any] = [True, [True], np.array([True]), [1, None], [1.5], [np.nan], np.array([2**63], np.uint64),
+                [[1], [2, 3]], np.ma.masked_array([1, 2], [False, True]), [2.0**60]]  # fmt: skip
+    for ids in bad:
+        for face in (layer, layer.read_rows, table.lookup):
+            with pytest.raises(BadIds):
+                face(ids)

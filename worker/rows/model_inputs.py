@@ -1,0 +1,204 @@
+"""What a model's integer inputs are given: exact integers, or an error; never what a cast makes of a float.
+
+Keras casts whatever an input is given to the input's dtype. A float column (pandas makes one of an integer column with
+a null) then trains other ids: 1.7 is 1, NaN is -2**63, and in an array 16777217.0 has passed through float32. So the
+methods of a model with our layers convert what its integer inputs are given before Keras does.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from elastable.embedding_store.contract.arrays import Array, Int64
+from elastable.embedding_store.errors import BadIds, IdOutOfRange
+from elastable.embedding_store.rows.checks import first_inexact, refuse_masked, why_no_id
+from elastable.worker.keras.keras_methods import wrap_method
+from elastable.worker.keras.seeds import layers_of
+from elastable.worker.readers.records.pytrees import Structure
+from elastable.worker.readers.records.ragged import Leaf, RaggedArray, SparseArray
+from elastable.worker.rows.id_values import BELONGS, assertion_of, exact_tensor
+
+__all__ = ["exact_inputs", "exact_leaf", "map_inputs", "wrap_reading_methods"]
+
+_READING = ("predict", "evaluate", "predict_on_batch", "test_on_batch")
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """What is read of a model's input; of a Sequential model that has not made it yet, and takes ids: all of it."""
+
+    name: str
+    dtype: str = "int64"
+
+
+def map_inputs(model: keras.Model, x: object, function: Callable[[object, str, str], object]) -> object:
+    """What the model is called with, with `function` applied to each value that an input of known dtype is given.
+
+    Args:
+        model: A model. What a subclass of `keras.Model` takes is not known: `x` is returned as it is.
+        x: Arrays or tensors as the model is called with them: one, or by name, or in the order of the inputs.
+        function: (value, name of the input, its dtype) -> value.
+    """
+    inputs = _inputs_of(model)
+    return x if inputs is None else _mapped(x, inputs, function)
+
+
+def _inputs_of(model: keras.Model) -> Structure[_Input] | None:
+    if isinstance(model, keras.Sequential) and not model.built:
+        first = next(iter(model.layers), None)
+        if isinstance(first, keras.Sequential):
+            return _inputs_of(first)
+        return _Input(str(first.name)) if first is not None and hasattr(first, "table_spec") else None
+    try:
+        made: Structure[_Input] = model.input
+        return made
+    except (AttributeError, ValueError):  # a subclass without inputs
+        return None
+
+
+def _mapped(x: object, inputs: Structure[_Input], function: Callable[[object, str, str], object]) -> object:
+    if isinstance(inputs, list | tuple) and len(inputs) == 1 and not isinstance(x, list | tuple):
+        return _mapped(x, inputs[0], function)
+    if isinstance(x, Mapping):
+        named = inputs if isinstance(inputs, Mapping) else {each.name: each for each in keras.tree.flatten(inputs)}
+        return {key: _mapped(value, named[key], function) if key in named else value for key, value in x.items()}
+    if isinstance(x, list | tuple):
+        ordered = keras.tree.flatten(inputs) if isinstance(inputs, Mapping) else inputs
+        if isinstance(ordered, list | tuple) and len(ordered) == len(x):
+            found = [_mapped(value, each, function) for value, each in zip(x, ordered, strict=True)]
+            return found if isinstance(x, list) else tuple(found)
+        return x
+    return x if isinstance(inputs, Sequence | Mapping) else function(x, inputs.name, inputs.dtype)
+
+
+def exact_inputs(model: keras.Model, x: object) -> object:
+    """What a model is called with, with exact integers where its inputs are integers.
+
+    NumPy's strings become tensors, which Keras reads.
+
+    Raises:
+        BadIds: a value that its input cannot hold, with input, record and value, in eager mode. A graph raises
+            `tf.errors.InvalidArgumentError` when it runs.
+    """
+    return map_inputs(model, x, _exact)
+
+
+def _exact(value: object, name: str, dtype: str) -> object:
+    if isinstance(value, keras.KerasTensor) or value is None:
+        return value
+    if isinstance(value, tf.Tensor | tf.RaggedTensor | tf.SparseTensor):
+        return exact_tensor(value, name, dtype) if "int" in dtype else value
+    if not hasattr(value, "__array__"):
+        return value
+    refuse_masked(value, f"input {name!r}")
+    array = np.asarray(value)
+    if array.dtype.kind in "SU":
+        return tf.constant(array)
+    return exact_leaf(array, "x", name, dtype) if "int" in dtype and array.dtype.kind in "fiu" else value
+
+
+def exact_leaf(
+    leaf: object, source: str, name: str, dtype: str, numbers: Sequence[int] | Int64 | None = None
+) -> object:
+    """The values that an integer input is given, in its dtype: integers, and floats that are; others as they are.
+
+    Args:
+        leaf: Records; a tensor is one of a reader of the user's own.
+        source: Where they are from, for messages.
+        name: The input.
+        dtype: Its dtype; only an integer one is looked at.
+        numbers: Number of each record, for messages; None: its place.
+
+    Raises:
+        BadIds: a value that the input cannot hold, with input, record and value.
+    """
+    if "int" not in dtype:
+        return leaf
+    if not isinstance(leaf, np.ndarray | RaggedArray | SparseArray):
+        return _exact(leaf, name, dtype)
+    where, values = f"{source}: input {name!r}", _values_of(leaf)
+    if values.dtype.kind == "f":
+        place = first_inexact(values)
+        exact = values if place is not None else values.astype(np.int64)
+    elif values.dtype.kind in "iu":
+        place, exact = None, values
+    else:
+        return leaf
+    reason = "" if place is None else why_no_id(values.ravel()[place])
+    if place is None and not np.can_cast(exact.dtype, dtype) and exact.size:
+        limits = np.iinfo(dtype)
+        outside = (exact < limits.min) | (exact > limits.max)
+        if outside.any():
+            place = int(np.argmax(outside))
+            reason = f"{exact.ravel()[place]} is no {dtype}"
+    if place is not None:
+        record = _record_of(leaf, place)
+        number = record if numbers is None else numbers[record]
+        raise BadIds(f"{where}: record {number}: {reason}; {BELONGS.format(dtype)}")
+    return _with_values(leaf, exact.astype(dtype, copy=False))
+
+
+def _values_of(leaf: Leaf) -> Array:
+    return leaf if isinstance(leaf, np.ndarray) else _values_of(leaf.values)
+
+
+def _record_of(leaf: Leaf, place: int) -> int:
+    if isinstance(leaf, np.ndarray):
+        return place // max(1, leaf.size // len(leaf)) if leaf.ndim else 0
+    if isinstance(leaf, RaggedArray):
+        place = _record_of(leaf.values, place)
+    return int(np.searchsorted(leaf.splits, place, side="right")) - 1
+
+
+def _with_values(leaf: Leaf, values: Array) -> Leaf:
+    if isinstance(leaf, RaggedArray):
+        inner = _with_values(leaf.values, values)
+        assert not isinstance(inner, SparseArray)
+        return RaggedArray(inner, leaf.splits)
+    return SparseArray(leaf.indices, values, leaf.splits, leaf.shape) if isinstance(leaf, SparseArray) else values
+
+
+def wrap_reading_methods() -> None:
+    """Wraps the methods of `keras.Model` that read rows, and its call; a second call changes nothing.
+
+    They take exact inputs, and say as an `ElastableError` what a graph's assertion about ids has found.
+    """
+    for name in _READING:
+        wrap_method(name, _reading)
+    wrap_method("__call__", _called)
+
+
+def _takes_ids(model: keras.Model) -> bool:
+    return any(hasattr(layer, "takes_ids") for layer in layers_of(model))
+
+
+def _reading(plain: Callable[..., object]) -> Callable[..., object]:
+    @functools.wraps(plain)
+    def method(self: keras.Model, x: object = None, *args: object, **kwargs: object) -> object:
+        if not _takes_ids(self):
+            return plain(self, x, *args, **kwargs)
+        try:
+            return plain(self, exact_inputs(self, x), *args, **kwargs)
+        except tf.errors.InvalidArgumentError as error:
+            message = assertion_of(error)
+            if message is None:
+                raise
+            raise (IdOutOfRange if " is outside 0 <= id < " in message else BadIds)(message) from error
+
+    return method
+
+
+def _called(plain: Callable[..., object]) -> Callable[..., object]:
+    @functools.wraps(plain)
+    def call(self: keras.Model, *args: object, **kwargs: object) -> object:
+        if args and not isinstance(args[0], keras.KerasTensor) and _takes_ids(self):
+            args = (exact_inputs(self, args[0]), *args[1:])
+        return plain(self, *args, **kwargs)
+
+    return call
