@@ -12,7 +12,7 @@ import tensorflow as tf
 from elastable.embedding_store.errors import Unsupported
 from elastable.master.api import DivisorKind
 from elastable.worker.losses.loss_terms import LossTerm
-from elastable.worker.losses.reductions import RecordedLoss
+from elastable.worker.losses.recording import RecordedLoss
 
 __all__ = ["LossPart", "loss_parts", "require_rowwise", "shown_losses"]
 
@@ -53,7 +53,7 @@ def loss_parts(model: keras.Model, loss: tf.Tensor, terms: Sequence[LossTerm], a
     groups: dict[tuple[DivisorKind | None, Hashable], list[LossTerm]] = {}
     for term in sorted(terms, key=lambda term: not term.of_batch):
         groups.setdefault(_group(term, average), []).append(term)
-    if len(groups) == 1:
+    if len(groups) == 1 and not any(term.may_be_empty for term in terms):
         # The loss itself: adding its terms again could change the order of additions.
         ((kind, _),) = groups
         return [LossPart(kind, next(iter(groups.values()))[0].amount, loss)]
@@ -74,17 +74,19 @@ def _sum(terms: Sequence[LossTerm]) -> tf.Tensor:
 def _refuse_unknown(model: keras.Model, terms: Sequence[LossTerm]) -> None:
     for term in terms:
         if term.kind is None:
+            mixes = ", as it joins the records of a batch, or is not known to keep them apart" if term.mixes else ""
             raise Unsupported(
                 f"model {model.name!r}: with grads_to_wait above 1 every term of the loss needs a known divisor, and "
-                f"that of operation {term.where} is unknown. Return one value per record from a loss function, so "
-                "that Keras reduces them; or end a term of add_loss or compute_loss in keras.ops.mean or "
-                "keras.ops.sum over the records; or mark it with et.averaged(term) or et.summed(term); or weight "
-                "micro-batches by their records: average='records' (--average records)"
+                f"that of operation {term.where} is unknown{mixes}. Return one value per record from a loss function, "
+                "so that Keras reduces them; or end a term of add_loss or compute_loss in keras.ops.mean or "
+                "keras.ops.sum over the records; or mark it with et.averaged(term) or et.summed(term); or use "
+                "grads_to_wait=1 (--grads-to-wait 1), which trains it as it is; or weight micro-batches by their "
+                "records: average='records' (--average records)"
             )
 
 
 def shown_losses(
-    model: keras.Model, parts: Sequence[LossPart], recorded: Sequence[RecordedLoss], penalty: tf.Tensor | None
+    model: keras.Model, parts: Sequence[LossPart], settled: Sequence[RecordedLoss], penalty: tf.Tensor | None
 ) -> tuple[list[LossPart], Mapping[int, tf.Tensor]]:
     """The parts with what they add to Keras' loss metrics, and what a penalty on rows adds to them.
 
@@ -96,7 +98,7 @@ def shown_losses(
     own = getattr(model, "_loss_tracker", None)
     whole = None if own is None else places.get(id(own.total))
     trackers = list(getattr(getattr(model, "_compile_loss", None), "metrics", ()))
-    outputs = zip(trackers, recorded, strict=True) if len(trackers) == len(recorded) else ()
+    outputs = zip(trackers, settled, strict=True) if len(trackers) == len(settled) else ()
     found = [{} if whole is None else {whole: part.loss} for part in parts]
     for tracker, loss in outputs:
         for part, losses in zip(parts, found, strict=True):

@@ -11,11 +11,10 @@ import tensorflow as tf
 from elastable.embedding_store.errors import Unsupported
 from elastable.worker.keras.seeds import set_seeds
 from elastable.worker.keras.structures import BatchSpec
-from elastable.worker.losses.reductions import recorded_losses
+from elastable.worker.losses.recording import recording
 from elastable.worker.rows.scope import entered
 from elastable.worker.step.id_plan import IdPlan
 from elastable.worker.step.model_step import Lookup, PartTensors
-from elastable.worker.step.tensor_specs import flat_spec
 from elastable.worker.step.traced.own_step import Applied, Gathering, OwnStepScope, collecting
 from elastable.worker.step.traced.step_plan import StepPlan
 from elastable.worker.step.traced.step_trace import metric_updates
@@ -61,12 +60,11 @@ class OwnTrainStep(TrainStep):
     def _body(self, *flat: tf.Tensor) -> StepTensors:
         batch, bets, inverses, micro_batch = self._unpack(flat)
         scope = OwnStepScope(self._plan.layers, inverses, bets, self._lookup)
-        data = flat[: len(flat_spec(self._spec))]
-        with self._states_of_turn() as values, recorded_losses() as recorded:
+        with self._states_of_turn() as values, recording() as recorded:
             set_seeds(self._seed_states, self._seed, micro_batch)
             self._model.reset_metrics()
             gathering = Gathering(
-                self._model, self._steps.applies, self._turn, scope, self._average, recorded, data, list(bets.values())
+                self._model, self._steps.applies, self._turn, scope, self._average, recorded, batch, list(bets.values())
             )
             with entered(scope), collecting(gathering), metric_updates(self._model, self._counting()):
                 self._model.train_step(batch)

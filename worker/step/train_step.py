@@ -18,13 +18,13 @@ from elastable.worker.keras.seeds import seed_states, set_seeds
 from elastable.worker.keras.structures import BatchSpec, Gradient, TensorBatch
 from elastable.worker.losses.loss_parts import LossPart, loss_parts, require_rowwise, shown_losses
 from elastable.worker.losses.loss_scale import scale_variables, scaled_gradient
-from elastable.worker.losses.loss_terms import loss_terms
-from elastable.worker.losses.reductions import RecordedLoss, recorded_losses
+from elastable.worker.losses.loss_terms import loss_terms, settled_losses
+from elastable.worker.losses.origins import Origins
+from elastable.worker.losses.recording import Recording, recording
 from elastable.worker.rows.scope import StepScope
 from elastable.worker.step.id_plan import IdPlan
 from elastable.worker.step.id_set import IdSets
 from elastable.worker.step.model_step import Lookup, ModelStep, PartTensors, arrays
-from elastable.worker.step.tensor_specs import flat_spec
 from elastable.worker.step.traced.step_plan import StepPlan
 from elastable.worker.step.trainable import frozen_tables, imposed
 
@@ -165,12 +165,12 @@ class TrainStep(ModelStep[StepTensors]):
         set_seeds(self._seed_states, self._seed, micro_batch)
         frozen = frozen_tables(self._model, list(self._plan.layers))
         # Persistent in a graph: there may be several parts to differentiate.
-        with tf.GradientTape(persistent=not tf.executing_eagerly()) as tape, recorded_losses() as recorded:
+        with tf.GradientTape(persistent=not tf.executing_eagerly()) as tape, recording() as recorded:
             # Before their use: a later watch would find no path to the loss.
             tape.watch([bet for table, bet in bets.items() if table not in frozen])
             scope = StepScope(self._plan.layers, inverses, bets, self._lookup, tape)
             loss, penalty = self._forward(batch, scope)
-            parts = self._parts_of(loss, penalty, recorded, flat, scope)
+            parts = self._parts_of(loss, penalty, recorded, batch, scope)
         self._unplanned = [table for table, _, _ in scope.unplanned]
         self._kinds[self._trainable, self._turn] = [part.kind for part in parts]
         return StepTensors(
@@ -184,8 +184,8 @@ class TrainStep(ModelStep[StepTensors]):
         self,
         loss: tf.Tensor,
         penalty: tf.Tensor | None,
-        recorded: Sequence[RecordedLoss],
-        flat: Sequence[tf.Tensor],
+        recorded: Recording,
+        batch: TensorBatch,
         scope: StepScope,
     ) -> list[LossPart]:
         if self._average is None:
@@ -195,10 +195,11 @@ class TrainStep(ModelStep[StepTensors]):
             parts = [LossPart(self._kinds[b"", 0][0], None, loss)]
         else:
             rows = [*scope.bets.values(), *(bet for _, _, bet in scope.unplanned)]
-            terms = loss_terms(loss, recorded, flat[: len(flat_spec(self._spec))], rows)
-            parts = loss_parts(self._model, loss, terms, self._average)
+            origins = Origins(batch, rows, recorded.calls)
+            settled = settled_losses(recorded.losses, origins)
+            parts = loss_parts(self._model, loss, loss_terms(loss, settled, origins), self._average)
             if self._average == "mean":
-                parts, shown = shown_losses(self._model, parts, recorded, penalty)
+                parts, shown = shown_losses(self._model, parts, settled, penalty)
         return parts if penalty is None else [*parts, LossPart(DivisorKind.ROWS, None, penalty, shown)]
 
     def _gradient(self, tape: tf.GradientTape, part: LossPart, scope: StepScope, first: bool) -> PartTensors:
