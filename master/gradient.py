@@ -75,13 +75,16 @@ class GradientPart:
         divisor: What they were divided by; the gradient is of the quotient.
         dense: Place of a trainable variable in model order -> its gradient; the others have none.
         slices: Table name -> IndexedSlices.
-        losses: Place of a metric's total among `Push.metrics` -> the mean that these terms add to it.
+        losses: Place of a metric's total among `Push.metrics` -> the mean that these terms add to it; of `ROWS` only
+            the places count.
+        penalties: Of `ROWS`: table name -> the rows, and float32 `[n, 1]` what each adds to the loss.
     """
 
     divisor: Divisor
     dense: Mapping[int, Tensor] = field(default_factory=dict)
     slices: Mapping[str, Slices] = field(default_factory=dict)
     losses: Mapping[int, float] = field(default_factory=dict)
+    penalties: Mapping[str, Slices] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,8 @@ class Push:
         divisor: What the terms behind `dense` and `slices` were divided by;
             None: as the job's `average` says, by records or by nothing.
         losses: See `GradientPart`; of those terms.
+        once: Those places of `losses`, here and in `parts`, whose count is of a batch, however many records it has: a
+            version counts as one micro-batch does.
         parts: The gradients of terms that were divided by something else.
         not_finite: Where rows go to store servers: why one of them refused those of this push, which held NaN or Inf;
             "": it was not refused.
@@ -119,5 +124,6 @@ class Push:
     incarnation: str = ""
     divisor: Divisor | None = None
     losses: Mapping[int, float] = field(default_factory=dict)
+    once: tuple[int, ...] = ()
     parts: tuple[GradientPart, ...] = ()
     not_finite: str = ""

@@ -11,7 +11,7 @@ from elastable.replicas.host_embeddings.embedding import HostEmbedding
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.layers.model_tables import store_layers
-from elastable.worker.losses.loss_terms import loss_terms, settled_losses
+from elastable.worker.losses.loss_terms import LossTerms
 from elastable.worker.losses.origins import Origins
 from elastable.worker.losses.recording import Recording
 from elastable.worker.step.traced.own_step import changed_weight
@@ -84,7 +84,7 @@ def refuse_terms(model: keras.Model, loss: tf.Tensor, recorded: Recording, batch
     if tf.executing_eagerly():
         return
     origins = Origins(batch, (), recorded.calls)
-    for term in loss_terms(loss, settled_losses(recorded.losses, origins), origins):
+    for term in LossTerms(recorded.losses, origins).of(loss):
         if term.kind is not DivisorKind.RECORDS:
             raise Unsupported(
                 f"model {model.name!r}: the term of its loss that operation {term.where} computes "

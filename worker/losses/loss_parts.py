@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import keras
 import numpy as np
@@ -12,9 +12,9 @@ import tensorflow as tf
 from elastable.embedding_store.errors import Unsupported
 from elastable.master.api import DivisorKind
 from elastable.worker.losses.loss_terms import LossTerm
-from elastable.worker.losses.recording import RecordedLoss
+from elastable.worker.losses.metric_means import MetricMean
 
-__all__ = ["LossPart", "loss_parts", "require_rowwise", "shown_losses"]
+__all__ = ["LossPart", "loss_parts", "parts_with_metrics", "require_rowwise"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +24,16 @@ class LossPart:
     Attributes:
         kind: What they are divided by; None: decided by the job's `average`.
         amount: With `DivisorKind.AMOUNT` the divisor, a float64 scalar; else None.
-        loss: Their sum.
+        loss: Their sum; None: they are of metrics alone.
         losses: Place of a metric's total -> the mean that they add to it.
+        penalties: With `DivisorKind.ROWS`: table -> what each of its rows adds to the loss.
     """
 
     kind: DivisorKind | None
     amount: tf.Tensor | None
-    loss: tf.Tensor
+    loss: tf.Tensor | None
     losses: Mapping[int, tf.Tensor] = field(default_factory=dict)
+    penalties: Mapping[str, tf.Tensor] = field(default_factory=dict)
 
 
 def loss_parts(model: keras.Model, loss: tf.Tensor, terms: Sequence[LossTerm], average: str) -> list[LossPart]:
@@ -53,7 +55,7 @@ def loss_parts(model: keras.Model, loss: tf.Tensor, terms: Sequence[LossTerm], a
     groups: dict[tuple[DivisorKind | None, Hashable], list[LossTerm]] = {}
     for term in sorted(terms, key=lambda term: not term.of_batch):
         groups.setdefault(_group(term, average), []).append(term)
-    if len(groups) == 1 and not any(term.may_be_empty for term in terms):
+    if len(groups) == 1:
         # The loss itself: adding its terms again could change the order of additions.
         ((kind, _),) = groups
         return [LossPart(kind, next(iter(groups.values()))[0].amount, loss)]
@@ -85,27 +87,21 @@ def _refuse_unknown(model: keras.Model, terms: Sequence[LossTerm]) -> None:
             )
 
 
-def shown_losses(
-    model: keras.Model, parts: Sequence[LossPart], settled: Sequence[RecordedLoss], penalty: tf.Tensor | None
-) -> tuple[list[LossPart], Mapping[int, tf.Tensor]]:
-    """The parts with what they add to Keras' loss metrics, and what a penalty on rows adds to them.
-
-    Not needed for a mean over records: metric states of micro-batches are summed directly.
-    """
-    if [part.kind for part in parts] == [DivisorKind.RECORDS] or parts[0].loss.shape.rank != 0:
-        return list(parts), {}
-    places = {id(variable): place for place, variable in enumerate(model.metrics_variables)}
-    own = getattr(model, "_loss_tracker", None)
-    whole = None if own is None else places.get(id(own.total))
-    trackers = list(getattr(getattr(model, "_compile_loss", None), "metrics", ()))
-    outputs = zip(trackers, settled, strict=True) if len(trackers) == len(settled) else ()
-    found = [{} if whole is None else {whole: part.loss} for part in parts]
-    for tracker, loss in outputs:
-        for part, losses in zip(parts, found, strict=True):
-            if (part.kind, part.amount is loss.amount) == (loss.kind, True) and loss.result.shape.rank == 0:
-                losses[places[id(tracker.total)]] = loss.result
-    shown = [LossPart(part.kind, part.amount, part.loss, losses) for part, losses in zip(parts, found, strict=True)]
-    return shown, {} if whole is None or penalty is None else {whole: penalty}
+def parts_with_metrics(parts: Sequence[LossPart], means: Sequence[MetricMean]) -> list[LossPart]:
+    """The parts with what their terms add to metrics; further ones for terms of metrics that are divided otherwise."""
+    found = list(parts)
+    added: list[dict[int, tf.Tensor]] = [{} for _ in parts]
+    for mean in means:
+        for term in mean.terms:
+            places = [
+                place for place, part in enumerate(found) if part.kind is term.kind and part.amount is term.amount
+            ]
+            if not places:
+                found.append(LossPart(term.kind, term.amount, None))
+                added.append({})
+            losses = added[places[0] if places else -1]
+            losses[mean.place] = losses[mean.place] + term.value if mean.place in losses else term.value
+    return [replace(part, losses=losses) for part, losses in zip(found, added, strict=True)]
 
 
 def require_rowwise(layer: keras.Layer) -> None:

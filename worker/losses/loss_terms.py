@@ -8,7 +8,7 @@ record each (`elastable.worker.losses.origins`). What is unknown is reported, ne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import tensorflow as tf
@@ -19,7 +19,7 @@ from elastable.worker.losses.origin_rules import Kind, reduced_axes
 from elastable.worker.losses.origins import Origins, place_of
 from elastable.worker.losses.recording import RecordedLoss
 
-__all__ = ["LossTerm", "averaged", "loss_terms", "settled_losses", "summed"]
+__all__ = ["LossTerm", "LossTerms", "averaged", "summed"]
 
 _AVERAGED, _SUMMED = "elastable_averaged", "elastable_summed"
 _THROUGH = ("Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "Snapshot", "Transpose", "StridedSlice", "GatherV2")
@@ -37,7 +37,6 @@ class LossTerm:
         of_batch: Whether it depends on the batch; a regularizer of weights does not.
         where: With an unknown divisor, the operation that hides it, for messages.
         mixes: Whether that operation mixes the records of a batch, or is not known to keep them apart.
-        may_be_empty: Whether the term is a mean that may be one of no values, and is taken for zero then.
     """
 
     value: tf.Tensor
@@ -46,7 +45,10 @@ class LossTerm:
     of_batch: bool
     where: str = ""
     mixes: bool = False
-    may_be_empty: bool = False
+
+    def scaled(self, factor: float) -> LossTerm:
+        """The term times a constant."""
+        return self if factor == 1 else replace(self, value=self.value * factor)
 
 
 def averaged(value: tf.Tensor) -> tf.Tensor:
@@ -63,40 +65,20 @@ def summed(value: tf.Tensor) -> tf.Tensor:
     return tf.identity(value, name=_SUMMED)
 
 
-def settled_losses(recorded: Sequence[RecordedLoss], origins: Origins) -> list[RecordedLoss]:
-    """The reductions of Keras' losses, with what each divided by now that the origins of its values are known."""
-    return [_settled(loss, origins) for loss in recorded]
-
-
 def _settled(loss: RecordedLoss, origins: Origins) -> RecordedLoss:
+    """The reduction, with what it divided by now that the origins of its values are known."""
     cause = origins.first_mixed(loss.values)
     if cause is not None:
         return replace(loss, kind=None, amount=None, cause=cause)
-    values = loss.values[0]
-    if loss.kind is DivisorKind.RECORDS and not origins.counts_records(values):
-        return replace(loss, kind=DivisorKind.AMOUNT, amount=tf.cast(tf.size(values), tf.float64))
+    if loss.kind is DivisorKind.RECORDS and not origins.counts_records(loss.values[0]):
+        return replace(loss, kind=DivisorKind.AMOUNT, amount=tf.cast(tf.size(loss.values[0]), tf.float64))
     return loss
-
-
-def loss_terms(loss: tf.Tensor, settled: Sequence[RecordedLoss], origins: Origins) -> list[LossTerm]:
-    """The terms of a loss that is traced into a graph.
-
-    Args:
-        loss: A scalar, or a value per record (reduction "none"), whose gradient is that of the sum.
-        settled: The reductions of Keras' losses in it, settled.
-        origins: Of the step's tensors.
-    """
-    walk = _Walk(settled, origins)
-    found = [_Leaf(loss, (), None)] if loss.shape.rank is None else walk.leaves(loss)
-    return [_term(leaf, loss, origins) for leaf in found]
 
 
 def _term(leaf: _Leaf, loss: tf.Tensor, origins: Origins) -> LossTerm:
     value = leaf.tensor if leaf.tensor.shape.rank == 0 else tf.reduce_sum(leaf.tensor)
     # A scalar added to a value per record would count once per record.
     known = leaf.kind is not None and (loss.shape.rank == 0 or leaf.tensor.shape.rank == loss.shape.rank)
-    if leaf.amount is not None and leaf.may_be_empty:
-        value = tf.where(leaf.amount > 0, value, tf.zeros_like(value))
     for factor in leaf.factors:
         value = value * tf.cast(factor, value.dtype)
     origin = origins.of(leaf.tensor)
@@ -108,8 +90,12 @@ def _term(leaf: _Leaf, loss: tf.Tensor, origins: Origins) -> LossTerm:
         origin.kind is not Kind.CONSTANT,
         "" if known else place_of(cause),
         not known and (leaf.cause is not None or origin.kind is Kind.MIXED),
-        leaf.may_be_empty,
     )
+
+
+def _is_zero(tensor: tf.Tensor) -> bool:
+    value = tf.get_static_value(tensor)
+    return value is not None and not value.any()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,19 +105,39 @@ class _Leaf:
     kind: DivisorKind | None
     amount: tf.Tensor | None = None
     cause: tf.Operation | None = None
-    may_be_empty: bool = False
 
 
-class _Walk:
-    def __init__(self, settled: Sequence[RecordedLoss], origins: Origins) -> None:
-        self._recorded = {loss.result.ref(): loss for loss in settled}
+class LossTerms:
+    """Finds the terms of losses, and of other numbers, that are traced into a graph.
+
+    Args:
+        recorded: The reductions of Keras' losses in it, and other tensors with a known divisor.
+        origins: Of the step's tensors.
+    """
+
+    def __init__(self, recorded: Sequence[RecordedLoss], origins: Origins) -> None:
+        self._recorded = {loss.result.ref(): _settled(loss, origins) for loss in recorded}
         self._origins = origins
+        self._sizes: dict[Hashable, tf.Tensor] = {}
 
-    def leaves(self, tensor: tf.Tensor, factors: tuple[tf.Tensor | float, ...] = ()) -> list[_Leaf]:
+    def of(self, number: tf.Tensor) -> list[LossTerm]:
+        """The terms of a scalar, or of a value per record (reduction "none"), whose gradient is that of the sum."""
+        found = [_Leaf(number, (), None)] if number.shape.rank is None else self._leaves(number)
+        return [_term(leaf, number, self._origins) for leaf in found]
+
+    def is_sum(self, tensor: tf.Tensor) -> bool:
+        """Whether a tensor is a sum over records alone: that of a batch is the sum of those of its parts."""
+        return all(leaf.kind is DivisorKind.NOTHING or _is_zero(leaf.tensor) for leaf in self._leaves(tensor))
+
+    def _leaves(self, tensor: tf.Tensor, factors: tuple[tf.Tensor | float, ...] = ()) -> list[_Leaf]:
         """The summands of a tensor."""
         if (loss := self._recorded.get(tensor.ref())) is not None:
             return [_Leaf(tensor, factors, loss.kind, loss.amount, loss.cause)]
         operation = tensor.op
+        if assigned := self._origins.assigned_to(tensor):
+            return [leaf for value, sign in assigned for leaf in self._leaves(value, (*factors, sign))]
+        if self._kind(tensor) is Kind.COUNT:
+            return [_Leaf(tensor, factors, DivisorKind.NOTHING)]
         if self._kind(tensor) is Kind.CONSTANT:
             return [_Leaf(tensor, factors, DivisorKind.RECORDS)]
         name = operation.name.rsplit("/", 1)[-1]
@@ -148,13 +154,13 @@ class _Walk:
         kind = operation.type
         if kind in _THROUGH:
             same = inputs[0].shape.rank == tensor.shape.rank == 0
-            return self.leaves(inputs[0], factors) if same else self._linear(tensor, inputs[0], factors)
+            return self._leaves(inputs[0], factors) if same else self._linear(tensor, inputs[0], factors)
         if kind in ("AddV2", "Add", "AddN"):
-            return [leaf for part in inputs for leaf in self.leaves(part, factors)]
+            return [leaf for part in inputs for leaf in self._leaves(part, factors)]
         if kind == "Sub":
-            return [*self.leaves(inputs[0], factors), *self.leaves(inputs[1], (*factors, -1.0))]
+            return [*self._leaves(inputs[0], factors), *self._leaves(inputs[1], (*factors, -1.0))]
         if kind == "Neg":
-            return self.leaves(inputs[0], (*factors, -1.0))
+            return self._leaves(inputs[0], (*factors, -1.0))
         if kind == "Mul":
             return self._multiple(tensor, inputs, factors)
         if kind in ("RealDiv", "DivNoNan"):
@@ -172,12 +178,12 @@ class _Walk:
         """A tensor that takes every element of `source` times a constant: divided as all of its terms are."""
         if self._kind(tensor) is not Kind.TOTAL:
             return None
-        inner = self.leaves(source)
+        inner = self._leaves(source)
         first = inner[0]
         alike = all((leaf.kind, leaf.amount is first.amount) == (first.kind, True) for leaf in inner)
         if first.kind is None or not alike:
             return None
-        return [_Leaf(tensor, factors, first.kind, first.amount, may_be_empty=first.may_be_empty)]
+        return [_Leaf(tensor, factors, first.kind, first.amount)]
 
     def _multiple(
         self, tensor: tf.Tensor, inputs: Sequence[tf.Tensor], factors: tuple[tf.Tensor | float, ...]
@@ -185,7 +191,11 @@ class _Walk:
         for one, other in (inputs, inputs[::-1]):
             if self._kind(other) is Kind.CONSTANT:
                 scalar = other.shape.rank == 0
-                return self.leaves(one, (*factors, other)) if scalar else self._linear(tensor, one, factors)
+                return self._leaves(one, (*factors, other)) if scalar else self._linear(tensor, one, factors)
+            count = self._origins.of(other)
+            if count.kind is Kind.COUNT and count.counted:  # a mean over records times their number
+                means = all(leaf.kind is DivisorKind.RECORDS for leaf in self._leaves(one))
+                return [_Leaf(tensor, factors, DivisorKind.NOTHING)] if means else None
         return None
 
     def _quotient(
@@ -194,28 +204,43 @@ class _Walk:
         divisor = self._origins.of(below)
         if divisor.kind is Kind.CONSTANT:
             scalar = below.shape.rank == 0
-            return self.leaves(above, (*factors, 1.0 / below)) if scalar else self._linear(tensor, above, factors)
-        parts = self.leaves(above)
+            return self._leaves(above, (*factors, 1.0 / below)) if scalar else self._linear(tensor, above, factors)
+        parts = self._leaves(above)
+        if below.shape.rank == 0 and all(leaf.kind is DivisorKind.RECORDS for leaf in parts):
+            return self._ratio_of_means(tensor, below, factors)
         if below.shape.rank != 0 or any(leaf.kind is not DivisorKind.NOTHING for leaf in parts):
             return None
         if divisor.kind is Kind.COUNT:
             amount = None if divisor.counted else tf.cast(below, tf.float64)
             kind = DivisorKind.RECORDS if divisor.counted else DivisorKind.AMOUNT
-            return [_Leaf(tensor, factors, kind, amount, may_be_empty=not divisor.counted)]
+            return [_Leaf(tensor, factors, kind, amount)]
         # Weights or a mask from the data, summed by the user: the divisor must not depend on trained values.
-        counts = [] if divisor.kind is not Kind.TOTAL or self._is_trained(below) else self.leaves(below)
+        counts = [] if divisor.kind is not Kind.TOTAL or self._is_trained(below) else self._leaves(below)
         if len(counts) == 1 and counts[0].kind is DivisorKind.NOTHING and not counts[0].factors:
-            return [_Leaf(tensor, factors, DivisorKind.AMOUNT, tf.cast(below, tf.float64), may_be_empty=True)]
+            return [_Leaf(tensor, factors, DivisorKind.AMOUNT, tf.cast(below, tf.float64))]
         return None
+
+    def _ratio_of_means(
+        self, tensor: tf.Tensor, below: tf.Tensor, factors: tuple[tf.Tensor | float, ...]
+    ) -> list[_Leaf] | None:
+        """A mean over records divided by another, of weights or a mask from the data: their sums divided."""
+        counts = self._leaves(below)
+        mean = counts[0].tensor.op
+        if len(counts) > 1 or counts[0].factors or counts[0].kind is not DivisorKind.RECORDS or mean.type != "Mean":
+            return None
+        if self._is_trained(below) or self._kind(below) is not Kind.TOTAL:
+            return None
+        amount = tf.cast(below, tf.float64) * tf.cast(tf.size(mean.inputs[0]), tf.float64)
+        return [_Leaf(tensor, factors, DivisorKind.AMOUNT, amount)]
 
     def _reduction(
         self, tensor: tf.Tensor, source: tf.Tensor, kind: str, factors: tuple[tf.Tensor | float, ...]
     ) -> list[_Leaf] | None:
         if source.shape.rank == 0:
-            return self.leaves(source, factors)
+            return self._leaves(source, factors)
         if source.op.type == "Pack" and source.shape.rank == 1:
             share = (*factors, 1.0 / len(source.op.inputs)) if kind == "Mean" else factors
-            return [leaf for part in source.op.inputs for leaf in self.leaves(part, share)]
+            return [leaf for part in source.op.inputs for leaf in self._leaves(part, share)]
         if self._kind(source) is Kind.TOTAL:
             return self._linear(tensor, source, factors)
         if self._kind(tensor) is not Kind.TOTAL:
@@ -224,9 +249,10 @@ class _Walk:
             return [_Leaf(tensor, factors, DivisorKind.NOTHING)]
         if self._origins.counts_records(source, reduced_axes(tensor.op)):
             return [_Leaf(tensor, factors, DivisorKind.RECORDS)]
-        each = tf.maximum(tf.size(tensor), 1)
-        amount = tf.cast(tf.size(source), tf.float64) / tf.cast(each, tf.float64)
-        return [_Leaf(tensor, factors, DivisorKind.AMOUNT, amount, may_be_empty=True)]
+        if tensor.ref() not in self._sizes:
+            each = tf.maximum(tf.size(tensor), 1)
+            self._sizes[tensor.ref()] = tf.cast(tf.size(source), tf.float64) / tf.cast(each, tf.float64)
+        return [_Leaf(tensor, factors, DivisorKind.AMOUNT, self._sizes[tensor.ref()])]
 
     def _is_trained(self, tensor: tf.Tensor) -> bool:
         """Whether a value is computed from rows or variables, and so has a gradient."""

@@ -171,7 +171,8 @@ def reduced_axes(operation: tf.Operation) -> list[int] | None:
 def _reduction(tensor: tf.Tensor, found: _Found) -> Origin | None:
     source, origin, kind = tensor.op.inputs[0], found[0], tensor.op.type
     if kind == "Prod" and origin.kind is Kind.SHAPE and source.shape.rank == 1 and origin.axis >= 0:
-        return replace(origin, kind=Kind.COUNT, axis=0, layout=(tensor.op.name,), counted=origin.counted)
+        layout = origin.layout if source.shape[0] == 1 else (tensor.op.name,)
+        return replace(origin, kind=Kind.COUNT, axis=0, layout=layout)
     if source.shape.rank is None or found[1].kind is not Kind.CONSTANT:
         return None
     axes = reduced_axes(tensor.op)
@@ -265,7 +266,7 @@ def _joined_shapes(sources: Sequence[tf.Tensor], found: _Found) -> Origin | None
     for source, origin in zip(sources, found, strict=True):
         if origin.kind is Kind.SHAPE:
             if counting is not None or origin.axis < 0:
-                return None
+                return Origin(Kind.SHAPE, axis=-1)
             counting = replace(origin, axis=start + origin.axis)
         if source.shape.rank != 1 or (source.shape[0] is None and counting is None):
             return None
@@ -353,6 +354,8 @@ def _cut(tensor: tf.Tensor, found: _Found) -> Origin | None:
     """`Slice`: all records, a part of each."""
     begin, size = (tf.get_static_value(part) for part in tensor.op.inputs[1:3])
     origin = found[0]
+    if origin.kind is Kind.SHAPE:
+        return Origin(Kind.SHAPE, axis=-1)
     if begin is None or size is None or origin.kind is not Kind.APART:
         return None
     return origin if begin[origin.axis] == 0 and size[origin.axis] == -1 else None
@@ -368,9 +371,15 @@ def _reshaped(tensor: tf.Tensor, found: _Found) -> Origin | None:
         return replace(origin, kind=Kind.COUNT) if origin.axis == 0 else None
     if origin.kind is Kind.PLACES and tensor.shape.rank == 1 and source.shape.rank <= 2:
         return replace(origin, axis=0)
-    if origin.kind is not Kind.APART or origin.axis != 0 or not tensor.shape.rank or tensor.shape[0] is not None:
+    if origin.kind is not Kind.APART or not tensor.shape.rank or source.shape.rank is None:
         return None
-    shape = found[1]
+    kept, shape = _same_place(list(source.shape), list(tensor.shape), origin.axis), found[1]
+    if kept is not None:
+        return replace(origin, axis=kept)
+    if source.shape.rank == 1 and (shape.kind, shape.layout) == (Kind.SHAPE, origin.layout) and shape.axis >= 0:
+        return replace(origin, axis=shape.axis)
+    if origin.axis != 0 or tensor.shape[0] is not None:
+        return None
     if shape.kind is Kind.SHAPE and shape.axis == 0 and shape.layout == origin.layout:
         return origin
     folded = isinstance(origin.layout, tuple) and origin.layout[0] == "folded"
@@ -387,11 +396,21 @@ def _folded(source: tf.Tensor, tensor: tf.Tensor, origin: Origin) -> Origin | No
         before, after = _product(inner), _product(outer)
         if not after or before % after:
             return None
-        factor = before // after
-        return origin if factor == 1 else replace(origin, layout=("folded", origin.layout, factor))
+        return replace(origin, layout=("folded", origin.layout, before // after))
     if kept <= len(inner) and inner[len(inner) - kept :] == outer and None not in outer:
         return replace(origin, layout=("folded", origin.layout, None), counted=False)
     return None
+
+
+def _same_place(source: list[int | None], target: list[int | None], axis: int) -> int | None:
+    """The axis of the records after a reshape of the other axes, all of them known; None: it cannot be told."""
+    if source.count(None) != 1 or target.count(None) != 1 or source[axis] is not None:
+        return None
+    at = target.index(None)
+    same = _product(source[:axis]) == _product(target[:at]) and _product(source[axis + 1 :]) == _product(
+        target[at + 1 :]
+    )
+    return at if same else None
 
 
 def _product(sizes: Sequence[int]) -> int:
@@ -596,7 +615,7 @@ def _product_of_matrices(tensor: tf.Tensor, found: _Found) -> Origin | None:
         behind = rank - origin.axis
         if behind > 2:
             kept.append((out - behind, origin))
-        elif (behind == 1) == (place == 0) != turn:  # the axis that the product sums over
+        elif behind == (1 if (place == 0) != turn else 2):  # the axis that the product sums over
             summed.append(origin)
         else:
             kept.append((out - (2 if place == 0 else 1), origin))

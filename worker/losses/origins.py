@@ -7,6 +7,7 @@ to keep records apart mixes them: an operation without a rule (`origin_rules`), 
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -30,7 +31,7 @@ def place_of(operation: tf.Operation) -> str:
     made = [
         f"{Path(frame.filename).name}:{frame.lineno}"
         for frame in operation.traceback or ()
-        if not frame.filename.startswith((*_own_folders(), "<"))
+        if not frame.filename.startswith((*_own_folders(), "<")) and not _is_of_python(frame.filename)
     ]
     return f"{operation.type} {operation.name!r}" + (f" ({made[-1]})" if made else "")
 
@@ -38,6 +39,10 @@ def place_of(operation: tf.Operation) -> str:
 @lru_cache(maxsize=1)
 def _own_folders() -> tuple[str, ...]:
     return tuple(str(Path(module.__file__ or "").parent) for module in (tf, keras, elastable))
+
+
+def _is_of_python(file: str) -> bool:
+    return file.startswith(sysconfig.get_path("stdlib")) and "-packages" not in file
 
 
 class Origins:
@@ -94,6 +99,19 @@ class Origins:
                 return origin.cause or tensor.op
         return None
 
+    def assigned_to(self, tensor: tf.Tensor) -> list[tuple[tf.Tensor, float]]:
+        """The summands of a variable's value that the step reads once it has assigned it, with their signs."""
+        operation, found = tensor.op, []
+        if operation.type != "ReadVariableOp":
+            return found
+        number = self._assigned.number(operation)
+        for at, kind, value in reversed(self._assigned.get(operation.inputs[0].ref(), ())):
+            if at < number:
+                found.append((value, -1.0 if kind == "AssignSubVariableOp" else 1.0))
+                if kind == "AssignVariableOp":
+                    break
+        return found
+
     def _sources(self, tensor: tf.Tensor) -> list[tf.Tensor]:
         if tensor.ref() in self._calls:
             return list(self._calls[tensor.ref()][0].inputs)
@@ -102,7 +120,7 @@ class Origins:
         if operation.type in _READS:
             # A variable that the step has assigned before holds what was assigned.
             assigned, number = self._assigned.get(sources[0].ref(), ()), self._assigned.number(operation)
-            sources += [value for at, value in assigned if at < number]
+            sources += [value for at, _, value in assigned if at < number]
         return sources
 
     def _found(self, tensor: tf.Tensor, found: Sequence[Origin]) -> Origin:
@@ -112,9 +130,19 @@ class Origins:
         if mixed is not None:
             return mixed
         if tensor.ref() in self._calls:
-            return _called(tensor, found, self._calls[tensor.ref()][1])
+            call, role = self._calls[tensor.ref()]
+            return self._mixed_inside(call) or _called(tensor, found, role)
         made = rule_of(tensor.op)(tensor, found) if tensor.shape.rank is not None else None
         return Origin(Kind.MIXED, cause=tensor.op) if made is None else made
+
+    def _mixed_inside(self, call: LayerCall) -> Origin | None:
+        """What the cells in a layer's loop make of records; None: they keep them apart."""
+        for cell in call.inside:
+            inside = Origins(list(cell.inputs), (), [one for one, _ in self._calls.values()])
+            cause = inside.first_mixed([output for output, _ in cell.outputs])
+            if cause is not None:
+                return Origin(Kind.MIXED, cause=cause)
+        return None
 
 
 def _of_input(value: TensorLike, part: Hashable) -> dict[Hashable, Origin]:
@@ -133,8 +161,8 @@ def _of_input(value: TensorLike, part: Hashable) -> dict[Hashable, Origin]:
     return {value.ref(): Origin(Kind.APART)}
 
 
-class _Assigned(dict[Hashable, list[tuple[int, tf.Tensor]]]):
-    """Handle of a variable -> (number of the operation, value) of each assignment, in the order of the graph."""
+class _Assigned(dict[Hashable, list[tuple[int, str, tf.Tensor]]]):
+    """Handle of a variable -> (number of the operation, its type, value) of each assignment, in the graph's order."""
 
     def __init__(self, numbers: Mapping[str, int]) -> None:
         super().__init__()
@@ -150,7 +178,7 @@ def _assignments(batch: TensorStructure) -> _Assigned:
     assigned = _Assigned({operation.name: number for number, operation in enumerate(operations)})
     for number, operation in enumerate(operations):
         if operation.type in _ASSIGNS:
-            assigned.setdefault(operation.inputs[0].ref(), []).append((number, operation.inputs[1]))
+            assigned.setdefault(operation.inputs[0].ref(), []).append((number, operation.type, operation.inputs[1]))
     return assigned
 
 

@@ -19,7 +19,7 @@ from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.master.api import DivisorKind
 from elastable.worker.keras.structures import Gradient, TensorBatch
 from elastable.worker.losses.loss_parts import loss_parts
-from elastable.worker.losses.loss_terms import loss_terms, settled_losses
+from elastable.worker.losses.loss_terms import LossTerms
 from elastable.worker.losses.origins import Origins
 from elastable.worker.losses.recording import Recording
 from elastable.worker.rows.scope import StepScope
@@ -251,8 +251,7 @@ class Gathering:
                 "grads_to_wait above 1; leave run_eagerly out"
             )
         origins = Origins(self.batch, self.rows, self.recorded.calls)
-        settled = settled_losses(self.recorded.losses, origins)
-        parts = loss_parts(self.model, loss, loss_terms(loss, settled, origins), self.average)
+        parts = loss_parts(self.model, loss, LossTerms(self.recorded.losses, origins).of(loss), self.average)
         if len(parts) > 1:
             raise Unsupported(
                 f"model {self.model.name!r}: the loss given to step.apply has terms that are divided by different "
