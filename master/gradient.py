@@ -106,11 +106,11 @@ class Push:
         divisor: What the terms behind `dense` and `slices` were divided by;
             None: as the job's `average` says, by records or by nothing.
         losses: See `GradientPart`; of those terms.
-        once: Those places of `losses`, here and in `parts`, whose count is of a batch, however many records it has: a
-            version counts as one micro-batch does.
         parts: The gradients of terms that were divided by something else.
         not_finite: Where rows go to store servers: why one of them refused those of this push, which held NaN or Inf;
             "": it was not refused.
+        once: Those places of `losses`, here and in `parts`, whose count is of a batch, however many records it has: a
+            version counts as one micro-batch does.
     """
 
     id: PushId
@@ -124,6 +124,6 @@ class Push:
     incarnation: str = ""
     divisor: Divisor | None = None
     losses: Mapping[int, float] = field(default_factory=dict)
-    once: tuple[int, ...] = ()
     parts: tuple[GradientPart, ...] = ()
     not_finite: str = ""
+    once: tuple[int, ...] = ()

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import keras
 
-from tests.keras_table import callback_cases, compile_cases, fit_cases, layer_cases, model_cases, optimizer_cases
+from tests.keras_table import (
+    callback_cases,
+    compile_cases,
+    fit_cases,
+    layer_cases,
+    micro_batch_cases,
+    model_cases,
+    optimizer_cases,
+)
 from tests.keras_table.case import Case, Different, verdict
 
 __all__ = ["SECTIONS", "page", "verdicts"]
@@ -16,6 +24,7 @@ SECTIONS: dict[str, list[Case]] = {
     "Callbacks": callback_cases.CASES,
     "Layers": layer_cases.CASES,
     "Models": model_cases.CASES,
+    "Micro-batches": micro_batch_cases.CASES,
 }
 _HEAD = """# What a Keras program may say
 
@@ -29,7 +38,10 @@ result is one of three:
 * **refused**: an error, with this message, before anything is trained.
 
 There is no fourth: a program that would silently train differently fails the test. [lazy.md](lazy.md) explains
-`lazy=False`. `make keras-table` writes this page, with Keras {version}; an argument of a newer Keras fails the test
+`lazy=False`. Programs are trained with `grads_to_wait=1`, a version for each batch. Those under
+[Micro-batches](#micro-batches) compute each batch in two micro-batches, with `grads_to_wait=2`, and are compared with
+plain Keras on the whole batch ([how](model-file.md#how-losses-of-several-micro-batches-are-combined)).
+`make keras-table` writes this page, with Keras {version}; an argument of a newer Keras fails the test
 until it has a row.
 """
 

@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from elastable.master.api import DivisorKind
 from elastable.worker.keras.graphs import ancestors
-from elastable.worker.losses.origin_rules import Kind, reduced_axes
-from elastable.worker.losses.origins import Origins, place_of
+from elastable.worker.losses.origin_rules import Holds, reduced_axes
+from elastable.worker.losses.origins import Origins, operation_named
 from elastable.worker.losses.recording import RecordedLoss
 
 __all__ = ["LossTerm", "LossTerms", "averaged", "summed"]
@@ -87,9 +87,9 @@ def _term(leaf: _Leaf, loss: tf.Tensor, origins: Origins) -> LossTerm:
         tf.cast(value, loss.dtype),
         leaf.kind if known else None,
         leaf.amount if known else None,
-        origin.kind is not Kind.CONSTANT,
-        "" if known else place_of(cause),
-        not known and (leaf.cause is not None or origin.kind is Kind.MIXED),
+        origin.kind is not Holds.CONSTANT,
+        "" if known else operation_named(cause),
+        not known and (leaf.cause is not None or origin.kind is Holds.MIXED),
     )
 
 
@@ -136,9 +136,9 @@ class LossTerms:
         operation = tensor.op
         if assigned := self._origins.assigned_to(tensor):
             return [leaf for value, sign in assigned for leaf in self._leaves(value, (*factors, sign))]
-        if self._kind(tensor) is Kind.COUNT:
+        if self._kind(tensor) is Holds.COUNT:
             return [_Leaf(tensor, factors, DivisorKind.NOTHING)]
-        if self._kind(tensor) is Kind.CONSTANT:
+        if self._kind(tensor) is Holds.CONSTANT:
             return [_Leaf(tensor, factors, DivisorKind.RECORDS)]
         name = operation.name.rsplit("/", 1)[-1]
         if operation.type == "Identity" and name.startswith((_AVERAGED, _SUMMED)):
@@ -146,7 +146,7 @@ class LossTerms:
             return [_Leaf(tensor, factors, marked)]
         return self._inside(tensor, factors) or [_Leaf(tensor, factors, None)]
 
-    def _kind(self, tensor: tf.Tensor) -> Kind:
+    def _kind(self, tensor: tf.Tensor) -> Holds:
         return self._origins.of(tensor).kind
 
     def _inside(self, tensor: tf.Tensor, factors: tuple[tf.Tensor | float, ...]) -> list[_Leaf] | None:
@@ -168,7 +168,7 @@ class LossTerms:
         if kind in ("Sum", "Mean"):
             return self._reduction(tensor, inputs[0], kind, factors)
         sources = [self._kind(part) for part in inputs]
-        if self._kind(tensor) is Kind.TOTAL and all(each in (Kind.CONSTANT, Kind.APART) for each in sources):
+        if self._kind(tensor) is Holds.TOTAL and all(each in (Holds.CONSTANT, Holds.APART) for each in sources):
             return [_Leaf(tensor, factors, DivisorKind.NOTHING)]
         return None
 
@@ -176,7 +176,7 @@ class LossTerms:
         self, tensor: tf.Tensor, source: tf.Tensor, factors: tuple[tf.Tensor | float, ...]
     ) -> list[_Leaf] | None:
         """A tensor that takes every element of `source` times a constant: divided as all of its terms are."""
-        if self._kind(tensor) is not Kind.TOTAL:
+        if self._kind(tensor) is not Holds.TOTAL:
             return None
         inner = self._leaves(source)
         first = inner[0]
@@ -189,11 +189,11 @@ class LossTerms:
         self, tensor: tf.Tensor, inputs: Sequence[tf.Tensor], factors: tuple[tf.Tensor | float, ...]
     ) -> list[_Leaf] | None:
         for one, other in (inputs, inputs[::-1]):
-            if self._kind(other) is Kind.CONSTANT:
+            if self._kind(other) is Holds.CONSTANT:
                 scalar = other.shape.rank == 0
                 return self._leaves(one, (*factors, other)) if scalar else self._linear(tensor, one, factors)
             count = self._origins.of(other)
-            if count.kind is Kind.COUNT and count.counted:  # a mean over records times their number
+            if count.kind is Holds.COUNT and count.counted:  # a mean over records times their number
                 means = all(leaf.kind is DivisorKind.RECORDS for leaf in self._leaves(one))
                 return [_Leaf(tensor, factors, DivisorKind.NOTHING)] if means else None
         return None
@@ -202,7 +202,7 @@ class LossTerms:
         self, tensor: tf.Tensor, above: tf.Tensor, below: tf.Tensor, factors: tuple[tf.Tensor | float, ...]
     ) -> list[_Leaf] | None:
         divisor = self._origins.of(below)
-        if divisor.kind is Kind.CONSTANT:
+        if divisor.kind is Holds.CONSTANT:
             scalar = below.shape.rank == 0
             return self._leaves(above, (*factors, 1.0 / below)) if scalar else self._linear(tensor, above, factors)
         parts = self._leaves(above)
@@ -210,12 +210,12 @@ class LossTerms:
             return self._ratio_of_means(tensor, below, factors)
         if below.shape.rank != 0 or any(leaf.kind is not DivisorKind.NOTHING for leaf in parts):
             return None
-        if divisor.kind is Kind.COUNT:
+        if divisor.kind is Holds.COUNT:
             amount = None if divisor.counted else tf.cast(below, tf.float64)
             kind = DivisorKind.RECORDS if divisor.counted else DivisorKind.AMOUNT
             return [_Leaf(tensor, factors, kind, amount)]
         # Weights or a mask from the data, summed by the user: the divisor must not depend on trained values.
-        counts = [] if divisor.kind is not Kind.TOTAL or self._is_trained(below) else self._leaves(below)
+        counts = [] if divisor.kind is not Holds.TOTAL or self._is_trained(below) else self._leaves(below)
         if len(counts) == 1 and counts[0].kind is DivisorKind.NOTHING and not counts[0].factors:
             return [_Leaf(tensor, factors, DivisorKind.AMOUNT, tf.cast(below, tf.float64))]
         return None
@@ -228,7 +228,7 @@ class LossTerms:
         mean = counts[0].tensor.op
         if len(counts) > 1 or counts[0].factors or counts[0].kind is not DivisorKind.RECORDS or mean.type != "Mean":
             return None
-        if self._is_trained(below) or self._kind(below) is not Kind.TOTAL:
+        if self._is_trained(below) or self._kind(below) is not Holds.TOTAL:
             return None
         amount = tf.cast(below, tf.float64) * tf.cast(tf.size(mean.inputs[0]), tf.float64)
         return [_Leaf(tensor, factors, DivisorKind.AMOUNT, amount)]
@@ -241,9 +241,9 @@ class LossTerms:
         if source.op.type == "Pack" and source.shape.rank == 1:
             share = (*factors, 1.0 / len(source.op.inputs)) if kind == "Mean" else factors
             return [leaf for part in source.op.inputs for leaf in self._leaves(part, share)]
-        if self._kind(source) is Kind.TOTAL:
+        if self._kind(source) is Holds.TOTAL:
             return self._linear(tensor, source, factors)
-        if self._kind(tensor) is not Kind.TOTAL:
+        if self._kind(tensor) is not Holds.TOTAL:
             return None
         if kind == "Sum":
             return [_Leaf(tensor, factors, DivisorKind.NOTHING)]

@@ -8,7 +8,7 @@ was divided by says how a version's follows from those of its micro-batches. Any
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import keras
 import tensorflow as tf
@@ -16,8 +16,8 @@ import tensorflow as tf
 from elastable.embedding_store.errors import Unsupported
 from elastable.master.api import DivisorKind
 from elastable.worker.losses.loss_terms import LossTerm, LossTerms
-from elastable.worker.losses.origin_rules import Kind
-from elastable.worker.losses.origins import Origins, place_of
+from elastable.worker.losses.origin_rules import Holds
+from elastable.worker.losses.origins import Origins, operation_named
 from elastable.worker.losses.recording import MetricUpdate, Recording, keras_metric
 
 __all__ = ["MetricMean", "all_metrics", "eager_means", "metric_means"]
@@ -113,29 +113,31 @@ def _is_of_whole_batch(update: MetricUpdate) -> bool:
 
 
 def _require_records(update: MetricUpdate, terms: LossTerms, origins: Origins) -> None:
-    values = update.given[0] if update.given else None
+    if update.by not in (keras.metrics.Mean, keras.metrics.Sum):
+        cause = origins.first_mixed(update.given)
+        if cause is not None:
+            _refuse(update.metric, operation_named(cause))
+        return
+    values = update.given[0]
     if update.by is keras.metrics.Sum and values.shape.rank == 0:
         if update.weight is not None or not terms.is_sum(values):
-            _refuse(update.metric, place_of(values.op))
+            _refuse(update.metric, operation_named(values.op))
         return
-    if update.by in (keras.metrics.Mean, keras.metrics.Sum):
-        function = getattr(update.metric, "_fn", None)
-        if getattr(function, "__module__", type(function).__module__).startswith("keras."):
-            # Keras' own functions have a value for each record, or mix them and have none.
-            if values.shape.rank == 0 or values.shape[0] is not None:
-                _refuse(update.metric, place_of(values.op))
-            return
-        scaled = update.weight is not None and update.weight.shape.rank == 0
-        if scaled and _counts_batches(update, origins):
-            _refuse(update.metric, place_of(values.op))
-        if origins.of(values).kind is Kind.CONSTANT or (scaled and not origins.counts_records(values)):
-            _refuse(update.metric, place_of(values.op))
-        if scaled:
-            update = replace(update, weight=None)
-    given = update.given if update.weight is None else (*update.given, update.weight)
-    cause = origins.first_mixed(given)
+    function = getattr(update.metric, "_fn", None)
+    if getattr(function, "__module__", type(function).__module__).startswith("keras."):
+        # Keras' own functions have a value for each record, or mix them and have none.
+        if values.shape.rank == 0 or values.shape[0] is not None:
+            _refuse(update.metric, operation_named(values.op))
+        return
+    weight = update.weight
+    if weight is not None and weight.shape.rank == 0:  # the mean of the values counts as many times
+        if _counts_batches(update, origins) or not origins.counts_records(values):
+            _refuse(update.metric, operation_named(values.op))
+        weight = None
+    cause = values.op if origins.of(values).kind is Holds.CONSTANT else None
+    cause = cause or origins.first_mixed([values] if weight is None else [values, weight])
     if cause is not None:
-        _refuse(update.metric, place_of(cause))
+        _refuse(update.metric, operation_named(cause))
 
 
 def _require_sums(
@@ -148,7 +150,9 @@ def _require_sums(
     for variable in metric.variables:
         state = states.get(id(variable))
         if state is not None and not terms.is_sum(state):
-            _refuse(metric, place_of(state.op if not (assigned := origins.assigned_to(state)) else assigned[0][0].op))
+            _refuse(
+                metric, operation_named(state.op if not (assigned := origins.assigned_to(state)) else assigned[0][0].op)
+            )
 
 
 def _mean(
@@ -162,7 +166,7 @@ def _mean(
     once = {_counts_batches(update, origins) for update in updates}
     weights = {update.weight is None for update in updates}
     if len(once) != 1 or len(weights) != 1 or (len(updates) > 1 and weights != {True}):
-        _refuse(metric, place_of(updates[-1].given[0].op))
+        _refuse(metric, operation_named(updates[-1].given[0].op))
     found = [term.scaled(1.0 / len(updates)) for update in updates for term in terms.of(update.given[0])]
     for term in found:
         if term.kind is None:
@@ -173,13 +177,12 @@ def _mean(
 
 
 def _counts_batches(update: MetricUpdate, origins: Origins) -> bool:
-    weight = Kind.CONSTANT if update.weight is None else origins.of(update.weight).kind
-    if weight is Kind.CONSTANT:
+    if update.weight is None:
         return True
-    counts = weight is Kind.COUNT and origins.of(update.weight).counted
-    if not counts:
-        _refuse(update.metric, place_of(update.weight.op))
-    return False
+    weight = origins.of(update.weight)
+    if weight.kind is not Holds.CONSTANT and not (weight.kind is Holds.COUNT and weight.counted):
+        _refuse(update.metric, operation_named(update.weight.op))
+    return weight.kind is Holds.CONSTANT
 
 
 def _refuse(metric: keras.metrics.Metric, where: str) -> None:

@@ -15,18 +15,17 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-import elastable
 from elastable.worker.keras.structures import TensorLike, TensorStructure
-from elastable.worker.losses.origin_rules import CONSTANT, RECORD, Kind, Origin, rule_of
+from elastable.worker.losses.origin_rules import CONSTANT, RECORD, Holds, Origin, rule_of
 from elastable.worker.losses.recording import LayerCall
 
-__all__ = ["Origins", "place_of"]
+__all__ = ["Origins", "operation_named"]
 
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 _ASSIGNS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
 
-def place_of(operation: tf.Operation) -> str:
+def operation_named(operation: tf.Operation) -> str:
     """The operation for a message, with the line of the user's program that made it."""
     made = [
         f"{Path(frame.filename).name}:{frame.lineno}"
@@ -38,7 +37,8 @@ def place_of(operation: tf.Operation) -> str:
 
 @lru_cache(maxsize=1)
 def _own_folders() -> tuple[str, ...]:
-    return tuple(str(Path(module.__file__ or "").parent) for module in (tf, keras, elastable))
+    files = (tf.__file__, keras.__file__, str(Path(__file__).parents[1]))
+    return tuple(str(Path(file or "").parent) for file in files)
 
 
 def _is_of_python(file: str) -> bool:
@@ -59,7 +59,7 @@ class Origins:
         for number, value in enumerate(tf.nest.flatten(batch)):
             self._known |= _of_input(value, ("part", number))
         self._rows = {tensor.ref() for tensor in rows}
-        self._known |= {tensor.ref(): Origin(Kind.MIXED, cause=tensor.op) for tensor in rows}
+        self._known |= {tensor.ref(): Origin(Holds.MIXED, cause=tensor.op) for tensor in rows}
         # The outermost call of an output counts.
         self._calls = {tensor.ref(): (call, role) for call in calls for tensor, role in call.outputs}
         self._assigned = _assignments(batch)
@@ -95,13 +95,14 @@ class Origins:
         """The operation because of which one of these tensors holds anything but values record by record."""
         for tensor in tensors:
             origin = self.of(tensor)
-            if origin.kind not in (Kind.CONSTANT, Kind.APART):
+            if origin.kind not in (Holds.CONSTANT, Holds.APART):
                 return origin.cause or tensor.op
         return None
 
     def assigned_to(self, tensor: tf.Tensor) -> list[tuple[tf.Tensor, float]]:
         """The summands of a variable's value that the step reads once it has assigned it, with their signs."""
-        operation, found = tensor.op, []
+        operation = tensor.op
+        found: list[tuple[tf.Tensor, float]] = []
         if operation.type != "ReadVariableOp":
             return found
         number = self._assigned.number(operation)
@@ -124,16 +125,16 @@ class Origins:
         return sources
 
     def _found(self, tensor: tf.Tensor, found: Sequence[Origin]) -> Origin:
-        if all(origin.kind is Kind.CONSTANT for origin in found):
+        if all(origin.kind is Holds.CONSTANT for origin in found):
             return CONSTANT
-        mixed = next((origin for origin in found if origin.kind is Kind.MIXED), None)
+        mixed = next((origin for origin in found if origin.kind is Holds.MIXED), None)
         if mixed is not None:
             return mixed
         if tensor.ref() in self._calls:
             call, role = self._calls[tensor.ref()]
             return self._mixed_inside(call) or _called(tensor, found, role)
         made = rule_of(tensor.op)(tensor, found) if tensor.shape.rank is not None else None
-        return Origin(Kind.MIXED, cause=tensor.op) if made is None else made
+        return Origin(Holds.MIXED, cause=tensor.op) if made is None else made
 
     def _mixed_inside(self, call: LayerCall) -> Origin | None:
         """What the cells in a layer's loop make of records; None: they keep them apart."""
@@ -141,24 +142,24 @@ class Origins:
             inside = Origins(list(cell.inputs), (), [one for one, _ in self._calls.values()])
             cause = inside.first_mixed([output for output, _ in cell.outputs])
             if cause is not None:
-                return Origin(Kind.MIXED, cause=cause)
+                return Origin(Holds.MIXED, cause=cause)
         return None
 
 
 def _of_input(value: TensorLike, part: Hashable) -> dict[Hashable, Origin]:
     """Of the components of one input. Those of ragged and sparse tensors are elements, and positions."""
-    elements = Origin(Kind.APART, layout=part, counted=False)
+    elements = Origin(Holds.APART, layout=part, counted=False)
     if isinstance(value, tf.RaggedTensor):
-        splits = Origin(Kind.PLACES, base=part)
+        splits = Origin(Holds.PLACES, base=part)
         return {value.flat_values.ref(): elements, **{each.ref(): splits for each in value.nested_row_splits}}
     if isinstance(value, tf.SparseTensor):
-        places = Origin(Kind.PLACES, layout=part, counted=False, base=RECORD)
+        places = Origin(Holds.PLACES, layout=part, counted=False, base=RECORD)
         return {
             value.values.ref(): elements,
             value.indices.ref(): places,
-            value.dense_shape.ref(): Origin(Kind.SHAPE),
+            value.dense_shape.ref(): Origin(Holds.SHAPE),
         }
-    return {value.ref(): Origin(Kind.APART)}
+    return {value.ref(): Origin(Holds.APART)}
 
 
 class _Assigned(dict[Hashable, list[tuple[int, str, tf.Tensor]]]):
@@ -184,20 +185,20 @@ def _assignments(batch: TensorStructure) -> _Assigned:
 
 def _called(output: tf.Tensor, found: Sequence[Origin], role: str) -> Origin:
     """A layer that keeps records apart: its first axis is that of its inputs."""
-    given = [origin for origin in found if origin.kind in (Kind.APART, Kind.TOTAL, Kind.COUNT)]
-    places = [origin for origin in found if origin.kind in (Kind.PLACES, Kind.SHAPE)]
+    given = [origin for origin in found if origin.kind in (Holds.APART, Holds.TOTAL, Holds.COUNT)]
+    places = [origin for origin in found if origin.kind in (Holds.PLACES, Holds.SHAPE)]
     inside = {
         origin.base if origin.layout == RECORD else origin.layout for origin in places
     }  # of ragged, sparse inputs
     layouts = {origin.layout for origin in given if origin.layout not in inside} | ({RECORD} if places else set())
-    first = all(origin.kind is Kind.APART and origin.axis == 0 for origin in given)
-    positions = any(origin.kind is Kind.PLACES and origin.base == origin.layout for origin in places)
+    first = all(origin.kind is Holds.APART and origin.axis == 0 for origin in given)
+    positions = any(origin.kind is Holds.PLACES and origin.base == origin.layout for origin in places)
     if not first or positions or len(layouts) != 1 or not output.shape.rank or output.shape[0] is not None:
-        return Origin(Kind.MIXED, cause=output.op)
+        return Origin(Holds.MIXED, cause=output.op)
     (layout,) = layouts
     counted = all(origin.counted for origin in given if origin.layout == layout)
     if role == "places":
-        return Origin(Kind.PLACES, base=("part", output.op.name))
+        return Origin(Holds.PLACES, base=("part", output.op.name))
     if role == "values":
-        return Origin(Kind.APART, layout=("part of a layer", output.op.name), counted=False)
-    return Origin(Kind.APART, layout=layout, counted=counted)
+        return Origin(Holds.APART, layout=("part of a layer", output.op.name), counted=False)
+    return Origin(Holds.APART, layout=layout, counted=counted)

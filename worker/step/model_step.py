@@ -126,13 +126,13 @@ class ModelStep(Generic[Output]):
         return done.loss, penalty
 
     def _penalty(self, bets: Mapping[str, tf.Tensor]) -> tf.Tensor | None:
-        terms = [layer.embeddings_regularizer(bets[layer.table_name]) for layer in self._regularized(bets)]
+        terms = [penalty(bets[layer.table_name]) for layer, penalty in self._regularized(bets)]
         return tf.add_n(terms) if terms else None
 
-    def _regularized(self, bets: Mapping[str, tf.Tensor]) -> list[StoreLayer]:
+    def _regularized(self, bets: Mapping[str, tf.Tensor]) -> list[tuple[StoreLayer, Callable[[tf.Tensor], tf.Tensor]]]:
         """The layers with a penalty: once per layer, over the rows of its table that this batch touches."""
         return [
-            layer
+            (layer, layer.embeddings_regularizer)
             for layer in dict.fromkeys(self._plan.layers)
             if layer.embeddings_regularizer is not None and layer.table_name in bets and is_trained(self._model, layer)
         ]

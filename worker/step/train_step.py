@@ -213,7 +213,7 @@ class TrainStep(ModelStep[StepTensors]):
         if self._average is None:
             return [LossPart(None, None, loss if penalty is None else loss + penalty)]
         if tf.executing_eagerly():
-            parts = [LossPart(self._kinds[b"", 0][0], None, loss)]
+            parts = [LossPart(self._plain_kind(), None, loss)]
         else:
             terms, _ = self._terms(recorded, batch, scope)
             parts = loss_parts(self._model, loss, terms.of(loss), self._average)
@@ -234,18 +234,21 @@ class TrainStep(ModelStep[StepTensors]):
         means: Sequence[MetricMean] = ()
         if self._average == "mean" and tf.executing_eagerly():
             penalty = parts[-1].loss if parts[-1].kind is DivisorKind.ROWS else None
-            means = eager_means(self._model, recorded, int(records_in(batch)), parts[0].kind, penalty)
+            means = eager_means(self._model, recorded, int(records_in(batch)), self._plain_kind(), penalty)
         elif self._average == "mean":
             states = {id(var): state for var, state in zip(self._model.metrics_variables, metrics, strict=True)}
             means = metric_means(self._model, recorded, *self._terms(recorded, batch, scope), states)
         self._once[self._trainable, self._turn] = tuple(mean.place for mean in means if mean.once)
         return parts_with_metrics(parts, means)
 
+    def _plain_kind(self) -> DivisorKind:
+        return self._kinds[b"", 0][0] or DivisorKind.RECORDS
+
     def _penalties(self, bets: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Table -> float32 `[u]`: what each row adds to the loss."""
         found: dict[str, tf.Tensor] = {}
-        for layer in self._regularized(bets):
-            each = functools.partial(_of_one_row, layer.embeddings_regularizer)
+        for layer, regularizer in self._regularized(bets):
+            each = functools.partial(_of_one_row, regularizer)
             penalty = tf.vectorized_map(each, tf.stop_gradient(bets[layer.table_name]))
             table = layer.table_name
             found[table] = found[table] + penalty if table in found else penalty
