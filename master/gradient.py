@@ -75,13 +75,16 @@ class GradientPart:
         divisor: What they were divided by; the gradient is of the quotient.
         dense: Place of a trainable variable in model order -> its gradient; the others have none.
         slices: Table name -> IndexedSlices.
-        losses: Place of a metric's total among `Push.metrics` -> the mean that these terms add to it.
+        losses: Place of a metric's total among `Push.metrics` -> the mean that these terms add to it; of `ROWS` only
+            the places count.
+        penalties: Of `ROWS`: table name -> the rows, and float32 `[n, 1]` what each adds to the loss.
     """
 
     divisor: Divisor
     dense: Mapping[int, Tensor] = field(default_factory=dict)
     slices: Mapping[str, Slices] = field(default_factory=dict)
     losses: Mapping[int, float] = field(default_factory=dict)
+    penalties: Mapping[str, Slices] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,8 @@ class Push:
         parts: The gradients of terms that were divided by something else.
         not_finite: Where rows go to store servers: why one of them refused those of this push, which held NaN or Inf;
             "": it was not refused.
+        once: Those places of `losses`, here and in `parts`, whose count is of a batch, however many records it has: a
+            version counts as one micro-batch does.
     """
 
     id: PushId
@@ -121,3 +126,4 @@ class Push:
     losses: Mapping[int, float] = field(default_factory=dict)
     parts: tuple[GradientPart, ...] = ()
     not_finite: str = ""
+    once: tuple[int, ...] = ()

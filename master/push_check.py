@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -87,6 +87,8 @@ def check_push(push: Push, expected: Expected) -> None:
         _check_dense_of(part, expected)
         _check_slices(part.slices, expected)
         _check_losses(part.losses, push.metrics)
+        _check_penalties(part.penalties, expected)
+    _check_losses(push.once, push.metrics)
 
 
 def _check_slices(every: Mapping[str, Slices], expected: Expected) -> None:
@@ -95,10 +97,7 @@ def _check_slices(every: Mapping[str, Slices], expected: Expected) -> None:
             f"gradient of table {next(iter(every))!r}: the job's rows are at store servers, and so are their gradients"
         )
     for table, slices in every.items():
-        spec = expected.tables.get(table)
-        if spec is None:
-            known = ", ".join(sorted(expected.tables)) or "none"
-            raise TableNotFound(f"gradient for table {table!r}, which is not there (tables: {known})")
+        spec = _known(table, expected)
         require_gradients(spec, len(require_ids(spec, slices.indices)), slices.values)
 
 
@@ -117,11 +116,26 @@ def _check_divisor(divisor: Divisor) -> None:
         )
 
 
-def _check_losses(losses: Mapping[int, float], metrics: Sequence[Tensor]) -> None:
-    for place in losses:
+def _check_losses(places: Iterable[int], metrics: Sequence[Tensor]) -> None:
+    for place in places:
         # The total of a mean and its count.
         if not 0 <= place < len(metrics) - 1 or any(metrics[at].shape for at in (place, place + 1)):
             raise BadGradient(f"a loss for metric tensor {place} of {len(metrics)}, which is no total of a mean")
+
+
+def _check_penalties(penalties: Mapping[str, Slices], expected: Expected) -> None:
+    for table, slices in penalties.items():
+        count = len(require_ids(_known(table, expected), slices.indices))
+        if slices.values.shape != (count, 1):
+            raise BadGradient(f"penalties of table {table!r}: want [{count}, 1], got {list(slices.values.shape)}")
+
+
+def _known(table: str, expected: Expected) -> TableSpec:
+    spec = expected.tables.get(table)
+    if spec is None:
+        known = ", ".join(sorted(expected.tables)) or "none"
+        raise TableNotFound(f"gradient for table {table!r}, which is not there (tables: {known})")
+    return spec
 
 
 def check_finite(push: Push, expected: Expected) -> None:

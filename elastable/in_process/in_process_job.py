@@ -39,7 +39,7 @@ from elastable.models.tables_in_store import note_trained
 from elastable.output.progress_bars import JobProgress
 from elastable.process.repeating import repeating
 from elastable.worker.keras.seeds import same_keras_state
-from elastable.worker.models.build import build_model, sample_batch
+from elastable.worker.models.build import build_model, sample_batch, warn_of_batch_statistics
 from elastable.worker.models.offload import offload_built
 from elastable.worker.readers import Reader
 from elastable.worker.runtime.compute import MicroBatchComputer
@@ -103,6 +103,7 @@ def run_here(model: keras.Model, data: FitData, settings: FitSettings) -> keras.
     moved = offload_built(model, settings.offload_embeddings_above)
     steps = plan_step(model, batch_spec(sample))
     job = _job(model, data, settings, steps)
+    warn_of_batch_statistics(model, job)
     schedule = Schedule(job)
     start = _start(schedule)
     tables = FitTables(

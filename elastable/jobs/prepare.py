@@ -40,7 +40,7 @@ from elastable.models.table_places import locations_of, on_worker, open_places, 
 from elastable.models.tables_in_store import note_trained, seeded_as_read, tables_in_store
 from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.layers.model_tables import pretrained_rows, store_layers, tables_given
-from elastable.worker.models.build import make_model, needs_sample, sample_batch
+from elastable.worker.models.build import make_model, needs_sample, sample_batch, warn_of_batch_statistics
 from elastable.worker.models.model_file import ModelFile, load_model_file
 from elastable.worker.models.offload import refuse_slots_left_out
 from elastable.worker.models.on_worker import keep_on_worker
@@ -112,6 +112,7 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
         steps = plan_step(model, batch_spec(sample_batch(train, model)))  # they are variables now
     tables = {name: spec for name, spec in tables.items() if name not in here}
     job = _described(options, file, train, model, steps, here)
+    warn_of_batch_statistics(model, job)
     dense = dense_part(model, steps)
     size = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in dense.variables)
     job = replace(job, dense_at=where_dense_is_summed(options, job, size))

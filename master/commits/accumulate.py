@@ -74,7 +74,7 @@ def accumulate(pushes: Sequence[Push], average: str) -> Accumulated:
             for place in range(len(pushes[0].dense))
         ),
         states=tuple(_weighted_mean(state, shares) for state in states),
-        metrics=_with_losses(metrics, parts),
+        metrics=_with_losses(metrics, pushes, parts),
     )
 
 
@@ -115,10 +115,9 @@ _MEANT = {"sum": Divisor(DivisorKind.NOTHING), "batches": Divisor(DivisorKind.AM
 
 @dataclass(frozen=True, slots=True)
 class _WeightedPart:
-    """A part of a push and what it weighs; see `GradientPart`."""
+    """A part of a push, what it weighs, and what it adds to losses of the version; see `GradientPart`."""
 
     share: float
-    loss_share: float
     dense: Mapping[int, Tensor]
     losses: Mapping[int, float]
 
@@ -135,13 +134,31 @@ def _weighted_parts(pushes: Sequence[Push], average: str) -> list[_WeightedPart]
     for alike in zip(*every, strict=True):
         by_rows = alike[0].divisor.kind is DivisorKind.ROWS
         shares = _shares([part.divisor for part in alike], records)
-        # A loss of rows is only known of all rows of a micro-batch together: shown is its mean.
-        loss_shares = [count / sum(records) for count in records] if by_rows else shares
+        losses = _losses_of_rows(alike) if by_rows else _weighted_losses(alike, shares)
         found += [
-            _WeightedPart(share, loss_share, part.dense, part.losses)
-            for share, loss_share, part in zip(shares, loss_shares, alike, strict=True)
+            _WeightedPart(share, part.dense, shown) for share, part, shown in zip(shares, alike, losses, strict=True)
         ]
     return found
+
+
+def _weighted_losses(parts: Sequence[GradientPart], shares: Sequence[float]) -> list[Mapping[int, float]]:
+    """What each part adds to losses. A mean of no values may be NaN; it counts where all of them are of none."""
+    if not any(shares):
+        return [parts[0].losses, *({} for _ in parts[1:])]
+    return [
+        {place: share * value for place, value in part.losses.items()} if share else {}
+        for part, share in zip(parts, shares, strict=True)
+    ]
+
+
+def _losses_of_rows(parts: Sequence[GradientPart]) -> list[Mapping[int, float]]:
+    """What the parts add to losses together, with the first of them: each row of the version once."""
+    total = 0.0
+    for table in dict.fromkeys(table for part in parts for table in part.penalties):
+        given = [part.penalties[table] for part in parts if table in part.penalties]
+        _, first = np.unique(np.concatenate([rows.indices for rows in given]), return_index=True)
+        total += float(np.concatenate([rows.values for rows in given])[first].sum(dtype=np.float64))
+    return [dict.fromkeys(parts[0].losses, total), *({} for _ in parts[1:])]
 
 
 def _shares(divisors: Sequence[Divisor], records: Sequence[int]) -> list[float]:
@@ -156,15 +173,19 @@ def _shares(divisors: Sequence[Divisor], records: Sequence[int]) -> list[float]:
     return [amount / total if total else 0.0 for amount in amounts]
 
 
-def _with_losses(metrics: tuple[Tensor, ...], parts: Sequence[_WeightedPart]) -> tuple[Tensor, ...]:
+def _with_losses(
+    metrics: tuple[Tensor, ...], pushes: Sequence[Push], parts: Sequence[_WeightedPart]
+) -> tuple[Tensor, ...]:
     """Metric totals of losses as one batch of all records would have counted them.
 
     The total of a mean is followed by its count.
     """
     changed = list(metrics)
     for place in dict.fromkeys(place for part in parts for place in part.losses):
-        loss = sum(part.loss_share * part.losses[place] for part in parts if place in part.losses)
-        changed[place] = np.float64(loss) * metrics[place + 1]
+        loss = sum(part.losses[place] for part in parts if place in part.losses)
+        if place in pushes[0].once:
+            changed[place + 1] = pushes[0].metrics[place + 1].astype(np.float64)
+        changed[place] = np.float64(loss) * changed[place + 1]
     return tuple(changed)
 
 

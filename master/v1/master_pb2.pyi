@@ -683,6 +683,7 @@ class GradientPart(_message.Message):
     DENSE_FIELD_NUMBER: _builtins.int
     SLICES_FIELD_NUMBER: _builtins.int
     LOSSES_FIELD_NUMBER: _builtins.int
+    PENALTIES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def divisor(self) -> Global___Divisor: ...
     @_builtins.property
@@ -694,7 +695,13 @@ class GradientPart(_message.Message):
     @_builtins.property
     def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlicesEntry]: ...
     @_builtins.property
-    def losses(self) -> Global___Losses: ...
+    def losses(self) -> Global___Losses:
+        """of rows: places only; the mean of a version is that of its rows, each once"""
+
+    @_builtins.property
+    def penalties(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlicesEntry]:
+        """of rows: what each adds to the loss, dim 1"""
+
     def __init__(
         self,
         *,
@@ -703,10 +710,11 @@ class GradientPart(_message.Message):
         dense: _abc.Iterable[Global___TensorEntry] | None = ...,
         slices: _abc.Iterable[Global___SlicesEntry] | None = ...,
         losses: Global___Losses | None = ...,
+        penalties: _abc.Iterable[Global___SlicesEntry] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["divisor", b"divisor", "losses", b"losses"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "divisor", b"divisor", "losses", b"losses", "places", b"places", "slices", b"slices"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "divisor", b"divisor", "losses", b"losses", "penalties", b"penalties", "places", b"places", "slices", b"slices"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -716,7 +724,7 @@ Global___GradientPart: _TypeAlias = GradientPart  # noqa: Y015
 class GradientHeader(_message.Message):
     """Body: dense gradients; then for each table int64 indices[count] and
     float32 values[count][dim]; then states; then metrics; then of each part its
-    dense gradients and its tables.
+    dense gradients, its tables and its penalties.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -734,6 +742,7 @@ class GradientHeader(_message.Message):
     DIVISOR_FIELD_NUMBER: _builtins.int
     LOSSES_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
+    ONCE_FIELD_NUMBER: _builtins.int
     NOT_FINITE_FIELD_NUMBER: _builtins.int
     records: _builtins.int
     """records in the micro-batch: its weight"""
@@ -771,6 +780,10 @@ class GradientHeader(_message.Message):
     def losses(self) -> Global___Losses: ...
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___GradientPart]: ...
+    @_builtins.property
+    def once(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of `losses` and those of parts: places whose count is of a batch, not of records"""
+
     def __init__(
         self,
         *,
@@ -787,11 +800,12 @@ class GradientHeader(_message.Message):
         divisor: Global___Divisor | None = ...,
         losses: Global___Losses | None = ...,
         parts: _abc.Iterable[Global___GradientPart] | None = ...,
+        once: _abc.Iterable[_builtins.int] | None = ...,
         not_finite: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_computed_on", b"_computed_on", "computed_on", b"computed_on", "divisor", b"divisor", "losses", b"losses", "push", b"push", "shared", b"shared"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_computed_on", b"_computed_on", "computed_on", b"computed_on", "dense", b"dense", "divisor", b"divisor", "incarnation", b"incarnation", "job", b"job", "losses", b"losses", "metrics", b"metrics", "not_finite", b"not_finite", "parts", b"parts", "push", b"push", "records", b"records", "shared", b"shared", "slices", b"slices", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_computed_on", b"_computed_on", "computed_on", b"computed_on", "dense", b"dense", "divisor", b"divisor", "incarnation", b"incarnation", "job", b"job", "losses", b"losses", "metrics", b"metrics", "not_finite", b"not_finite", "once", b"once", "parts", b"parts", "push", b"push", "records", b"records", "shared", b"shared", "slices", b"slices", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__computed_on: _TypeAlias = _typing.Literal["computed_on"]  # noqa: Y015
     _WhichOneofArgType__computed_on: _TypeAlias = _typing.Literal["_computed_on", b"_computed_on"]  # noqa: Y015

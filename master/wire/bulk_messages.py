@@ -70,6 +70,7 @@ def push_frames(push: Push, channel: SharedChannel | None = None) -> Iterator[by
         incarnation=push.incarnation,
         divisor=None if push.divisor is None else _divisor_to_message(push.divisor),
         not_finite=push.not_finite,
+        once=push.once,
     )
     _declare_losses(header.losses, push.losses)
     arrays = _declare(header.dense, push.dense) + declare_slices(header.slices, push.slices)
@@ -78,6 +79,7 @@ def push_frames(push: Push, channel: SharedChannel | None = None) -> Iterator[by
         entry = header.parts.add(divisor=_divisor_to_message(part.divisor), places=part.dense)
         _declare_losses(entry.losses, part.losses)
         arrays += _declare(entry.dense, tuple(part.dense.values())) + declare_slices(entry.slices, part.slices)
+        arrays += declare_slices(entry.penalties, part.penalties)
     body = body_of(header, arrays, channel)  # first: the header says where it lies
     return encode(header.SerializeToString(), body)
 
@@ -103,6 +105,7 @@ def push_from_frames(frames: Iterable[bytes], channels: SharedChannels | None = 
     for part in header.parts:
         _plan_tensors(plan, "dense gradient", part.dense)
         plan_slices(plan, "GradientFrame", part.slices)
+        plan_slices(plan, "GradientFrame", part.penalties)
     push_id = _id_from_message(header.push)
     arrays = read_body(reader, header, "GradientFrame", plan, channels)
     return Push(
@@ -117,6 +120,7 @@ def push_from_frames(frames: Iterable[bytes], channels: SharedChannels | None = 
         incarnation=header.incarnation,
         divisor=_divisor_from_message(header.divisor) if header.HasField("divisor") else None,
         losses=_losses(header.losses),
+        once=tuple(header.once),
         parts=_parts(header.parts, arrays),
         not_finite=header.not_finite,
     )
@@ -247,6 +251,7 @@ def _parts(parts: Iterable[master_pb2.GradientPart], arrays: Iterator[Tensor]) -
             dense=_by_place("gradients", part.places, [next(arrays) for _ in part.dense]),
             slices={entry.table: Slices(next(arrays), next(arrays)) for entry in part.slices},
             losses=_losses(part.losses),
+            penalties={entry.table: Slices(next(arrays), next(arrays)) for entry in part.penalties},
         )
         for part in parts
     )

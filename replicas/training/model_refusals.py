@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import keras
 import tensorflow as tf
 
@@ -13,8 +11,9 @@ from elastable.replicas.host_embeddings.embedding import HostEmbedding
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.layers.model_tables import store_layers
-from elastable.worker.losses.loss_terms import loss_terms
-from elastable.worker.losses.reductions import RecordedLoss
+from elastable.worker.losses.loss_terms import LossTerms
+from elastable.worker.losses.origins import Origins
+from elastable.worker.losses.recording import Recording
 from elastable.worker.step.traced.own_step import changed_weight
 
 __all__ = ["refuse_losses", "refuse_model", "refuse_own_changes", "refuse_scaled_tables", "refuse_terms"]
@@ -73,18 +72,19 @@ def refuse_scaled_tables(model: keras.Model, optimizer: keras.optimizers.Optimiz
         )
 
 
-def refuse_terms(model: keras.Model, loss: tf.Tensor, recorded: Sequence[RecordedLoss], batch: TensorBatch) -> None:
+def refuse_terms(model: keras.Model, loss: tf.Tensor, recorded: Recording, batch: TensorBatch) -> None:
     """Raises Unsupported for a traced loss with a term that is not a mean over the records of its batch.
 
     Args:
         model: For the message.
         loss: The loss; nothing is refused in eager mode, where its terms cannot be seen.
-        recorded: The reductions of Keras' losses in it.
+        recorded: What was recorded while it was traced.
         batch: Of symbolic tensors.
     """
     if tf.executing_eagerly():
         return
-    for term in loss_terms(loss, recorded, tf.nest.flatten(batch, expand_composites=True), ()):
+    origins = Origins(batch, (), recorded.calls)
+    for term in LossTerms(recorded.losses, origins).of(loss):
         if term.kind is not DivisorKind.RECORDS:
             raise Unsupported(
                 f"model {model.name!r}: the term of its loss that operation {term.where} computes "

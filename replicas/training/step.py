@@ -14,7 +14,7 @@ from elastable.embedding_store.errors import Unsupported
 from elastable.replicas.training.model_refusals import refuse_terms
 from elastable.worker.keras.seeds import seed_states, set_seeds
 from elastable.worker.keras.structures import TensorBatch, TensorStructure
-from elastable.worker.losses.reductions import recorded_losses
+from elastable.worker.losses.recording import recording
 from elastable.worker.readers.records.pytrees import Structure
 from elastable.worker.step.tensor_specs import batch_spec, flat_spec, pack_flat, records_in
 
@@ -48,9 +48,9 @@ class BatchStep:
     def _loss(self, batch: TensorBatch, share: tf.Tensor, training: bool) -> tf.Tensor:
         """The loss; also updates the metrics. `share`: these records / the records of the whole batch."""
         x, y, weight = (*batch, None, None)[:3]
-        predicted = self._model(x, training=training)
-        _refuse_masks(self._model, predicted)
-        with recorded_losses() as recorded, _counted_as(self._model, share):
+        with recording() as recorded, _counted_as(self._model, share):
+            predicted = self._model(x, training=training)
+            _refuse_masks(self._model, predicted)
             loss = self._model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight, training=training)
         refuse_terms(self._model, loss, recorded, batch)
         records = records_in(x)

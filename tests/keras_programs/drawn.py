@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import keras
 import numpy as np
@@ -161,7 +162,7 @@ class DrawnProgram:
         if other is not None:
             self.x = {"one": self.x, "two": other.astype(np.int64)}
         elif self.second == "numbers":
-            self.x = {"one": self.x, "two": draw.normal(size=(RECORDS, 2)).astype(np.float32)}  # type: ignore[dict-item]
+            self.x = {"one": self.x, "two": draw.normal(size=(RECORDS, 2)).astype(np.float32)}
         y = (
             draw.normal(size=(RECORDS, self.units))
             if self.kind == "regression"
@@ -186,7 +187,7 @@ class DrawnProgram:
         """One of its tables, with the rows that it begins with."""
         import elastable as et
 
-        options: dict[str, object] = {
+        options: dict[str, Any] = {
             "mask_zero": self.mask_zero,
             "name": f"table_{number}",
             "weights": self.matrix[number],

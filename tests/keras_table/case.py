@@ -129,6 +129,7 @@ def _run(case: Case, side: Side) -> object:
 def _shown(error: ElastableError) -> str:
     """Its message, on one line, without what differs from run to run."""
     text = re.sub(r"0x[0-9a-f]+", "0x...", str(error))
+    text = re.sub(r" \(\w+\.py:\d+\)", "", text)  # where the program says it
     return re.sub(r"\s+", " ", text).replace("|", "\\|")
 
 

@@ -270,7 +270,7 @@ CASES = [
         _regularized,
         ("Layer.activity_regularizer",),
     ),
-    Case("`BatchNormalization`", _with_state),
+    Case("`BatchNormalization`, with `grads_to_wait=1`", _with_state),
     Case(
         "`Dropout(0.5, seed=1)`",
         _dropout,

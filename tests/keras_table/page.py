@@ -9,6 +9,7 @@ from tests.keras_table import (
     compile_cases,
     fit_cases,
     layer_cases,
+    micro_batch_cases,
     model_cases,
     optimizer_cases,
     weight_cases,
@@ -25,6 +26,7 @@ SECTIONS: dict[str, list[Case]] = {
     "Layers": layer_cases.CASES,
     "Models": model_cases.CASES,
     "Weights": weight_cases.CASES,
+    "Micro-batches": micro_batch_cases.CASES,
 }
 _HEAD = """# What a Keras program may say
 
@@ -41,7 +43,13 @@ Nothing else trains differently in silence: such a program fails the test. **One
 that a batch has several times.** Their gradients are summed before an optimizer squares or clips them, as Keras does
 on JAX and PyTorch but not on TensorFlow, with which this page compares; batches of the other rows have each id once.
 [lazy.md](lazy.md#ids-that-repeat-in-a-batch) says which optimizers that concerns, and how much. It also explains
-`lazy=False`. `make keras-table` writes this page, with Keras {version}; an argument of a newer Keras fails the test
+`lazy=False`.
+
+Programs are trained with `grads_to_wait=1`, a version for each batch. Those under [Micro-batches](#micro-batches)
+compute each batch in two micro-batches, with `grads_to_wait=2`, and are compared with plain Keras on the whole batch
+([how](model-file.md#how-losses-of-several-micro-batches-are-combined)).
+
+`make keras-table` writes this page, with Keras {version}; an argument of a newer Keras fails the test
 until it has a row.
 """
 

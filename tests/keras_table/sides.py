@@ -71,12 +71,15 @@ class Side:
         return (et.Embedding if self.stored else keras.layers.Embedding)(*arguments, **options)
 
     def fit(self, model: keras.Model, *data: Any, **options: Keyword) -> keras.callbacks.History:
-        """`model.fit`, or `et.fit` with the same arguments."""
+        """`model.fit`, or `et.fit` with the same arguments; with `grads_to_wait` in as many micro-batches a batch."""
         options = {"shuffle": False, "verbose": 0, **options}
         if "batch_size" not in options and (not data or isinstance(data[0], np.ndarray | dict | tuple | list)):
             options["batch_size"] = BATCH
+        together = options.pop("grads_to_wait", 1)
         if not self.stored:
             return model.fit(*data, **options)
+        if together > 1:
+            options.update(grads_to_wait=together, batch_size=options["batch_size"] // together)
         return et.fit(model, *data, **options, lazy=self.lazy, offload_embeddings_above=1)
 
 

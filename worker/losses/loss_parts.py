@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import keras
 import numpy as np
@@ -12,9 +12,9 @@ import tensorflow as tf
 from elastable.embedding_store.errors import Unsupported
 from elastable.master.api import DivisorKind
 from elastable.worker.losses.loss_terms import LossTerm
-from elastable.worker.losses.reductions import RecordedLoss
+from elastable.worker.losses.metric_means import MetricMean
 
-__all__ = ["LossPart", "loss_parts", "require_rowwise", "shown_losses"]
+__all__ = ["LossPart", "loss_parts", "parts_with_metrics", "require_rowwise"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +24,16 @@ class LossPart:
     Attributes:
         kind: What they are divided by; None: decided by the job's `average`.
         amount: With `DivisorKind.AMOUNT` the divisor, a float64 scalar; else None.
-        loss: Their sum.
+        loss: Their sum; None: they are of metrics alone.
         losses: Place of a metric's total -> the mean that they add to it.
+        penalties: With `DivisorKind.ROWS`: table -> what each of its rows adds to the loss.
     """
 
     kind: DivisorKind | None
     amount: tf.Tensor | None
-    loss: tf.Tensor
+    loss: tf.Tensor | None
     losses: Mapping[int, tf.Tensor] = field(default_factory=dict)
+    penalties: Mapping[str, tf.Tensor] = field(default_factory=dict)
 
 
 def loss_parts(model: keras.Model, loss: tf.Tensor, terms: Sequence[LossTerm], average: str) -> list[LossPart]:
@@ -74,36 +76,32 @@ def _sum(terms: Sequence[LossTerm]) -> tf.Tensor:
 def _refuse_unknown(model: keras.Model, terms: Sequence[LossTerm]) -> None:
     for term in terms:
         if term.kind is None:
+            mixes = ", as it joins the records of a batch, or is not known to keep them apart" if term.mixes else ""
             raise Unsupported(
                 f"model {model.name!r}: with grads_to_wait above 1 every term of the loss needs a known divisor, and "
-                f"that of operation {term.where} is unknown. Return one value per record from a loss function, so "
-                "that Keras reduces them; or end a term of add_loss or compute_loss in keras.ops.mean or "
-                "keras.ops.sum over the records; or mark it with et.averaged(term) or et.summed(term); or weight "
-                "micro-batches by their records: average='records' (--average records)"
+                f"that of operation {term.where} is unknown{mixes}. Return one value per record from a loss function, "
+                "so that Keras reduces them; or end a term of add_loss or compute_loss in keras.ops.mean or "
+                "keras.ops.sum over the records; or mark it with et.averaged(term) or et.summed(term); or use "
+                "grads_to_wait=1 (--grads-to-wait 1), which trains it as it is; or weight micro-batches by their "
+                "records: average='records' (--average records)"
             )
 
 
-def shown_losses(
-    model: keras.Model, parts: Sequence[LossPart], recorded: Sequence[RecordedLoss], penalty: tf.Tensor | None
-) -> tuple[list[LossPart], Mapping[int, tf.Tensor]]:
-    """The parts with what they add to Keras' loss metrics, and what a penalty on rows adds to them.
-
-    Not needed for a mean over records: metric states of micro-batches are summed directly.
-    """
-    if [part.kind for part in parts] == [DivisorKind.RECORDS] or parts[0].loss.shape.rank != 0:
-        return list(parts), {}
-    places = {id(variable): place for place, variable in enumerate(model.metrics_variables)}
-    own = getattr(model, "_loss_tracker", None)
-    whole = None if own is None else places.get(id(own.total))
-    trackers = list(getattr(getattr(model, "_compile_loss", None), "metrics", ()))
-    outputs = zip(trackers, recorded, strict=True) if len(trackers) == len(recorded) else ()
-    found = [{} if whole is None else {whole: part.loss} for part in parts]
-    for tracker, loss in outputs:
-        for part, losses in zip(parts, found, strict=True):
-            if (part.kind, part.amount is loss.amount) == (loss.kind, True) and loss.result.shape.rank == 0:
-                losses[places[id(tracker.total)]] = loss.result
-    shown = [LossPart(part.kind, part.amount, part.loss, losses) for part, losses in zip(parts, found, strict=True)]
-    return shown, {} if whole is None or penalty is None else {whole: penalty}
+def parts_with_metrics(parts: Sequence[LossPart], means: Sequence[MetricMean]) -> list[LossPart]:
+    """The parts with what their terms add to metrics; further ones for terms of metrics that are divided otherwise."""
+    found = list(parts)
+    added: list[dict[int, tf.Tensor]] = [{} for _ in parts]
+    for mean in means:
+        for term in mean.terms:
+            places = [
+                place for place, part in enumerate(found) if part.kind is term.kind and part.amount is term.amount
+            ]
+            if not places:
+                found.append(LossPart(term.kind, term.amount, None))
+                added.append({})
+            losses = added[places[0] if places else -1]
+            losses[mean.place] = losses[mean.place] + term.value if mean.place in losses else term.value
+    return [replace(part, losses=losses) for part, losses in zip(found, added, strict=True)]
 
 
 def require_rowwise(layer: keras.Layer) -> None:

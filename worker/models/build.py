@@ -16,6 +16,7 @@ import tensorflow as tf
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import BadInput, ElastableError, ModelError, Unsupported
+from elastable.master.api import JobSpec
 from elastable.worker.keras.patched import patched
 from elastable.worker.keras.seeds import global_draws, layers_of
 from elastable.worker.keras.structures import TensorBatch, TensorLike
@@ -31,7 +32,7 @@ from elastable.worker.step.forward import Forward, forward, update_metrics, warn
 from elastable.worker.step.tensor_specs import batch_spec
 from elastable.worker.step.traced.own_step import overrides, rehearse
 
-__all__ = ["as_tensors", "build_model", "make_model", "needs_sample", "sample_batch"]
+__all__ = ["as_tensors", "build_model", "make_model", "needs_sample", "sample_batch", "warn_of_batch_statistics"]
 
 _log = logging.getLogger(__name__)
 
@@ -156,6 +157,24 @@ def build_model(model: keras.Model, sample: TensorBatch) -> None:
 
 def _as_single(tensor: tf.Tensor) -> tf.Tensor:
     return tf.cast(tensor, tf.float32) if tensor.dtype in (tf.float64, tf.float16) else tensor
+
+
+def warn_of_batch_statistics(model: keras.Model, job: JobSpec) -> None:
+    """Names layers that train on statistics of a batch, where a batch is computed in several micro-batches."""
+    if job.micro_batches_per_version == 1 or job.average == "batches":
+        return
+    layers = [layer for layer in layers_of(model) if isinstance(layer, keras.layers.BatchNormalization)]
+    names = [repr(layer.name) for layer in layers if layer.trainable]
+    if names:
+        _log.warning(
+            "model %r: BatchNormalization (%s) takes the statistics of each micro-batch of %d records, and not those "
+            "of the %d micro-batches of a version together (grads_to_wait), so the numbers are not those of Keras on "
+            "one batch; use grads_to_wait=1 (--grads-to-wait 1), or LayerNormalization or GroupNormalization",
+            model.name,
+            ", ".join(names),
+            job.micro_batch_size,
+            job.micro_batches_per_version,
+        )
 
 
 def _refuse_unsupported(model: keras.Model) -> None:

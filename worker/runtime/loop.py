@@ -198,6 +198,7 @@ class Worker:
             incarnation=self._identity.incarnation,
             divisor=result.divisor,
             losses=result.losses,
+            once=result.once,
             parts=result.parts,
         )
         with self._measures.phase("push"):

@@ -14,6 +14,7 @@ from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.master.api import Tensor
 from elastable.worker.keras.structures import BatchSpec, TensorBatch
 from elastable.worker.rows.scope import StepScope, entered
+from elastable.worker.rows.store_layer import StoreLayer
 from elastable.worker.step.forward import forward, update_metrics, warn_of_values
 from elastable.worker.step.id_plan import IdPlan
 from elastable.worker.step.id_set import IdSets
@@ -33,6 +34,7 @@ class PartTensors(NamedTuple):
     Attributes:
         amount: float64 scalar: what the part was divided by, with `DivisorKind.AMOUNT`.
         losses: Place of a metric's total -> the mean that the part adds to it.
+        penalties: Table -> what each row of its BET adds to the loss.
         dense: Place of a variable -> its gradient.
         planned: Table -> (values `[n, dim]`, BET positions `[n]`).
         unplanned: Number of a call that could not be planned -> (values `[u, dim]`, unique ids `[u]`).
@@ -40,6 +42,7 @@ class PartTensors(NamedTuple):
 
     amount: tf.Tensor
     losses: dict[int, tf.Tensor]
+    penalties: dict[str, tf.Tensor]
     dense: dict[int, tf.Tensor]
     planned: dict[str, tuple[tf.Tensor, tf.Tensor]]
     unplanned: dict[int, tuple[tf.Tensor, tf.Tensor]]
@@ -123,14 +126,16 @@ class ModelStep(Generic[Output]):
         return done.loss, penalty
 
     def _penalty(self, bets: Mapping[str, tf.Tensor]) -> tf.Tensor | None:
-        # Once per layer, over the rows of its table that this batch touches.
-        layers = dict.fromkeys(layer for layer in self._plan.layers)
-        terms = [
-            layer.embeddings_regularizer(bets[layer.table_name])
-            for layer in layers
+        terms = [penalty(bets[layer.table_name]) for layer, penalty in self._regularized(bets)]
+        return tf.add_n(terms) if terms else None
+
+    def _regularized(self, bets: Mapping[str, tf.Tensor]) -> list[tuple[StoreLayer, Callable[[tf.Tensor], tf.Tensor]]]:
+        """The layers with a penalty: once per layer, over the rows of its table that this batch touches."""
+        return [
+            (layer, layer.embeddings_regularizer)
+            for layer in dict.fromkeys(self._plan.layers)
             if layer.embeddings_regularizer is not None and layer.table_name in bets and is_trained(self._model, layer)
         ]
-        return tf.add_n(terms) if terms else None
 
     def _metric_state(self) -> list[tf.Tensor]:
         return [tf.convert_to_tensor(variable.value) for variable in self._model.metrics_variables]

@@ -11,17 +11,16 @@ import tensorflow as tf
 from elastable.embedding_store.errors import Unsupported
 from elastable.worker.keras.seeds import set_seeds
 from elastable.worker.keras.structures import BatchSpec
-from elastable.worker.losses.reductions import recorded_losses
+from elastable.worker.losses.loss_parts import LossPart
 from elastable.worker.rows.scope import entered
 from elastable.worker.step.id_plan import IdPlan
 from elastable.worker.step.model_step import Lookup, PartTensors
-from elastable.worker.step.tensor_specs import flat_spec
 from elastable.worker.step.traced.own_step import Applied, Gathering, OwnStepScope, collecting
 from elastable.worker.step.traced.step_plan import StepPlan
 from elastable.worker.step.traced.step_trace import metric_updates
 from elastable.worker.step.traced.tape_scope import seen_by_tapes
 from elastable.worker.step.traced.turn_scope import TurnScope
-from elastable.worker.step.train_step import StepTensors, TrainStep, as_slices, dense_gradient, dense_parts
+from elastable.worker.step.train_step import StepTensors, TrainStep, as_slices, dense_gradient, dense_parts, of_metrics
 from elastable.worker.step.trainable import frozen_tables
 
 __all__ = ["OwnTrainStep"]
@@ -61,26 +60,33 @@ class OwnTrainStep(TrainStep):
     def _body(self, *flat: tf.Tensor) -> StepTensors:
         batch, bets, inverses, micro_batch = self._unpack(flat)
         scope = OwnStepScope(self._plan.layers, inverses, bets, self._lookup)
-        data = flat[: len(flat_spec(self._spec))]
-        with self._states_of_turn() as values, recorded_losses() as recorded:
+        with self._states_of_turn() as values, self._recording() as recorded:
             set_seeds(self._seed_states, self._seed, micro_batch)
             self._model.reset_metrics()
             gathering = Gathering(
-                self._model, self._steps.applies, self._turn, scope, self._average, recorded, data, list(bets.values())
+                self._model, self._steps.applies, self._turn, scope, self._average, recorded, batch, list(bets.values())
             )
             with entered(scope), collecting(gathering), metric_updates(self._model, self._counting()):
                 self._model.train_step(batch)
             gathering.end()
             states, metrics, draws = map(values, (self._states, self._model.metrics_variables, self._seed_states))
+        parts = [LossPart(applied.kind, applied.amount, applied.loss) for applied in gathering.applied]
+        parts = self._with_metrics(parts, recorded, batch, scope, metrics)
         if self._steps.turns > 1 and self._seed is None and self._turn == self._steps.turns - 1:
             # Keras' draws continue from where the whole step leaves them.
             for state, value in zip(self._seed_states, draws, strict=True):
                 state.assign(value)
         self._unplanned = [table for table, _, _ in scope.unplanned]
-        self._kinds[self._trainable, self._turn] = [applied.kind for applied in gathering.applied]
+        self._kinds[self._trainable, self._turn] = [part.kind for part in parts]
         return StepTensors(
             tf.add_n([tf.reduce_mean(applied.loss) for applied in gathering.applied]),
-            [self._pushed(applied, scope, first=applied is gathering.applied[0]) for applied in gathering.applied],
+            [
+                *(
+                    self._pushed(applied, part.losses, scope, first=part is parts[0])
+                    for applied, part in zip(gathering.applied, parts, strict=False)
+                ),
+                *map(of_metrics, parts[len(gathering.applied) :]),
+            ],
             states,
             metrics,
         )
@@ -100,7 +106,9 @@ class OwnTrainStep(TrainStep):
         turns = iter(self._steps.metrics)
         return lambda metric, arguments: next(turns, self._turn) == self._turn
 
-    def _pushed(self, applied: Applied, scope: OwnStepScope, first: bool) -> PartTensors:
+    def _pushed(
+        self, applied: Applied, losses: Mapping[int, tf.Tensor], scope: OwnStepScope, first: bool
+    ) -> PartTensors:
         """The gradient of one `step.apply`."""
         frozen = frozen_tables(self._model, list(self._plan.layers))
         planned: dict[str, list[tuple[tf.Tensor, tf.Tensor]]] = {table: [] for table in self._tables}
@@ -115,6 +123,7 @@ class OwnTrainStep(TrainStep):
                 unplanned[number] = (dense, scope.unplanned[number][1])
         return PartTensors(
             tf.constant(0.0, tf.float64) if applied.amount is None else applied.amount,
+            dict(losses),
             {},
             {
                 place: dense_gradient(applied.dense.get(id(variable)), variable.value)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,15 +19,17 @@ from elastable.embedding_store.tables.grouping import sum_by_position
 from elastable.master.api import Divisor, DivisorKind, GradientPart, Slices, Tensor
 from elastable.worker.keras.seeds import seed_states, set_seeds
 from elastable.worker.keras.structures import BatchSpec, Gradient, TensorBatch
-from elastable.worker.losses.loss_parts import LossPart, loss_parts, require_rowwise, shown_losses
+from elastable.worker.losses.loss_parts import LossPart, loss_parts, parts_with_metrics, require_rowwise
 from elastable.worker.losses.loss_scale import scale_variables, scaled_gradient
-from elastable.worker.losses.loss_terms import loss_terms
-from elastable.worker.losses.reductions import RecordedLoss, recorded_losses
+from elastable.worker.losses.loss_terms import LossTerms
+from elastable.worker.losses.metric_means import MetricMean, all_metrics, eager_means, metric_means
+from elastable.worker.losses.origins import Origins
+from elastable.worker.losses.recording import RecordedLoss, Recording, recording
 from elastable.worker.rows.scope import StepScope
 from elastable.worker.step.id_plan import IdPlan
 from elastable.worker.step.id_set import IdSets
 from elastable.worker.step.model_step import Lookup, ModelStep, PartTensors, arrays
-from elastable.worker.step.tensor_specs import flat_spec
+from elastable.worker.step.tensor_specs import records_in
 from elastable.worker.step.traced.step_plan import StepPlan
 from elastable.worker.step.trainable import frozen_tables, imposed
 
@@ -36,6 +40,7 @@ __all__ = [
     "as_slices",
     "dense_gradient",
     "dense_parts",
+    "of_metrics",
 ]
 
 
@@ -50,6 +55,7 @@ class StepResult:
     metrics: tuple[Tensor, ...]
     divisor: Divisor | None = None
     losses: Mapping[int, float] = field(default_factory=dict)
+    once: tuple[int, ...] = ()
     parts: tuple[GradientPart, ...] = ()
 
 
@@ -96,6 +102,7 @@ class TrainStep(ModelStep[StepTensors]):
         self._seed_states = seed_states(model, seed)
         self._unplanned: list[str] = []
         self._kinds: dict[tuple[bytes, int], list[DivisorKind | None]] = {}
+        self._once: dict[tuple[bytes, int], tuple[int, ...]] = {}
         super().__init__(model, spec, plan, lookup, training=True)
         _refuse_unplanned_regularizers(plan)
         if average is not None:
@@ -141,11 +148,12 @@ class TrainStep(ModelStep[StepTensors]):
             metrics=arrays(metrics),
             divisor=first.divisor if kinds[0] is not None else None,
             losses=first.losses,
+            once=self._once[self._trainable, self._turn],
             parts=tuple(gradients[1:]),
         )
 
     def _as_part(self, kind: DivisorKind | None, part: PartTensors, ids: IdSets) -> GradientPart:
-        amount, losses, dense, planned, unplanned = part
+        amount, losses, penalties, dense, planned, unplanned = part
         gathered: dict[str, list[Slices]] = {}
         for table, (values, positions) in planned.items():
             unique = ids.unique[table]
@@ -159,6 +167,10 @@ class TrainStep(ModelStep[StepTensors]):
             dense={place: np.asarray(gradient.numpy()) for place, gradient in dense.items()},
             slices={table: _joined(parts) for table, parts in gathered.items()},
             losses={place: float(value) for place, value in losses.items()},
+            penalties={
+                table: Slices(ids.unique[table], np.asarray(values)[:, np.newaxis])
+                for table, values in penalties.items()
+            },
         )
 
     def _body(self, *flat: tf.Tensor) -> StepTensors:
@@ -166,44 +178,87 @@ class TrainStep(ModelStep[StepTensors]):
         set_seeds(self._seed_states, self._seed, micro_batch)
         frozen = frozen_tables(self._model, list(self._plan.layers))
         # Persistent in a graph: there may be several parts to differentiate.
-        with tf.GradientTape(persistent=not tf.executing_eagerly()) as tape, recorded_losses() as recorded:
+        with tf.GradientTape(persistent=not tf.executing_eagerly()) as tape, self._recording() as recorded:
             # Before their use: a later watch would find no path to the loss.
             tape.watch([bet for table, bet in bets.items() if table not in frozen])
             scope = StepScope(self._plan.layers, inverses, bets, self._lookup, tape)
             loss, penalty = self._forward(batch, scope)
-            parts = self._parts_of(loss, penalty, recorded, flat, scope)
+            metrics = self._metric_state()
+            parts = self._parts_of(loss, penalty, recorded, batch, scope)
+        parts = self._with_metrics(parts, recorded, batch, scope, metrics)
         self._unplanned = [table for table, _, _ in scope.unplanned]
         self._kinds[self._trainable, self._turn] = [part.kind for part in parts]
         return StepTensors(
             loss if penalty is None else loss + penalty,
             [self._gradient(tape, part, scope, first=part is parts[0]) for part in parts],
             [tf.convert_to_tensor(variable.value) for variable in self._states],
-            self._metric_state(),
+            metrics,
         )
+
+    def _recording(self) -> AbstractContextManager[Recording]:
+        return recording(all_metrics(self._model) if self._average == "mean" else ())
+
+    def _terms(self, recorded: Recording, batch: TensorBatch, scope: StepScope) -> tuple[LossTerms, Origins]:
+        rows = [*scope.bets.values(), *(bet for _, _, bet in scope.unplanned)]
+        origins = Origins(batch, rows, recorded.calls)
+        return LossTerms(recorded.losses, origins), origins
 
     def _parts_of(
         self,
         loss: tf.Tensor,
         penalty: tf.Tensor | None,
-        recorded: Sequence[RecordedLoss],
-        flat: Sequence[tf.Tensor],
+        recorded: Recording,
+        batch: TensorBatch,
         scope: StepScope,
     ) -> list[LossPart]:
         if self._average is None:
             return [LossPart(None, None, loss if penalty is None else loss + penalty)]
-        shown: Mapping[int, tf.Tensor] = {}
         if tf.executing_eagerly():
-            parts = [LossPart(self._kinds[b"", 0][0], None, loss)]
+            parts = [LossPart(self._plain_kind(), None, loss)]
         else:
-            rows = [*scope.bets.values(), *(bet for _, _, bet in scope.unplanned)]
-            terms = loss_terms(loss, recorded, flat[: len(flat_spec(self._spec))], rows)
-            parts = loss_parts(self._model, loss, terms, self._average)
-            if self._average == "mean":
-                parts, shown = shown_losses(self._model, parts, recorded, penalty)
-        return parts if penalty is None else [*parts, LossPart(DivisorKind.ROWS, None, penalty, shown)]
+            terms, _ = self._terms(recorded, batch, scope)
+            parts = loss_parts(self._model, loss, terms.of(loss), self._average)
+        if penalty is None:
+            return parts
+        recorded.losses.append(RecordedLoss(penalty, (), DivisorKind.ROWS))
+        return [*parts, LossPart(DivisorKind.ROWS, None, penalty, penalties=self._penalties(scope.bets))]
+
+    def _with_metrics(
+        self,
+        parts: Sequence[LossPart],
+        recorded: Recording,
+        batch: TensorBatch,
+        scope: StepScope,
+        metrics: Sequence[tf.Tensor],
+    ) -> list[LossPart]:
+        """The parts with what they add to metrics that are means of numbers of whole batches."""
+        means: Sequence[MetricMean] = ()
+        if self._average == "mean" and tf.executing_eagerly():
+            penalty = parts[-1].loss if parts[-1].kind is DivisorKind.ROWS else None
+            means = eager_means(self._model, recorded, int(records_in(batch)), self._plain_kind(), penalty)
+        elif self._average == "mean":
+            states = {id(var): state for var, state in zip(self._model.metrics_variables, metrics, strict=True)}
+            means = metric_means(self._model, recorded, *self._terms(recorded, batch, scope), states)
+        self._once[self._trainable, self._turn] = tuple(mean.place for mean in means if mean.once)
+        return parts_with_metrics(parts, means)
+
+    def _plain_kind(self) -> DivisorKind:
+        return self._kinds[b"", 0][0] or DivisorKind.RECORDS
+
+    def _penalties(self, bets: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Table -> float32 `[u]`: what each row adds to the loss."""
+        found: dict[str, tf.Tensor] = {}
+        for layer, regularizer in self._regularized(bets):
+            each = functools.partial(_of_one_row, regularizer)
+            penalty = tf.vectorized_map(each, tf.stop_gradient(bets[layer.table_name]))
+            table = layer.table_name
+            found[table] = found[table] + penalty if table in found else penalty
+        return found
 
     def _gradient(self, tape: tf.GradientTape, part: LossPart, scope: StepScope, first: bool) -> PartTensors:
         """The gradient of a part; the first part has one for every dense variable."""
+        if part.loss is None:
+            return of_metrics(part)
         trained = {id(variable) for variable in self._model.trainable_weights}
         variables = [variable.value for variable in self._variables if id(variable) in trained]
         bets = [scope.bets[table] for table in self._tables]
@@ -214,6 +269,7 @@ class TrainStep(ModelStep[StepTensors]):
         return PartTensors(
             tf.constant(0.0, tf.float64) if part.amount is None else part.amount,
             dict(part.losses),
+            dict(part.penalties),
             {
                 place: dense_gradient(gradient, variable.value)
                 for place, (gradient, variable) in enumerate(zip(every, self._variables, strict=True))
@@ -275,6 +331,16 @@ def dense_parts(model: keras.Model, steps: StepPlan | None = None) -> tuple[list
 def dense_gradient(gradient: Gradient, variable: tf.Variable) -> tf.Tensor:
     """The gradient of a variable; zeros if the loss does not depend on it."""
     return tf.zeros_like(variable) if gradient is None else tf.convert_to_tensor(gradient)
+
+
+def of_metrics(part: LossPart) -> PartTensors:
+    """What a part that is of metrics alone pushes: no gradient."""
+    amount = tf.constant(0.0, tf.float64) if part.amount is None else part.amount
+    return PartTensors(amount, dict(part.losses), {}, {}, {}, {})
+
+
+def _of_one_row(regularizer: Callable[[tf.Tensor], tf.Tensor], row: tf.Tensor) -> tf.Tensor:
+    return tf.cast(regularizer(row[tf.newaxis]), tf.float32)
 
 
 def as_slices(gradient: Gradient, bet: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

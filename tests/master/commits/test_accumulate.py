@@ -102,6 +102,38 @@ def test_every_part_weighs_what_it_was_divided_by() -> None:
     assert [float(value) for value in total.metrics] == [pytest.approx(7.75 * 4), 4.0]
 
 
+def test_a_penalty_on_rows_counts_each_row_of_the_version_once() -> None:
+    """Rows 5 and 6, and 6 and 7: 6 is in both micro-batches."""
+    pushes = []
+    for number, ids, each in ((0, [5, 6], [1.0, 2.0]), (1, [7, 6], [4.0, 2.0])):
+        of_rows = Slices(np.array(ids), f32(each)[:, np.newaxis])
+        rows = part(DivisorKind.ROWS, losses={0: sum(each)}, penalties={"t": of_rows})
+        metrics = (f32(99.0), f32(2.0))
+        pushes.append(
+            Push(
+                SyncPushId(0, number), 2, metrics=metrics, divisor=Divisor(DivisorKind.RECORDS), losses={0: 10.0},
+                parts=(rows,),
+            )
+        )  # fmt: skip
+    total, count = accumulate(pushes, "mean").metrics
+    assert (float(total), float(count)) == (pytest.approx((10.0 + 7.0) * 4), 4.0)
+
+
+def test_a_mean_that_counts_batches_counts_a_version_once() -> None:
+    """1 of one record and 4 of three; and a mean of no values, which is NaN, beside one of two."""
+    pushes = [
+        Push(
+            SyncPushId(0, number), records, metrics=(f32(value), f32(1.0), f32(chosen), f32(1.0)),
+            divisor=Divisor(DivisorKind.RECORDS), losses={0: value}, once=(0, 2),
+            parts=(part(DivisorKind.AMOUNT, amount, losses={2: chosen}),),
+        )
+        for number, records, value, amount, chosen in ((0, 1, 1.0, 0.0, np.nan), (1, 3, 4.0, 2.0, 5.0))
+    ]  # fmt: skip
+    assert [float(value) for value in accumulate(pushes, "mean").metrics] == [pytest.approx(3.25), 1.0, 5.0, 1.0]
+    empty = accumulate(pushes[:1], "mean").metrics
+    assert np.isnan(empty[2])
+
+
 def test_what_was_divided_by_no_weight_at_all_is_zero() -> None:
     nothing = [Push(SyncPushId(0, n), 2, (f32(0.0),), divisor=Divisor(DivisorKind.AMOUNT, 0.0)) for n in range(2)]
     assert accumulate(nothing, "mean").dense[0] == 0.0
@@ -208,6 +240,17 @@ def good(**changes: object) -> Push:
         ({"divisor": Divisor(DivisorKind.AMOUNT, np.nan)}, BadGradient, "divided by nan"),
         ({"parts": (part(DivisorKind.AMOUNT, np.inf),)}, BadGradient, "divided by inf"),
         ({"parts": (part(DivisorKind.NOTHING),) * 65}, BadGradient, "at most 64"),
+        ({"once": (0,)}, BadGradient, "no total of a mean"),
+        (
+            {"parts": (part(DivisorKind.ROWS, penalties={"u": Slices(np.array([0]), f32([[0]]))}),)},
+            TableNotFound,
+            "'u'",
+        ),
+        (
+            {"parts": (part(DivisorKind.ROWS, penalties={"t": Slices(np.array([0]), f32([[0, 0]]))}),)},
+            BadGradient,
+            "penalties of table 't'",
+        ),
         ({"parts": (part(DivisorKind.NOTHING, dense={1: f32(0)}),)}, BadGradient, "variable 1 where the model has 1"),
         ({"parts": (part(DivisorKind.NOTHING, dense={0: f32(0)}),)}, BadGradient, r"'dense/kernel': want"),
         (

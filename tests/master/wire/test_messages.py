@@ -117,7 +117,9 @@ def assert_same(ours: object, theirs: object) -> None:
         words,
         st.none() | divisors,
         losses,
-        st.lists(st.builds(GradientPart, divisors, dense_of, tables, losses), max_size=3).map(tuple),
+        st.lists(st.builds(GradientPart, divisors, dense_of, tables, losses, tables), max_size=3).map(tuple),
+        words,
+        st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple),
     )
 )
 def test_a_push_comes_back_as_it_was(push: Push) -> None:

@@ -20,8 +20,9 @@ from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.master.api import DivisorKind
 from elastable.worker.keras.structures import Gradient, TensorBatch
 from elastable.worker.losses.loss_parts import loss_parts
-from elastable.worker.losses.loss_terms import loss_terms
-from elastable.worker.losses.reductions import RecordedLoss
+from elastable.worker.losses.loss_terms import LossTerms
+from elastable.worker.losses.origins import Origins
+from elastable.worker.losses.recording import Recording
 from elastable.worker.rows.scope import StepScope
 from elastable.worker.rows.store_layer import StoreLayer
 from elastable.worker.step.traced.step_trace import PlannedApply, Trained
@@ -179,8 +180,9 @@ class Gathering:
         turn: The turn.
         scope: Of the step.
         average: As of `TrainStep`.
-        recorded: The reductions of Keras' losses so far.
-        batch, rows: Tensors that hold data of the batch, and rows.
+        recorded: What was recorded of the step so far.
+        batch: The batch.
+        rows: Tensors that hold rows.
         applied: The results so far.
     """
 
@@ -189,8 +191,8 @@ class Gathering:
     turn: int
     scope: OwnStepScope
     average: str | None
-    recorded: Sequence[RecordedLoss]
-    batch: Sequence[tf.Tensor]
+    recorded: Recording
+    batch: TensorBatch
     rows: Sequence[tf.Tensor]
     applied: list[Applied] = field(default_factory=list)
     _calls: int = 0
@@ -249,7 +251,8 @@ class Gathering:
                 f"model {self.model.name!r}: compile(run_eagerly=True) does not work with its own train_step and "
                 "grads_to_wait above 1; leave run_eagerly out"
             )
-        parts = loss_parts(self.model, loss, loss_terms(loss, self.recorded, self.batch, self.rows), self.average)
+        origins = Origins(self.batch, self.rows, self.recorded.calls)
+        parts = loss_parts(self.model, loss, LossTerms(self.recorded.losses, origins).of(loss), self.average)
         if len(parts) > 1:
             raise Unsupported(
                 f"model {self.model.name!r}: the loss given to step.apply has terms that are divided by different "

@@ -1,0 +1,204 @@
+"""What a tensor of a traced step holds of its batch: nothing, how many records there are, or values record by record.
+
+A version is computed in micro-batches, so the value of a loss or metric can only be put together again where each
+element comes from one record. The graph is followed from the features, labels, weights and rows on. What is not known
+to keep records apart mixes them: an operation without a rule (`origin_rules`), as well as one that is known to mix.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Hashable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import keras
+import tensorflow as tf
+
+from elastable.worker.keras.structures import TensorLike, TensorStructure
+from elastable.worker.losses.origin_rules import CONSTANT, RECORD, Holds, Origin, rule_of
+from elastable.worker.losses.recording import LayerCall
+
+__all__ = ["Origins", "operation_named"]
+
+_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
+_ASSIGNS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+
+
+def operation_named(operation: tf.Operation) -> str:
+    """The operation for a message, with the line of the user's program that made it."""
+    made = [
+        f"{Path(frame.filename).name}:{frame.lineno}"
+        for frame in operation.traceback or ()
+        if not frame.filename.startswith((*_own_folders(), "<")) and not _is_of_python(frame.filename)
+    ]
+    return f"{operation.type} {operation.name!r}" + (f" ({made[-1]})" if made else "")
+
+
+@lru_cache(maxsize=1)
+def _own_folders() -> tuple[str, ...]:
+    files = (tf.__file__, keras.__file__, str(Path(__file__).parents[1]))
+    return tuple(str(Path(file or "").parent) for file in files)
+
+
+def _is_of_python(file: str) -> bool:
+    return file.startswith(sysconfig.get_path("stdlib")) and "-packages" not in file
+
+
+class Origins:
+    """The origins of the tensors of one traced step.
+
+    Args:
+        batch: The batch, as symbolic tensors of the graph.
+        rows: Tensors that hold rows of tables.
+        calls: Calls of layers that keep records apart, the inner ones first.
+    """
+
+    def __init__(self, batch: TensorStructure, rows: Sequence[tf.Tensor], calls: Sequence[LayerCall]) -> None:
+        self._known: dict[Hashable, Origin] = {}
+        for number, value in enumerate(tf.nest.flatten(batch)):
+            self._known |= _of_input(value, ("part", number))
+        self._rows = {tensor.ref() for tensor in rows}
+        self._known |= {tensor.ref(): Origin(Holds.MIXED, cause=tensor.op) for tensor in rows}
+        # The outermost call of an output counts.
+        self._calls = {tensor.ref(): (call, role) for call in calls for tensor, role in call.outputs}
+        self._assigned = _assignments(batch)
+
+    def of(self, tensor: tf.Tensor) -> Origin:
+        """What a tensor of the step holds of the batch."""
+        waiting = [tensor]
+        while waiting:
+            last = waiting[-1]
+            if last.ref() in self._known:
+                waiting.pop()
+                continue
+            sources = self._sources(last)
+            missing = [part for part in sources if part.ref() not in self._known]
+            if missing:
+                waiting.extend(missing)
+                continue
+            waiting.pop()
+            self._known[last.ref()] = self._found(last, [self._known[part.ref()] for part in sources])
+        return self._known[tensor.ref()]
+
+    def counts_records(self, tensor: tf.Tensor, axes: Sequence[int] | None = None) -> bool:
+        """Whether along these axes (None: all) a tensor has the number of records, times a constant, of elements."""
+        origin = self.of(tensor)
+        others = [size for axis, size in enumerate(tensor.shape) if axis != origin.axis and axis in (axes or [axis])]
+        return origin.counted and None not in others
+
+    def holds_rows(self, tensor: tf.Tensor) -> bool:
+        """Whether a tensor is one of those that hold rows of tables."""
+        return tensor.ref() in self._rows
+
+    def first_mixed(self, tensors: Sequence[tf.Tensor]) -> tf.Operation | None:
+        """The operation because of which one of these tensors holds anything but values record by record."""
+        for tensor in tensors:
+            origin = self.of(tensor)
+            if origin.kind not in (Holds.CONSTANT, Holds.APART):
+                return origin.cause or tensor.op
+        return None
+
+    def assigned_to(self, tensor: tf.Tensor) -> list[tuple[tf.Tensor, float]]:
+        """The summands of a variable's value that the step reads once it has assigned it, with their signs."""
+        operation = tensor.op
+        found: list[tuple[tf.Tensor, float]] = []
+        if operation.type != "ReadVariableOp":
+            return found
+        number = self._assigned.number(operation)
+        for at, kind, value in reversed(self._assigned.get(operation.inputs[0].ref(), ())):
+            if at < number:
+                found.append((value, -1.0 if kind == "AssignSubVariableOp" else 1.0))
+                if kind == "AssignVariableOp":
+                    break
+        return found
+
+    def _sources(self, tensor: tf.Tensor) -> list[tf.Tensor]:
+        if tensor.ref() in self._calls:
+            return list(self._calls[tensor.ref()][0].inputs)
+        operation = tensor.op
+        sources = list(operation.inputs)
+        if operation.type in _READS:
+            # A variable that the step has assigned before holds what was assigned.
+            assigned, number = self._assigned.get(sources[0].ref(), ()), self._assigned.number(operation)
+            sources += [value for at, _, value in assigned if at < number]
+        return sources
+
+    def _found(self, tensor: tf.Tensor, found: Sequence[Origin]) -> Origin:
+        if all(origin.kind is Holds.CONSTANT for origin in found):
+            return CONSTANT
+        mixed = next((origin for origin in found if origin.kind is Holds.MIXED), None)
+        if mixed is not None:
+            return mixed
+        if tensor.ref() in self._calls:
+            call, role = self._calls[tensor.ref()]
+            return self._mixed_inside(call) or _called(tensor, found, role)
+        made = rule_of(tensor.op)(tensor, found) if tensor.shape.rank is not None else None
+        return Origin(Holds.MIXED, cause=tensor.op) if made is None else made
+
+    def _mixed_inside(self, call: LayerCall) -> Origin | None:
+        """What the cells in a layer's loop make of records; None: they keep them apart."""
+        for cell in call.inside:
+            inside = Origins(list(cell.inputs), (), [one for one, _ in self._calls.values()])
+            cause = inside.first_mixed([output for output, _ in cell.outputs])
+            if cause is not None:
+                return Origin(Holds.MIXED, cause=cause)
+        return None
+
+
+def _of_input(value: TensorLike, part: Hashable) -> dict[Hashable, Origin]:
+    """Of the components of one input. Those of ragged and sparse tensors are elements, and positions."""
+    elements = Origin(Holds.APART, layout=part, counted=False)
+    if isinstance(value, tf.RaggedTensor):
+        splits = Origin(Holds.PLACES, base=part)
+        return {value.flat_values.ref(): elements, **{each.ref(): splits for each in value.nested_row_splits}}
+    if isinstance(value, tf.SparseTensor):
+        places = Origin(Holds.PLACES, layout=part, counted=False, base=RECORD)
+        return {
+            value.values.ref(): elements,
+            value.indices.ref(): places,
+            value.dense_shape.ref(): Origin(Holds.SHAPE),
+        }
+    return {value.ref(): Origin(Holds.APART)}
+
+
+class _Assigned(dict[Hashable, list[tuple[int, str, tf.Tensor]]]):
+    """Handle of a variable -> (number of the operation, its type, value) of each assignment, in the graph's order."""
+
+    def __init__(self, numbers: Mapping[str, int]) -> None:
+        super().__init__()
+        self._numbers = numbers
+
+    def number(self, operation: tf.Operation) -> int:
+        """The operation's place in the order of the graph."""
+        return self._numbers[operation.name]
+
+
+def _assignments(batch: TensorStructure) -> _Assigned:
+    operations = tf.nest.flatten(batch, expand_composites=True)[0].graph.get_operations()
+    assigned = _Assigned({operation.name: number for number, operation in enumerate(operations)})
+    for number, operation in enumerate(operations):
+        if operation.type in _ASSIGNS:
+            assigned.setdefault(operation.inputs[0].ref(), []).append((number, operation.type, operation.inputs[1]))
+    return assigned
+
+
+def _called(output: tf.Tensor, found: Sequence[Origin], role: str) -> Origin:
+    """A layer that keeps records apart: its first axis is that of its inputs."""
+    given = [origin for origin in found if origin.kind in (Holds.APART, Holds.TOTAL, Holds.COUNT)]
+    places = [origin for origin in found if origin.kind in (Holds.PLACES, Holds.SHAPE)]
+    inside = {
+        origin.base if origin.layout == RECORD else origin.layout for origin in places
+    }  # of ragged, sparse inputs
+    layouts = {origin.layout for origin in given if origin.layout not in inside} | ({RECORD} if places else set())
+    first = all(origin.kind is Holds.APART and origin.axis == 0 for origin in given)
+    positions = any(origin.kind is Holds.PLACES and origin.base == origin.layout for origin in places)
+    if not first or positions or len(layouts) != 1 or not output.shape.rank or output.shape[0] is not None:
+        return Origin(Holds.MIXED, cause=output.op)
+    (layout,) = layouts
+    counted = all(origin.counted for origin in given if origin.layout == layout)
+    if role == "places":
+        return Origin(Holds.PLACES, base=("part", output.op.name))
+    if role == "values":
+        return Origin(Holds.APART, layout=("part of a layer", output.op.name), counted=False)
+    return Origin(Holds.APART, layout=layout, counted=counted)
