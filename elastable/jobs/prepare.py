@@ -251,9 +251,8 @@ def _discovered(
     train = file.reader("train")
     if train is None:
         raise ModelError(f"{file.path}: data('train') returned None; there is nothing to train on")
-    sample = sample_batch(train)
-    model = make_model(file.model, sample, seed, offload_above)
-    steps = plan_step(model, batch_spec(sample))
+    model, train = make_model(file.model, train, seed, offload_above)
+    steps = plan_step(model, batch_spec(sample_batch(train)))
     optimizers = {} if steps is None else steps.optimizers()
     return train, model, discover_tables(model, seed, lazy=lazy, optimizers=optimizers), steps
 

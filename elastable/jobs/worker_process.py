@@ -195,8 +195,8 @@ def _readers(job: JobSpec, file: ModelFile) -> dict[TaskKind, Reader]:
 def _computer(
     job: JobSpec, file: ModelFile, readers: dict[TaskKind, Reader], source: RowSource, deadline_s: float
 ) -> MicroBatchComputer:
-    sample = sample_batch(readers[TaskKind.TRAIN])
-    model = make_model(file.model, sample, job.seed, job.offload_above, job.on_worker)
+    model, train = make_model(file.model, readers[TaskKind.TRAIN], job.seed, job.offload_above, job.on_worker)
+    readers, sample = {**readers, TaskKind.TRAIN: train}, sample_batch(train)
     specs = retry(source.specs, "reading the tables", deadline_s, on=(NotReady,))
     return MicroBatchComputer(model, job, readers, sample, source, specs, deadline_s)
 

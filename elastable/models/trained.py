@@ -19,7 +19,7 @@ from elastable.master.keras.metrics import ModelMetrics
 from elastable.master.keras.multi_update import dense_part
 from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.layers.model_tables import store_layers
-from elastable.worker.models.build import as_tensors, make_model, sample_batch
+from elastable.worker.models.build import as_tensors, for_model, make_model, sample_batch
 from elastable.worker.models.model_file import ModelFile, load_model_file
 from elastable.worker.readers import Reader
 from elastable.worker.step.id_plan import plan_ids
@@ -49,7 +49,7 @@ class TrainedModel:
         reader = self.file.reader(split)
         if reader is None:
             raise BadInput(f"{self.file.path}: data({split!r}) returned None; there is no such split")
-        return reader
+        return for_model(reader, self.model)
 
 
 def open_trained(model_file: Path, checkpoint: str | Path) -> TrainedModel:
@@ -64,11 +64,12 @@ def open_trained(model_file: Path, checkpoint: str | Path) -> TrainedModel:
     if reader is None:
         raise BadInput(f"{file.path}: data() returned None for every split; the model cannot be built")
     job = saved.job
-    sample = sample_batch(reader)
-    model = make_model(file.model, sample, int(job["seed"]), int(job["offload_above"]), job.get("on_worker", ()))
+    model, reader = make_model(
+        file.model, reader, int(job["seed"]), int(job["offload_above"]), job.get("on_worker", ())
+    )
     store = MemoryStore()
     restore_tables(saved, store)
-    dense_part(model, plan_step(model, batch_spec(sample))).restore(saved.dense())
+    dense_part(model, plan_step(model, batch_spec(sample_batch(reader)))).restore(saved.dense())
     for layer in store_layers(model):
         layer.attach(store, int(job["seed"]))
     return TrainedModel(file, saved, model, store)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeAlias
@@ -21,13 +21,14 @@ from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.offload import offloading
 from elastable.worker.models.on_worker import keep_on_worker
 from elastable.worker.readers import RaggedArray, Reader, SparseArray
+from elastable.worker.readers.records.reader import ModelInputs
 from elastable.worker.rows.scope import PlanScope, entered
 from elastable.worker.step.batch_checks import require_like, require_parts
 from elastable.worker.step.forward import Forward, forward, update_metrics, warn_of_values
 from elastable.worker.step.tensor_specs import batch_spec
 from elastable.worker.step.traced.own_step import overrides, rehearse
 
-__all__ = ["as_tensors", "build_model", "make_model", "sample_batch"]
+__all__ = ["as_tensors", "build_model", "for_model", "make_model", "sample_batch"]
 
 _log = logging.getLogger(__name__)
 
@@ -67,18 +68,32 @@ def sample_batch(reader: Reader, records: int = 2) -> TensorBatch:
     return batch
 
 
+def for_model(reader: Reader, model: keras.Model) -> Reader:
+    """The same records, as the inputs of the model want them: a column of a file in the dtype of its `keras.Input`.
+
+    Of a model without symbolic inputs (a subclass of `keras.Model`) nothing is known, and nothing changes.
+    """
+    try:
+        inputs = model.input
+    except (AttributeError, ValueError):  # it has none, or none yet
+        return reader
+    named = inputs if isinstance(inputs, Mapping) else {each.name: each for each in keras.tree.flatten(inputs)}
+    dtypes = {name: str(each.dtype) for name, each in named.items() if isinstance(each, keras.KerasTensor)}
+    return reader.for_inputs(ModelInputs(dtypes, text_targets=overrides(model, "train_step")))
+
+
 def make_model(
     make: Callable[[], keras.Model],
-    sample: TensorBatch,
+    reader: Reader,
     seed: int,
     offload_above: int = 0,
     on_worker: Collection[str] = (),
-) -> keras.Model:
-    """Calls `make` for the model and builds it.
+) -> tuple[keras.Model, Reader]:
+    """Calls `make` for the model and builds it; with it comes the reader, `for_model`.
 
     Args:
         make: Returns a compiled Keras model.
-        sample: A batch, for its shapes.
+        reader: Records, for their shapes.
         seed: Keras' global seed, so that every process starts with equal dense variables.
         offload_above: Keras embeddings with more elements than this are offloaded to the store and never allocated; 0:
             none.
@@ -87,11 +102,12 @@ def make_model(
     keras.utils.set_random_seed(seed & 0xFFFFFFFF)
     with offloading(offload_above):
         model = make()
-        build_model(model, sample)
+        reader = for_model(reader, model)
+        build_model(model, sample_batch(reader))
     if on_worker:
         specs = {layer.table_name: layer.table_spec(seed) for layer in store_layers(model)}
         keep_on_worker(model, {name: specs[name] for name in on_worker if name in specs})
-    return model
+    return model, reader
 
 
 def build_model(model: keras.Model, sample: TensorBatch) -> None:

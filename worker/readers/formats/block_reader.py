@@ -1,22 +1,28 @@
-"""The base of readers whose records are decoded in blocks, with a cache of decoded blocks."""
+"""The base of readers of files: columns of all files as one table, decoded in blocks, the last used ones kept."""
 
 from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
+import pyarrow as pa
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.formats.arrow_columns import ColumnChoice
+from elastable.worker.readers.formats.arrow_columns import At, Column, ColumnChoice, merged_type, to_array
+from elastable.worker.readers.formats.data_files import DataFile
+from elastable.worker.readers.formats.folder_values import folder_type, require_same_folders
 from elastable.worker.readers.records.pytrees import Leaf, batch_arrays, named_parts, records_of
 from elastable.worker.readers.records.ragged import concatenated, taken
-from elastable.worker.readers.records.reader import Batch, Reader, checked_indices
+from elastable.worker.readers.records.reader import Batch, ModelInputs, Reader, checked_indices
 
-__all__ = ["Block", "BlockReader", "Transform"]
+__all__ = ["Block", "BlockReader", "Decoded", "Transform"]
 
 Block = dict[str, Leaf]
 """Column name -> the block's records: an array, or a RaggedArray."""
@@ -24,40 +30,66 @@ Block = dict[str, Leaf]
 Transform = Callable[[Batch], Batch]
 
 
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A block as its file holds it.
+
+    Attributes:
+        file: The file.
+        table: Its columns, without those of folders.
+        place: Number of a record in the block -> where it is, for messages: "clicks.csv, line 7".
+    """
+
+    file: DataFile
+    table: pa.Table
+    place: Callable[[int], str]
+
+
 class BlockReader(Reader):
     """Records in blocks, one block after another.
 
     Args:
-        counts: Records in each block.
-        features: Names of the columns that make up x, a dict.
-        choice: Label and weight.
+        files: The files.
+        columns: Names of the columns in each file.
+        counts: Records in each block, of all files.
+        choice: The user's options about columns.
         transform: Batch -> batch with the same number of records; applied to the result of `take`.
         cached_blocks: Number of decoded blocks to keep, the last used ones.
-        name: What errors call this source.
 
     Raises:
-        BadInput: no records.
+        BadInput: no records; a column that is missing in a file or occurs twice.
     """
 
     def __init__(
         self,
+        files: Sequence[DataFile],
+        columns: Sequence[Sequence[str]],
         counts: Sequence[int],
-        features: Sequence[str],
         choice: ColumnChoice,
         transform: Transform | None,
         cached_blocks: int,
-        name: str,
     ) -> None:
+        self._files, self._choice, self._transform = list(files), choice, transform
+        self._name = ", ".join(map(str, files[:3])) + (", ..." if len(files) > 3 else "")
+        require_same_folders(files)
+        inside = set(chain.from_iterable(columns))
+        folders = [key for key, _ in files[0].partitions if key not in inside]
+        self._features = _features(files, [[*found, *folders] for found in columns], choice)
+        #: Features, label and weight, each once; those in files, and those in folders' names.
+        self._columns = list(dict.fromkeys([*self._features, *choice.targets]))
+        self._in_file = [name for name in self._columns if name in inside]
+        self._in_folders = [name for name in self._columns if name not in inside]
         if sum(counts) == 0:
-            raise BadInput(f"{name}: empty, there must be at least one record")
+            raise BadInput(f"{self._name}: empty, there must be at least one record")
         if cached_blocks < 1:
-            raise BadInput(f"{name}: cached_blocks must be at least 1, got {cached_blocks}")
+            raise BadInput(f"{self._name}: cached_blocks must be at least 1, got {cached_blocks}")
         self._starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        self._features = list(features)
-        self._choice = choice
-        self._transform = transform
         self._cached_blocks = cached_blocks
-        self._name = name
+        self._feed(ModelInputs())
+
+    def _feed(self, inputs: ModelInputs) -> None:
+        self._inputs = inputs
+        self._kinds: dict[str, Column] | None = None
         self._decoded: OrderedDict[int, Block] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -69,9 +101,25 @@ class BlockReader(Reader):
         """Records in the largest block."""
         return int(np.diff(self._starts).max())
 
+    def for_inputs(self, inputs: ModelInputs) -> Reader:
+        """The same records, each column read as its input wants it; with a transform in between nothing changes."""
+        if self._transform is not None or self._inputs == inputs:
+            return self
+        other = copy(self)
+        other._feed(inputs)
+        return other
+
     @abstractmethod
-    def read_block(self, block: int) -> Block:
-        """Decodes a block: column name -> array of its records.
+    def types_of(self, name: str, want: str) -> list[tuple[DataFile, pa.DataType]]:
+        """(file, Arrow type there) of a column of the files; `want` is the dtype of its input, or "".
+
+        Raises:
+            BadInput: what a file holds has no type.
+        """
+
+    @abstractmethod
+    def read_block(self, block: int) -> Decoded:
+        """Reads a block, with the columns of files alone.
 
         Raises:
             BadInput: the source has changed or is malformed.
@@ -81,14 +129,13 @@ class BlockReader(Reader):
         """The records at `indices`.
 
         Raises:
-            BadInput: an index out of range, a malformed block, a transform that changes the number of records.
+            BadInput: an index out of range, a malformed block, a value that its column or the model's input does not
+                hold, a transform that changes the number of records.
         """
         rows = checked_indices(indices, len(self), self._name)
         columns = self._gather(rows)
-        choice = self._choice
         x = {name: columns[name] for name in self._features}
-        rest = tuple(columns[name] for name in (choice.label, choice.weight) if name is not None)
-        return self._transformed((x, *rest), rows.size)
+        return self._transformed((x, *(columns[name] for name in self._choice.targets)), rows.size)
 
     def _gather(self, rows: Int64) -> Block:
         if rows.size == 0:
@@ -109,11 +156,41 @@ class BlockReader(Reader):
     def _block(self, block: int) -> Block:
         with self._lock:
             if block not in self._decoded:
-                self._decoded[block] = self.read_block(block)
+                self._decoded[block] = self._decode(block)
             self._decoded.move_to_end(block)
             while len(self._decoded) > self._cached_blocks:
                 self._decoded.popitem(last=False)
             return self._decoded[block]
+
+    def _decode(self, block: int) -> Block:
+        if self._kinds is None:
+            self._kinds = {name: self._column(name) for name in self._columns}
+        found = self.read_block(block)
+        records = found.table.num_rows
+        folders = dict(found.file.partitions)
+        arrays: Block = {}
+        for name, column in self._kinds.items():
+            inside = name not in self._in_folders
+            values = found.table.column(name) if inside else pa.repeat(pa.scalar(folders[name], pa.string()), records)
+            arrays[name] = to_array(values, column, At(name, found.place))
+        return arrays
+
+    def want(self, name: str) -> str:
+        """dtype of the model's input that a column feeds, "number" for targets and weights; "": not known."""
+        if "bits" in self._choice.column_types.get(name, ""):
+            return ""  # it is an int64 of other meaning, whatever the input wants
+        if name in self._features:
+            return self._inputs.dtypes.get(name, "")
+        return "" if self._inputs.text_targets else "number"
+
+    def _column(self, name: str) -> Column:
+        want, kind = self.want(name), self._choice.type_of(name)
+        if name in self._in_folders:
+            kinds = [(self._files[0], kind or folder_type(self._files, name, want))]
+        else:
+            kinds = [(self._files[0], kind)] if kind is not None else self.types_of(name, want)
+        merged = merged_type(kinds, want, name)
+        return self._choice.column(name, merged, wide=self._transform is not None)
 
     def _transformed(self, batch: Batch, records: int) -> Batch:
         if self._transform is None:
@@ -129,3 +206,41 @@ class BlockReader(Reader):
             if found != records:
                 raise BadInput(f"{self._name}: transform made {found} records of {records}; it must keep their number")
         return parts
+
+
+def _features(files: Sequence[DataFile], columns: Sequence[Sequence[str]], choice: ColumnChoice) -> list[str]:
+    """The features among the columns of all files.
+
+    Raises:
+        BadInput: a chosen column is missing in a file or occurs twice in it, or there are no features.
+    """
+    targets = choice.targets
+    every = [name for name in dict.fromkeys(chain.from_iterable(columns)) if name not in targets]
+    names = every if choice.features is None else list(choice.features)
+    options = [*choice.fill_null, *choice.fill_null_list, *choice.column_types]
+    wanted = list(dict.fromkeys([*names, *targets, *options]))
+    for file, found in zip(files, columns, strict=True):
+        counts = Counter(found)
+        for name in wanted:
+            if not counts[name]:
+                raise BadInput(_missing(name, file, found, files, columns))
+            if counts[name] > 1:
+                raise BadInput(f"{file}: {counts[name]} of its columns are called {name!r}; rename all but one")
+    if not names:
+        raise BadInput(f"{files[0]}: no feature columns besides {', '.join(targets)}")
+    return names
+
+
+def _missing(
+    name: str, file: DataFile, found: Sequence[str], files: Sequence[DataFile], columns: Sequence[Sequence[str]]
+) -> str:
+    message = f"{file}: no column {name!r}; its columns are {_listed(found)}"
+    holder = next((other for other, names in zip(files, columns, strict=True) if name in set(names)), None)
+    if holder is None:
+        return message
+    return f"{message}, and {holder} has it; all files need it, or leave it out by features="
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:20])
+    return shown if len(names) <= 20 else f"{shown}, ... ({len(names)})"
