@@ -79,7 +79,7 @@ def for_model(reader: Reader, model: keras.Model) -> Reader:
         return reader
     named = inputs if isinstance(inputs, Mapping) else {each.name: each for each in keras.tree.flatten(inputs)}
     dtypes = {name: str(each.dtype) for name, each in named.items() if isinstance(each, keras.KerasTensor)}
-    return reader.for_inputs(ModelInputs(dtypes, text_targets=overrides(model, "train_step")))
+    return reader.for_inputs(ModelInputs(dtypes, own_step=overrides(model, "train_step")))
 
 
 def make_model(

@@ -117,6 +117,11 @@ class ColumnChoice:
                 raise BadInput(f"fill_null_list={{{name!r}: {values!r}}}: give a list, [] for an empty one")
 
     @property
+    def options(self) -> list[str]:
+        """The columns of options other than features, label and weight."""
+        return [*self.column_types, *self.fill_null, *self.fill_null_list]
+
+    @property
     def targets(self) -> list[str]:
         """Label and weight."""
         return [name for name in (self.label, self.weight) if name is not None]
@@ -170,18 +175,23 @@ def merged_type(kinds: Sequence[tuple[object, pa.DataType]], want: str, name: st
         _refuse_for(kind, want, name, file)
     if want in INTEGERS:
         # Floats, too: each file's values are converted by themselves, so that no integer becomes a float.
-        return _common([(file, _with_element(kind, pa.type_for_alias(want))) for file, kind in plain], where)
-    known = [(file, kind) for file, kind in elements if not pa.types.is_null(kind)]
-    if not known and want in ("", "number"):
+        return _common([(file, _with_element(kind, pa.type_for_alias(want))) for file, kind in _not_null(plain)], where)
+    known = _not_null(elements)
+    if pa.types.is_null(known[0][1]) and want in ("", "number"):
         raise BadInput(
             f"{plain[0][0]}: {where} holds nulls alone; say column_types={{{name!r}: 'float64'}} or what it is"
         )
-    if not known:
+    if pa.types.is_null(known[0][1]):
         nothing = pa.string() if want == "string" else pa.float64()
         return _common([(file, _with_element(kind, nothing)) for file, kind in plain], where)
-    if want in ("", "number"):
+    if not want:
         _refuse_mixture(known, name)
-    return _common(plain, where)
+    return _common(_not_null(plain), where)
+
+
+def _not_null(kinds: Sequence[tuple[object, pa.DataType]]) -> Sequence[tuple[object, pa.DataType]]:
+    """Without the files whose column has no type, because it holds nulls alone; all, if there are no others."""
+    return [(file, kind) for file, kind in kinds if not pa.types.is_null(kind)] or kinds
 
 
 def _refuse_mixture(kinds: Sequence[tuple[object, pa.DataType]], name: str) -> None:
@@ -301,11 +311,15 @@ def as_type(values: pa.Array, kind: pa.DataType, at: At) -> pa.Array:
         return values
     if pa.types.is_floating(values.type) and pa.types.is_integer(kind):
         return _float_as_integer(values, kind, at)
+    # A float is approximate: an integer is rounded to it, as by Keras.
+    rounds = pa.types.is_integer(values.type) and pa.types.is_floating(kind)
     try:
-        return values.cast(kind)
-    except (pa.ArrowException, pa.ArrowNotImplementedError) as error:
+        return values.cast(kind, safe=not rounds)
+    except pa.ArrowException as error:
         bad = first_bad(len(values), lambda stop: casts(values[:stop], kind))
-        raise BadInput(f"{at(bad)}: {_short(values[bad])} is no {kind}{_hint(values, kind, at)}: {error}") from error
+        raise BadInput(
+            f"{at(bad)}: {_short(values[bad])} is no {kind}{_hint(values[bad : bad + 1], kind, at)}: {error}"
+        ) from error
 
 
 def first_bad(records: int, good: Callable[[int], bool]) -> int:
@@ -326,10 +340,12 @@ def casts(values: pa.Array, kind: pa.DataType) -> bool:
     return True
 
 
-def _hint(values: pa.Array, kind: pa.DataType, at: At) -> str:
-    if pa.types.is_uint64(values.type) and pa.types.is_int64(kind):
+def _hint(value: pa.Array, kind: pa.DataType, at: At) -> str:
+    if pa.types.is_uint64(value.type) and pa.types.is_int64(kind):
         return f"; {at.keeps_bits}"
-    if pa.types.is_binary(values.type) and pa.types.is_string(kind):
+    if pa.types.is_string(value.type) and pa.types.is_integer(kind) and casts(value, pa.float64()):
+        return f"; say column_types={{{at.column!r}: 'float64'}} for a column of floats"
+    if pa.types.is_binary(value.type) and pa.types.is_string(kind):
         return " in UTF-8; say encoding= of a CSV file, such as 'latin-1'"
     return ""
 
@@ -348,10 +364,10 @@ def _float_as_integer(values: pa.Array, kind: pa.DataType, at: At) -> pa.Array:
         bad = np.flatnonzero(~missing & ~((np.abs(floats) < limit) & (np.trunc(floats) == floats)))
     if bad.size:
         value = float(floats[bad[0]])
-        why = (
-            f"a {values.type} is exact below 2**{int(limit).bit_length() - 1} only, and other integers may have become "
-            f"this one; {at.keeps_bits}" if value.is_integer() else "it is none"
-        )  # fmt: skip
+        why = "it is none"
+        if value.is_integer():
+            only = f"{values.type} is exact below 2**{limit.bit_length() - 1} only, and others may have become this one"
+            why = f"{only}; {at.keeps_bits if value >= 2.0**63 else 'write the column as integers'}"
         raise BadInput(f"{at(int(bad[0]))}: {value!r} where integers are wanted: {why}")
     whole = np.where(missing, 0, floats).astype(np.int64)
     return as_type(pa.array(whole, mask=missing), kind, at)

@@ -72,13 +72,16 @@ class BlockReader(Reader):
         self._files, self._choice, self._transform = list(files), choice, transform
         self._name = ", ".join(map(str, files[:3])) + (", ..." if len(files) > 3 else "")
         require_same_folders(files)
-        inside = set(chain.from_iterable(columns))
-        folders = [key for key, _ in files[0].partitions if key not in inside]
-        self._features = _features(files, [[*found, *folders] for found in columns], choice)
-        #: Features, label and weight, each once; those in files, and those in folders' names.
-        self._columns = list(dict.fromkeys([*self._features, *choice.targets]))
-        self._in_file = [name for name in self._columns if name in inside]
-        self._in_folders = [name for name in self._columns if name not in inside]
+        self._inside = dict.fromkeys(chain.from_iterable(columns))
+        folders = [key for key, _ in files[0].partitions if key not in self._inside]
+        found = [[*names, *folders] for names in columns]
+        self._all_features = _features([*self._inside, *folders], choice)
+        if not self._all_features:
+            raise BadInput(f"{files[0]}: no feature columns besides {', '.join(choice.targets)}")
+        self._lacking = _lacking(files, found, self._all_features, choice)
+        chosen = {*(choice.features or ()), *choice.targets, *choice.options}
+        if missing := next((text for name, text in self._lacking.items() if name in chosen), None):
+            raise BadInput(missing)
         if sum(counts) == 0:
             raise BadInput(f"{self._name}: empty, there must be at least one record")
         if cached_blocks < 1:
@@ -88,7 +91,14 @@ class BlockReader(Reader):
         self._feed(ModelInputs())
 
     def _feed(self, inputs: ModelInputs) -> None:
-        self._inputs = inputs
+        self._inputs, choice, wanted = inputs, self._choice, inputs.dtypes
+        self._features = self._all_features
+        if choice.features is None and not inputs.own_step and 0 < len(wanted) and wanted.keys() <= {*self._features}:
+            self._features = [name for name in self._features if name in wanted]
+        #: Features, label and weight, each once; those in files, and those in folders' names.
+        self._columns = list(dict.fromkeys([*self._features, *choice.targets]))
+        self._in_file = [name for name in self._columns if name in self._inside]
+        self._in_folders = [name for name in self._columns if name not in self._inside]
         self._kinds: dict[str, Column] | None = None
         self._decoded: OrderedDict[int, Block] = OrderedDict()
         self._lock = threading.Lock()
@@ -179,11 +189,13 @@ class BlockReader(Reader):
         """dtype of the model's input that a column feeds, "number" for targets and weights; "": not known."""
         if "bits" in self._choice.column_types.get(name, ""):
             return ""  # it is an int64 of other meaning, whatever the input wants
-        if name in self._features:
-            return self._inputs.dtypes.get(name, "")
-        return "" if self._inputs.text_targets else "number"
+        if name in self._choice.targets and name not in self._inputs.dtypes:
+            return "" if self._inputs.own_step else "number"
+        return self._inputs.dtypes.get(name, "")
 
     def _column(self, name: str) -> Column:
+        if name in self._lacking:
+            raise BadInput(self._lacking[name])
         want, kind = self.want(name), self._choice.type_of(name)
         if name in self._in_folders:
             kinds = [(self._files[0], kind or folder_type(self._files, name, want))]
@@ -208,39 +220,26 @@ class BlockReader(Reader):
         return parts
 
 
-def _features(files: Sequence[DataFile], columns: Sequence[Sequence[str]], choice: ColumnChoice) -> list[str]:
-    """The features among the columns of all files.
+def _features(found: Sequence[str], choice: ColumnChoice) -> list[str]:
+    """Names of the features among those of all files."""
+    return [name for name in found if name not in choice.targets] if choice.features is None else [*choice.features]
 
-    Raises:
-        BadInput: a chosen column is missing in a file or occurs twice in it, or there are no features.
-    """
-    targets = choice.targets
-    every = [name for name in dict.fromkeys(chain.from_iterable(columns)) if name not in targets]
-    names = every if choice.features is None else list(choice.features)
-    options = [*choice.fill_null, *choice.fill_null_list, *choice.column_types]
-    wanted = list(dict.fromkeys([*names, *targets, *options]))
-    for file, found in zip(files, columns, strict=True):
-        counts = Counter(found)
+
+def _lacking(
+    files: Sequence[DataFile], columns: Sequence[Sequence[str]], features: Sequence[str], choice: ColumnChoice
+) -> dict[str, str]:
+    """Name of each column that a file lacks, or has twice -> the message that says so."""
+    lacking: dict[str, str] = {}
+    wanted = list(dict.fromkeys([*features, *choice.targets, *choice.options]))
+    counts = [Counter(found) for found in columns]
+    for file, found, count in zip(files, columns, counts, strict=True):
         for name in wanted:
-            if not counts[name]:
-                raise BadInput(_missing(name, file, found, files, columns))
-            if counts[name] > 1:
-                raise BadInput(f"{file}: {counts[name]} of its columns are called {name!r}; rename all but one")
-    if not names:
-        raise BadInput(f"{files[0]}: no feature columns besides {', '.join(targets)}")
-    return names
-
-
-def _missing(
-    name: str, file: DataFile, found: Sequence[str], files: Sequence[DataFile], columns: Sequence[Sequence[str]]
-) -> str:
-    message = f"{file}: no column {name!r}; its columns are {_listed(found)}"
-    holder = next((other for other, names in zip(files, columns, strict=True) if name in set(names)), None)
-    if holder is None:
-        return message
-    return f"{message}, and {holder} has it; all files need it, or leave it out by features="
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:20])
-    return shown if len(names) <= 20 else f"{shown}, ... ({len(names)})"
+            if not count[name]:
+                holder = next((other for other, names in zip(files, counts, strict=True) if names[name]), None)
+                shown = ", ".join(found[:20]) + (f", ... ({len(found)})" if len(found) > 20 else "")
+                hint = f"; {holder} has it: all files need it, or leave it out by features=" if holder else ""
+                lacking.setdefault(name, f"{file}: no column {name!r}; its columns are {shown}{hint}")
+            elif count[name] > 1:
+                message = f"{file}: {count[name]} of its columns are called {name!r}; rename all but one"
+                lacking.setdefault(name, message)
+    return lacking

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import codecs
+import csv as header_csv
+import io
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
@@ -87,8 +89,13 @@ class CsvReader(BlockReader):
         self._places = [(p, block) for p, index in enumerate(self._indexes) for block in range(index.counts.size)]
         counts = [int(self._indexes[place].counts[block]) for place, block in self._places]
         super().__init__(files, [self._names] * len(files), counts, choice, transform, cached_blocks)
-        text, at = self._text(0)
-        self._inferred = {field.name: field.type for field in self._parse(text, {}, at).schema}
+        text, place = self._text(0)
+        first = self._parse(text, {}, place)
+        self._inferred = {field.name: field.type for field in first.schema}
+        #: Columns of floats that may be integers beyond int64.
+        self._large = {
+            field.name for field, values in zip(first.schema, first.columns, strict=True) if _is_large(values)
+        }
 
     def _feed(self, inputs: ModelInputs) -> None:
         super()._feed(inputs)
@@ -97,19 +104,19 @@ class CsvReader(BlockReader):
     def types_of(self, name: str, want: str) -> list[tuple[DataFile, pa.DataType]]:
         """The type to parse a column as: of all files the one that the first block and the model's input tell."""
         found = self._inferred[name]
-        if want == "string" or pa.types.is_temporal(found) or pa.types.is_binary(found):
+        kind = found
+        if want == "string" or (not want and (pa.types.is_temporal(found) or pa.types.is_binary(found))):
             kind = pa.string()
-        elif want in INTEGERS:
-            other = pa.types.is_floating(found) or pa.types.is_boolean(found)
-            kind = found if other else pa.uint64() if want == "uint64" else pa.int64()
-        elif want in ("", "number"):
-            if not want and pa.types.is_floating(found):
-                self._refuse_large_integers(name)
-            kind = found
-        elif pa.types.is_boolean(found):
-            kind = found
-        else:
-            kind = pa.bool_() if want == "bool" and not _is_number(found) else pa.float64()
+        elif want == "bool" and not _is_number(found):
+            kind = pa.bool_()
+        elif want in INTEGERS and not pa.types.is_floating(found) and not pa.types.is_boolean(found):
+            kind = pa.uint64() if want == "uint64" else pa.int64()
+        elif want.startswith(("float", "bfloat")) and not pa.types.is_boolean(found):
+            kind = pa.float64()
+        elif want == "number" and not _is_number(found) and not pa.types.is_boolean(found):
+            kind = pa.float64()
+        elif not want and name in self._large:
+            self._refuse_large_integers(name)
         self._parsed[name] = kind
         return [(self._files[0], kind)]
 
@@ -160,12 +167,15 @@ class CsvReader(BlockReader):
         headers = []
         for file, index in zip(self._files, self._indexes, strict=True):
             try:
-                parse = csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True)
-                text = pa.BufferReader(self._as_utf8(index.header, file, 1))
-                headers.append(list(csv.read_csv(text, parse_options=parse).column_names))
-            except (pa.ArrowException, UnicodeDecodeError) as error:
+                # Arrow takes a second for the names of some thousand columns.
+                text = io.StringIO(self._as_utf8(index.header, file, 1).decode(), newline="")
+                names = next(filter(None, header_csv.reader(text, delimiter=self._delimiter)), None)
+            except (header_csv.Error, UnicodeDecodeError) as error:
                 hint = "say encoding=, such as 'latin-1', if it is no UTF-8"
                 raise BadInput(f"{file}: no header can be read from it: {error}; {hint}") from error
+            if names is None:
+                raise BadInput(f"{file}: no header can be read from it: it is empty")
+            headers.append(names)
             self._refuse_other_delimiter(file, index)
             if headers[-1] != headers[0]:
                 raise BadInput(f"{file}: {_difference(headers[-1], headers[0])} in {self._files[0]}")
@@ -186,8 +196,8 @@ class CsvReader(BlockReader):
 
     def _refuse_large_integers(self, name: str) -> None:
         """Refuses integers beyond int64, which Arrow would read as floats and so merge ids."""
-        text, at = self._text(0)
-        texts = self._parse(text, {name: pa.string()}, at)[name]
+        text, place = self._text(0)
+        texts = self._parse(text, {name: pa.string()}, place)[name]
         whole = pc.match_substring_regex(texts, r"^\s*[+-]?[0-9]+\s*$")
         nulls = pc.is_in(texts, pa.array(_NULLS))
         if pc.all(pc.or_(whole, nulls)).as_py() and pc.any(whole).as_py():
@@ -245,6 +255,10 @@ class CsvReader(BlockReader):
         ]
         hint = f"; say delimiter={others[0]!r}, which cuts it so" if others else ""
         return BadInput(f"{place(bad)}: {reasons[-1]}{hint}")
+
+
+def _is_large(values: pa.ChunkedArray) -> bool:
+    return bool(pa.types.is_floating(values.type) and pc.any(pc.greater_equal(pc.abs(values), 2.0**63)).as_py())
 
 
 def _is_number(kind: pa.DataType) -> bool:
