@@ -93,7 +93,7 @@ class BlockReader(Reader):
     def _feed(self, inputs: ModelInputs) -> None:
         self._inputs, choice, wanted = inputs, self._choice, inputs.dtypes
         self._features = self._all_features
-        if choice.features is None and not inputs.own_step and 0 < len(wanted) and wanted.keys() <= {*self._features}:
+        if choice.features is None and not inputs.own_step and wanted and wanted.keys() <= {*self._features}:
             self._features = [name for name in self._features if name in wanted]
         #: Features, label and weight, each once; those in files, and those in folders' names.
         self._columns = list(dict.fromkeys([*self._features, *choice.targets]))

@@ -104,16 +104,15 @@ class CsvReader(BlockReader):
     def types_of(self, name: str, want: str) -> list[tuple[DataFile, pa.DataType]]:
         """The type to parse a column as: of all files the one that the first block and the model's input tell."""
         found = self._inferred[name]
+        boolean, number = pa.types.is_boolean(found), pa.types.is_integer(found) or pa.types.is_floating(found)
         kind = found
         if want == "string" or (not want and (pa.types.is_temporal(found) or pa.types.is_binary(found))):
             kind = pa.string()
-        elif want == "bool" and not _is_number(found):
+        elif want == "bool" and not number:
             kind = pa.bool_()
-        elif want in INTEGERS and not pa.types.is_floating(found) and not pa.types.is_boolean(found):
+        elif want in INTEGERS and not pa.types.is_floating(found) and not boolean:
             kind = pa.uint64() if want == "uint64" else pa.int64()
-        elif want.startswith(("float", "bfloat")) and not pa.types.is_boolean(found):
-            kind = pa.float64()
-        elif want == "number" and not _is_number(found) and not pa.types.is_boolean(found):
+        elif want and want not in INTEGERS and not boolean and not (number and want == "number"):
             kind = pa.float64()
         elif not want and name in self._large:
             self._refuse_large_integers(name)
@@ -259,10 +258,6 @@ class CsvReader(BlockReader):
 
 def _is_large(values: pa.ChunkedArray) -> bool:
     return bool(pa.types.is_floating(values.type) and pc.any(pc.greater_equal(pc.abs(values), 2.0**63)).as_py())
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _from_text(values: pa.Array, kind: pa.DataType, want: str, at: At) -> pa.Array:

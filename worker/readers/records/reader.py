@@ -29,8 +29,8 @@ class ModelInputs:
     Attributes:
         dtypes: Name of an input -> its dtype, such as "int64", "float32" or "string"; none of a model without named
             inputs.
-        own_step: Whether a `train_step` of the model's own reads the batches: then targets may be text, and features be used
-            that are no input.
+        own_step: Whether a `train_step` of the model's own reads the batches: then targets may be text, and features
+            be used that are no input.
     """
 
     dtypes: Mapping[str, str] = field(default_factory=dict)
