@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import decimal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,7 +31,7 @@ def parquet(folder: Path, files: object, want: str = "", **options: Keyword) -> 
     return read.take(np.arange(len(reader)))
 
 
-def listed(values: object) -> object:
+def listed(values: Any) -> Any:
     if not isinstance(values, RaggedArray):
         return values.tolist()
     inner = listed(values.values)

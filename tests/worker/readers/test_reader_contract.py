@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +19,7 @@ from elastable.worker.readers import CsvReader, NumpyReader, ParquetReader, Read
 from elastable.worker.readers.records.reader import ModelInputs
 from tests.untyped import Keyword
 
-Table = Mapping[str, Sequence[object]]
+Table = Mapping[str, Sequence[Any]]
 Make = Callable[..., Reader]
 """(folder, table, input name -> dtype, options of the reader) -> the reader."""
 
@@ -57,10 +59,6 @@ def csv_files(
     return CsvReader(folder / "*.csv", block_records=3, **options).for_inputs(ModelInputs(inputs))
 
 
-def _csv(**fixed: Keyword) -> Make:
-    return lambda folder, table, inputs, **options: csv_files(folder, table, inputs, **fixed, **options)
-
-
 def _arrays(table: Table) -> dict[str, np.ndarray]:
     return {name: np.array(values, object if isinstance(values[0], str) else None) for name, values in table.items()}
 
@@ -84,7 +82,7 @@ def tfrecord(folder: Path, table: Table, inputs: Mapping[str, str]) -> Reader:
     )
 
 
-def _feature(tf: object, value: object) -> object:
+def _feature(tf: Any, value: Any) -> Any:
     if isinstance(value, str):
         return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value.encode()]))
     if isinstance(value, float):
@@ -94,13 +92,13 @@ def _feature(tf: object, value: object) -> object:
 
 FILES: dict[str, Make] = {
     "parquet": parquet,
-    "parquet files": lambda *given, **options: parquet(*given, files=2, **options),
+    "parquet files": partial(parquet, files=2),
     "parquet beside dictionaries": parquet_of_dictionaries,
     "csv": csv_files,
-    "csv files": _csv(files=2),
-    "csv crlf bom": _csv(end="\r\n", encoding="utf-8-sig"),
-    "csv latin-1": _csv(encoding="latin-1"),
-    "csv gb18030": _csv(encoding="gb18030"),
+    "csv files": partial(csv_files, files=2),
+    "csv crlf bom": partial(csv_files, end="\r\n", encoding="utf-8-sig"),
+    "csv latin-1": partial(csv_files, encoding="latin-1"),
+    "csv gb18030": partial(csv_files, encoding="gb18030"),
 }
 ALL: dict[str, Make] = {**FILES, "numpy": numpy, "tfrecord": tfrecord}
 
@@ -114,7 +112,7 @@ def as_text(values: Sequence[object]) -> list[str]:
 
 @every_reader
 def test_values_are_exact_and_any_records_can_be_fetched(tmp_path: Path, make: Make) -> None:
-    table = {
+    table: Table = {
         "id": [2**53 + 1, -(2**63), 2**63 - 1, 0, 7, 16_777_217, -1],
         "code": ["007", "7", "NA", "", 'a "q", é', "two\nlines", "1e3"],
         "price": [0.5, 2.0, -1.25, 3.0, 1e30, 0.0, 4.0],
@@ -135,8 +133,10 @@ def test_values_are_exact_and_any_records_can_be_fetched(tmp_path: Path, make: M
 
 @every_reader
 def test_numbers_feed_the_input_that_wants_them(tmp_path: Path, make: Make) -> None:
-    (x,) = make(tmp_path, {"n": [1, 0, 3, 1]}, {"n": "float32"}).take(np.arange(4))
-    assert np.asarray(x["n"], np.float32).tolist() == [1, 0, 3, 1]
+    for values in ([1, 0, 3, 1], [True, False, False, True]):
+        (tmp_path / str(values[0])).mkdir()
+        (x,) = make(tmp_path / str(values[0]), {"n": values}, {"n": "float32"}).take(np.arange(4))
+        assert np.asarray(x["n"], np.float32).tolist() == values
 
 
 @every_file

@@ -22,6 +22,7 @@ BITS = "uint64-bits"
 _EXACT = {16: 2**11, 32: 2**24, 64: 2**53}
 """Bits of a float -> the first integer that another one may have been rounded to."""
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_FLOATS = ("float16", "float32", "bfloat16")
 _SCALARS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
 _TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 _BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
@@ -173,9 +174,10 @@ def merged_type(kinds: Sequence[tuple[object, pa.DataType]], want: str, name: st
     elements = [(file, element_of(kind)) for file, kind in plain]
     for file, kind in elements:
         _refuse_for(kind, want, name, file)
-    if want in INTEGERS:
-        # Floats, too: each file's values are converted by themselves, so that no integer becomes a float.
-        return _common([(file, _with_element(kind, pa.type_for_alias(want))) for file, kind in _not_null(plain)], where)
+    if want in INTEGERS or want in _FLOATS:
+        # Each file's values are converted by themselves: no integer becomes a float on its way to an integer.
+        element = pa.type_for_alias(want) if want in INTEGERS else pa.float64()
+        return _common([(file, _with_element(kind, element)) for file, kind in _not_null(plain)], where)
     known = _not_null(elements)
     if pa.types.is_null(known[0][1]) and want in ("", "number"):
         raise BadInput(
@@ -311,7 +313,7 @@ def as_type(values: pa.Array, kind: pa.DataType, at: At) -> pa.Array:
         return values
     if pa.types.is_floating(values.type) and pa.types.is_integer(kind):
         return _float_as_integer(values, kind, at)
-    # A float is approximate: an integer is rounded to it, as by Keras.
+    # A float is approximate: an integer is rounded to it, as by Keras; where it is an id, et.Embedding refuses it.
     rounds = pa.types.is_integer(values.type) and pa.types.is_floating(kind)
     try:
         return values.cast(kind, safe=not rounds)

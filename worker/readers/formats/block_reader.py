@@ -22,10 +22,13 @@ from elastable.worker.readers.records.pytrees import Leaf, batch_arrays, named_p
 from elastable.worker.readers.records.ragged import concatenated, taken
 from elastable.worker.readers.records.reader import Batch, ModelInputs, Reader, checked_indices
 
-__all__ = ["Block", "BlockReader", "Decoded", "Transform"]
+__all__ = ["Block", "BlockReader", "Decoded", "Place", "Transform"]
 
 Block = dict[str, Leaf]
 """Column name -> the block's records: an array, or a RaggedArray."""
+
+Place = Callable[[int], str]
+"""Number of a record in its block -> where it is, for messages: "clicks.csv, line 7"."""
 
 Transform = Callable[[Batch], Batch]
 
@@ -37,12 +40,12 @@ class Decoded:
     Attributes:
         file: The file.
         table: Its columns, without those of folders.
-        place: Number of a record in the block -> where it is, for messages: "clicks.csv, line 7".
+        place: Where its records are.
     """
 
     file: DataFile
     table: pa.Table
-    place: Callable[[int], str]
+    place: Place
 
 
 class BlockReader(Reader):
@@ -94,7 +97,7 @@ class BlockReader(Reader):
         self._inputs, choice, wanted = inputs, self._choice, inputs.dtypes
         self._features = self._all_features
         if choice.features is None and not inputs.own_step and wanted and wanted.keys() <= {*self._features}:
-            self._features = [name for name in self._features if name in wanted]
+            self._features = list(wanted)  # in one order, whatever the files' is
         #: Features, label and weight, each once; those in files, and those in folders' names.
         self._columns = list(dict.fromkeys([*self._features, *choice.targets]))
         self._in_file = [name for name in self._columns if name in self._inside]

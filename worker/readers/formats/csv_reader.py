@@ -15,7 +15,7 @@ import pyarrow.csv as csv
 
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.formats.arrow_columns import INTEGERS, At, ColumnChoice, as_type, casts, first_bad
-from elastable.worker.readers.formats.block_reader import BlockReader, Decoded, Transform
+from elastable.worker.readers.formats.block_reader import BlockReader, Decoded, Place, Transform
 from elastable.worker.readers.formats.csv_index import CsvIndex, index_csv, record_starts
 from elastable.worker.readers.formats.data_files import DataFile, FileSystem, Paths, find_files
 from elastable.worker.readers.records.reader import ModelInputs
@@ -125,8 +125,8 @@ class CsvReader(BlockReader):
         Raises:
             BadInput: a malformed record, by file and line; a file that changed.
         """
-        place, local = self._places[block]
-        file, index = self._files[place], self._indexes[place]
+        number, local = self._places[block]
+        file, index = self._files[number], self._indexes[number]
         text, place = self._text(block)
         table = self._parse(text, self._parsed, place)
         if table.num_rows != index.counts[local]:
@@ -136,7 +136,7 @@ class CsvReader(BlockReader):
             )
         return Decoded(file, table, place)
 
-    def _text(self, block: int) -> tuple[bytes, Callable[[int], str]]:
+    def _text(self, block: int) -> tuple[bytes, Place]:
         """The bytes of a block, as UTF-8, and where its records are."""
         place, local = self._places[block]
         file, index = self._files[place], self._indexes[place]
@@ -149,7 +149,7 @@ class CsvReader(BlockReader):
 
         @cache
         def lines() -> list[int]:
-            return (record_starts(raw, self._delimiter)[1] + index.lines[local] - 1).tolist()
+            return list(record_starts(raw, self._delimiter)[1] + index.lines[local] - 1)
 
         return self._as_utf8(raw, file, int(index.lines[local])), lambda record: f"{file}, line {lines()[record]}"
 
@@ -209,7 +209,7 @@ class CsvReader(BlockReader):
                 "(et.Embedding hashes strings)"
             )
 
-    def _parse(self, text: bytes, types: Mapping[str, pa.DataType], place: Callable[[int], str]) -> pa.Table:
+    def _parse(self, text: bytes, types: Mapping[str, pa.DataType], place: Place) -> pa.Table:
         try:
             return self._read(text, types)
         except pa.ArrowException:
@@ -233,7 +233,7 @@ class CsvReader(BlockReader):
             csv.ConvertOptions(include_columns=self._in_file, column_types=dict(types)),
         )
 
-    def _malformed(self, text: bytes, place: Callable[[int], str], error: Exception) -> BadInput:
+    def _malformed(self, text: bytes, place: Place, error: Exception) -> BadInput:
         """Finds the first malformed record by bisection: a prefix that contains it cannot be read."""
         starts, _ = record_starts(text, self._delimiter)
         ends = [*starts[1:].tolist(), len(text)]
