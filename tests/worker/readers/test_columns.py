@@ -135,7 +135,10 @@ REFUSED = {
         "row 2: column 'c': null, one of 1 nulls in a column of int64",
     ),
     "a list that does not fit": (
-        NULLED, "int64", {"fill_null_list": {"c": [1]}}, r"fill_null_list=\[1\] is no fixed_size",
+        NULLED, "int64", {"fill_null_list": {"c": [1]}}, r"'c': nulls cannot become \[1\], which is no fixed_size",
+    ),
+    "a fraction in fill_null_list": (
+        NULLED, "int64", {"fill_null_list": {"c": [1, 1.5]}}, r"nulls cannot become \[1, 1.5\]",
     ),
     "a list in fill_null": (NULLED, "int64", {"fill_null": {"c": []}}, "fill_null_list= replaces null lists"),
     "a scalar in fill_null_list": (NULLED, "int64", {"fill_null_list": {"c": 0}}, "give a list"),

@@ -62,15 +62,15 @@ class Column:
 
     Attributes:
         kind: Arrow type of its values, without dictionaries.
-        fill: Replacement of null values, also of those within lists; None: nulls in a float column become NaN, and in
-            any other are an error.
+        fill: An Arrow scalar that replaces null values, also those within lists; None: nulls in a float column become
+            NaN, and in any other are an error.
         fill_list: Replacement of null lists; None: they are an error.
         wide: Whether floats keep their type; else they become float32.
         bits: Whether a uint64 becomes the int64 of the same bits.
     """
 
     kind: pa.DataType
-    fill: object = None
+    fill: pa.Scalar | None = None
     fill_list: Sequence[object] | None = None
     wide: bool = False
     bits: bool = False
@@ -143,9 +143,14 @@ class ColumnChoice:
         return pa.list_(kind) if listed else kind
 
     def column(self, name: str, kind: pa.DataType, wide: bool) -> Column:
-        """A column of these options with values of type `kind`."""
+        """A column of these options with values of type `kind`.
+
+        Raises:
+            BadInput: a replacement of nulls that is not of the type.
+        """
         bits = BITS in self.column_types.get(name, "")
-        return Column(kind, self.fill_null.get(name), self.fill_null_list.get(name), wide, bits)
+        fill = _filling(name, self.fill_null[name], element_of(kind)) if name in self.fill_null else None
+        return Column(kind, fill, self.fill_null_list.get(name), wide, bits)
 
 
 # Types
@@ -174,26 +179,20 @@ def merged_type(kinds: Sequence[tuple[object, pa.DataType]], want: str, name: st
     elements = [(file, element_of(kind)) for file, kind in plain]
     for file, kind in elements:
         _refuse_for(kind, want, name, file)
-    if want in INTEGERS or want in _FLOATS:
+    # A file whose column holds nulls alone says nothing.
+    plain = [(file, kind) for file, kind in plain if not pa.types.is_null(kind)] or plain
+    element = pa.type_for_alias(want) if want in INTEGERS else pa.float64() if want in _FLOATS else None
+    if element is None and all(pa.types.is_null(kind) for _, kind in elements):
+        if want in ("", "number"):
+            example = f"column_types={{{name!r}: 'float64'}}"
+            raise BadInput(f"{plain[0][0]}: {where} holds nulls alone; say {example} or what it is")
+        element = pa.string() if want == "string" else pa.float64()
+    if element is not None:
         # Each file's values are converted by themselves: no integer becomes a float on its way to an integer.
-        element = pa.type_for_alias(want) if want in INTEGERS else pa.float64()
-        return _common([(file, _with_element(kind, element)) for file, kind in _not_null(plain)], where)
-    known = _not_null(elements)
-    if pa.types.is_null(known[0][1]) and want in ("", "number"):
-        raise BadInput(
-            f"{plain[0][0]}: {where} holds nulls alone; say column_types={{{name!r}: 'float64'}} or what it is"
-        )
-    if pa.types.is_null(known[0][1]):
-        nothing = pa.string() if want == "string" else pa.float64()
-        return _common([(file, _with_element(kind, nothing)) for file, kind in plain], where)
+        return _common([(file, _with_element(kind, element)) for file, kind in plain], where)
     if not want:
-        _refuse_mixture(known, name)
-    return _common(_not_null(plain), where)
-
-
-def _not_null(kinds: Sequence[tuple[object, pa.DataType]]) -> Sequence[tuple[object, pa.DataType]]:
-    """Without the files whose column has no type, because it holds nulls alone; all, if there are no others."""
-    return [(file, kind) for file, kind in kinds if not pa.types.is_null(kind)] or kinds
+        _refuse_mixture([(file, kind) for file, kind in elements if not pa.types.is_null(kind)], name)
+    return _common(plain, where)
 
 
 def _refuse_mixture(kinds: Sequence[tuple[object, pa.DataType]], name: str) -> None:
@@ -245,14 +244,12 @@ def _common(kinds: Sequence[tuple[object, pa.DataType]], where: str) -> pa.DataT
 
 def _refuse_for(kind: pa.DataType, want: str, name: str, file: object) -> None:
     text = pa.types.is_string(kind) or pa.types.is_binary(kind)
-    if want in ("", "string") and (not want or text or pa.types.is_null(kind)):
-        return
-    if want == "string":
+    if want == "string" and not text and not pa.types.is_null(kind):
         raise BadInput(
             f"{file}: column {name!r} is {kind}, and the model's input takes strings; say "
             f"column_types={{{name!r}: 'string'}} to give it the digits, or make the input one of integers"
         )
-    if text:
+    if text and want not in ("", "string"):
         raise BadInput(
             f"{file}: column {name!r} is {kind}, and the model takes {want if want != 'number' else 'numbers'} there; "
             f"say column_types={{{name!r}: 'int64'}} if the text is digits, make the input one of strings, or convert "
@@ -379,7 +376,7 @@ def _elements(values: pa.Array, column: Column, at: At) -> Array:
     element = element_of(column.kind)
     values = as_type(values, element, at)
     if values.null_count and column.fill is not None:
-        values = pc.fill_null(values, _filling(column.fill, element, at))
+        values = pc.fill_null(values, column.fill)
     if pa.types.is_floating(element):
         floats = np.asarray(values.to_numpy(zero_copy_only=False))
         return floats if column.wide else floats.astype(np.float32, copy=False)
@@ -410,13 +407,14 @@ def _decodes(values: pa.Array) -> bool:
     return True
 
 
-def _filling(fill: object, kind: pa.DataType, at: At) -> pa.Scalar:
+def _filling(name: str, fill: object, kind: pa.DataType) -> pa.Scalar:
+    """The Arrow scalar, or list, that replaces nulls of type `kind`."""
     try:
         made = pa.scalar(fill, kind)
-        if pa.types.is_integer(kind) and made.as_py() != fill:  # Arrow cuts fractions off
+        if pa.types.is_integer(element_of(kind)) and made.as_py() != fill:  # Arrow cuts fractions off
             raise ValueError("it would be changed")
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise BadInput(f"{at(0)}: fill_null={fill!r} is no {kind}: {error}") from error
+        raise BadInput(f"column {name!r}: nulls cannot become {fill!r}, which is no {kind}: {error}") from error
     return made
 
 
@@ -450,7 +448,4 @@ def _fill_lists(values: pa.Array, column: Column, at: At) -> pa.Array:
             f"{at(first)}: null, one of {values.null_count} null lists; say fill_null_list={{{at.column!r}: "
             f"{'[...]' if size else '[]'}}}, or another list{f' of {size} values' if size else ''} in their place"
         )
-    try:
-        return pc.fill_null(values, pa.scalar(list(column.fill_list), values.type))
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise BadInput(f"{at(first)}: fill_null_list={column.fill_list!r} is no {values.type}: {error}") from error
+    return pc.fill_null(values, _filling(at.column, list(column.fill_list), values.type))
