@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers import CsvReader, NumpyReader, ParquetReader, Reader, StreamReader
@@ -226,3 +229,35 @@ def test_a_transform_sees_floats_as_they_are(tmp_path: Path, make: Make) -> None
         transform=lambda batch: ({"id": batch[0]["id"].astype(np.int64)},),
     )  # fmt: skip
     assert reader.take(np.arange(3))[0]["id"].tolist() == [16_777_217, 5, 1]
+
+
+CELLS = st.lists(
+    st.one_of(
+        st.text(st.sampled_from("0123456789+-.e _a"), max_size=6),
+        st.integers(-(2**64), 2**64).map(str),
+        st.integers(-(2**55), 2**55).map(lambda number: f"{number}.0"),
+        st.sampled_from(["NA", "", "nan", "inf", "true", "007", "1e3", "0.5"]),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(cells=CELLS, block=st.integers(1, 3))
+def test_text_that_is_accepted_as_an_id_is_that_integer(
+    tmp_path_factory: pytest.TempPathFactory, cells: list[str], block: int
+) -> None:
+    path = tmp_path_factory.mktemp("cells") / "t.csv"
+    path.write_text("id,code\n" + "".join(f"{cell},{cell}\n" for cell in cells))
+    reader = CsvReader(path, block_records=block)
+    for row, cell in enumerate(cells):
+        (x,) = reader.for_inputs(ModelInputs({"code": "string"}, own_step=False)).take(np.array([row]))
+        assert x["code"].tolist() == [cell]
+        try:
+            (x,) = reader.for_inputs(ModelInputs({"id": "int64"}, own_step=False)).take(np.array([row]))
+        except BadInput as error:
+            assert "column 'id'" in str(error)  # noqa: PT017 - what is accepted matters
+            continue
+        wrote = {"true": 1, "false": 0}.get(cell)
+        assert x["id"].tolist() == [Decimal(cell) if wrote is None else wrote]
