@@ -251,3 +251,13 @@ def test_folder_values_are_read_as_the_input_wants_them(tmp_path: Path) -> None:
     for want in ("int64", "float32"):
         with pytest.raises(BadInput, match="column 'c'"):
             ParquetReader(tmp_path).for_inputs(ModelInputs({"c": want}, own_step=False)).take(np.arange(3))
+
+
+def test_thousands_of_columns_are_refused_in_few_words(tmp_path: Path) -> None:
+    names = ",".join(f"c{number}" for number in range(5_000))
+    (tmp_path / "t.csv").write_text(f"{names}\n{'1,' * 4_999}1\n")
+    with pytest.raises(BadInput, match=r"no column 'y'; its columns are c0, .*, c19, \.\.\. \(5000\)$") as told:
+        CsvReader(tmp_path / "t.csv", label="y")
+    assert len(str(told.value)) < 400
+    reader = CsvReader(tmp_path / "t.csv", label="c7").for_inputs(ModelInputs({"c4999": "int64"}, own_step=False))
+    assert list(reader.take(np.array([0]))[0]) == ["c4999"]

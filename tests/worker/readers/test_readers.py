@@ -313,11 +313,16 @@ def test_csv_options(tmp_path: Path) -> None:
         CsvReader(tmp_path / "t.tsv", delimiter="\t", column_names=["n", "d", "g"], column_types={"n": "number"})
 
 
-def test_csv_headers_must_agree(tmp_path: Path) -> None:
+def test_csv_columns_are_found_by_name(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b\n1,2\n")
-    (tmp_path / "b.csv").write_text("b,a\n1,2\n")
-    with pytest.raises(BadInput, match=r"b\.csv: columns b, a differ from a, b in .*a\.csv"):
-        CsvReader([tmp_path / "a.csv", tmp_path / "b.csv"])
+    (tmp_path / "b.csv").write_text("b,c,a\n3,4,5\n")
+    x, y = CsvReader([tmp_path / "a.csv", tmp_path / "b.csv"], ["a"], "b").take(np.array([1, 0]))
+    assert (x["a"].tolist(), y.tolist()) == ([5, 1], [3, 2])
+    with pytest.raises(BadInput, match=r"a\.csv: no column 'c'; its columns are a, b; .*b\.csv has it"):
+        CsvReader([tmp_path / "a.csv", tmp_path / "b.csv"]).take(np.array([0]))
+    (tmp_path / "b.csv").write_text("b\n3\n")
+    with pytest.raises(BadInput, match=r"b\.csv: no column 'a'"):
+        CsvReader([tmp_path / "a.csv", tmp_path / "b.csv"]).take(np.array([0]))
 
 
 def test_a_csv_file_that_changed_is_noticed(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import codecs
 import csv as header_csv
 import io
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
@@ -26,8 +26,17 @@ _DELIMITERS = ",;\t|"
 _NULLS = csv.ConvertOptions().null_values
 
 
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """The text of a block, the names of its columns, and where its records are."""
+
+    utf8: bytes
+    names: Sequence[str]
+    place: Place
+
+
 class CsvReader(BlockReader):
-    """CSV files of one header as one record space, in the order given.
+    """CSV files as one record space, in the order given.
 
     Each file is scanned once for the positions of its records, when the reader is created. x is a dict of arrays. A
     column is read as the model's input of its name wants it (docs/data.md): text as it stands for strings, integers
@@ -54,7 +63,7 @@ class CsvReader(BlockReader):
         cached_blocks: Parsed blocks that are kept.
 
     Raises:
-        BadInput: no records; a missing file or column; headers that differ; a first line that another delimiter cuts; a
+        BadInput: no records; a missing file; a column that a file lacks; a first line that another delimiter cuts; a
             malformed record in the first block. Later, with file, line and column: other malformed records, and values
             that the column or the model's input does not take.
     """
@@ -85,25 +94,26 @@ class CsvReader(BlockReader):
         choice = ColumnChoice(features, label, weight, column_types or {}, fill_null or {})
         self._files = files
         self._indexes = [index_csv(file, block_records, delimiter, column_names is None) for file in files]
-        self._names = list(column_names) if column_names is not None else self._one_header()
+        #: Of each file.
+        self._names = [
+            self._header(file, index) if column_names is None else list(column_names)
+            for file, index in zip(files, self._indexes, strict=True)
+        ]
         self._places = [(p, block) for p, index in enumerate(self._indexes) for block in range(index.counts.size)]
         counts = [int(self._indexes[place].counts[block]) for place, block in self._places]
-        super().__init__(files, [self._names] * len(files), counts, choice, transform, cached_blocks)
-        text, place = self._text(0)
-        first = self._parse(text, {}, place)
-        self._inferred = {field.name: field.type for field in first.schema}
-        #: Columns of floats that may be integers beyond int64.
-        self._large = {
-            field.name for field, values in zip(first.schema, first.columns, strict=True) if _is_large(values)
-        }
+        super().__init__(files, self._names, counts, choice, transform, cached_blocks)
+        self._parse(self._text(0), {}, self._in_file[:1])  # a malformed record is told at once
 
     def _feed(self, inputs: ModelInputs) -> None:
         super()._feed(inputs)
+        self._first: pa.Table | None = None  # the first block, with types as they look
         self._parsed = {name: kind for name in self._in_file if (kind := self._choice.type_of(name)) is not None}
 
     def types_of(self, name: str, want: str) -> list[tuple[DataFile, pa.DataType]]:
         """The type to parse a column as: of all files the one that the first block and the model's input tell."""
-        found = self._inferred[name]
+        if self._first is None:
+            self._first = self._parse(self._text(0), {}, self._in_file)
+        found = self._first.field(name).type
         boolean, number = pa.types.is_boolean(found), pa.types.is_integer(found) or pa.types.is_floating(found)
         kind = found
         if want == "string" or (not want and (pa.types.is_temporal(found) or pa.types.is_binary(found))):
@@ -114,7 +124,7 @@ class CsvReader(BlockReader):
             kind = pa.uint64() if want == "uint64" else pa.int64()
         elif want and want not in INTEGERS and not boolean and not (number and want == "number"):
             kind = pa.float64()
-        elif not want and name in self._large:
+        elif not want and pa.types.is_floating(found) and _large(self._first[name]):
             self._refuse_large_integers(name)
         self._parsed[name] = kind
         return [(self._files[0], kind)]
@@ -127,19 +137,18 @@ class CsvReader(BlockReader):
         """
         number, local = self._places[block]
         file, index = self._files[number], self._indexes[number]
-        text, place = self._text(block)
-        table = self._parse(text, self._parsed, place)
+        text = self._text(block)
+        table = self._parse(text, self._parsed, self._in_file)
         if table.num_rows != index.counts[local]:
             raise BadInput(
                 f"{file}: {table.num_rows} records from line {index.lines[local]} on, where there were "
                 f"{index.counts[local]}; the file must not change while it is read"
             )
-        return Decoded(file, table, place)
+        return Decoded(file, table, text.place)
 
-    def _text(self, block: int) -> tuple[bytes, Place]:
-        """The bytes of a block, as UTF-8, and where its records are."""
-        place, local = self._places[block]
-        file, index = self._files[place], self._indexes[place]
+    def _text(self, block: int) -> _Text:
+        number, local = self._places[block]
+        file, index = self._files[number], self._indexes[number]
         try:
             with file.open() as opened:
                 opened.seek(int(index.offsets[local]))
@@ -151,7 +160,8 @@ class CsvReader(BlockReader):
         def lines() -> list[int]:
             return list(record_starts(raw, self._delimiter)[1] + index.lines[local] - 1)
 
-        return self._as_utf8(raw, file, int(index.lines[local])), lambda record: f"{file}, line {lines()[record]}"
+        text = self._as_utf8(raw, file, int(index.lines[local]))
+        return _Text(text, self._names[number], lambda record: f"{file}, line {lines()[record]}")
 
     def _as_utf8(self, raw: bytes, file: DataFile, line: int) -> bytes:
         if self._encoding == "utf-8":
@@ -162,41 +172,34 @@ class CsvReader(BlockReader):
             line += raw[: error.start].replace(b"\r\n", b"\n").replace(b"\r", b"\n").count(b"\n")
             raise BadInput(f"{file}, line {line}: is no {self._encoding}: {error}") from error
 
-    def _one_header(self) -> list[str]:
-        headers = []
-        for file, index in zip(self._files, self._indexes, strict=True):
-            try:
-                # Arrow takes a second for the names of some thousand columns.
-                text = io.StringIO(self._as_utf8(index.header, file, 1).decode(), newline="")
-                names = next(filter(None, header_csv.reader(text, delimiter=self._delimiter)), None)
-            except (header_csv.Error, UnicodeDecodeError) as error:
-                hint = "say encoding=, such as 'latin-1', if it is no UTF-8"
-                raise BadInput(f"{file}: no header can be read from it: {error}; {hint}") from error
-            if names is None:
-                raise BadInput(f"{file}: no header can be read from it: it is empty")
-            headers.append(names)
-            self._refuse_other_delimiter(file, index)
-            if headers[-1] != headers[0]:
-                raise BadInput(f"{file}: {_difference(headers[-1], headers[0])} in {self._files[0]}")
-        return headers[0]
+    def _header(self, file: DataFile, index: CsvIndex) -> list[str]:
+        """The names of a file's columns.
 
-    def _refuse_other_delimiter(self, file: DataFile, index: CsvIndex) -> None:
-        """Refuses a file that another delimiter cuts: its header and first record alike, and the one given less."""
-        first = index.first_line
+        Raises:
+            BadInput: there are none, or another delimiter cuts both header and first record, and into more fields.
+        """
+        try:
+            text = self._as_utf8(index.header, file, 1).decode()
+            # Arrow takes a second for some thousand names.
+            names = next(filter(None, header_csv.reader(io.StringIO(text, ""), delimiter=self._delimiter)), None)
+        except (header_csv.Error, UnicodeDecodeError) as error:
+            hint = "say encoding=, such as 'latin-1', if it is no UTF-8"
+            raise BadInput(f"{file}: no header can be read from it: {error}; {hint}") from error
+        if names is None:
+            raise BadInput(f"{file}: no header can be read from it: it is empty")
         for other in _DELIMITERS:
-            cuts = index.header.count(other.encode())
-            if b'"' in index.header or cuts <= index.header.count(self._delimiter.encode()):
-                continue
-            if not first or first.count(other.encode()) == cuts:
+            cuts = text.count(other)
+            there = not index.first_line or index.first_line.count(other.encode()) == cuts
+            if there and cuts > text.count(self._delimiter) and '"' not in text:
                 raise BadInput(
-                    f"{file}: its first line {_shown(index.header)} is cut by {other!r}, not by {self._delimiter!r}; "
+                    f"{file}: its first line {text.strip()[:60]!r} is cut by {other!r}, not by {self._delimiter!r}; "
                     f"say delimiter={other!r}"
                 )
+        return names
 
     def _refuse_large_integers(self, name: str) -> None:
         """Refuses integers beyond int64, which Arrow would read as floats and so merge ids."""
-        text, place = self._text(0)
-        texts = self._parse(text, {name: pa.string()}, place)[name]
+        texts = self._parse(self._text(0), {name: pa.string()}, [name])[name]
         whole = pc.match_substring_regex(texts, r"^\s*[+-]?[0-9]+\s*$")
         nulls = pc.is_in(texts, pa.array(_NULLS))
         if pc.all(pc.or_(whole, nulls)).as_py() and pc.any(whole).as_py():
@@ -209,55 +212,58 @@ class CsvReader(BlockReader):
                 "(et.Embedding hashes strings)"
             )
 
-    def _parse(self, text: bytes, types: Mapping[str, pa.DataType], place: Place) -> pa.Table:
+    def _parse(self, text: _Text, types: Mapping[str, pa.DataType], columns: Sequence[str]) -> pa.Table:
+        """The columns of a block, in `types`; in others as they look."""
         try:
-            return self._read(text, types)
+            return self._read(text, types, columns)
         except pa.ArrowException:
             pass  # a second pass, in which columns are text, tells which value it was
         try:
-            table = self._read(text, dict.fromkeys(self._in_file, pa.binary()))
+            table = self._read(text, dict.fromkeys(columns, pa.binary()), columns)
         except pa.ArrowException as error:
-            raise self._malformed(text, place, error) from error
-        columns = {}
-        for name in table.column_names:
-            kind, where = types.get(name, pa.string()), At(name, place)
-            columns[name] = _from_text(table[name].combine_chunks(), kind, self.want(name), where)
-        return pa.table(columns)
+            raise self._malformed(text, error) from error
+        exact = {}
+        for name, values in zip(table.column_names, table.columns, strict=True):
+            kind, where = types.get(name, pa.string()), At(name, text.place)
+            exact[name] = _from_text(values.combine_chunks(), kind, self.want(name), where)
+        return pa.table(exact)
 
-    def _read(self, text: bytes, types: Mapping[str, pa.DataType]) -> pa.Table:
+    def _read(
+        self, text: _Text, types: Mapping[str, pa.DataType], columns: Sequence[str], size: int | None = None
+    ) -> pa.Table:
+        """Parses the first `size` bytes of a block; None: all of it."""
         return csv.read_csv(
-            pa.BufferReader(text),
+            pa.BufferReader(text.utf8[:size]),
             # One Arrow block, so that types are inferred from all records.
-            csv.ReadOptions(column_names=self._names, use_threads=False, block_size=max(len(text), 1 << 16)),
+            csv.ReadOptions(column_names=text.names, use_threads=False, block_size=max(len(text.utf8), 1 << 16)),
             csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
-            csv.ConvertOptions(include_columns=self._in_file, column_types=dict(types)),
+            # Columns that a file lacks are refused by name before their nulls are used.
+            csv.ConvertOptions(include_columns=columns, include_missing_columns=True, column_types=dict(types)),
         )
 
-    def _malformed(self, text: bytes, place: Place, error: Exception) -> BadInput:
+    def _malformed(self, text: _Text, error: Exception) -> BadInput:
         """Finds the first malformed record by bisection: a prefix that contains it cannot be read."""
-        starts, _ = record_starts(text, self._delimiter)
-        ends = [*starts[1:].tolist(), len(text)]
+        starts, _ = record_starts(text.utf8, self._delimiter)
+        ends = [*starts[1:].tolist(), len(text.utf8)]
         reasons: list[Exception] = [error]
 
         def reads(records: int) -> bool:
             try:
-                self._read(text[: ends[records - 1]], dict.fromkeys(self._in_file, pa.binary()))
+                self._read(text, {}, [], ends[records - 1])
             except pa.ArrowException as earlier:
                 reasons.append(earlier)
                 return False
             return True
 
         bad = first_bad(len(ends), reads)
-        record = text[int(starts[bad]) : ends[bad]]
-        others = [
-            o for o in _DELIMITERS if o != self._delimiter and record.count(o.encode()) == len(self._names) - 1 > 0
-        ]
+        record, cuts = text.utf8[int(starts[bad]) : ends[bad]], max(1, len(text.names) - 1)
+        others = [each for each in _DELIMITERS if each != self._delimiter and record.count(each.encode()) == cuts]
         hint = f"; say delimiter={others[0]!r}, which cuts it so" if others else ""
-        return BadInput(f"{place(bad)}: {reasons[-1]}{hint}")
+        return BadInput(f"{text.place(bad)}: {reasons[-1]}{hint}")
 
 
-def _is_large(values: pa.ChunkedArray) -> bool:
-    return bool(pa.types.is_floating(values.type) and pc.any(pc.greater_equal(pc.abs(values), 2.0**63)).as_py())
+def _large(values: pa.ChunkedArray) -> bool:
+    return bool(pc.any(pc.greater_equal(pc.abs(values), 2.0**63)).as_py())
 
 
 def _from_text(values: pa.Array, kind: pa.DataType, want: str, at: At) -> pa.Array:
@@ -304,18 +310,3 @@ def _of_several_bytes(encoding: str) -> bool:
             return False
 
     return any(map(waits, range(128, 256)))
-
-
-def _difference(found: Sequence[str], wanted: Sequence[str]) -> str:
-    """What is different in a header, in few words also of thousands of columns."""
-    if len(found) <= 20 and len(wanted) <= 20:
-        return f"columns {', '.join(found)} differ from {', '.join(wanted)}"
-    if len(found) != len(wanted):
-        return f"{len(found)} columns differ from {len(wanted)}"
-    first = int(np.argmax([one != other for one, other in zip(found, wanted, strict=True)]))
-    return f"column {first}, counted from 0, is {found[first]!r}, and {wanted[first]!r}"
-
-
-def _shown(line: bytes) -> str:
-    text = line.decode(errors="replace").strip()
-    return repr(text if len(text) <= 60 else f"{text[:60]}...")
