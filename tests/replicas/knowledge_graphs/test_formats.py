@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -290,7 +290,7 @@ def test_malformed_tables_and_sources(tmp_path: Path) -> None:
 
 
 def test_names_in_columns_of_floats_are_integers(tmp_path: Path) -> None:
-    def write(heads: list[float | None]) -> None:
+    def write(heads: Sequence[float | None]) -> None:
         count = len(heads)
         table = pa.table({"head": heads, "relation": ["r"] * count, "tail": np.arange(count) + 10**10})
         pyarrow.parquet.write_table(table, tmp_path / "train.parquet")

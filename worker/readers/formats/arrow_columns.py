@@ -16,12 +16,25 @@ from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.records.pytrees import Leaf
 from elastable.worker.readers.records.ragged import RaggedArray, concatenated
 
-__all__ = ["At", "Column", "ColumnChoice", "as_type", "casts", "element_of", "first_bad", "merged_type", "to_array"]
+__all__ = [
+    "BITS",
+    "INTEGERS",
+    "At",
+    "Column",
+    "ColumnChoice",
+    "as_type",
+    "casts",
+    "first_bad",
+    "merged_type",
+    "to_array",
+]
 
 BITS = "uint64-bits"
+"""What `column_types` calls unsigned ids whose bits are kept as an int64."""
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+"""dtypes of inputs of integers."""
 _EXACT = {16: 2**11, 32: 2**24, 64: 2**53}
 """Bits of a float -> the first integer that another one may have been rounded to."""
-INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _FLOATS = ("float16", "float32", "bfloat16")
 _SCALARS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
 _TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
@@ -149,15 +162,15 @@ class ColumnChoice:
             BadInput: a replacement of nulls that is not of the type.
         """
         bits = BITS in self.column_types.get(name, "")
-        fill = _filling(name, self.fill_null[name], element_of(kind)) if name in self.fill_null else None
+        fill = _filling(name, self.fill_null[name], _element_of(kind)) if name in self.fill_null else None
         return Column(kind, fill, self.fill_null_list.get(name), wide, bits)
 
 
 # Types
 
 
-def element_of(kind: pa.DataType) -> pa.DataType:
-    """The type of the elements in lists at any depth; the type itself of what is no list."""
+def _element_of(kind: pa.DataType) -> pa.DataType:
+    """The type within lists of any depth."""
     while _is_list(kind):
         kind = kind.value_type
     return kind
@@ -176,7 +189,7 @@ def merged_type(kinds: Sequence[tuple[object, pa.DataType]], want: str, name: st
     """
     where = f"column {name!r}"
     plain = [(file, _plain_type(kind, f"{file}: {where}")) for file, kind in kinds]
-    elements = [(file, element_of(kind)) for file, kind in plain]
+    elements = [(file, _element_of(kind)) for file, kind in plain]
     for file, kind in elements:
         _refuse_for(kind, want, name, file)
     # A file whose column holds nulls alone says nothing.
@@ -373,7 +386,7 @@ def _float_as_integer(values: pa.Array, kind: pa.DataType, at: At) -> pa.Array:
 
 
 def _elements(values: pa.Array, column: Column, at: At) -> Array:
-    element = element_of(column.kind)
+    element = _element_of(column.kind)
     values = as_type(values, element, at)
     if values.null_count and column.fill is not None:
         values = pc.fill_null(values, column.fill)
@@ -411,7 +424,7 @@ def _filling(name: str, fill: object, kind: pa.DataType) -> pa.Scalar:
     """The Arrow scalar, or list, that replaces nulls of type `kind`."""
     try:
         made = pa.scalar(fill, kind)
-        if pa.types.is_integer(element_of(kind)) and made.as_py() != fill:  # Arrow cuts fractions off
+        if pa.types.is_integer(_element_of(kind)) and made.as_py() != fill:  # Arrow cuts fractions off
             raise ValueError("it would be changed")
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise BadInput(f"column {name!r}: nulls cannot become {fill!r}, which is no {kind}: {error}") from error

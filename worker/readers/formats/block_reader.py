@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from abc import abstractmethod
 from collections import Counter, OrderedDict
@@ -15,9 +16,8 @@ import pyarrow as pa
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.formats.arrow_columns import At, Column, ColumnChoice, merged_type, to_array
+from elastable.worker.readers.formats.arrow_columns import BITS, At, Column, ColumnChoice, merged_type, to_array
 from elastable.worker.readers.formats.data_files import DataFile
-from elastable.worker.readers.formats.folder_values import folder_type, require_same_folders
 from elastable.worker.readers.records.pytrees import Leaf, batch_arrays, named_parts, records_of
 from elastable.worker.readers.records.ragged import concatenated, taken
 from elastable.worker.readers.records.reader import Batch, ModelInputs, Reader, checked_indices
@@ -31,6 +31,8 @@ Place = Callable[[int], str]
 """Number of a record in its block -> where it is, for messages: "clicks.csv, line 7"."""
 
 Transform = Callable[[Batch], Batch]
+
+_INTEGER = re.compile(r"[+-]?\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class BlockReader(Reader):
     ) -> None:
         self._files, self._choice, self._transform = list(files), choice, transform
         self._name = ", ".join(map(str, files[:3])) + (", ..." if len(files) > 3 else "")
-        require_same_folders(files)
+        _require_same_folders(files)
         self._inside = dict.fromkeys(chain.from_iterable(columns))
         folders = [key for key, _ in files[0].partitions if key not in self._inside]
         found = [[*names, *folders] for names in columns]
@@ -190,7 +192,7 @@ class BlockReader(Reader):
 
     def want(self, name: str) -> str:
         """dtype of the model's input that a column feeds, "number" for targets and weights; "": not known."""
-        if "bits" in self._choice.column_types.get(name, ""):
+        if BITS in self._choice.column_types.get(name, ""):
             return ""  # it is an int64 of other meaning, whatever the input wants
         if name in self._choice.targets and name not in self._inputs.dtypes:
             return "" if self._inputs.own_step else "number"
@@ -201,7 +203,7 @@ class BlockReader(Reader):
             raise BadInput(self._lacking[name])
         want, kind = self.want(name), self._choice.type_of(name)
         if name in self._in_folders:
-            kinds = [(self._files[0], kind or folder_type(self._files, name, want))]
+            kinds = [(self._files[0], kind or _folder_type(self._files, name, want))]
         else:
             kinds = [(self._files[0], kind)] if kind is not None else self.types_of(name, want)
         merged = merged_type(kinds, want, name)
@@ -246,3 +248,35 @@ def _lacking(
                 message = f"{file}: {count[name]} of its columns are called {name!r}; rename all but one"
                 lacking.setdefault(name, message)
     return lacking
+
+
+# Folders named `key=value`, as in Hive
+
+
+def _require_same_folders(files: Sequence[DataFile]) -> None:
+    """Raises `BadInput` where the keys of the `key=value` folders differ from file to file."""
+    keys = [key for key, _ in files[0].partitions]
+    for file in files:
+        found = [key for key, _ in file.partitions]
+        if found != keys:
+            raise BadInput(
+                f"{file}: its folders name {', '.join(found) or 'no column'}, those of {files[0]} "
+                f"{', '.join(keys) or 'none'}; all files of a data set must have the same"
+            )
+
+
+def _folder_type(files: Sequence[DataFile], key: str, want: str) -> pa.DataType:
+    """Arrow type of a folder's values: as the model's input wants it, else int64 if all are integers.
+
+    Raises:
+        BadInput: a value beyond int64.
+    """
+    if want.startswith(("float", "bfloat")):
+        return pa.float64()
+    values = [(file, value) for file in files if (value := dict(file.partitions)[key]) is not None]
+    if want == "string" or not values or not all(_INTEGER.fullmatch(value) for _, value in values):
+        return pa.string()
+    for file, value in values:  # Python makes no numbers of thousands of digits
+        if len(value) > 4_000 or not -(2**63) <= int(value) < 2**63:
+            raise BadInput(f"{file}: folder {key}={value[:40]}: beyond int64; say column_types={{{key!r}: 'string'}}")
+    return pa.int64()
