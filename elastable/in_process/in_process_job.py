@@ -39,7 +39,7 @@ from elastable.models.tables_in_store import note_trained
 from elastable.output.progress_bars import JobProgress
 from elastable.process.repeating import repeating
 from elastable.worker.keras.seeds import same_keras_state
-from elastable.worker.models.build import build_model, sample_batch, warn_of_batch_statistics
+from elastable.worker.models.build import build_model, for_model, sample_batch, warn_of_batch_statistics
 from elastable.worker.models.offload import offload_built
 from elastable.worker.readers import Reader
 from elastable.worker.runtime.compute import MicroBatchComputer
@@ -98,7 +98,8 @@ def run_here(model: keras.Model, data: FitData, settings: FitSettings) -> keras.
     """
     if settings.evaluate_every and data.validation is None:
         raise BadInput(f"evaluate_every={settings.evaluate_every}: need validation_data to evaluate on")
-    sample = sample_batch(data.train, model)
+    train = for_model(data.train, model)
+    sample = sample_batch(train, model)
     build_model(model, sample)
     moved = offload_built(model, settings.offload_embeddings_above)
     steps = plan_step(model, batch_spec(sample))
@@ -119,7 +120,7 @@ def run_here(model: keras.Model, data: FitData, settings: FitSettings) -> keras.
         uneven=data.train.batches is not None,
     )  # fmt: skip
     master = Master(job, tables.store, dense, ModelMetrics(model), start=start, options=options)
-    readers: dict[TaskKind, Reader] = {TaskKind.TRAIN: data.train}
+    readers: dict[TaskKind, Reader] = {TaskKind.TRAIN: train}
     if data.validation is not None:
         readers[TaskKind.EVALUATE] = data.validation
     computer = MicroBatchComputer(

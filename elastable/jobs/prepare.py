@@ -38,9 +38,8 @@ from elastable.master.keras.multi_update import DenseModel, dense_part
 from elastable.master.tasks.progress import Progress
 from elastable.models.table_places import locations_of, on_worker, open_places, refuse_beside_servers
 from elastable.models.tables_in_store import note_trained, seeded_as_read, tables_in_store
-from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.layers.model_tables import pretrained_rows, store_layers, tables_given
-from elastable.worker.models.build import make_model, needs_sample, sample_batch, warn_of_batch_statistics
+from elastable.worker.models.build import for_model, make_model, needs_sample, sample_batch, warn_of_batch_statistics
 from elastable.worker.models.model_file import ModelFile, load_model_file
 from elastable.worker.models.offload import refuse_slots_left_out
 from elastable.worker.models.on_worker import keep_on_worker
@@ -109,7 +108,7 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
     here = on_worker(places)
     keep_on_worker(model, {name: tables[name] for name in here})
     if steps is not None and here:
-        steps = plan_step(model, batch_spec(sample_batch(train, model)))  # they are variables now
+        steps = _planned(model, train)  # they are variables now
     tables = {name: spec for name, spec in tables.items() if name not in here}
     job = _described(options, file, train, model, steps, here)
     warn_of_batch_statistics(model, job)
@@ -287,13 +286,9 @@ def tables_of(model_file: Path, offload_above: int = 0, seed: int = 0) -> tuple[
         ElastableError: the file, its model or its data cannot be used.
     """
     file = load_model_file(model_file)
-
-    def sample() -> TensorBatch:
-        return sample_batch(_training_records(file))
-
     with leaving_rows_out():
-        model = make_model(file.model, sample, seed, offload_above)
-    steps = plan_step(model, batch_spec(sample())) if needs_sample(model) else None
+        model = make_model(file.model, lambda: _training_records(file), seed, offload_above)
+    steps = _planned(model, _training_records(file)) if needs_sample(model) else None
     return model, discover_tables(model, seed, optimizers={} if steps is None else steps.optimizers())
 
 
@@ -301,11 +296,16 @@ def _discovered(
     file: ModelFile, offload_above: int, seed: int, lazy: bool
 ) -> tuple[Reader, keras.Model, dict[str, TableSpec], StepPlan | None]:
     train = _training_records(file)
-    model = make_model(file.model, sample_batch(train), seed, offload_above)
-    steps = plan_step(model, batch_spec(sample_batch(train, model)))
+    model = make_model(file.model, train, seed, offload_above)
+    train = for_model(train, model)
+    steps = _planned(model, train)
     optimizers = {} if steps is None else steps.optimizers()
     tables = discover_tables(model, seed, lazy=lazy, optimizers=optimizers)
     return train, model, seeded_as_read(tables, model, keras=False), steps
+
+
+def _planned(model: keras.Model, train: Reader) -> StepPlan | None:
+    return plan_step(model, batch_spec(sample_batch(for_model(train, model), model)))
 
 
 def _training_records(file: ModelFile) -> Reader:

@@ -49,7 +49,7 @@ from elastable.process.logs import describe_process
 from elastable.process.stopping import SIGNAL_REASONS
 from elastable.worker.keras.tensorflow_threads import set_intra_op_threads
 from elastable.worker.layers.model_tables import forget_rows, store_layers
-from elastable.worker.models.build import make_model, sample_batch
+from elastable.worker.models.build import for_model, make_model, sample_batch
 from elastable.worker.models.model_file import ModelFile, load_model_file
 from elastable.worker.readers import Reader
 from elastable.worker.rows.saved_rows import leaving_rows_out
@@ -198,10 +198,11 @@ def _readers(job: JobSpec, file: ModelFile) -> dict[TaskKind, Reader]:
 def _computer(
     job: JobSpec, file: ModelFile, readers: dict[TaskKind, Reader], source: RowSource, deadline_s: float
 ) -> MicroBatchComputer:
-    train = readers[TaskKind.TRAIN]
     with leaving_rows_out():  # the master has them
-        model = make_model(file.model, sample_batch(train), job.seed, job.offload_above, job.on_worker)
+        model = make_model(file.model, readers[TaskKind.TRAIN], job.seed, job.offload_above, job.on_worker)
     forget_rows(store_layers(model))
+    train = for_model(readers[TaskKind.TRAIN], model)
+    readers = {**readers, TaskKind.TRAIN: train}
     specs = retry(source.specs, "reading the tables", deadline_s, on=(NotReady,))
     return MicroBatchComputer(model, job, readers, sample_batch(train, model), source, specs, deadline_s)
 

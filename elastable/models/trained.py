@@ -25,7 +25,7 @@ from elastable.master.keras.multi_update import dense_part
 from elastable.models.tables_in_store import seeded_as_read, tables_in_store
 from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.layers.model_tables import pretrained_rows, store_layers, tables_given
-from elastable.worker.models.build import as_tensors, make_model, needs_sample, sample_batch
+from elastable.worker.models.build import as_tensors, for_model, make_model, needs_sample, sample_batch
 from elastable.worker.models.model_file import ModelFile, load_model_file
 from elastable.worker.readers import Reader
 from elastable.worker.rows.saved_rows import leaving_rows_out
@@ -102,18 +102,21 @@ def open_trained(
     reader = None if split is None else _reader(file, split)
     job: DocumentFields = {"seed": 0, "offload_above": 0} if saved is None else saved.job
 
-    def sample(model: keras.Model | None = None) -> TensorBatch:
-        return sample_batch(reader or _any_reader(file), model)
+    def records() -> Reader:
+        return reader or _any_reader(file)
 
     with leaving_rows_out() if saved is not None else nullcontext(set[str]()) as left_out:
         model = make_model(
             file.model,
-            sample() if labels else sample,
+            records() if labels else records,
             int(job["seed"]),
             int(job["offload_above"]),
             job.get("on_worker", ()),
         )
-    steps = plan_step(model, batch_spec(sample(model))) if needs_sample(model) else None
+    reader = None if reader is None else for_model(reader, model)
+    steps = None
+    if needs_sample(model):
+        steps = plan_step(model, batch_spec(sample_batch(for_model(records(), model), model)))
     store = MemoryStore()
     if saved is None:
         _take_given(file, model, steps, store)

@@ -16,7 +16,7 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ModelError
 from elastable.master.api import JobSpec, Task, TaskKind
 from elastable.planning.sizing import JobShape
-from elastable.worker.models.build import sample_batch
+from elastable.worker.models.build import for_model, sample_batch
 from elastable.worker.models.model_file import load_model_file
 from elastable.worker.runtime.compute import MicroBatchComputer
 
@@ -47,6 +47,7 @@ def job_shape(
     reader = load_model_file(model_file).reader("train")
     if reader is None:
         raise ModelError(f"{model_file}: data('train') returned None; there is nothing to try")
+    reader = for_model(reader, model)
     records = len(reader)
     size = min(micro_batch_size, records)
     job = JobSpec(job="plan", micro_batch_size=size, train_records=records, intra_op_threads=1)

@@ -20,7 +20,7 @@ from elastable.replicas.training.replica_training import ReplicaMemory
 from elastable.replicas.training.step import GradientStep, PredictStep
 from elastable.replicas.training.trainer_core import TrainerCore
 from elastable.replicas.training.variables.placement import VariablePlacement
-from elastable.worker.models.build import sample_batch
+from elastable.worker.models.build import for_model, sample_batch
 from elastable.worker.readers import NumpyReader, Reader
 from elastable.worker.readers.records.pytrees import Structure
 
@@ -106,9 +106,9 @@ class ShardedTrainer(TrainerCore):
         Raises:
             ElastableError: an argument cannot be used, or a replica has left; names it.
         """
-        reader, validation = reader_of(x, y, sample_weight), None
+        reader, validation = for_model(reader_of(x, y, sample_weight), self.model), None
         if validation_data is not None:
-            validation = reader_of(validation_data)
+            validation = for_model(reader_of(validation_data), self.model)
         else:
             reader, validation = split_off(reader, validation_split)
         if not 0 <= initial_epoch < epochs or validation_freq < 1:
@@ -139,7 +139,7 @@ class ShardedTrainer(TrainerCore):
         return_dict: bool = False,
     ) -> Any:  # as in Keras: a dict, a list, or one number
         """Same as `keras.Model.evaluate`, over all replicas; each calls it with the same data and gets the same."""
-        reader = reader_of(x, y, sample_weight)
+        reader = for_model(reader_of(x, y, sample_weight), self.model)
         self._ready(sample_batch(reader, self.model)).weights.make_whole()
         self._agree("evaluate", reader, batch_size=batch_size)
         results = self._evaluate(reader, batch_size)
@@ -150,7 +150,7 @@ class ShardedTrainer(TrainerCore):
 
     def predict(self, x: object, batch_size: int = 32) -> Structure[Array]:
         """Same as `keras.Model.predict`; each replica calls it with all records and gets all outputs."""
-        reader = x if isinstance(x, Reader) else NumpyReader(x)
+        reader = for_model(x if isinstance(x, Reader) else NumpyReader(x), self.model)
         sample = sample_batch(reader, self.model)[:1]
         self._require_built(sample)
         if self._training is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from abc import abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,7 +16,7 @@ from elastable.replicas.knowledge_graphs.graph.names import Names
 from elastable.replicas.knowledge_graphs.graph.triple_file import read_columns
 from elastable.worker.readers.formats.csv_reader import CsvReader
 from elastable.worker.readers.formats.parquet_reader import ParquetReader
-from elastable.worker.readers.records.reader import Reader
+from elastable.worker.readers.records.reader import ModelInputs, Reader
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Finding, Target
 
@@ -45,6 +46,14 @@ class _DataFile(Target):
         self.path.write_bytes(self.content(m))
         self.read(m)
         return None
+
+
+_KINDS = ("int64", "int32", "uint64", "float32", "float64", "string", "bool")
+
+
+def _inputs(m: Mutator, names: Sequence[str]) -> ModelInputs:
+    """A model of some of the columns, or none."""
+    return ModelInputs({name: m.choice(_KINDS) for name in names if m.chance(0.2)}, own_step=m.chance(0.5))
 
 
 def _read_all(reader: Reader) -> None:
@@ -79,7 +88,10 @@ class CsvFiles(_DataFile):
     def read(self, m: Mutator) -> None:
         """With blocks of several sizes, with and without a header."""
         names = ["a", "b"] if m.chance(0.2) else None
-        _read_all(CsvReader(self.path, block_records=m.choice((1, 2, 100)), column_names=names))
+        fill, encoding = {"id": 0} if m.chance(0.2) else None, m.choice(("utf-8", "latin-1", "gb18030"))
+        block = m.choice((1, 2, 100))
+        reader = CsvReader(self.path, column_names=names, fill_null=fill, encoding=encoding, block_records=block)
+        _read_all(reader.for_inputs(_inputs(m, ("user", "item", "price", "name", "a", "b", "id", "t"))))
 
 
 class ParquetFiles(_DataFile):
@@ -97,7 +109,7 @@ class ParquetFiles(_DataFile):
                 "id": pa.array([1, 2**53 + 1, 3, 4, 2**63 - 1], pa.int64()),
                 "x": pa.array([0.5, None, 1.5, 2.0, 3.0], pa.float32()),
                 "name": pa.array(["a", "b", "c", "a", "b"]).dictionary_encode(),
-                "list": pa.array([[1], [2, 3], [], [4], [5]], pa.list_(pa.int64())),
+                "list": pa.array([[1], [2, None], [], None, [5]], pa.list_(pa.int64())),
             }
         )
         self.files = [
@@ -111,7 +123,11 @@ class ParquetFiles(_DataFile):
 
     def read(self, m: Mutator) -> None:
         """Every row group."""
-        _read_all(ParquetReader(self.path, features=m.choice((None, ["id"], ["id", "list"]))))
+        fill = m.choice((None, {"x": 0}, {"list": 1}))
+        reader = ParquetReader(
+            self.path, m.choice((None, ["id"], ["id", "list"])), fill_null=fill, fill_null_list={"list": [7]}
+        )
+        _read_all(reader.for_inputs(_inputs(m, ("id", "x", "name", "list"))))
 
 
 def _parquet(table: pa.Table, **settings: object) -> bytes:

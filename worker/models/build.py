@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeAlias
@@ -24,6 +24,7 @@ from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.offload import offloading
 from elastable.worker.models.on_worker import keep_on_worker
 from elastable.worker.readers import RaggedArray, Reader, SparseArray
+from elastable.worker.readers.records.reader import ModelInputs
 from elastable.worker.rows.model_inputs import exact_inputs, exact_leaf, map_inputs
 from elastable.worker.rows.scope import PlanScope, entered
 from elastable.worker.rows.whole_table import rows_unlisted
@@ -32,7 +33,15 @@ from elastable.worker.step.forward import Forward, forward, update_metrics, warn
 from elastable.worker.step.tensor_specs import batch_spec
 from elastable.worker.step.traced.own_step import overrides, rehearse
 
-__all__ = ["as_tensors", "build_model", "make_model", "needs_sample", "sample_batch", "warn_of_batch_statistics"]
+__all__ = [
+    "as_tensors",
+    "build_model",
+    "for_model",
+    "make_model",
+    "needs_sample",
+    "sample_batch",
+    "warn_of_batch_statistics",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -89,9 +98,23 @@ def sample_batch(reader: Reader, model: keras.Model | None = None, records: int 
     return batch
 
 
+def for_model(reader: Reader, model: keras.Model) -> Reader:
+    """The same records, as the inputs of the model want them: a column of a file in the dtype of its `keras.Input`.
+
+    Of a model without symbolic inputs (a subclass of `keras.Model`) nothing is known, and nothing changes.
+    """
+    try:
+        inputs = model.input
+    except (AttributeError, ValueError):  # it has none, or none yet
+        return reader
+    named = inputs if isinstance(inputs, Mapping) else {each.name: each for each in keras.tree.flatten(inputs)}
+    dtypes = {name: str(each.dtype) for name, each in named.items() if isinstance(each, keras.KerasTensor)}
+    return reader.for_inputs(ModelInputs(dtypes, own_step=overrides(model, "train_step")))
+
+
 def make_model(
     make: Callable[[], keras.Model],
-    sample: TensorBatch | Callable[[], TensorBatch],
+    records: Reader | Callable[[], Reader],
     seed: int,
     offload_above: int = 0,
     on_worker: Collection[str] = (),
@@ -100,8 +123,8 @@ def make_model(
 
     Args:
         make: Returns a compiled Keras model.
-        sample: A batch, for its shapes, where floats may be ids; or what returns one, called only for a model that
-            needs it (`needs_sample`).
+        records: Records, for their shapes; or what returns some, called only for a model that needs them
+            (`needs_sample`).
         seed: Keras' global seed, so that every process starts with equal dense variables.
         offload_above: Keras embeddings with more elements than this are offloaded to the store and never allocated; 0:
             none.
@@ -110,12 +133,10 @@ def make_model(
     keras.utils.set_random_seed(seed & 0xFFFFFFFF)
     with offloading(offload_above):
         model = make()
-        if not callable(sample):
-            build_model(model, sample)
-        elif needs_sample(model):
-            build_model(model, sample())
-        else:
+        if callable(records) and not needs_sample(model):
             _refuse_unsupported(model)
+        else:
+            build_model(model, sample_batch(for_model(records() if callable(records) else records, model)))
     if on_worker:
         specs = {layer.table_name: layer.table_spec(seed) for layer in store_layers(model)}
         keep_on_worker(model, {name: specs[name] for name in on_worker if name in specs})

@@ -9,7 +9,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Array, Float32, Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.records.reader import Batch, Reader, checked_indices
+from elastable.worker.readers.records.reader import Batch, ModelInputs, Reader, checked_indices
 
 __all__ = ["ClassWeightReader", "PartReader"]
 
@@ -37,6 +37,9 @@ class PartReader(Reader):
     @property
     def shuffle_block(self) -> int | None:
         return self._reader.shuffle_block
+
+    def for_inputs(self, inputs: ModelInputs) -> Reader:
+        return PartReader(self._reader.for_inputs(inputs), self._start, self._start + self._records)
 
     def take(self, indices: Int64) -> Batch:
         return self._reader.take(checked_indices(indices, self._records, "part") + self._start)
@@ -87,11 +90,16 @@ class ClassWeightReader(Reader):
         return self._weighted(self._reader.batch(number))
 
     def of_pass(self, number: int) -> Reader:
-        found = self._reader.of_pass(number)
-        if found is self._reader:
+        return self._of(self._reader.of_pass(number))
+
+    def for_inputs(self, inputs: ModelInputs) -> Reader:
+        return self._of(self._reader.for_inputs(inputs))
+
+    def _of(self, reader: Reader) -> Reader:
+        if reader is self._reader:
             return self
         weighted = copy(self)
-        weighted._reader = found
+        weighted._reader = reader
         return weighted
 
     def take(self, indices: Int64) -> Batch:

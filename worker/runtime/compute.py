@@ -18,7 +18,7 @@ from elastable.embedding_store.support.retry import retry
 from elastable.master.api import DenseSnapshot, JobSpec, Task, TaskKind, Tensor
 from elastable.master.tasks.record_order import RecordOrder, record_order
 from elastable.worker.keras.structures import BatchSpec, TensorBatch
-from elastable.worker.models.build import as_tensors, sample_batch
+from elastable.worker.models.build import as_tensors, for_model, sample_batch
 from elastable.worker.readers import Reader
 from elastable.worker.runtime.dense_mirror import DenseMirror
 from elastable.worker.step.batch_checks import not_finite_columns, require_like
@@ -105,7 +105,7 @@ class MicroBatchComputer:
     Args:
         model: A built model.
         job: The job's parameters.
-        readers: The splits.
+        readers: The splits; they are read as the model's inputs want them.
         sample: A batch as the model takes it, for its shapes.
         source: Source of rows for calls whose ids cannot be planned.
         specs: Of the tables.
@@ -128,12 +128,12 @@ class MicroBatchComputer:
         require_same_records(job, readers)
         self._model = model
         self._job = job
-        self._readers = readers
+        self._readers = {kind: for_model(reader, model) for kind, reader in readers.items()}
         self._specs = specs
         self._spec = batch_spec(sample)
         self._likes = {TaskKind.TRAIN: self._spec}
         if TaskKind.EVALUATE in readers:
-            validation = sample_batch(readers[TaskKind.EVALUATE], model)
+            validation = sample_batch(self._readers[TaskKind.EVALUATE], model)
             require_like(self._spec[:2], validation[:2], int(records_in(validation)), "the validation data")
             # Training and validation data may have weights independently, as in Keras.
             self._likes[TaskKind.EVALUATE] = (*self._spec[:2], *batch_spec(validation)[2:])

@@ -10,7 +10,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers import Batch, NumpyReader, Reader, as_reader
-from elastable.worker.readers.records.reader import checked_indices
+from elastable.worker.readers.records.reader import ModelInputs, checked_indices
 
 __all__ = ["reader_of", "require_batch_size", "split_off"]
 
@@ -27,6 +27,9 @@ class _Range(Reader):
     @property
     def shuffle_block(self) -> int | None:
         return self._reader.shuffle_block
+
+    def for_inputs(self, inputs: ModelInputs) -> Reader:
+        return _Range(self._reader.for_inputs(inputs), self._first, self._last)
 
     def take(self, indices: Int64) -> Batch:
         return self._reader.take(checked_indices(indices, len(self), "validation_split") + self._first)

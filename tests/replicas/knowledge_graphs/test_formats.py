@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -287,6 +287,25 @@ def test_malformed_tables_and_sources(tmp_path: Path) -> None:
     (tmp_path / "train.parquet").write_bytes(b"PAR1 no parquet")
     with pytest.raises(BadInput, match="cannot be read"):
         load_graph(tmp_path)
+
+
+def test_names_in_columns_of_floats_are_integers(tmp_path: Path) -> None:
+    def write(heads: Sequence[float | None]) -> None:
+        count = len(heads)
+        table = pa.table({"head": heads, "relation": ["r"] * count, "tail": np.arange(count) + 10**10})
+        pyarrow.parquet.write_table(table, tmp_path / "train.parquet")
+
+    write([1e10, 16_777_217.0])
+    graph = load_graph(tmp_path)
+    assert _read(graph, "train") == [("10000000000", "r", "10000000000"), ("16777217", "r", "10000000001")]
+    for heads, told in (
+        ([1.0, 1.5], r"train\.parquet, row 1 \(from 0\): column 'head': 1\.5"),
+        ([1.0, 2.0**53], "row 1 .* column 'head'"),
+        ([1.0, None], "row 1 .* column 'head' is empty"),
+    ):
+        write(heads)
+        with pytest.raises(BadInput, match=told):
+            load_graph(tmp_path)
 
 
 def test_damaged_or_made_up_files_are_refused(tmp_path: Path) -> None:

@@ -20,9 +20,11 @@ from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.build import build_model, make_model
 from elastable.worker.models.export import export_keras, plain_model
 from elastable.worker.models.offload import OffloadedEmbedding, bring_back, offload_built
+from elastable.worker.readers import NumpyReader
 
 IDS = np.random.default_rng(0).integers(0, 30, (12, 4))
 LABELS = np.zeros((12, 1), np.float32)
+RECORDS = NumpyReader(IDS, LABELS)
 
 
 def _trained_store(model: keras.Model) -> MemoryStore:
@@ -140,7 +142,7 @@ def _keras_model() -> keras.Model:
 
 def test_only_embeddings_above_the_threshold_move_and_keep_their_config() -> None:
     config = _keras_model().get_layer("big").get_config()
-    model = make_model(_keras_model, (IDS, LABELS), seed=0, offload_above=100)
+    model = make_model(_keras_model, RECORDS, seed=0, offload_above=100)
     big = model.get_layer("big")
     assert type(big) is OffloadedEmbedding
     assert type(model.get_layer("small")) is keras.layers.Embedding
@@ -148,12 +150,12 @@ def test_only_embeddings_above_the_threshold_move_and_keep_their_config() -> Non
     assert [weight.table_name for weight in big.weights] == ["big"]
     assert big.table_spec().vocabulary_size == 100
     assert big(np.array([[0, 3]]))._keras_mask.numpy().tolist() == [[False, True]]
-    untouched = make_model(_keras_model, (IDS, LABELS), seed=0, offload_above=0)
+    untouched = make_model(_keras_model, RECORDS, seed=0, offload_above=0)
     assert type(untouched.get_layer("big")) is keras.layers.Embedding
 
 
 def test_export_brings_plain_embeddings_back() -> None:
-    model = make_model(_keras_model, (IDS, LABELS), seed=0, offload_above=100)
+    model = make_model(_keras_model, RECORDS, seed=0, offload_above=100)
     store = _trained_store(model)
     expected = model.predict(IDS, verbose=0)
     plain = plain_model(model, store)
@@ -163,7 +165,7 @@ def test_export_brings_plain_embeddings_back() -> None:
 
 
 def test_a_subclassed_model_of_offloaded_layers_is_exported_as_it_was(tmp_path: Path) -> None:
-    model = make_model(_subclassed, (IDS, LABELS), seed=0, offload_above=100)
+    model = make_model(_subclassed, RECORDS, seed=0, offload_above=100)
     store = _trained_store(model)
     loaded = keras.models.load_model(export_keras(model, store, tmp_path / "model.keras"))
     assert type(loaded.rows) is keras.layers.Embedding
@@ -187,7 +189,7 @@ class Rows(keras.Model):
 
 
 def test_built_embeddings_move_with_their_values_and_come_back() -> None:
-    model = make_model(_keras_model, (IDS, LABELS), seed=0)
+    model = make_model(_keras_model, RECORDS, seed=0)
     before = model.predict(IDS, verbose=0)
     values = offload_built(model, above=100)
     assert list(values) == ["big"]
@@ -204,4 +206,4 @@ def test_lora_embeddings_are_refused_by_name() -> None:
         return model
 
     with pytest.raises(Unsupported, match="'lora'"):
-        make_model(make, (IDS, LABELS), seed=0, offload_above=10)
+        make_model(make, RECORDS, seed=0, offload_above=10)

@@ -239,12 +239,12 @@ def test_csv_ids_stay_exact(tmp_path: Path) -> None:
     assert x["user"].tolist() == [2**53 + 1, -(2**63)]
     assert x["big"].tolist() == [2**63 - 1, 1]
     (tmp_path / "t.csv").write_text("user\n1\n9223372036854775808\n")
-    with pytest.raises(BadInput, match="'user' holds integers beyond int64, such as 9223372036854775808"):
-        CsvReader(tmp_path / "t.csv")
+    with pytest.raises(BadInput, match=r"'user' holds integers beyond int64, such as 9223372036854775808.*uint64-bits"):
+        CsvReader(tmp_path / "t.csv").take(np.array([1]))
     (x,) = CsvReader(tmp_path / "t.csv", column_types={"user": "string"}).take(np.array([1]))
     assert x["user"].tolist() == ["9223372036854775808"]
     (tmp_path / "t.csv").write_text("user\n1\n" + "2\n" * 9 + "1e3\n")
-    with pytest.raises(BadInput, match=r"t\.csv, line 12: .*invalid value '1e3'"):
+    with pytest.raises(BadInput, match=r"t\.csv, line 12: column 'user': '1e3' is no int64"):
         CsvReader(tmp_path / "t.csv", block_records=8).take(np.array([10]))
 
 
@@ -254,10 +254,10 @@ def test_parquet_ids_stay_exact(tmp_path: Path) -> None:
     (x,) = ParquetReader(path, fill_null={"user": 2**53 + 3}).take(np.arange(3))
     assert x["user"].tolist() == [2**53 + 1, 2**53 + 3, -(2**63)]
     assert x["u"].tolist() == [1, 2, 2**63 - 1]
-    with pytest.raises(BadInput, match="fill_null='x' is no int64"):
+    with pytest.raises(BadInput, match="nulls cannot become 'x', which is no int64"):
         ParquetReader(path, fill_null={"user": "x"}).take(np.arange(3))
     pq.write_table(pa.table({"user": pa.array([1, 2**63], pa.uint64())}), path)
-    with pytest.raises(BadInput, match=r"column 'user': 9223372036854775808 at position 1 is above 2\*\*63 - 1"):
+    with pytest.raises(BadInput, match=r"row 1: column 'user': 9223372036854775808 is above 2\*\*63 - 1.*uint64-bits"):
         ParquetReader(path).take(np.array([0]))
     assert ParquetReader(path, column_types={"user": "string"}).take(np.array([1]))[0]["user"].tolist() == [str(2**63)]
 
@@ -268,9 +268,9 @@ def test_types_by_name(tmp_path: Path) -> None:
     (x,) = ParquetReader(path, column_types={"n": "int64", "items": "list<int64>"}).take(np.array([1, 0]))
     assert (x["n"].dtype, x["n"].tolist()) == (np.int64, [6, 5])
     assert (x["items"].dtype, x["items"].splits.tolist()) == (np.int64, [0, 0, 1])
-    with pytest.raises(BadInput, match=r"row group 0: column 'f' is no int64: .*truncated"):
+    with pytest.raises(BadInput, match=r"row 1: column 'f': 2\.5 where integers are wanted"):
         ParquetReader(path, ["f"], column_types={"f": "int64"}).take(np.array([0]))
-    with pytest.raises(BadInput, match="column_types names 'm'; the columns are n, f, items"):
+    with pytest.raises(BadInput, match="no column 'm'; its columns are n, f, items"):
         ParquetReader(path, column_types={"m": "int64"})
 
 

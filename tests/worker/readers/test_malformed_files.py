@@ -25,14 +25,14 @@ def test_a_csv_column_that_is_there_twice(tmp_path: Path) -> None:
     path = tmp_path / "twice.csv"
     path.write_text("a,a,y\n1,2,3\n")
     with pytest.raises(BadInput, match=r"twice\.csv: 2 of its columns are called 'a'"):
-        CsvReader(path, label="y")
+        CsvReader(path, label="y").take(np.array([0]))
 
 
 def test_a_parquet_column_that_is_there_twice(tmp_path: Path) -> None:
     path = tmp_path / "twice.parquet"
     pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], names=["a", "a", "y"]), path)
     with pytest.raises(BadInput, match=r"twice\.parquet: 2 of its columns are called 'a'"):
-        ParquetReader(path, label="y")
+        ParquetReader(path, label="y").take(np.array([0]))
     assert ParquetReader(path, features=["y"]).take(np.array([0]))[0]["y"] == [3]
 
 
@@ -48,4 +48,4 @@ def test_a_csv_integer_of_thousands_of_digits(tmp_path: Path) -> None:
     path = tmp_path / "long.csv"
     path.write_text(f"a\n{'9' * 5_000}\n")
     with pytest.raises(BadInput, match=r"integers beyond int64, such as 9{40}\.\.\. \(5000 digits\)"):
-        CsvReader(path)
+        CsvReader(path).take(np.array([0]))

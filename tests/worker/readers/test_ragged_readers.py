@@ -128,12 +128,12 @@ def test_lists_that_make_no_records(values: list[object], told: str) -> None:
 
 def test_null_lists_and_nulls_within(tmp_path: Path) -> None:
     pq.write_table(pa.table({"ids": [[1], None, [2, None]]}), tmp_path / "t.parquet")
-    with pytest.raises(BadInput, match=r"'ids': 1 null lists; say fill_null=\{name: \[\]\}"):
+    with pytest.raises(BadInput, match=r"row 1: column 'ids': null, .* say fill_null_list=\{'ids': \[\]\}"):
         ParquetReader(tmp_path / "t.parquet").take(np.array([0]))
     with pytest.raises(BadInput, match="1 nulls in a column of int64"):
-        ParquetReader(tmp_path / "t.parquet", fill_null={"ids": []}).take(np.array([0]))
+        ParquetReader(tmp_path / "t.parquet", fill_null_list={"ids": []}).take(np.array([0]))
     pq.write_table(pa.table({"ids": [[1], None, [2, 3]]}), tmp_path / "t.parquet")
-    (x,) = ParquetReader(tmp_path / "t.parquet", fill_null={"ids": []}).take(np.array([2, 1]))
+    (x,) = ParquetReader(tmp_path / "t.parquet", fill_null_list={"ids": []}).take(np.array([2, 1]))
     assert (x["ids"].values.tolist(), x["ids"].splits.tolist()) == ([2, 3], [0, 2, 2])
 
 

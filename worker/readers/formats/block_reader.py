@@ -1,63 +1,110 @@
-"""The base of readers whose records are decoded in blocks, with a cache of decoded blocks."""
+"""The base of readers of files: columns of all files as one table, decoded in blocks, the last used ones kept."""
 
 from __future__ import annotations
 
+import re
 import threading
 from abc import abstractmethod
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
+import pyarrow as pa
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.formats.arrow_columns import ColumnChoice
+from elastable.worker.readers.formats.arrow_columns import BITS, At, Column, ColumnChoice, merged_type, to_array
+from elastable.worker.readers.formats.data_files import DataFile
 from elastable.worker.readers.records.pytrees import Leaf, batch_arrays, named_parts, records_of
 from elastable.worker.readers.records.ragged import concatenated, taken
-from elastable.worker.readers.records.reader import Batch, Reader, checked_indices
+from elastable.worker.readers.records.reader import Batch, ModelInputs, Reader, checked_indices
 
-__all__ = ["Block", "BlockReader", "Transform"]
+__all__ = ["Block", "BlockReader", "Decoded", "Place", "Transform"]
 
 Block = dict[str, Leaf]
 """Column name -> the block's records: an array, or a RaggedArray."""
 
+Place = Callable[[int], str]
+"""Number of a record in its block -> where it is, for messages: "clicks.csv, line 7"."""
+
 Transform = Callable[[Batch], Batch]
+
+_INTEGER = re.compile(r"[+-]?\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A block as its file holds it.
+
+    Attributes:
+        file: The file.
+        table: Its columns, without those of folders.
+        place: Where its records are.
+    """
+
+    file: DataFile
+    table: pa.Table
+    place: Place
 
 
 class BlockReader(Reader):
     """Records in blocks, one block after another.
 
     Args:
-        counts: Records in each block.
-        features: Names of the columns that make up x, a dict.
-        choice: Label and weight.
+        files: The files.
+        columns: Names of the columns in each file.
+        counts: Records in each block, of all files.
+        choice: The user's options about columns.
         transform: Batch -> batch with the same number of records; applied to the result of `take`.
         cached_blocks: Number of decoded blocks to keep, the last used ones.
-        name: What errors call this source.
 
     Raises:
-        BadInput: no records.
+        BadInput: no records; a column that is missing in a file or occurs twice.
     """
 
     def __init__(
         self,
+        files: Sequence[DataFile],
+        columns: Sequence[Sequence[str]],
         counts: Sequence[int],
-        features: Sequence[str],
         choice: ColumnChoice,
         transform: Transform | None,
         cached_blocks: int,
-        name: str,
     ) -> None:
+        self._files, self._choice, self._transform = list(files), choice, transform
+        self._name = ", ".join(map(str, files[:3])) + (", ..." if len(files) > 3 else "")
+        _require_same_folders(files)
+        self._inside = dict.fromkeys(chain.from_iterable(columns))
+        folders = [key for key, _ in files[0].partitions if key not in self._inside]
+        found = [[*names, *folders] for names in columns]
+        self._all_features = _features([*self._inside, *folders], choice)
+        if not self._all_features:
+            raise BadInput(f"{files[0]}: no feature columns besides {', '.join(choice.targets)}")
+        self._lacking = _lacking(files, found, self._all_features, choice)
+        chosen = {*(choice.features or ()), *choice.targets, *choice.options}
+        if missing := next((text for name, text in self._lacking.items() if name in chosen), None):
+            raise BadInput(missing)
         if sum(counts) == 0:
-            raise BadInput(f"{name}: empty, there must be at least one record")
+            raise BadInput(f"{self._name}: empty, there must be at least one record")
         if cached_blocks < 1:
-            raise BadInput(f"{name}: cached_blocks must be at least 1, got {cached_blocks}")
+            raise BadInput(f"{self._name}: cached_blocks must be at least 1, got {cached_blocks}")
         self._starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        self._features = list(features)
-        self._choice = choice
-        self._transform = transform
         self._cached_blocks = cached_blocks
-        self._name = name
+        self._feed(ModelInputs())
+
+    def _feed(self, inputs: ModelInputs) -> None:
+        self._inputs, choice, wanted = inputs, self._choice, inputs.dtypes
+        self._features = self._all_features
+        if choice.features is None and not inputs.own_step and wanted and wanted.keys() <= {*self._features}:
+            self._features = list(wanted)  # in one order, whatever the files' is
+        #: Features, label and weight, each once; those in files, and those in folders' names.
+        self._columns = list(dict.fromkeys([*self._features, *choice.targets]))
+        self._in_file = [name for name in self._columns if name in self._inside]
+        self._in_folders = [name for name in self._columns if name not in self._inside]
+        self._kinds: dict[str, Column] | None = None
         self._decoded: OrderedDict[int, Block] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -69,9 +116,25 @@ class BlockReader(Reader):
         """Records in the largest block."""
         return int(np.diff(self._starts).max())
 
+    def for_inputs(self, inputs: ModelInputs) -> Reader:
+        """The same records, each column read as its input wants it; with a transform in between nothing changes."""
+        if self._transform is not None or self._inputs == inputs:
+            return self
+        other = copy(self)
+        other._feed(inputs)
+        return other
+
     @abstractmethod
-    def read_block(self, block: int) -> Block:
-        """Decodes a block: column name -> array of its records.
+    def types_of(self, name: str, want: str) -> list[tuple[DataFile, pa.DataType]]:
+        """(file, Arrow type there) of a column of the files; `want` is the dtype of its input, or "".
+
+        Raises:
+            BadInput: what a file holds has no type.
+        """
+
+    @abstractmethod
+    def read_block(self, block: int) -> Decoded:
+        """Reads a block, with the columns of files alone.
 
         Raises:
             BadInput: the source has changed or is malformed.
@@ -81,14 +144,13 @@ class BlockReader(Reader):
         """The records at `indices`.
 
         Raises:
-            BadInput: an index out of range, a malformed block, a transform that changes the number of records.
+            BadInput: an index out of range, a malformed block, a value that its column or the model's input does not
+                hold, a transform that changes the number of records.
         """
         rows = checked_indices(indices, len(self), self._name)
         columns = self._gather(rows)
-        choice = self._choice
         x = {name: columns[name] for name in self._features}
-        rest = tuple(columns[name] for name in (choice.label, choice.weight) if name is not None)
-        return self._transformed((x, *rest), rows.size)
+        return self._transformed((x, *(columns[name] for name in self._choice.targets)), rows.size)
 
     def _gather(self, rows: Int64) -> Block:
         if rows.size == 0:
@@ -109,11 +171,43 @@ class BlockReader(Reader):
     def _block(self, block: int) -> Block:
         with self._lock:
             if block not in self._decoded:
-                self._decoded[block] = self.read_block(block)
+                self._decoded[block] = self._decode(block)
             self._decoded.move_to_end(block)
             while len(self._decoded) > self._cached_blocks:
                 self._decoded.popitem(last=False)
             return self._decoded[block]
+
+    def _decode(self, block: int) -> Block:
+        if self._kinds is None:
+            self._kinds = {name: self._column(name) for name in self._columns}
+        found = self.read_block(block)
+        records = found.table.num_rows
+        folders = dict(found.file.partitions)
+        arrays: Block = {}
+        for name, column in self._kinds.items():
+            inside = name not in self._in_folders
+            values = found.table.column(name) if inside else pa.repeat(pa.scalar(folders[name], pa.string()), records)
+            arrays[name] = to_array(values, column, At(name, found.place))
+        return arrays
+
+    def want(self, name: str) -> str:
+        """dtype of the model's input that a column feeds, "number" for targets and weights; "": not known."""
+        if BITS in self._choice.column_types.get(name, ""):
+            return ""  # it is an int64 of other meaning, whatever the input wants
+        if name in self._choice.targets and name not in self._inputs.dtypes:
+            return "" if self._inputs.own_step else "number"
+        return self._inputs.dtypes.get(name, "")
+
+    def _column(self, name: str) -> Column:
+        if name in self._lacking:
+            raise BadInput(self._lacking[name])
+        want, kind = self.want(name), self._choice.type_of(name)
+        if name in self._in_folders:
+            kinds = [(self._files[0], kind or _folder_type(self._files, name, want))]
+        else:
+            kinds = [(self._files[0], kind)] if kind is not None else self.types_of(name, want)
+        merged = merged_type(kinds, want, name)
+        return self._choice.column(name, merged, wide=self._transform is not None)
 
     def _transformed(self, batch: Batch, records: int) -> Batch:
         if self._transform is None:
@@ -129,3 +223,60 @@ class BlockReader(Reader):
             if found != records:
                 raise BadInput(f"{self._name}: transform made {found} records of {records}; it must keep their number")
         return parts
+
+
+def _features(found: Sequence[str], choice: ColumnChoice) -> list[str]:
+    """Names of the features among those of all files."""
+    return [name for name in found if name not in choice.targets] if choice.features is None else [*choice.features]
+
+
+def _lacking(
+    files: Sequence[DataFile], columns: Sequence[Sequence[str]], features: Sequence[str], choice: ColumnChoice
+) -> dict[str, str]:
+    """Name of each column that a file lacks, or has twice -> the message that says so."""
+    lacking: dict[str, str] = {}
+    wanted = list(dict.fromkeys([*features, *choice.targets, *choice.options]))
+    counts = [Counter(found) for found in columns]
+    for file, found, count in zip(files, columns, counts, strict=True):
+        for name in wanted:
+            if not count[name]:
+                holder = next((other for other, names in zip(files, counts, strict=True) if names[name]), None)
+                shown = ", ".join(found[:20]) + (f", ... ({len(found)})" if len(found) > 20 else "")
+                hint = f"; {holder} has it: all files need it, or leave it out by features=" if holder else ""
+                lacking.setdefault(name, f"{file}: no column {name!r}; its columns are {shown}{hint}")
+            elif count[name] > 1:
+                message = f"{file}: {count[name]} of its columns are called {name!r}; rename all but one"
+                lacking.setdefault(name, message)
+    return lacking
+
+
+# Folders named `key=value`, as in Hive
+
+
+def _require_same_folders(files: Sequence[DataFile]) -> None:
+    """Raises `BadInput` where the keys of the `key=value` folders differ from file to file."""
+    keys = [key for key, _ in files[0].partitions]
+    for file in files:
+        found = [key for key, _ in file.partitions]
+        if found != keys:
+            raise BadInput(
+                f"{file}: its folders name {', '.join(found) or 'no column'}, those of {files[0]} "
+                f"{', '.join(keys) or 'none'}; all files of a data set must have the same"
+            )
+
+
+def _folder_type(files: Sequence[DataFile], key: str, want: str) -> pa.DataType:
+    """Arrow type of a folder's values: as the model's input wants it, else int64 if all are integers.
+
+    Raises:
+        BadInput: a value beyond int64.
+    """
+    if want.startswith(("float", "bfloat")):
+        return pa.float64()
+    values = [(file, value) for file in files if (value := dict(file.partitions)[key]) is not None]
+    if want == "string" or not values or not all(_INTEGER.fullmatch(value) for _, value in values):
+        return pa.string()
+    for file, value in values:  # Python makes no numbers of thousands of digits
+        if len(value) > 4_000 or not -(2**63) <= int(value) < 2**63:
+            raise BadInput(f"{file}: folder {key}={value[:40]}: beyond int64; say column_types={{{key!r}: 'string'}}")
+    return pa.int64()

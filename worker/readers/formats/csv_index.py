@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from elastable.worker.readers.formats.data_files import DataFile
 __all__ = ["CsvIndex", "index_csv", "record_starts"]
 
 _CHUNK_BYTES = 8 << 20
+_FIRST_BYTES = 1 << 16
 _BOM = b"\xef\xbb\xbf"
 _QUOTE, _NEWLINE, _RETURN = 34, 10, 13
 _AT_RECORD, _AT_FIELD, _IN_FIELD, _IN_QUOTES, _AFTER_QUOTE = range(5)
@@ -27,12 +29,14 @@ class CsvIndex:
 
     Attributes:
         header: Bytes before the first record; b"" in a file without header.
+        first_line: The line on which the first record begins.
         offsets: int64 `[blocks + 1]`: block b is the bytes offsets[b] .. offsets[b + 1].
         lines: int64 `[blocks]`: number of the line, from 1, on which a block begins.
         counts: int64 `[blocks]`: records in each block.
     """
 
     header: bytes
+    first_line: bytes
     offsets: Int64
     lines: Int64
     counts: Int64
@@ -60,6 +64,7 @@ def index_csv(file: DataFile, block_records: int, delimiter: str, has_header: bo
             lines = np.concatenate([np.empty(0, np.int64), *(numbers for _, numbers in found)])
             opened.seek(begin)
             header = opened.read(int(starts[0] if starts.size else position) - begin) if has_header else b""
+            first = opened.read(_FIRST_BYTES) if has_header else b""
     except OSError as error:
         raise BadInput(f"{file}: cannot be read: {error}") from error
     if state[_MODE] == _IN_QUOTES:
@@ -68,7 +73,7 @@ def index_csv(file: DataFile, block_records: int, delimiter: str, has_header: bo
     counts = np.full(starts.size, block_records, np.int64)
     if counts.size:
         counts[-1] = records - (counts.size - 1) * block_records
-    return CsvIndex(header, np.append(starts, position), lines, counts)
+    return CsvIndex(header, re.split(rb"[\r\n]", first)[0], np.append(starts, position), lines, counts)
 
 
 def record_starts(block: bytes, delimiter: str) -> tuple[Int64, Int64]:

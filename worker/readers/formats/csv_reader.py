@@ -2,29 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import codecs
+import csv as header_csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
 
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.formats.arrow_columns import ColumnChoice, arrow_types, refuse_type, to_arrays
-from elastable.worker.readers.formats.block_reader import Block, BlockReader, Transform
+from elastable.worker.readers.formats.arrow_columns import INTEGERS, At, ColumnChoice, as_type, casts, first_bad
+from elastable.worker.readers.formats.block_reader import BlockReader, Decoded, Place, Transform
 from elastable.worker.readers.formats.csv_index import CsvIndex, index_csv, record_starts
 from elastable.worker.readers.formats.data_files import DataFile, FileSystem, Paths, find_files
-from elastable.worker.readers.formats.folder_values import partition_scalars, partition_types
+from elastable.worker.readers.records.reader import ModelInputs
 
 __all__ = ["CsvReader"]
 
+_DELIMITERS = ",;\t|"
+_NULLS = csv.ConvertOptions().null_values
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """The text of a block, the names of its columns, and where its records are."""
+
+    utf8: bytes
+    names: Sequence[str]
+    place: Place
+
 
 class CsvReader(BlockReader):
-    """CSV files of one header as one record space, in the order given.
+    """CSV files as one record space, in the order given.
 
-    Each file is scanned once for the positions of its records, when the reader is created. x is a dict of arrays:
-    integers, float32, booleans, or object arrays of `str`; dates and times stay strings. Types are inferred from the
-    first block of the first file, unless `column_types` sets them. Folders named `key=value`, in a folder or glob that
-    you pass, become columns, too.
+    Each file is scanned once for the positions of its records, when the reader is created. x is a dict of arrays. A
+    column is read as the model's input of its name wants it (docs/data.md): text as it stands for strings, integers
+    exactly. Without a model, types are inferred from the first block of the first file: integers, float32, booleans, or
+    object arrays of `str`; dates and times stay strings. `column_types` sets them. Folders named `key=value`, in a
+    folder or glob that you pass, become columns, too.
 
     Args:
         paths: A file, a glob, a folder, or several of them: paths of this machine or URLs (`s3://`, `gs://`, `abfs://`,
@@ -32,19 +50,22 @@ class CsvReader(BlockReader):
         features: Columns that make up x; None: all but label and weight.
         label: Column of the target; None: batches are `(x,)`.
         weight: Column of the sample weights.
-        transform: Batch -> batch, one record for each.
+        transform: Batch -> batch, one record for each; floats come to it as float64.
         delimiter: One ASCII character.
+        encoding: Of the text, such as "latin-1"; any that Python knows and that contains ASCII.
         column_names: Column names for files without a header; None: the first record is the header.
-        column_types: Column -> name of an Arrow type, such as "float64".
-        fill_null: Column -> replacement of nulls ("", "NA", "NULL", ...).
+        column_types: Column -> name of an Arrow type, such as "float64"; "uint64-bits" for unsigned ids whose 64 bits
+            are kept as an int64.
+        fill_null: Column -> replacement of nulls ("", "NA", "NULL", ..., in any column but one of strings).
         filesystem: A `pyarrow.fs.FileSystem` or fsspec file system for the paths; None: the local one, or that of a
             path's URL.
         block_records: Records that are read and parsed together.
         cached_blocks: Parsed blocks that are kept.
 
     Raises:
-        BadInput: no records; a missing file or column; headers that differ; a malformed record in the first block
-            (later ones raise, with file and line, when their block is read).
+        BadInput: no records; a missing file; a column that a file lacks; a first line that another delimiter cuts; a
+            malformed record in the first block. Later, with file, line and column: other malformed records, and values
+            that the column or the model's input does not take.
     """
 
     def __init__(
@@ -56,6 +77,7 @@ class CsvReader(BlockReader):
         transform: Transform | None = None,
         *,
         delimiter: str = ",",
+        encoding: str = "utf-8",
         column_names: Sequence[str] | None = None,
         column_types: Mapping[str, str] | None = None,
         fill_null: Mapping[str, object] | None = None,
@@ -63,124 +85,228 @@ class CsvReader(BlockReader):
         block_records: int = 8192,
         cached_blocks: int = 4,
     ) -> None:
-        self._files = find_files(paths, "CSV", (".csv", ".tsv", ".txt"), filesystem)
+        files = find_files(paths, "CSV", (".csv", ".tsv", ".txt"), filesystem)
         if block_records < 1:
             raise BadInput(f"CSV: block_records must be at least 1, got {block_records}")
         if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n':
             raise BadInput(f"CSV: delimiter {delimiter!r}; use one ASCII character that is no quote or line end")
-        self._delimiter = delimiter
-        choice = ColumnChoice(features, label, weight, fill_null or {})
-        self._indexes = [index_csv(file, block_records, delimiter, column_names is None) for file in self._files]
-        self._names = list(column_names) if column_names is not None else self._one_header()
-        found = [*self._names, *(key for key, _ in self._files[0].partitions if key not in self._names)]
-        wanted = arrow_types(column_types or {}, found, "CSV")
-        names = choice.feature_names(found, str(self._files[0]))
-        self._columns = choice.columns(names)
-        partitions = partition_types(self._files, wanted)
-        self._partitions = {key: kind for key, kind in partitions.items() if key in set(self._columns) - {*self._names}}
-        self._in_file = [name for name in self._columns if name not in self._partitions]
+        self._delimiter, self._encoding = delimiter, _checked_encoding(encoding, delimiter)
+        choice = ColumnChoice(features, label, weight, column_types or {}, fill_null or {})
+        self._files = files
+        self._indexes = [index_csv(file, block_records, delimiter, column_names is None) for file in files]
+        #: Of each file.
+        self._names = [
+            self._header(file, index) if column_names is None else list(column_names)
+            for file, index in zip(files, self._indexes, strict=True)
+        ]
         self._places = [(p, block) for p, index in enumerate(self._indexes) for block in range(index.counts.size)]
         counts = [int(self._indexes[place].counts[block]) for place, block in self._places]
-        source = ", ".join(map(str, self._files[:3])) + (", ..." if len(self._files) > 3 else "")
-        super().__init__(counts, names, choice, transform, cached_blocks, source)
-        self._types = self._infer_types({name: kind for name, kind in wanted.items() if name in self._names})
+        super().__init__(files, self._names, counts, choice, transform, cached_blocks)
+        self._parse(self._text(0), {}, self._in_file[:1])  # a malformed record is told at once
 
-    def read_block(self, block: int) -> Block:
+    def _feed(self, inputs: ModelInputs) -> None:
+        super()._feed(inputs)
+        self._first: pa.Table | None = None  # the first block, with types as they look
+        self._parsed = {name: kind for name in self._in_file if (kind := self._choice.type_of(name)) is not None}
+
+    def types_of(self, name: str, want: str) -> list[tuple[DataFile, pa.DataType]]:
+        """The type to parse a column as: of all files the one that the first block and the model's input tell."""
+        if self._first is None:
+            self._first = self._parse(self._text(0), {}, self._in_file)
+        found = self._first.field(name).type
+        boolean, number = pa.types.is_boolean(found), pa.types.is_integer(found) or pa.types.is_floating(found)
+        kind = found
+        if want == "string" or (not want and (pa.types.is_temporal(found) or pa.types.is_binary(found))):
+            kind = pa.string()
+        elif want == "bool" and not number:
+            kind = pa.bool_()
+        elif want in INTEGERS and not pa.types.is_floating(found) and not boolean:
+            kind = pa.uint64() if want == "uint64" else pa.int64()
+        elif want and want not in INTEGERS and not boolean and not (number and want == "number"):
+            kind = pa.float64()
+        elif not want and pa.types.is_floating(found) and _large(self._first[name]):
+            self._refuse_large_integers(name)
+        self._parsed[name] = kind
+        return [(self._files[0], kind)]
+
+    def read_block(self, block: int) -> Decoded:
         """Reads and parses one block.
 
         Raises:
-            BadInput: a malformed record, by file and line; nulls; a file that changed.
+            BadInput: a malformed record, by file and line; a file that changed.
         """
-        place, local = self._places[block]
-        file, index = self._files[place], self._indexes[place]
-        table = self._parse(file, index, local, self._types)
-        for key, value in partition_scalars(file, self._partitions).items():
-            table = table.append_column(key, pa.repeat(value, table.num_rows))
-        return to_arrays(table, self._choice.fill_null, str(file))
-
-    def _one_header(self) -> list[str]:
-        headers = []
-        for file, index in zip(self._files, self._indexes, strict=True):
-            try:
-                parse = csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True)
-                headers.append(list(csv.read_csv(pa.BufferReader(index.header), parse_options=parse).column_names))
-            except (pa.ArrowException, UnicodeDecodeError) as error:
-                raise BadInput(f"{file}: no header can be read from it: {error}") from error
-            if headers[-1] != headers[0]:
-                raise BadInput(
-                    f"{file}: columns {', '.join(headers[-1])} differ from {', '.join(headers[0])} in {self._files[0]}"
-                )
-        return headers[0]
-
-    def _infer_types(self, wanted: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
-        types = dict(wanted)
-        place, local = self._places[0]
-        file = self._files[place]
-        for field in self._parse(file, self._indexes[place], local, types).schema:
-            if pa.types.is_floating(field.type) and field.name not in wanted:
-                self._refuse_large_integers(place, local, field.name)
-            kind = pa.string() if pa.types.is_temporal(field.type) else field.type
-            if pa.types.is_null(kind):
-                raise BadInput(
-                    f"{file}: column {field.name!r} has no value in the first block; "
-                    f"say column_types={{{field.name!r}: 'float64'}} or what it is"
-                )
-            refuse_type(kind, f"{file}: column {field.name!r}")
-            types[field.name] = kind
-        return types
-
-    def _refuse_large_integers(self, place: int, local: int, name: str) -> None:
-        """Refuses integers beyond int64, which Arrow would read as floats and so merge ids."""
-        texts = self._parse(self._files[place], self._indexes[place], local, {name: pa.string()})[name].drop_null()
-        whole = pc.match_substring_regex(texts, r"^\s*[+-]?[0-9]+\s*$")
-        if len(texts) and pc.all(whole).as_py():
-            # The longest, and not the largest: Python makes no numbers of thousands of digits.
-            largest = max((text.strip() for text in texts.to_pylist()), key=len)
-            largest = largest if len(largest) <= 40 else f"{largest[:40]}... ({len(largest)} digits)"
-            raise BadInput(
-                f"{self._files[place]}: column {name!r} holds integers beyond int64, such as {largest}; "
-                f"say column_types={{{name!r}: 'string'}} (et.Embedding hashes strings) or 'float64'"
-            )
-
-    def _parse(self, file: DataFile, index: CsvIndex, local: int, types: Mapping[str, pa.DataType]) -> pa.Table:
-        try:
-            with file.open() as opened:
-                opened.seek(int(index.offsets[local]))
-                text = opened.read(int(index.offsets[local + 1] - index.offsets[local]))
-        except OSError as error:
-            raise BadInput(f"{file}: cannot be read: {error}") from error
-        try:
-            table = self._read(text, types)
-        except pa.ArrowException as error:
-            raise self._malformed(file, int(index.lines[local]), text, types, error) from error
+        number, local = self._places[block]
+        file, index = self._files[number], self._indexes[number]
+        text = self._text(block)
+        table = self._parse(text, self._parsed, self._in_file)
         if table.num_rows != index.counts[local]:
             raise BadInput(
                 f"{file}: {table.num_rows} records from line {index.lines[local]} on, where there were "
                 f"{index.counts[local]}; the file must not change while it is read"
             )
-        return table
+        return Decoded(file, table, text.place)
 
-    def _read(self, text: bytes, types: Mapping[str, pa.DataType]) -> pa.Table:
+    def _text(self, block: int) -> _Text:
+        number, local = self._places[block]
+        file, index = self._files[number], self._indexes[number]
+        try:
+            with file.open() as opened:
+                opened.seek(int(index.offsets[local]))
+                raw = opened.read(int(index.offsets[local + 1] - index.offsets[local]))
+        except OSError as error:
+            raise BadInput(f"{file}: cannot be read: {error}") from error
+
+        @cache
+        def lines() -> list[int]:
+            return list(record_starts(raw, self._delimiter)[1] + index.lines[local] - 1)
+
+        text = self._as_utf8(raw, file, int(index.lines[local]))
+        return _Text(text, self._names[number], lambda record: f"{file}, line {lines()[record]}")
+
+    def _as_utf8(self, raw: bytes, file: DataFile, line: int) -> bytes:
+        if self._encoding == "utf-8":
+            return raw  # Arrow finds what is none, and in which column
+        try:
+            return raw.decode(self._encoding).encode()
+        except UnicodeDecodeError as error:
+            line += raw[: error.start].replace(b"\r\n", b"\n").replace(b"\r", b"\n").count(b"\n")
+            raise BadInput(f"{file}, line {line}: is no {self._encoding}: {error}") from error
+
+    def _header(self, file: DataFile, index: CsvIndex) -> list[str]:
+        """The names of a file's columns.
+
+        Raises:
+            BadInput: there are none, or another delimiter cuts both header and first record, and into more fields.
+        """
+        try:
+            text = self._as_utf8(index.header, file, 1).decode()
+            # Arrow takes a second for some thousand names.
+            names = next(filter(None, header_csv.reader(io.StringIO(text, ""), delimiter=self._delimiter)), None)
+        except (header_csv.Error, UnicodeDecodeError) as error:
+            hint = "say encoding=, such as 'latin-1', if it is no UTF-8"
+            raise BadInput(f"{file}: no header can be read from it: {error}; {hint}") from error
+        if names is None:
+            raise BadInput(f"{file}: no header can be read from it: it is empty")
+        for other in _DELIMITERS:
+            cuts = text.count(other)
+            there = not index.first_line or index.first_line.count(other.encode()) == cuts
+            if there and cuts > text.count(self._delimiter) and '"' not in text:
+                raise BadInput(
+                    f"{file}: its first line {text.strip()[:60]!r} is cut by {other!r}, not by {self._delimiter!r}; "
+                    f"say delimiter={other!r}"
+                )
+        return names
+
+    def _refuse_large_integers(self, name: str) -> None:
+        """Refuses integers beyond int64, which Arrow would read as floats and so merge ids."""
+        texts = self._parse(self._text(0), {name: pa.string()}, [name])[name]
+        whole = pc.match_substring_regex(texts, r"^\s*[+-]?[0-9]+\s*$")
+        nulls = pc.is_in(texts, pa.array(_NULLS))
+        if pc.all(pc.or_(whole, nulls)).as_py() and pc.any(whole).as_py():
+            # The longest, and not the largest: Python makes no numbers of thousands of digits.
+            largest = max((value.strip() for value in texts.filter(whole).to_pylist()), key=len)
+            largest = largest if len(largest) <= 40 else f"{largest[:40]}... ({len(largest)} digits)"
+            raise BadInput(
+                f"{self._files[0]}: column {name!r} holds integers beyond int64, such as {largest}; say "
+                f"column_types={{{name!r}: 'uint64-bits'}} for ids whose 64 bits are kept as an int64, or 'string' "
+                "(et.Embedding hashes strings)"
+            )
+
+    def _parse(self, text: _Text, types: Mapping[str, pa.DataType], columns: Sequence[str]) -> pa.Table:
+        """The columns of a block, in `types`; in others as they look."""
+        try:
+            return self._read(text, types, columns)
+        except pa.ArrowException:
+            pass  # a second pass, in which columns are text, tells which value it was
+        try:
+            table = self._read(text, dict.fromkeys(columns, pa.binary()), columns)
+        except pa.ArrowException as error:
+            raise self._malformed(text, error) from error
+        exact = {}
+        for name, values in zip(table.column_names, table.columns, strict=True):
+            kind, where = types.get(name, pa.string()), At(name, text.place)
+            exact[name] = _from_text(values.combine_chunks(), kind, self.want(name), where)
+        return pa.table(exact)
+
+    def _read(
+        self, text: _Text, types: Mapping[str, pa.DataType], columns: Sequence[str], size: int | None = None
+    ) -> pa.Table:
+        """Parses the first `size` bytes of a block; None: all of it."""
         return csv.read_csv(
-            pa.BufferReader(text),
+            pa.BufferReader(text.utf8[:size]),
             # One Arrow block, so that types are inferred from all records.
-            csv.ReadOptions(column_names=self._names, use_threads=False, block_size=max(len(text), 1 << 16)),
+            csv.ReadOptions(column_names=text.names, use_threads=False, block_size=max(len(text.utf8), 1 << 16)),
             csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
-            csv.ConvertOptions(include_columns=self._in_file, column_types=dict(types)),
+            # Columns that a file lacks are refused by name before their nulls are used.
+            csv.ConvertOptions(include_columns=columns, include_missing_columns=True, column_types=dict(types)),
         )
 
-    def _malformed(
-        self, file: DataFile, line: int, text: bytes, types: Mapping[str, pa.DataType], error: Exception
-    ) -> BadInput:
+    def _malformed(self, text: _Text, error: Exception) -> BadInput:
         """Finds the first malformed record by bisection: a prefix that contains it cannot be read."""
-        starts, lines = record_starts(text, self._delimiter)
-        ends = [*starts[1:].tolist(), len(text)]
-        good, bad = 0, len(ends)
-        while bad - good > 1:
-            middle = (good + bad) // 2
+        starts, _ = record_starts(text.utf8, self._delimiter)
+        ends = [*starts[1:].tolist(), len(text.utf8)]
+        reasons: list[Exception] = [error]
+
+        def reads(records: int) -> bool:
             try:
-                self._read(text[: ends[middle - 1]], types)
-                good = middle
+                self._read(text, {}, [], ends[records - 1])
             except pa.ArrowException as earlier:
-                bad, error = middle, earlier
-        return BadInput(f"{file}, line {line + int(lines[bad - 1]) - 1}: {error}")
+                reasons.append(earlier)
+                return False
+            return True
+
+        bad = first_bad(len(ends), reads)
+        record, cuts = text.utf8[int(starts[bad]) : ends[bad]], max(1, len(text.names) - 1)
+        others = [each for each in _DELIMITERS if each != self._delimiter and record.count(each.encode()) == cuts]
+        hint = f"; say delimiter={others[0]!r}, which cuts it so" if others else ""
+        return BadInput(f"{text.place(bad)}: {reasons[-1]}{hint}")
+
+
+def _large(values: pa.ChunkedArray) -> bool:
+    return bool(pc.any(pc.greater_equal(pc.abs(values), 2.0**63)).as_py())
+
+
+def _from_text(values: pa.Array, kind: pa.DataType, want: str, at: At) -> pa.Array:
+    """The bytes of a column as `kind`; for an input of integers also as floats, if all of them are numbers."""
+    texts = as_type(values, pa.string(), at)
+    if pa.types.is_string(kind):
+        return texts
+    trimmed = pc.ascii_trim_whitespace(texts)
+    texts = pc.if_else(pc.is_in(trimmed, pa.array(_NULLS)), pa.scalar(None, pa.string()), trimmed)
+    if want in INTEGERS and not casts(texts, kind) and casts(texts, pa.float64()):
+        kind = pa.float64()
+    return as_type(texts, kind, at)
+
+
+def _checked_encoding(encoding: str, delimiter: str) -> str:
+    """Python's name of an encoding in which records can be found by bytes.
+
+    Raises:
+        BadInput: an unknown encoding, or one in which ASCII characters are other bytes or parts of other characters.
+    """
+    try:
+        found = codecs.lookup(encoding)
+        name = "utf-8" if found.name == "utf-8-sig" else found.name
+        ascii_stays = bytes(range(128)).decode(name) == "".join(map(chr, range(128)))
+    except (LookupError, UnicodeError, ValueError) as error:
+        raise BadInput(
+            f"CSV: encoding={encoding!r}: {error}; say one that contains ASCII, such as 'latin-1'"
+        ) from error
+    if not ascii_stays or (name != "utf-8" and delimiter > "?" and _of_several_bytes(name)):
+        raise BadInput(
+            f"CSV: encoding={encoding!r} with delimiter={delimiter!r}: records are found by their bytes, which are "
+            "others or parts of other characters there; convert the files to UTF-8"
+        )
+    return name
+
+
+def _of_several_bytes(encoding: str) -> bool:
+    decoder: Callable[[], codecs.IncrementalDecoder] = codecs.getincrementaldecoder(encoding)
+
+    def waits(byte: int) -> bool:
+        try:
+            return decoder().decode(bytes([byte])) == ""
+        except UnicodeError:
+            return False
+
+    return any(map(waits, range(128, 256)))

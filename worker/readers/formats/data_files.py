@@ -12,6 +12,8 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.fs as arrow_fs
+from fsspec.core import url_to_fs
+from fsspec.utils import glob_translate
 
 from elastable.embedding_store.errors import BadInput
 
@@ -115,8 +117,6 @@ class _Opened:
             if scheme in _ARROW_SCHEMES:
                 opened, place = _arrow_from_url(text)
                 return cls(opened, None, place, text)
-            from fsspec.core import url_to_fs
-
             opened, place = url_to_fs(text)
             return cls._on(opened, place, text)
         except (ValueError, ImportError, OSError, pa.ArrowException) as error:
@@ -153,7 +153,7 @@ class _Opened:
         parts = self.path.split("/")
         fixed = next(place for place, part in enumerate(parts) if _WILD.search(part))
         folder = "/".join(parts[:fixed])
-        pattern = re.compile(_as_regex(parts[fixed:]))
+        pattern = re.compile(glob_translate("/".join(parts[fixed:])))
         matching = [path for path in self._below(folder) if pattern.fullmatch(_relative(path, folder))]
         if not matching:
             raise BadInput(f"{kind}: {self.name}: no file matches")
@@ -209,25 +209,3 @@ def _partitions(folders: Iterable[str]) -> Iterable[tuple[str, str | None]]:
         key, equals, value = folder.partition("=")
         if equals and key:
             yield unquote(key), None if value == _NULL_PARTITION else unquote(value)
-
-
-def _as_regex(parts: Sequence[str]) -> str:
-    made = []
-    for place, part in enumerate(parts):
-        last = place == len(parts) - 1
-        if part == "**":
-            made.append(".*" if last else "(?:[^/]+/)*")
-            continue
-        made.append("".join(_piece(piece) for piece in re.findall(r"\[[^\]]+\]|.", part)) + ("" if last else "/"))
-    return "".join(made)
-
-
-def _piece(piece: str) -> str:
-    if piece == "*":
-        return "[^/]*"
-    if piece == "?":
-        return "[^/]"
-    if len(piece) > 1:
-        inside = piece[1:-1].replace("\\", "\\\\")
-        return f"[^{inside[1:]}]" if inside.startswith("!") else f"[{inside}]"
-    return re.escape(piece)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,13 +13,28 @@ import numpy.typing as npt
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
 
-__all__ = ["Batch", "Reader", "checked_indices"]
+__all__ = ["Batch", "ModelInputs", "Reader", "checked_indices"]
 
 
 Batch = tuple[Any, ...]
 """(x,), (x, y) or (x, y, sample_weight): arrays or pytrees of arrays whose first axis is
 the records. Ragged and sparse leaves are `RaggedArray` and
 `SparseArray`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInputs:
+    """What a model takes.
+
+    Attributes:
+        dtypes: Name of an input -> its dtype, such as "int64", "float32" or "string"; none of a model without named
+            inputs.
+        own_step: Whether a `train_step` of the model's own reads the batches: then targets may be text, and features
+            be used that are no input.
+    """
+
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    own_step: bool = True
 
 
 class Reader(ABC):
@@ -54,6 +71,10 @@ class Reader(ABC):
 
     def of_pass(self, number: int) -> Reader:
         """The records of a pass, counted from 0: the same each time, unless it is a stream."""
+        return self
+
+    def for_inputs(self, inputs: ModelInputs) -> Reader:
+        """The same records for a model with these inputs: of files, each column is read as its input wants it."""
         return self
 
     @abstractmethod

@@ -11,6 +11,7 @@ import pyarrow.parquet
 
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.triple_file import NamedColumns
+from elastable.worker.readers.formats.arrow_columns import At, as_type
 
 __all__ = ["TABLE_ENDINGS", "read_table_columns"]
 
@@ -19,7 +20,7 @@ TABLE_ENDINGS = (".csv", ".csv.gz", ".parquet")
 
 
 def read_table_columns(file: Path, columns: tuple[str, ...], header: bool = True) -> NamedColumns:
-    """Reads columns of names; what is not text becomes text, such as numbers.
+    """Reads columns of names; what is not text becomes text, such as integers.
 
     Args:
         file: A CSV file (`.csv`, `.csv.gz`), or a Parquet file.
@@ -28,7 +29,8 @@ def read_table_columns(file: Path, columns: tuple[str, ...], header: bool = True
             order.
 
     Raises:
-        BadInput: a file that cannot be read, a column that is missing, or a row without a name; names the row.
+        BadInput: a file that cannot be read, a column that is missing, or a row without a name or with a float that is
+            no exact integer; names the row.
     """
     if file.suffix == ".parquet" and not header:
         raise BadInput(f"{file}: columns of a Parquet file have names; leave out header=no")
@@ -69,4 +71,12 @@ def _parquet(file: Path, columns: tuple[str, ...]) -> pa.Table:
     with pyarrow.parquet.ParquetFile(file) as read:
         _require_columns(file, read.schema_arrow.names, columns)
         table = read.read(columns=list(columns))
-    return pa.table({name: table[name].cast(pa.string()) for name in columns})
+    return pa.table({name: _as_text(file, name, table[name]) for name in columns})
+
+
+def _as_text(file: Path, name: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Names as text: of floats, as pandas makes them of integers beside nulls, the integers' digits."""
+    if pa.types.is_floating(values.type):
+        at = At(name, lambda record: f"{file}, row {record} (from 0)")
+        values = pa.chunked_array([as_type(values.combine_chunks(), pa.int64(), at)])
+    return values.cast(pa.string())

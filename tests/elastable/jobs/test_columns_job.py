@@ -1,0 +1,77 @@
+"""Columns are what the model's inputs want on the whole way: training, evaluation, prediction."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import keras
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import elastable as et
+from elastable.embedding_store.errors import BadInput
+from tests.elastable.jobs import columns_job as job
+from tests.elastable.processes import run_elastable
+
+MODEL = Path(job.__file__)
+BIG = 16_777_217
+"""The first integer that a float32 does not hold."""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(job.HOME, str(tmp_path))
+    lines = [f"00{n % 3},{float(BIG) if n % 2 else ''},{n / 8},2020-01-0{n % 9 + 1},{n % 2}" for n in range(32)]
+    (tmp_path / "train.csv").write_text("code,item,price,day,y\n" + "\n".join(lines) + "\n")
+    columns = {"item": [float(BIG), 5.0], "code": ["000", "7"], "price": [1, 2], "y": [1, 0]}
+    pq.write_table(pa.table(columns), tmp_path / "validation.parquet")
+    return tmp_path
+
+
+def fitted(x: object, y: object = None) -> tuple[et.MemoryStore, dict[str, list[float]]]:
+    keras.utils.set_random_seed(3)
+    store, validation = et.MemoryStore(), job.data("validation") if y is None else None
+    done = et.fit(
+        job.model(), x, y, batch_size=8, validation_data=validation, shuffle=False, seed=3, store=store, verbose=False
+    )
+    return store, done.history
+
+
+def rows_of(store: et.MemoryStore) -> np.ndarray:
+    ids = {"codes": et.hash_ids(["000", "001", "002"]), "items": np.array([BIG, 0])}
+    return np.concatenate(list(store.lookup(ids).values()))
+
+
+def test_files_train_what_the_same_arrays_train(home: Path) -> None:
+    code = np.array([f"00{n % 3}" for n in range(32)], object)
+    item = np.array([BIG if n % 2 else 0 for n in range(32)])
+    x = {"code": code, "item": item, "price": np.arange(32, dtype=np.float32) / 8}
+    store, history = fitted(job.data("train"))
+    expected, losses = fitted(x, np.arange(32) % 2)
+    np.testing.assert_allclose(rows_of(store), rows_of(expected), rtol=1e-5)
+    assert history["loss"] == pytest.approx(losses["loss"], rel=1e-5)
+    # Trained ids alone have rows: not the integers that the codes look like, nor what BIG is as a float32.
+    assert [store.table_statistics(name).rows for name in ("codes", "items")] == [3, 2]
+    with pytest.raises(BadInput, match=r"train\.csv, line 2: column 'item': null, one of 16 nulls"):
+        fitted(et.CsvReader(home / "train.csv", label="y"))
+
+
+def test_a_job_of_two_workers(home: Path) -> None:
+    saved, out = home / "saved", home / "predictions.npy"
+    options = ("--micro-batch-size", "8", "--grads-to-wait", "1", "--seed", "3", "--run-dir", home / "runs")
+    trained = run_elastable("train", MODEL, "--workers", "2", *options, "--checkpoint-dir", saved, "--no-shuffle")
+    assert trained.code == 0, trained.err
+    used = ("--checkpoint", saved)
+    evaluated = run_elastable("evaluate", MODEL, *used)
+    predicted = run_elastable("predict", MODEL, *used, "--output", out, "--batch-size", "7")
+    found = run_elastable("lookup", "items", str(BIG), "0", *used)
+    assert (evaluated.code, predicted.code, found.code) == (0, 0, 0), evaluated.err + predicted.err + found.err
+    store, history = fitted(job.data("train"))
+    rows = store.lookup({"items": np.array([BIG, 0])})["items"]
+    told = [json.loads(line)["row"] for line in found.out.splitlines()]
+    np.testing.assert_allclose(told, rows, rtol=1e-4, atol=1e-6)
+    assert json.loads(evaluated.out)["loss"] == pytest.approx(history["val_loss"][-1], rel=1e-4)
+    assert np.load(out).shape == (2, 1)

@@ -1,0 +1,263 @@
+"""Columns as pandas, Spark and people write them: the right array, or an error that names file, place and column."""
+
+from __future__ import annotations
+
+import decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.readers import CsvReader, ParquetReader, RaggedArray
+from elastable.worker.readers.records.reader import Batch, ModelInputs
+from tests.untyped import Keyword
+
+
+def parquet(folder: Path, files: object, want: str = "", **options: Keyword) -> Batch:
+    """All records of files with a column "c": Arrow arrays, tables or data frames, one or a list of them."""
+    for number, file in enumerate(files if isinstance(files, list) else [files]):
+        path = folder / f"part-{number}.parquet"
+        if isinstance(file, pd.DataFrame):
+            file.to_parquet(path)
+        else:
+            pq.write_table(file if isinstance(file, pa.Table) else pa.table({"c": file}), path, row_group_size=2)
+    reader = ParquetReader(folder / "*.parquet", **options)
+    read = reader.for_inputs(ModelInputs({"c": want}, own_step=False)) if want else reader
+    return read.take(np.arange(len(reader)))
+
+
+def listed(values: Any) -> Any:
+    if not isinstance(values, RaggedArray):
+        return values.tolist()
+    inner = listed(values.values)
+    return [inner[start:stop] for start, stop in zip(values.splits[:-1], values.splits[1:], strict=True)]
+
+
+def arrow(values: object, kind: object = None) -> pa.Array:
+    return pa.array(values, kind)
+
+
+NULLED = arrow([[1, 2], None, [3, None]], pa.list_(pa.int64(), 2))
+
+RIGHT = {
+    "int32 beside int64": ([arrow([1], pa.int32()), arrow([2**53 + 1])], "int64", {}, [1, 2**53 + 1]),
+    "int64 beside double": ([arrow([2**60]), arrow([1.0, None])], "int64", {"fill_null": {"c": -1}}, [2**60, 1, -1]),
+    "int beside double": ([arrow([2**60 + 1]), arrow([1.5])], "float32", {}, [2.0**60, 1.5]),
+    "uint64 beside int64": ([arrow([7], pa.uint64()), arrow([-2])], "", {}, [7, -2]),
+    "uint8 beside int8": ([arrow([200], pa.uint8()), arrow([-2], pa.int8())], "", {}, [200, -2]),
+    "bool beside int": ([arrow([True]), arrow([5])], "int64", {}, [1, 5]),
+    "null beside int": ([pa.nulls(1), arrow([5])], "int64", {"fill_null": {"c": 0}}, [0, 5]),
+    "null beside list": ([pa.nulls(1), arrow([[5]])], "int64", {"fill_null_list": {"c": []}}, [[], [5]]),
+    "null alone": (pa.nulls(1), "int64", {"fill_null": {"c": 3}}, [3]),
+    "string beside dictionary": ([arrow(["007"]), arrow(["b"]).dictionary_encode()], "string", {}, ["007", "b"]),
+    "string beside large_string": ([arrow(["a"]), arrow(["b"], pa.large_string())], "", {}, ["a", "b"]),
+    "string_view": (arrow(["a", "b"], pa.string_view()), "string", {}, ["a", "b"]),
+    "binary": (arrow([b"a\xe9"]), "string", {}, [b"a\xe9"]),
+    "columns in another order": (
+        [pa.table({"d": [0.5], "c": [1]}), pa.table({"c": [2], "d": [1.5]})], "int64", {}, [1, 2],
+    ),
+    "lists of one size with nulls": (
+        NULLED, "int64", {"fill_null": {"c": 9}, "fill_null_list": {"c": [7, 8]}}, [[1, 2], [7, 8], [3, 9]],
+    ),
+    "lists of floats": (arrow([[1.0, None]], pa.list_(pa.float64(), 2)), "int64", {"fill_null": {"c": 0}}, [[1, 0]]),
+    "lists of one size beside others": (
+        [NULLED[:1], arrow([[3], []], pa.list_(pa.int32()))], "int64", {}, [[1, 2], [3], []],
+    ),
+    "lists of two sizes": ([NULLED[:1], arrow([[3]], pa.list_(pa.int64(), 1))], "int64", {}, [[1, 2], [3]]),
+    "lists of lists": (
+        arrow([[[1], [2, None]], [], [None]]), "int64", {"fill_null": {"c": 9}, "fill_null_list": {"c": []}},
+        [[[1], [2, 9]], [], [[]]],
+    ),
+    "list_view": (
+        arrow([[1], None, [2, None]], pa.list_view(pa.int64())), "int64",
+        {"fill_null": {"c": 9}, "fill_null_list": {"c": [7]}}, [[1], [7], [2, 9]],
+    ),
+    "lists of strings": (arrow([["a"], ["b", "c"]], pa.large_list(pa.string())), "string", {}, [["a"], ["b", "c"]]),
+    "empty lists": (arrow([[], []], pa.list_(pa.null())), "int64", {}, [[], []]),
+    "a decimal by name": (arrow([decimal.Decimal(3)]), "int64", {"column_types": {"c": "int64"}}, [3]),
+    "half floats": (arrow(np.array([1, 2047], np.float16)), "int64", {}, [1, 2047]),
+    "the last exact float32": (arrow([2.0**24 - 1], pa.float32()), "int64", {}, [2**24 - 1]),
+    "pandas Int64": (
+        pd.DataFrame({"c": pd.array([1, None, 2**60], "Int64")}), "int64", {"fill_null": {"c": 0}}, [1, 0, 2**60],
+    ),
+    "pandas NaN": (pd.DataFrame({"c": [16_777_217, None]}), "int64", {"fill_null": {"c": 0}}, [16_777_217, 0]),
+    "pandas strings": (pd.DataFrame({"c": ["007", None]}), "string", {"fill_null": {"c": ""}}, ["007", ""]),
+    "pandas categories": (pd.DataFrame({"c": pd.Categorical(["b", "a", "b"])}), "string", {}, ["b", "a", "b"]),
+    "pandas categories of integers": (pd.DataFrame({"c": pd.Categorical([2**60, 7])}), "int64", {}, [2**60, 7]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("files", "want", "options", "right"), RIGHT.values(), ids=RIGHT)
+def test_right_values(tmp_path: Path, files: object, want: str, options: dict[str, Keyword], right: object) -> None:
+    (x,) = parquet(tmp_path, files, want, **options)
+    assert listed(x["c"]) == right
+
+
+UUID = pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"0" * 16], pa.binary(16)))
+NOT_UTF8 = pa.StringArray.from_buffers(
+    3, pa.py_buffer(np.array([0, 1, 3, 4], np.int32).tobytes()), pa.py_buffer(b"a\xe9bc")
+)
+
+REFUSED = {
+    "int beside string": ([arrow([1]), arrow(["x"])], "", {}, "part-1.parquet: column 'c' is string, and int64 in"),
+    "int beside double": ([arrow([1]), arrow([1.0])], "", {}, "part-1.parquet: column 'c' is double, and int64 in .*"),
+    "bool beside int": ([arrow([True]), arrow([2])], "", {}, "part-1.parquet: column 'c' is int64, and bool in"),
+    "missing later": ([arrow([1]), pa.table({"d": [1]})], "", {}, "part-1.parquet: no column 'c'; .*part-0"),
+    "missing first": (
+        [pa.table({"d": [1]}), pa.table({"c": [1], "d": [2]})], "int64", {}, "part-0.parquet: no column 'c'",
+    ),
+    "null alone": (pa.nulls(2), "", {}, "part-0.parquet: column 'c' holds nulls alone; say column_types="),
+    "decimal": (arrow([decimal.Decimal("1.5")]), "int64", {}, r"column 'c': type decimal128\(2, 1\)"),
+    "a decimal's fraction": (
+        arrow([decimal.Decimal(1), decimal.Decimal("1.5")]), "int64", {"column_types": {"c": "int64"}},
+        r"row 1: column 'c': Decimal\('1.5'\) is no int64",
+    ),
+    "date": (arrow([1], pa.date32()), "int64", {}, "column 'c': type date32"),
+    "pandas timestamp": (
+        pd.DataFrame({"c": pd.to_datetime(["2020-01-01"])}), "int64", {}, "column 'c': type timestamp",
+    ),
+    "pandas period": (
+        pd.DataFrame({"c": pd.period_range("2020", periods=2)}), "int64", {}, "column 'c': type extension",
+    ),
+    "duration": (arrow([1], pa.duration("s")), "", {}, "column 'c': type duration"),
+    "map": (arrow([[("a", 1)]], pa.map_(pa.string(), pa.int64())), "int64", {}, "column 'c': type map"),
+    "uuid": (UUID, "string", {}, "column 'c': type extension<arrow.uuid>"),
+    "no UTF-8": (NOT_UTF8, "string", {}, r"part-0.parquet, row 1: column 'c': is no UTF-8"),
+    "a null bool": (arrow([True, None]), "bool", {}, "row 1: column 'c': null, one of 1 nulls in a column of bool"),
+    "a null list": (NULLED, "int64", {}, r"row 1: column 'c': null, .* list of 2 values in their place"),
+    "a null in a list": (
+        NULLED, "int64", {"fill_null_list": {"c": [0, 0]}},
+        "row 2: column 'c': null, one of 1 nulls in a column of int64",
+    ),
+    "a list that does not fit": (
+        NULLED, "int64", {"fill_null_list": {"c": [1]}}, r"'c': nulls cannot become \[1\], which is no fixed_size",
+    ),
+    "a fraction in fill_null_list": (
+        NULLED, "int64", {"fill_null_list": {"c": [1, 1.5]}}, r"nulls cannot become \[1, 1.5\]",
+    ),
+    "a list in fill_null": (NULLED, "int64", {"fill_null": {"c": []}}, "fill_null_list= replaces null lists"),
+    "a scalar in fill_null_list": (NULLED, "int64", {"fill_null_list": {"c": 0}}, "give a list"),
+    "a fraction in a list": (arrow([[1.0], [], [2.0, 2.5]]), "int64", {}, "row 2: column 'c': 2.5 where integers"),
+    "float32 at 2**24": (
+        arrow([5, 2**24], pa.float32()), "int64", {}, r"row 1: column 'c': 16777216.0 .* below 2\*\*24",
+    ),
+    "float64 at 2**53": (arrow([5, 2.0**53]), "int64", {}, r"row 1: column 'c': .* below 2\*\*53"),
+    "a text target": (
+        pa.table({"c": [1], "y": ["a"]}), "int64", {"label": "y"}, "column 'y' is string, and the model takes",
+    ),
+    "integers for strings": (arrow([7]), "string", {}, "column 'c' is int64, and the model's input takes strings"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("files", "want", "options", "told"), REFUSED.values(), ids=REFUSED)
+def test_refused_by_name(tmp_path: Path, files: object, want: str, options: dict[str, Keyword], told: str) -> None:
+    with pytest.raises(BadInput, match=told):
+        parquet(tmp_path, files, want, **options)
+
+
+def test_a_column_that_a_file_lacks_does_not_matter_where_nothing_wants_it(tmp_path: Path) -> None:
+    files = [pa.table({"c": [1], "old": [1], "t": arrow([1], pa.date32())}), pa.table({"c": [2], "new": [1]})]
+    (x,) = parquet(tmp_path, files, "int64")
+    assert {name: values.tolist() for name, values in x.items()} == {"c": [1, 2]}
+    with pytest.raises(BadInput, match=r"part-1\.parquet: no column 'old'"):
+        parquet(tmp_path, files, "int64", features=["c", "old"])
+    with pytest.raises(BadInput, match=r"part-0\.parquet: no column 'new'"):
+        parquet(tmp_path, files, "int64", label="new")
+
+
+def text(folder: Path, content: bytes | str, want: str = "", **options: Keyword) -> Batch:
+    """All records of a CSV file with a column "c"."""
+    (folder / "t.csv").write_bytes(content if isinstance(content, bytes) else content.encode())
+    reader = CsvReader(folder / "t.csv", **options)
+    read = reader.for_inputs(ModelInputs({"c": want}, own_step=False)) if want else reader
+    return read.take(np.arange(len(reader)))
+
+
+CSV_RIGHT = {
+    "leading zeros": ("c\n007\n7\n", "string", {}, ["007", "7"]),
+    "signs and spaces": ("c\n+7\n 8\n-0\n", "int64", {}, [7, 8, 0]),
+    "1.0 beside 1": ("c\n1\n2\n3.0\n", "int64", {"block_records": 2}, [1, 2, 3]),
+    "exponents": ("c\n1e3\n2\n", "int64", {}, [1000, 2]),
+    "true for an integer": ("c\ntrue\nfalse\n", "int64", {}, [1, 0]),
+    "integers for floats, then fractions": ("c\n1\n2\n1.5\n", "float32", {"block_records": 2}, [1, 2, 1.5]),
+    "NA is text": ("c,d\nNA,1\n,2\n", "string", {}, ["NA", ""]),
+    "NA is null": ("c,d\nNA,1\n5,2\n", "int64", {"fill_null": {"c": 2**53 + 1}}, [2**53 + 1, 5]),
+    "nothing but nulls": ("c,d\n,1\n,2\n", "int64", {"fill_null": {"c": 4}}, [4, 4]),
+    "dates are text": ("c\n2020-01-01\n", "string", {}, ["2020-01-01"]),
+    "other columns are no matter": ("c,d\n1,caf\xe9\n".encode("latin-1"), "int64", {}, [1]),
+    "latin-1": ("c\ncaf\xe9\n".encode("latin-1"), "string", {"encoding": "latin-1"}, ["café"]),
+    "cp1252 in quotes": ('c,d\n"a\x93,\nb",1\n'.encode("latin-1"), "string", {"encoding": "cp1252"}, ["a“,\nb"]),
+    "one quoted name with a semicolon": ('"c","d;e;f"\n1,2\n', "int64", {}, [1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "want", "options", "right"), CSV_RIGHT.values(), ids=CSV_RIGHT)
+def test_csv_text_is_read_as_the_input_wants_it(
+    tmp_path: Path, content: bytes | str, want: str, options: dict[str, Keyword], right: object
+) -> None:
+    (x, *_) = text(tmp_path, content, want, **options)
+    assert x["c"].tolist() == right
+
+
+CSV_REFUSED = {
+    "text": ("c\n1\n2\nx\n", "int64", {"block_records": 2}, r"t.csv, line 4: column 'c': 'x' is no int64"),
+    "text for floats": ("c\n1.5\n\"two\nlines\"\n", "float32", {}, r"line 3: column 'c': 'two\\nlines' is no double"),
+    "thousands": ('c\n"1,000"\n', "int64", {}, "line 2: column 'c': '1,000' is no int64"),
+    "yes for a boolean": ("c\nyes\n", "bool", {}, "line 2: column 'c': 'yes' is no bool"),
+    "beyond int64": (f"c\n1\n{2**63}\n", "int64", {}, r"line 3: column 'c': .*\{'c': 'uint64-bits'\}"),
+    "a later fraction": (
+        "c\n1\n2\n1.5\n", "", {"block_records": 2}, r"line 4: column 'c': '1.5' is no int64; say .*'float64'",
+    ),
+    "a text target": ("c,y\n1,a\n", "int64", {"label": "y"}, "line 2: column 'y': 'a' is no double"),
+    "Latin-1": ("c\nab\ncaf\xe9\n".encode("latin-1"), "string", {}, r"line 3: column 'c': b'caf\\xe9' .* encoding="),
+    "Latin-1 without a model": ("c\nab\ncaf\xe9\n".encode("latin-1"), "", {}, r"line 3: column 'c': .* encoding="),
+    "Latin-1 later": (
+        "c\na\nb\n\xe9\n".encode("latin-1"), "", {"block_records": 2}, r"line 4: column 'c': .* encoding=",
+    ),
+    "no cp1252": (b"c\na\n\x81\n", "string", {"encoding": "cp1252"}, "line 3: is no cp1252"),
+    "UTF-16": ("c\n1\n".encode("utf-16"), "", {"encoding": "utf-16"}, "encoding='utf-16'.* convert the files to UTF-8"),
+    "a pipe in Shift JIS": (b"c\n1\n", "", {"encoding": "shift_jis", "delimiter": "|"}, "convert the files to UTF-8"),
+    "an unknown encoding": (b"c\n1\n", "", {"encoding": "klingon"}, "unknown encoding: klingon"),
+    "nulls alone": ("c,d\n,1\n", "", {}, "column 'c' holds nulls alone"),
+    "a header cut by semicolons": ("c;d\n1;2\n", "int64", {}, "'c;d' is cut by ';', not by ','; say delimiter=';'"),
+    "a decimal comma": ("c;d,e;f\n1;2,5;3\n", "int64", {}, "is cut by ';', not by ','; say delimiter=';'"),
+    "records cut by pipes": ("1|2\n", "int64", {"column_names": ["c", "d"]}, r"line 1: .*say delimiter='\|'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "want", "options", "told"), CSV_REFUSED.values(), ids=CSV_REFUSED)
+def test_csv_is_refused_by_file_line_and_value(
+    tmp_path: Path, content: bytes | str, want: str, options: dict[str, Keyword], told: str
+) -> None:
+    with pytest.raises(BadInput, match=told):
+        text(tmp_path, content, want, **options)
+
+
+def test_folder_values_are_read_as_the_input_wants_them(tmp_path: Path) -> None:
+    for code in ("007", "7"):
+        (tmp_path / f"c={code}").mkdir()
+        pq.write_table(pa.table({"d": [1]}), tmp_path / f"c={code}" / "a.parquet")
+    reader = ParquetReader(tmp_path)
+    for want, right in (("string", ["007", "7"]), ("int64", [7, 7]), ("float32", [7.0, 7.0])):
+        (x,) = reader.for_inputs(ModelInputs({"c": want}, own_step=False)).take(np.arange(2))
+        assert x["c"].tolist() == right
+    (tmp_path / "c=x").mkdir()
+    pq.write_table(pa.table({"d": [1]}), tmp_path / "c=x" / "a.parquet")
+    for want in ("int64", "float32"):
+        with pytest.raises(BadInput, match="column 'c'"):
+            ParquetReader(tmp_path).for_inputs(ModelInputs({"c": want}, own_step=False)).take(np.arange(3))
+
+
+def test_thousands_of_columns_are_refused_in_few_words(tmp_path: Path) -> None:
+    names = ",".join(f"c{number}" for number in range(5_000))
+    (tmp_path / "t.csv").write_text(f"{names}\n{'1,' * 4_999}1\n")
+    with pytest.raises(BadInput, match=r"no column 'y'; its columns are c0, .*, c19, \.\.\. \(5000\)$") as told:
+        CsvReader(tmp_path / "t.csv", label="y")
+    assert len(str(told.value)) < 400
+    reader = CsvReader(tmp_path / "t.csv", label="c7").for_inputs(ModelInputs({"c4999": "int64"}, own_step=False))
+    assert list(reader.take(np.array([0]))[0]) == ["c4999"]
