@@ -180,11 +180,12 @@ def test_parts_of_a_batch_weighed_by_their_divisor_give_the_value_of_the_whole(n
     terms, compute = terms_of(losses[name])
     assert {term.kind for term in terms} == {kind}
     parts = [compute(*map(tf.constant, part)) for part in PARTS]
-    weights = {
+    of_kind: dict[DivisorKind, list[list[float]]] = {
         DivisorKind.RECORDS: [[len(y)] * len(terms) for y, _ in PARTS],
         DivisorKind.AMOUNT: [[float(amount) for _, amount in part] for part in parts],
         DivisorKind.NOTHING: [[1] * len(terms)] * 2,
-    }[kind]
+    }
+    weights = of_kind[kind]
     total = 0.0
     for term in range(len(terms)):
         shares = [weight[term] for weight in weights]
