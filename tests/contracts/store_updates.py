@@ -10,7 +10,7 @@ import pytest
 
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange, TableNotFound
+from elastable.embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange, NotFinite, TableNotFound
 from elastable.embedding_store.rows.initial_values import initial_rows
 from elastable.embedding_store.tables.table_update import IndexedSlices, SparseGradient, TableSlices, update_tables
 from tests.contracts.reference_optimizers import Reference
@@ -65,7 +65,13 @@ class UpdateContract:
         values = np.ones((2, 4), np.float32)
         for error, told, bad in (
             (IdOutOfRange, r"'cities'.*\bid 100\b.*position 1", IndexedSlices(values, int64(7, 100))),
-            (BadIds, "'cities'.*float64", SimpleNamespace(values=values, indices=[1.0, 2.0])),
+            (BadIds, r"'cities': id 1\.5 is no integer", SimpleNamespace(values=values, indices=[1.0, 1.5])),
+            (
+                NotFinite,
+                "'cities'.*id 2 .*nan in column 0",
+                IndexedSlices(values * np.array([[1], [np.nan]], np.float32), int64(1, 2)),
+            ),
+            (NotFinite, "'cities'.*id 1 .*inf in column 0", IndexedSlices(values * np.float32(3e38), int64(1, 1))),
             (BadGradient, r"'cities'.*float32 \[2, 4\], got float32 \[2, 3\]", slices(int64(1, 2), 3)),
             (BadGradient, r"'cities'.*got float64", SimpleNamespace(values=np.ones((2, 4)), indices=int64(1, 2))),
             (BadInput, "'cities'.*IndexedSlices.*got dict", {"values": values, "indices": int64(1, 2)}),
