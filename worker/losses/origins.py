@@ -18,6 +18,7 @@ import tensorflow as tf
 from elastable.worker.keras.structures import TensorLike, TensorStructure
 from elastable.worker.losses.origin_rules import CONSTANT, RECORD, Holds, Origin, rule_of
 from elastable.worker.losses.recording import LayerCall
+from elastable.worker.rows.scope import ALL_ROWS
 
 __all__ = ["Origins", "operation_named"]
 
@@ -125,7 +126,7 @@ class Origins:
         return sources
 
     def _found(self, tensor: tf.Tensor, found: Sequence[Origin]) -> Origin:
-        if all(origin.kind is Holds.CONSTANT for origin in found):
+        if all(origin.kind is Holds.CONSTANT for origin in found) or _is_all_rows(tensor.op):
             return CONSTANT
         mixed = next((origin for origin in found if origin.kind is Holds.MIXED), None)
         if mixed is not None:
@@ -144,6 +145,10 @@ class Origins:
             if cause is not None:
                 return Origin(Holds.MIXED, cause=cause)
         return None
+
+
+def _is_all_rows(operation: tf.Operation) -> bool:
+    return bool(operation.type == "Identity" and operation.name.rsplit("/", 1)[-1].startswith(ALL_ROWS))
 
 
 def _of_input(value: TensorLike, part: Hashable) -> dict[Hashable, Origin]:

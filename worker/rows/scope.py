@@ -35,6 +35,8 @@ __all__ = [
 
 #: Marks the zeros a plan returns as rows, so that ids computed from them are recognised as not plannable.
 PLANNED_ROWS = "elastable_planned_rows"
+#: Marks all rows of a table, read as a weight: they are the same in every micro-batch, as a variable is.
+ALL_ROWS = "elastable_all_rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ class StepScope:
         lookup: (table, ids) -> rows, for calls that could not be planned.
         tape: Watches the BETs of unplanned calls before they are used; a later watch would give no gradient.
         unplanned: (table, unique ids, BET) of every unplanned call.
+        losses_read: Whether the model's losses were collected, as Keras' own `compute_loss` does; without that its
+            regularizers have no effect.
     """
 
     layers: Sequence[StoreLayer]
@@ -83,6 +87,7 @@ class StepScope:
     lookup: Callable[[str, Int64], Float32] | None = None
     tape: tf.GradientTape = None
     unplanned: list[tuple[str, tf.Tensor, tf.Tensor]] = field(default_factory=list)
+    losses_read: bool = False
     _next: int = 0
 
     def rows(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:

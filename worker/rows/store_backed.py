@@ -29,7 +29,7 @@ from elastable.worker.rows.initializers import initializer_spec, seed_of
 from elastable.worker.rows.keras_draw import first_rows
 from elastable.worker.rows.model_inputs import wrap_reading_methods
 from elastable.worker.rows.saved_rows import assign_rows, require_all_rows, require_matrix
-from elastable.worker.rows.scope import current_scope
+from elastable.worker.rows.scope import ALL_ROWS, current_scope
 from elastable.worker.rows.whole_table import TableInCheckpoint, WholeTable, rows_listed
 
 __all__ = ["StoreBacked"]
@@ -233,7 +233,7 @@ class StoreBacked:
     def all_rows_tensor(self) -> tf.Tensor:
         """Every row, looked up as in any other call; raises `Unsupported` as of `require_matrix`."""
         require_matrix(self)
-        return self._rows_of(tf.range(self.input_dim, dtype=tf.int64), None)
+        return tf.identity(self._rows_of(tf.range(self.input_dim, dtype=tf.int64), None), name=ALL_ROWS)
 
     @property
     def seed(self) -> int:

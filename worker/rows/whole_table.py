@@ -18,7 +18,7 @@ from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.errors import BadInput, ModelError, Unsupported
 from elastable.worker.rows.export_rows import export_format
 from elastable.worker.rows.saved_rows import load_all_rows, load_table, require_all_rows, rows_in_memory, save_table
-from elastable.worker.rows.scope import current_scope
+from elastable.worker.rows.scope import StepScope, current_scope
 from elastable.worker.rows.store_layer import StoreLayer
 
 __all__ = ["TableInCheckpoint", "WholeTable", "rows_listed", "rows_unlisted"]
@@ -70,8 +70,6 @@ class WholeTable:
             `saved_rows.largest_matrix_bytes`.
     """
 
-    regularizer = None
-    """None: a step applies the layer's regularizer to the rows that its batch touches."""
     constraint = None
     dtype = "float32"
     ndim = 2
@@ -102,6 +100,13 @@ class WholeTable:
     @trainable.setter
     def trainable(self, value: bool) -> None:
         self.layer.trainable = bool(value)
+
+    @property
+    def regularizer(self) -> None:
+        """None: a step applies the layer's to the rows that its batch touches, where Keras asks for it."""
+        scope = current_scope()
+        if isinstance(scope, StepScope):
+            scope.losses_read = True
 
     @property
     def _unique_id(self) -> str:

@@ -116,7 +116,7 @@ class ModelStep(Generic[Output]):
         self._model.reset_metrics()
         with entered(scope):
             done = forward(self._model, batch, self._training)
-            penalty = self._penalty(scope.bets)
+            penalty = self._penalty(scope)
             if penalty is not None and done.loss.shape.rank != 0:
                 raise Unsupported(
                     f"model {self._model.name!r}: a loss with a value for each record (reduction 'none') cannot be "
@@ -125,12 +125,18 @@ class ModelStep(Generic[Output]):
             update_metrics(self._model, done, done.loss if penalty is None else done.loss + penalty)
         return done.loss, penalty
 
-    def _penalty(self, bets: Mapping[str, tf.Tensor]) -> tf.Tensor | None:
-        terms = [penalty(bets[layer.table_name]) for layer, penalty in self._regularized(bets)]
+    def _penalty(self, scope: StepScope) -> tf.Tensor | None:
+        terms = [penalty(scope.bets[layer.table_name]) for layer, penalty in self._regularized(scope)]
         return tf.add_n(terms) if terms else None
 
-    def _regularized(self, bets: Mapping[str, tf.Tensor]) -> list[tuple[StoreLayer, Callable[[tf.Tensor], tf.Tensor]]]:
-        """The layers with a penalty: once per layer, over the rows of its table that this batch touches."""
+    def _regularized(self, scope: StepScope) -> list[tuple[StoreLayer, Callable[[tf.Tensor], tf.Tensor]]]:
+        """The layers with a penalty: once per layer, over the rows of its table that this batch touches.
+
+        None where a `compute_loss` of the model's own leaves `self.losses` out.
+        """
+        if not scope.losses_read:
+            return []
+        bets = scope.bets
         return [
             (layer, layer.embeddings_regularizer)
             for layer in dict.fromkeys(self._plan.layers)

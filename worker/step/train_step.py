@@ -221,7 +221,7 @@ class TrainStep(ModelStep[StepTensors]):
         if penalty is None:
             return parts
         recorded.losses.append(RecordedLoss(penalty, (), DivisorKind.ROWS))
-        return [*parts, LossPart(DivisorKind.ROWS, None, penalty, penalties=self._penalties(scope.bets))]
+        return [*parts, LossPart(DivisorKind.ROWS, None, penalty, penalties=self._penalties(scope))]
 
     def _with_metrics(
         self,
@@ -245,12 +245,12 @@ class TrainStep(ModelStep[StepTensors]):
     def _plain_kind(self) -> DivisorKind:
         return self._kinds[b"", 0][0] or DivisorKind.RECORDS
 
-    def _penalties(self, bets: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    def _penalties(self, scope: StepScope) -> dict[str, tf.Tensor]:
         """Table -> float32 `[u]`: what each row adds to the loss."""
         found: dict[str, tf.Tensor] = {}
-        for layer, regularizer in self._regularized(bets):
+        for layer, regularizer in self._regularized(scope):
             each = functools.partial(_of_one_row, regularizer)
-            penalty = tf.vectorized_map(each, tf.stop_gradient(bets[layer.table_name]))
+            penalty = tf.vectorized_map(each, tf.stop_gradient(scope.bets[layer.table_name]))
             table = layer.table_name
             found[table] = found[table] + penalty if table in found else penalty
         return found
