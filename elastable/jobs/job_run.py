@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import shlex
 import time
-from calendar import timegm
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
+from datetime import datetime
 
 from rich.console import Console
 from rich.markup import escape
@@ -92,7 +92,7 @@ class JobRun:
             resumed=prepared.resumed,
         )
         for found in self._series.standing(prepared.job.job, MOST_CHECKPOINTS) if prepared.progress.version else []:
-            written = timegm(time.strptime(found.manifest.written, "%Y-%m-%dT%H:%M:%SZ"))
+            written = datetime.fromisoformat(found.manifest.written).timestamp()
             self.noted.note_earlier(found.version, written, found.address, found.manifest.size)
         self._writer = CheckpointWriter(prepared.store, self._begin_checkpoint, options.deadline_s, self.noted)
 

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from tests.keras_table.case import Case
-from tests.keras_table.sides import DIM, LENGTH, Side, small, trained
+from tests.keras_table.sides import BATCH, DIM, LENGTH, Side, small, trained
 from tests.untyped import Keywords
 
 __all__ = ["CASES"]
@@ -108,6 +108,37 @@ def _regularized(side: Side) -> object:
         1, name="out", kernel_regularizer="l2", activity_regularizer="l1", kernel_constraint="unit_norm"
     )
     return trained(side, keras.Model(ids, dense(keras.layers.Flatten()(rows))))
+
+
+def _penalised(side: Side) -> keras.Model:
+    ids = keras.Input((LENGTH,), dtype="int64", name="ids")
+    rows = side.embedding(side.vocabulary, DIM, name="items", weights=[_rows(side)], embeddings_regularizer="l2")(ids)
+    return keras.Model(ids, keras.layers.Dense(1, name="out")(keras.layers.Flatten()(rows)))
+
+
+def _evaluated_with_a_penalty(side: Side) -> object:
+    model = _penalised(side)
+    return [trained(side, model), model.evaluate(side.x, side.y, batch_size=BATCH, verbose=0)]
+
+
+def _without_losses(side: Side) -> object:
+    model = _penalised(side)
+    inner = OwnLoss(model.inputs, model.outputs)
+    return trained(side, inner, loss=None)
+
+
+class OwnLoss(keras.Model):
+    """Its loss has no `self.losses` in it."""
+
+    def compute_loss(
+        self,
+        x: object = None,
+        y: keras.KerasTensor | None = None,
+        y_pred: keras.KerasTensor | None = None,
+        sample_weight: object = None,
+        training: bool = True,
+    ) -> keras.KerasTensor:
+        return keras.ops.mean(keras.ops.abs(y - y_pred))  # type: ignore[operator]
 
 
 def _with_state(side: Side) -> object:
@@ -210,6 +241,8 @@ CASES = [
     _initializer(lambda: keras.initializers.RandomNormal(0.5, 0.3), "RandomNormal(0.5, 0.3)", _SEVERAL),
     _initializer(lambda: "glorot_uniform", "'glorot_uniform'", _SEVERAL),
     _initializer(lambda: "orthogonal", "'orthogonal'", _SEVERAL),
+    Case("`evaluate(...)` with `embeddings_regularizer='l2'`", _evaluated_with_a_penalty),
+    Case("`embeddings_regularizer='l2'`, and a `compute_loss` that leaves `self.losses` out", _without_losses),
     *_both("embeddings_regularizer='l2'", "Embedding.embeddings_regularizer", lambda: {"embeddings_regularizer": "l2"}),
     *_both(
         "embeddings_constraint='non_neg'",
