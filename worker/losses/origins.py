@@ -56,14 +56,20 @@ class Origins:
     """
 
     def __init__(self, batch: TensorStructure, rows: Sequence[tf.Tensor], calls: Sequence[LayerCall]) -> None:
+        self._every = calls
         self._known: dict[Hashable, Origin] = {}
         for number, value in enumerate(tf.nest.flatten(batch)):
             self._known |= _of_input(value, ("part", number))
         self._rows = {tensor.ref() for tensor in rows}
         self._known |= {tensor.ref(): Origin(Holds.MIXED, cause=tensor.op) for tensor in rows}
-        # The outermost call of an output counts.
-        self._calls = {tensor.ref(): (call, role) for call in calls for tensor, role in call.outputs}
         self._assigned = _assignments(batch)
+        # The outermost call of an output counts.
+        self._calls = {
+            tensor.ref(): (call, role)
+            for call in calls
+            for tensor, role in call.outputs
+            if self._assigned.number(tensor.op) >= call.since
+        }
 
     def of(self, tensor: tf.Tensor) -> Origin:
         """What a tensor of the step holds of the batch."""
@@ -140,7 +146,7 @@ class Origins:
     def _mixed_inside(self, call: LayerCall) -> Origin | None:
         """What the cells in a layer's loop make of records; None: they keep them apart."""
         for cell in call.inside:
-            inside = Origins(list(cell.inputs), (), [one for one, _ in self._calls.values()])
+            inside = Origins(list(cell.inputs), (), self._every)
             cause = inside.first_mixed([output for output, _ in cell.outputs])
             if cause is not None:
                 return Origin(Holds.MIXED, cause=cause)
@@ -170,18 +176,18 @@ def _of_input(value: TensorLike, part: Hashable) -> dict[Hashable, Origin]:
 class _Assigned(dict[Hashable, list[tuple[int, str, tf.Tensor]]]):
     """Handle of a variable -> (number of the operation, its type, value) of each assignment, in the graph's order."""
 
-    def __init__(self, numbers: Mapping[str, int]) -> None:
+    def __init__(self, numbers: Mapping[tf.Operation, int]) -> None:
         super().__init__()
         self._numbers = numbers
 
     def number(self, operation: tf.Operation) -> int:
         """The operation's place in the order of the graph."""
-        return self._numbers[operation.name]
+        return self._numbers.get(operation, -1)  # -1: it is of another graph
 
 
 def _assignments(batch: TensorStructure) -> _Assigned:
     operations = tf.nest.flatten(batch, expand_composites=True)[0].graph.get_operations()
-    assigned = _Assigned({operation.name: number for number, operation in enumerate(operations)})
+    assigned = _Assigned({operation: number for number, operation in enumerate(operations)})
     for number, operation in enumerate(operations):
         if operation.type in _ASSIGNS:
             assigned.setdefault(operation.inputs[0].ref(), []).append((number, operation.type, operation.inputs[1]))

@@ -66,11 +66,14 @@ class LayerCall:
     Attributes:
         inputs: Its tensors.
         outputs: Its tensors, each with what it is: "dense", or of a ragged or sparse tensor "values" or "places".
+        since: How many operations the graph had before it. A tensor that was there then is no output of the call, such
+            as an input that is returned as it is, or its mask.
         inside: Calls of the user's cells in its loop, which have to keep records apart, too.
     """
 
     inputs: tuple[tf.Tensor, ...]
     outputs: tuple[tuple[tf.Tensor, str], ...]
+    since: int
     inside: tuple[LayerCall, ...] = ()
 
 
@@ -130,21 +133,23 @@ def recording(metrics: Sequence[keras.metrics.Metric] = ()) -> Iterator[Recordin
 
 def _noting(plain_call: Callable[..., object]) -> Callable[..., object]:
     def call(self: keras.Layer | keras.losses.Loss, *arguments: object, **options: object) -> object:
-        result = plain_call(self, *arguments, **options)
         found: Recording | None = getattr(_current, "found", None)
-        if found is not None and not tf.executing_eagerly():
-            _note(found, self, (arguments, options), result)
+        if found is None or tf.executing_eagerly():
+            return plain_call(self, *arguments, **options)
+        since = len(tf.compat.v1.get_default_graph().get_operations())
+        result = plain_call(self, *arguments, **options)
+        _note(found, self, (arguments, options), result, since)
         return result
 
     converted: Callable[..., object] = tf.autograph.experimental.do_not_convert(call)
     return converted
 
 
-def _note(found: Recording, called: keras.Layer | keras.losses.Loss, given: object, result: object) -> None:
+def _note(found: Recording, called: keras.Layer | keras.losses.Loss, given: object, result: object, since: int) -> None:
     inputs = [part for part in tf.nest.flatten(given, expand_composites=True) if tf.is_tensor(part)]
     made = [tensor for tensor in tf.nest.flatten(result) if tf.is_tensor(tensor)]
     masks = [mask for tensor in made if tf.is_tensor(mask := getattr(tensor, "_keras_mask", None))]
-    noted = LayerCall(tuple(inputs), tuple(part for tensor in (*made, *masks) for part in _components(tensor)))
+    noted = LayerCall(tuple(inputs), tuple(part for tensor in (*made, *masks) for part in _components(tensor)), since)
     if isinstance(called, keras.losses.Loss):
         if called.fn.__module__.startswith(_OURS) and not isinstance(called, _OF_BATCH):
             found.calls.append(noted)

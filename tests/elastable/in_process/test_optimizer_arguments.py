@@ -245,7 +245,7 @@ class TestLossScaling:
         model = fitted(
             store_model(),
             K.LossScaleOptimizer(K.SGD(0.5), initial_scale=2.0**127),
-            loss=lambda y, predicted: keras.ops.mean(keras.ops.square(1e4 * (y[:, None] - predicted))) * 1e-7,
+            loss=lambda y, predicted: keras.ops.mean(keras.ops.square(1e4 * (y - predicted))) * 1e-7,
             batch_size=BATCH // 2,
             grads_to_wait=2,
         )

@@ -240,6 +240,20 @@ class TestLayers:
         assert not self.mixes(keras.Sequential([keras.layers.Reshape((2, 2)), keras.layers.LSTM(4)]))
         assert self.mixes(keras.layers.UnitNormalization(axis=0))
 
+    def test_one_that_returns_what_it_was_given(self) -> None:
+        """Its output is no new tensor, and its mask is older than its input."""
+
+        dropout = keras.layers.Dropout(0.5)
+
+        def masked(p: tf.Tensor) -> tf.Tensor:
+            mask = tf.reduce_any(p > 0, 1)
+            hidden = p * tf.cast(mask, tf.float32)[:, tf.newaxis]
+            hidden._keras_mask = mask
+            return dropout(hidden, training=False)
+
+        assert not self.mixes(masked)
+        assert not self.mixes(keras.layers.Dropout(0.5))
+
     def test_those_of_the_user(self) -> None:
         class Scaled(keras.layers.Layer):
             def call(self, inputs: tf.Tensor) -> tf.Tensor:
