@@ -386,7 +386,7 @@ class TestSeeds:
             model.add(keras.layers.Dense(1, activation="sigmoid"))
             model.compile("sgd", "mse")
             losses = [model.fit(X, Y, BATCH, epochs=2, verbose=0).history["loss"] for _ in range(2)]
-            return losses, model.layers[0].read_rows(np.arange(ROWS)), model.get_weights()
+            return losses, model.layers[0].read_rows(np.arange(ROWS)), model.layers[-1].get_weights()
 
         (losses, rows, weights), (others, other_rows, other_weights) = trained(), trained()
         assert losses == others
