@@ -115,7 +115,8 @@ def note_trained(model: keras.Model, optimizers: Mapping[str, keras.Optimizer] |
     """Its tables are trained by the model's optimizer from now on, or by the layer's own; see `tables_in_store`."""
     for layer in store_layers(model):
         layer.note_trained_by(_optimizer_of(layer, model, optimizers))
-    note_weights(model.optimizer, model.trainable_weights)
+    if any(hasattr(layer, "variable_path") for layer in store_layers(model)):  # offloaded ones
+        note_weights(model.optimizer, model.trainable_weights)
 
 
 def _optimizer_of(

@@ -139,8 +139,7 @@ def refuse_slots_left_out(model: keras.Model) -> None:
         Unsupported: naming the layers.
     """
     layers = sorted(each.name for each in layers_of(model) if isinstance(each, OffloadedEmbedding))
-    trained = int(model.optimizer.iterations) > 0 or getattr(model.optimizer, _SKIPPED, False)
-    if layers and trained:
+    if layers and (int(model.optimizer.iterations) > 0 or getattr(model.optimizer, _SKIPPED, False)):
         raise Unsupported(
             f"model {model.name!r} was loaded with the state of its optimizer, and what that keeps of the embeddings "
             f"which are offloaded here ({', '.join(layers)}) would be lost: load the model with compile=False and "
