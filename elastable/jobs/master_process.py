@@ -62,10 +62,10 @@ def run_job(options: JobOptions, console: Console) -> int:
         options: The job.
         console: Where a person looks.
     """
-    set_intra_op_threads(options.intra_op_threads)
     started = time.monotonic()
     # Now, and not when hours of training are to be saved.
     require_watchable(options.http, options.insecure)
+    set_intra_op_threads(options.intra_op_threads)
     require_writable(options.run_dir)
     if options.checkpoint_dir is not None:
         require_writable_checkpoints(options.checkpoint_dir)

@@ -34,6 +34,7 @@ def test_a_resumed_job_shows_its_checkpoints_and_curves_and_who_died_while_it_st
         killed = first.children()[1]
         os.kill(killed, signal.SIGKILL)
         hold.wait(first)
+        wait_until(lambda: len(state_of(first)["checkpoints"]) == 3, "the checkpoint that is being written", first)
         state = state_of(first)
         (gone,) = [worker for worker in state["workers"] if worker["state"] == "gone"]
         assert (gone["pid"], gone["silent_s"]) == (killed, None)
