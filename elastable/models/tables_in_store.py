@@ -13,7 +13,7 @@ from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import Unsupported
-from elastable.embedding_store.optimizers.registry import decays_untouched_rows
+from elastable.embedding_store.optimizers.registry import decays_untouched_rows, row_optimizer
 from elastable.embedding_store.rows.fresh_rows import fresh_rows
 from elastable.master.keras.discovery import create_tables
 from elastable.worker.layers.model_tables import store_layers
@@ -73,7 +73,7 @@ def tables_in_store(
 
     Raises:
         SpecConflict: the store has a table of that name with another spec.
-        Unsupported: see `_counters`.
+        Unsupported: see `_state`, and `_refuse_lost_slots`.
     """
     layers = store_layers(model)
     before = {layer.table_name: (layer, layer.source) for layer in layers if isinstance(layer.source, EmbeddingStore)}
@@ -83,6 +83,7 @@ def tables_in_store(
     for name, spec in tables.items():
         if name in before:
             layer, source = before[name]
+            _refuse_lost_slots(layer, _optimizer_of(layer, model, optimizers), source.specs()[name], spec)
             goes_on = layer.trained_by(_optimizer_of(layer, model, optimizers))
             if source is not held or (layer.was_trained and not goes_on):
                 _carry(source, held, spec, goes_on)
@@ -100,6 +101,16 @@ def tables_in_store(
     return held
 
 
+def _refuse_lost_slots(layer: keras.Layer, optimizer: keras.Optimizer, there: TableSpec, spec: TableSpec) -> None:
+    """A Keras optimizer keeps slots of its own for each variable; rows have those of the last optimizer alone."""
+    if layer.lost_slots_of(optimizer) and row_optimizer(spec.optimizer).slots:
+        raise Unsupported(
+            f"embedding layer {layer.name!r}: the optimizer {optimizer.name!r} trained its table before, and another "
+            "one since, whose slots the rows have now; compile the model with a new optimizer, train the table with "
+            "one optimizer only (et.Embedding(optimizer=)), or use two layers"
+        )
+
+
 def _take_slots(optimizer: keras.Optimizer, layer: keras.Layer, held: EmbeddingStore) -> None:
     """Gives the rows of an offloaded layer the slots that Keras has for them, if it has trained them."""
     name = layer.table_name
@@ -114,7 +125,10 @@ def _take_slots(optimizer: keras.Optimizer, layer: keras.Layer, held: EmbeddingS
 def note_trained(model: keras.Model, optimizers: Mapping[str, keras.Optimizer] | None = None) -> None:
     """Its tables are trained by the model's optimizer from now on, or by the layer's own; see `tables_in_store`."""
     for layer in store_layers(model):
-        layer.note_trained_by(_optimizer_of(layer, model, optimizers))
+        optimizer = _optimizer_of(layer, model, optimizers)
+        layer.note_trained_by(optimizer)
+        # As Keras' optimizers hold the variables that they train: `tf.train.Checkpoint` finds layers in lists, too.
+        setattr(optimizer, f"table_{layer.table_name}", layer.table_in_checkpoint)
     if any(hasattr(layer, "variable_path") for layer in store_layers(model)):  # offloaded ones
         note_weights(model.optimizer, model.trainable_weights)
 

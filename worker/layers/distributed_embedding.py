@@ -109,6 +109,8 @@ class DistributedEmbedding(keras.layers.Layer):  # type: ignore[misc]
             raise Unsupported(f"layer {self.name!r}: update_stats=True belongs to keras-rs' JAX backend: leave it out")
         self._features = _read(feature_configs)
         self._tables = [_table_layer(table) for table in self._features.tables]
+        for number, table in enumerate(self._tables):  # TensorFlow's checkpoints do not look into lists
+            setattr(self, f"table_{number}", table.table_in_checkpoint)
         # Ids are integers at every precision, and a lookup is no XLA operation.
         self.autocast = False
         self.supports_jit = False

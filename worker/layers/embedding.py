@@ -19,6 +19,7 @@ from elastable.worker.layers.embedding_arguments import (
     keras_optimizer_of,
     membership_spec,
     order_of_keras,
+    refuse_half_variables,
     refuse_keras_only,
     require_arguments,
 )
@@ -116,6 +117,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         refuse_keras_only(kwargs)
         super().__init__(**kwargs)
         output_dim = require_arguments(self.name, input_dim, output_dim, mask_zero, combiner, table_dtype)
+        refuse_half_variables(self)
         self.output_dim = output_dim
         self.input_dim = input_dim
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)

@@ -19,6 +19,7 @@ __all__ = [
     "keras_optimizer_of",
     "membership_spec",
     "order_of_keras",
+    "refuse_half_variables",
     "refuse_keras_only",
     "require_arguments",
 ]
@@ -36,6 +37,16 @@ def refuse_keras_only(arguments: dict[str, object]) -> None:
                 f"et.Embedding({name}={value!r}): a table in a store has neither LoRA nor quantization; for such a "
                 "table use keras.layers.Embedding, or table_dtype= for rows of 16 bits"
             )
+
+
+def refuse_half_variables(layer: keras.Layer) -> None:
+    """Raises `Unsupported` for a layer whose rows would be a variable of 16 bits: Keras rounds it at every step."""
+    if layer.variable_dtype in ("float16", "bfloat16"):
+        raise Unsupported(
+            f"embedding layer {layer.name!r}: dtype={layer.variable_dtype!r} keeps weights in 16 bits, and rows are "
+            f"trained in float32; use dtype='mixed_{layer.variable_dtype}', which computes in 16 bits, or "
+            f"table_dtype={layer.variable_dtype!r} with it for rows that are stored in 16 bits"
+        )
 
 
 def order_of_keras(right: str) -> str:

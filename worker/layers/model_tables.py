@@ -58,7 +58,12 @@ def _refuse_different(layers: Sequence[StoreLayer]) -> None:
 
 def tables_given(layers: Sequence[StoreBacked]) -> list[str]:
     """Names of the tables whose rows came with the model: loaded, trained before, or set; sorted."""
-    return sorted({layer.table_name for layer in layers if layer.source is not None or layer.pretrained is not None})
+    given = (each for each in layers if each.source is not None or each.pretrained is not None or _is_array(each))
+    return sorted({layer.table_name for layer in given})
+
+
+def _is_array(layer: StoreBacked) -> bool:
+    return bool(np.ndim(getattr(layer.embeddings_initializer, "value", 0)))
 
 
 def forget_rows(layers: Sequence[StoreBacked]) -> None:

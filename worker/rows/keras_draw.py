@@ -56,7 +56,7 @@ def _draw(layer: StoreLayer) -> Float32 | None:
         return None
     if layer.input_dim * layer.output_dim > LARGEST_DRAW:
         return None
-    return np.asarray(initializer((layer.input_dim, layer.output_dim), dtype="float32"))
+    return np.asarray(initializer((layer.input_dim, layer.output_dim), dtype=layer.variable_dtype), np.float32)
 
 
 def _constant_rows(layer: StoreLayer) -> Float32:

@@ -29,6 +29,9 @@ __all__ = ["exact_inputs", "exact_leaf", "map_inputs", "wrap_reading_methods"]
 _READING = ("predict", "evaluate", "predict_on_batch", "test_on_batch")
 
 
+_WIDEST = 8  # bytes of a number
+
+
 @dataclass(frozen=True, slots=True)
 class _Input:
     """What is read of a model's input; of a Sequential model that has not made it yet, and takes ids: all of it."""
@@ -74,7 +77,13 @@ def _mapped(x: object, inputs: Structure[_Input], function: Callable[[object, st
             found = [_mapped(value, each, function) for value, each in zip(x, ordered, strict=True)]
             return found if isinstance(x, list) else tuple(found)
         return x
+    if isinstance(inputs, _Input) and isinstance(x, np.ndarray) and x.dtype.kind in "SUO" and _is_text(x):
+        return tf.constant(x)
     return x if isinstance(inputs, Sequence | Mapping) else function(x, inputs.name, inputs.dtype)
+
+
+def _is_text(array: Array) -> bool:
+    return array.dtype.kind in "SU" or all(isinstance(each, str | bytes) for each in array.flat)
 
 
 def exact_inputs(model: keras.Model, x: object) -> object:
@@ -98,9 +107,9 @@ def _exact(value: object, name: str, dtype: str) -> object:
         return value
     refuse_masked(value, f"input {name!r}")
     array = np.asarray(value)
-    if array.dtype.kind in "SU":
-        return tf.constant(array)
-    return exact_leaf(array, "x", name, dtype) if "int" in dtype and array.dtype.kind in "fiu" else value
+    if "int" in dtype:
+        return exact_leaf(array, "x", name, dtype)
+    return tf.constant(array) if array.dtype.kind in "SU" else value
 
 
 def exact_leaf(
@@ -123,6 +132,9 @@ def exact_leaf(
     if not isinstance(leaf, np.ndarray | RaggedArray | SparseArray):
         return _exact(leaf, name, dtype)
     where, values = f"{source}: input {name!r}", _values_of(leaf)
+    if values.dtype.kind in "SUOc" or values.dtype.itemsize > _WIDEST:
+        values = _plain_numbers(where, leaf, values, dtype, numbers)
+        leaf = _with_values(leaf, values)
     if values.dtype.kind == "f":
         place = first_inexact(values)
         exact = values if place is not None else values.astype(np.int64)
@@ -142,6 +154,17 @@ def exact_leaf(
         number = record if numbers is None else numbers[record]
         raise BadIds(f"{where}: record {number}: {reason}; {BELONGS.format(dtype)}")
     return _with_values(leaf, exact.astype(dtype, copy=False))
+
+
+def _plain_numbers(where: str, leaf: Leaf, values: Array, dtype: str, numbers: Sequence[int] | Int64 | None) -> Array:
+    """Objects that are numbers as these; raises `BadIds` for text, nulls, complex and extended numbers."""
+    for place, value in enumerate(values.ravel()):
+        if isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool | np.longdouble):
+            continue
+        record = _record_of(leaf, place)
+        number = record if numbers is None else numbers[record]
+        raise BadIds(f"{where}: record {number}: {value!r} is no integer; {BELONGS.format(dtype)}")
+    return np.array(values.tolist()).reshape(values.shape)
 
 
 def _values_of(leaf: Leaf) -> Array:

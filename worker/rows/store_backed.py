@@ -17,6 +17,7 @@ from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadIds, ModelError
+from elastable.embedding_store.native.ids.string_ids import hash_ids
 from elastable.embedding_store.rows.checks import as_ids, require_ids
 from elastable.embedding_store.rows.initial_values import initial_rows
 from elastable.worker.keras.keras_methods import wrap_model_methods
@@ -61,6 +62,7 @@ class StoreBacked:
     lazy: bool | None = None
     optimizer: keras.optimizers.Optimizer | None = None
     compute_dtype: str
+    variable_dtype: str
     _replaced: tuple[str, str] | None = None
     """Name and key of the TensorFlow variable that the table has replaced."""
     _stand_in: keras.Variable | None = None
@@ -69,6 +71,8 @@ class StoreBacked:
     _keras_seed: int
     """Keras' global seed when the layer was created: it is per thread, and graphs read rows in other threads."""
     _trained_by: weakref.ref[keras.optimizers.Optimizer] | None = None
+    _trainers: weakref.WeakSet[keras.optimizers.Optimizer]
+    """Every optimizer that has trained the table."""
     _steps: int | None = None
     _id_kind: str | None = None
     _here: tuple[keras.Variable, ...] = ()
@@ -146,9 +150,10 @@ class StoreBacked:
     def begin(self) -> None:
         """Reads initial values from now on, of Keras' current seed."""
         self._keras_seed = global_seed()
-        # TensorFlow tracks it: `tf.train.Checkpoint(model)` holds the table.
-        self.table_in_checkpoint = TableInCheckpoint(self)
         self.attach(None)
+        object.__setattr__(self, "_trainers", weakref.WeakSet())  # past Keras' tracking
+        # TensorFlow tracks it: `tf.train.Checkpoint(model)` holds the table. It may be restored here and now.
+        self.table_in_checkpoint = TableInCheckpoint(self)
 
     def attach(self, source: RowSource | None, seed: int | None = None) -> None:
         """Reads rows from `source` from now on (None: initial values of `seed`, see `table_spec`)."""
@@ -173,7 +178,12 @@ class StoreBacked:
         """Records that this optimizer trains the table."""
         # Past Keras' tracking.
         object.__setattr__(self, "_trained_by", weakref.ref(optimizer))
+        self._trainers.add(optimizer)
         self._steps = None
+
+    def lost_slots_of(self, optimizer: keras.optimizers.Optimizer) -> bool:
+        """Whether this optimizer trained the table before another one did, whose slots the rows have now."""
+        return self._steps is None and optimizer in self._trainers and not self.trained_by(optimizer)
 
     @property
     def steps_trained(self) -> int:
@@ -220,15 +230,15 @@ class StoreBacked:
             return self.input_dim
         return self._source.row_count(self.table_name) if isinstance(self._source, EmbeddingStore) else 0
 
-    def write_rows(self, ids: Int64, rows: Float32) -> None:
-        """Writes float32 `[n, dim]` rows of int64 `[n]` ids, each once; slots do not change.
+    def write_rows(self, ids: npt.ArrayLike, rows: Float32) -> None:
+        """Writes float32 `[n, dim]` rows of `[n]` ids (`ids_of`), each once; slots do not change.
 
         Raises:
             BadIds, IdOutOfRange: ids that repeat, or outside of the vocabulary.
             BadInput: rows of another shape.
             Unsupported: the layer reads its rows from where they cannot be written.
         """
-        assign_rows(self, ids, rows)
+        assign_rows(self, self.ids_of(ids), rows)
 
     def all_rows_tensor(self) -> tf.Tensor:
         """Every row, looked up as in any other call; raises `Unsupported` as of `require_matrix`."""
@@ -245,9 +255,15 @@ class StoreBacked:
         """The source of rows outside of training, if one is attached."""
         return self._source
 
+    def ids_of(self, values: npt.ArrayLike) -> Int64:
+        """Ids of any shape as int64: integers (`as_ids`), or of a table of any id strings, by their hash."""
+        if self.input_dim is None and _is_text(values):
+            return hash_ids(values)
+        return as_ids(values, self.table_name)
+
     def read_rows(self, ids: npt.ArrayLike) -> Float32:
-        """The rows of ids of any shape (`as_ids`), as float32: their shape + `[dim]`."""
-        given = as_ids(ids, self.table_name)
+        """The rows of ids of any shape (`ids_of`), as float32: their shape + `[dim]`."""
+        given = self.ids_of(ids)
         return self._read(np.ascontiguousarray(given).reshape(-1)).reshape(*given.shape, self.output_dim)
 
     def _read(self, ids: Int64) -> Float32:
@@ -352,6 +368,14 @@ class StoreBacked:
         """Shape of the output for ids of this shape."""
         kept = shape if self.combiner is None else shape[:-1]
         return (*kept, self.output_dim)
+
+
+def _is_text(values: npt.ArrayLike) -> bool:
+    try:
+        array = np.asarray(values)
+    except ValueError:  # lists of different lengths
+        return False
+    return array.dtype.kind in "SU" or bool(array.size and all(isinstance(each, str | bytes) for each in array.flat))
 
 
 wrap_model_methods()

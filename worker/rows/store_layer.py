@@ -30,6 +30,7 @@ class StoreLayer(Protocol):
     table_dtype: str | None
     pretrained: Float32 | None
     trainable: bool
+    variable_dtype: str
 
     @property
     def table_name(self) -> str:

@@ -217,3 +217,6 @@ class TableInCheckpoint(tf.train.experimental.PythonState):  # type: ignore[misc
         if string_value:
             with np.load(io.BytesIO(string_value), allow_pickle=False) as arrays:
                 load_table(self.layer, dict(arrays))
+                own = getattr(self.layer, "optimizer", None)
+                if own is not None and "steps" in arrays and arrays["steps"] >= 0:
+                    own.iterations.assign(arrays["steps"])  # TensorFlow need not have found it

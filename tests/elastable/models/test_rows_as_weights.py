@@ -231,3 +231,89 @@ def test_a_checkpoint_of_tensorflow_holds_tables_of_any_id(tmp_path: Path) -> No
     tf.train.Checkpoint(model=model, optimizer=model.optimizer).restore(path).assert_consumed()
     assert fit(model) == on
     np.testing.assert_array_equal(layer.read_rows(EVERY), rows)
+
+
+class Listing(keras.Model):
+    """Its embedding is in a list, where TensorFlow's checkpoints find what an optimizer holds."""
+
+    def __init__(self, layer: keras.layers.Layer) -> None:
+        super().__init__()
+        self.tables = [layer]
+        self.out = keras.layers.Dense(1)
+
+    def call(self, ids: keras.KerasTensor) -> keras.KerasTensor:
+        return self.out(keras.ops.mean(self.tables[0](ids), axis=1))
+
+
+def distributed() -> keras.Model:
+    table = et.TableConfig("listed", ROWS, DIM, combiner="mean")
+    layer = et.DistributedEmbedding([et.FeatureConfig("ids", table, (8, 2), (8, DIM))])
+    ids = keras.Input((2,), dtype="int64")
+    return keras.Model(ids, keras.layers.Dense(1)(layer([ids])[0]))
+
+
+@pytest.mark.parametrize("make", [lambda: Listing(et.Embedding(ROWS, DIM, weights=MATRIX)), distributed])
+def test_a_checkpoint_of_tensorflow_finds_tables_in_lists(make: Callable[[], keras.Model], tmp_path: Path) -> None:
+    model = make()
+    model.compile(keras.optimizers.Adagrad(0.1), "mse")
+    fit(model)
+    before = model.get_weights()
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    path = checkpoint.save(str(tmp_path / "kept"))
+    on = fit(model)
+    checkpoint.restore(path)
+    for weight, expected in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, expected)
+    assert fit(model) == on
+
+
+def test_a_checkpoint_of_an_offloaded_table_is_restored_before_it_is_offloaded_again(tmp_path: Path) -> None:
+    def trained(path: str | None) -> tuple[str, keras.Model]:
+        model = model_of(keras.layers.Embedding(ROWS, DIM, name="moved"))
+        checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+        if path is not None:
+            checkpoint.restore(path)
+        et.fit(model, IDS, Y, batch_size=8, shuffle=False, verbose=0, offload_embeddings_above=1)
+        saved = checkpoint.save(str(tmp_path / "kept")) if path is None else path
+        return saved, model
+
+    path, first = trained(None)
+    et.fit(first, IDS, Y, batch_size=8, shuffle=False, verbose=0, offload_embeddings_above=1)
+    _, second = trained(path)
+    for weight, expected in zip(second.get_weights(), first.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, expected)
+
+
+def test_an_optimizer_whose_slots_another_one_has_replaced_is_refused() -> None:
+    layer = et.Embedding(ROWS, DIM, name="shared")
+    one, two = model_of(layer), model_of(layer)
+    fit(one)
+    fit(one)
+    fit(two)
+    with pytest.raises(
+        Unsupported, match=r"'shared': the optimizer 'adagrad.*trained its table before, and another one"
+    ):
+        fit(one)
+    one.compile("sgd", "mse")
+    fit(one)
+    with pytest.raises(Unsupported, match="'shared'"):
+        fit(two)
+
+
+def test_variables_of_16_bits_are_refused_and_doubles_draw_as_in_keras() -> None:
+    with pytest.raises(Unsupported, match=r"'half': dtype='bfloat16' keeps weights in 16 bits.*mixed_bfloat16"):
+        et.Embedding(ROWS, DIM, dtype="bfloat16", name="half")
+    drawn = []
+    for kind in (et.Embedding, keras.layers.Embedding):
+        keras.utils.set_random_seed(3)
+        layer = kind(ROWS, DIM, dtype="float64")
+        layer.build()
+        drawn.append(layer.get_weights()[0].astype(np.float32))
+    np.testing.assert_array_equal(*drawn)
+
+
+def test_rows_of_strings_are_read_and_written_by_strings() -> None:
+    layer = et.Embedding(None, DIM)
+    layer.write_rows(["x", "y"], MATRIX[:2])
+    np.testing.assert_array_equal(layer.read_rows(np.array([["y"], ["x"]], object))[:, 0], MATRIX[[1, 0]])
+    np.testing.assert_array_equal(layer(tf.constant(["x"])), MATRIX[:1])

@@ -261,3 +261,23 @@ def test_thousands_of_columns_are_refused_in_few_words(tmp_path: Path) -> None:
     assert len(str(told.value)) < 400
     reader = CsvReader(tmp_path / "t.csv", label="c7").for_inputs(ModelInputs({"c4999": "int64"}, own_step=False))
     assert list(reader.take(np.array([0]))[0]) == ["c4999"]
+
+
+def test_empty_text_of_a_column_that_is_filled_is_a_null(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b,y\n,,1\nx,z,2\n")
+    reader = CsvReader(str(tmp_path / "a.csv"), label="y", fill_null={"a": "NA"})
+    features, _ = reader.for_inputs(ModelInputs({"a": "string", "b": "string"})).take(np.arange(2))
+    assert [list(map(str, features[name])) for name in ("a", "b")] == [["NA", "x"], ["", "z"]]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"fill_null": 0}, "fill_null=0: give a dict"),
+        ({"column_types": {"a": pa.int64()}}, "column_types=.*give the name of an Arrow type, such as 'int64'"),
+    ],
+)
+def test_options_of_another_kind_are_refused(tmp_path: Path, options: dict[str, Keyword], told: str) -> None:
+    (tmp_path / "a.csv").write_text("a,y\n1,2\n")
+    with pytest.raises(BadInput, match=told):
+        CsvReader(str(tmp_path / "a.csv"), label="y", **options)

@@ -222,3 +222,21 @@ def test_a_layer_and_its_rows_take_ids_of_any_rank_and_kind_alike(size: int | No
         for face in (layer, layer.read_rows, table.lookup):
             with pytest.raises(BadIds):
                 face(ids)
+
+
+ODD = {
+    "complex": np.array([5 + 7j, 1j]),
+    "extended": np.array([2**53 + 1, 2], np.longdouble),
+    "text": np.array(["1", "2"]),
+    "a null": np.array([1, None], object),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_what_is_no_number_is_refused_by_record_and_value(kind: str) -> None:
+    ids = keras.Input((), dtype="int64", name="item")
+    model = keras.Model(ids, et.Embedding(10, 2)(ids))
+    for call in (lambda: model.predict(ODD[kind], verbose=0), lambda: model(ODD[kind])):
+        with pytest.raises(BadIds, match=r"input 'item': record [01]: .* is no integer; the input takes int64"):
+            call()
+    np.testing.assert_array_equal(model(np.array([1, 2], object)), model(np.array([1, 2])))

@@ -118,7 +118,13 @@ class ColumnChoice:
             raise BadInput(f"weight={self.weight!r} without label; weights belong to targets")
         if isinstance(self.features, str):
             raise BadInput(f"features={self.features!r} is a string; give a list of column names")
-        for name in self.column_types:
+        for option in ("column_types", "fill_null", "fill_null_list"):
+            given = getattr(self, option)
+            if not isinstance(given, Mapping):
+                raise BadInput(f"{option}={given!r}: give a dict, column -> its value")
+        for name, text in self.column_types.items():
+            if not isinstance(text, str):
+                raise BadInput(f"column_types={{{name!r}: {text!r}}}: give the name of an Arrow type, such as 'int64'")
             self.type_of(name)
         for name, value in self.fill_null.items():
             if value is None or isinstance(value, list | tuple | np.ndarray):

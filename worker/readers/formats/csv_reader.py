@@ -56,7 +56,7 @@ class CsvReader(BlockReader):
         column_names: Column names for files without a header; None: the first record is the header.
         column_types: Column -> name of an Arrow type, such as "float64"; "uint64-bits" for unsigned ids whose 64 bits
             are kept as an int64.
-        fill_null: Column -> replacement of nulls ("", "NA", "NULL", ..., in any column but one of strings).
+        fill_null: Column -> replacement of nulls ("", "NA", "NULL", ...; in a column of strings only "").
         filesystem: A `pyarrow.fs.FileSystem` or fsspec file system for the paths; None: the local one, or that of a
             path's URL.
         block_records: Records that are read and parsed together.
@@ -91,7 +91,13 @@ class CsvReader(BlockReader):
         if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n':
             raise BadInput(f"CSV: delimiter {delimiter!r}; use one ASCII character that is no quote or line end")
         self._delimiter, self._encoding = delimiter, _checked_encoding(encoding, delimiter)
-        choice = ColumnChoice(features, label, weight, column_types or {}, fill_null or {})
+        choice = ColumnChoice(
+            features,
+            label,
+            weight,
+            {} if column_types is None else column_types,
+            {} if fill_null is None else fill_null,
+        )
         self._files = files
         self._indexes = [index_csv(file, block_records, delimiter, column_names is None) for file in files]
         #: Of each file.
@@ -213,7 +219,18 @@ class CsvReader(BlockReader):
             )
 
     def _parse(self, text: _Text, types: Mapping[str, pa.DataType], columns: Sequence[str]) -> pa.Table:
-        """The columns of a block, in `types`; in others as they look."""
+        """The columns of a block, in `types`; in others as they look.
+
+        Empty text is a null where `fill_null` says what takes its place.
+        """
+        table = self._parse_as_written(text, types, columns)
+        for number, name in enumerate(table.column_names):
+            if name in self._choice.fill_null and pa.types.is_string(table.schema.field(number).type):
+                filled = pc.if_else(pc.equal(table[name], ""), pa.scalar(None, pa.string()), table[name])
+                table = table.set_column(number, name, filled)
+        return table
+
+    def _parse_as_written(self, text: _Text, types: Mapping[str, pa.DataType], columns: Sequence[str]) -> pa.Table:
         try:
             return self._read(text, types, columns)
         except pa.ArrowException:

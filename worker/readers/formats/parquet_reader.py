@@ -65,7 +65,14 @@ class ParquetReader(BlockReader):
         cached_row_groups: int = 4,
     ) -> None:
         files = find_files(paths, "Parquet", (".parquet", ".parq", ".pq"), filesystem)
-        choice = ColumnChoice(features, label, weight, column_types or {}, fill_null or {}, fill_null_list or {})
+        choice = ColumnChoice(
+            features,
+            label,
+            weight,
+            {} if column_types is None else column_types,
+            {} if fill_null is None else fill_null,
+            {} if fill_null_list is None else fill_null_list,
+        )
         self._fragments = _opened(files)
         self._places = [(p, group.id) for p, fragment in enumerate(self._fragments) for group in fragment.row_groups]
         self._counts = [group.num_rows for fragment in self._fragments for group in fragment.row_groups]
