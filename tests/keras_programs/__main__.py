@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import sys
 from collections import defaultdict
-from concurrent.futures import ProcessPoolExecutor
 
 from tests.keras_programs.run import kind_of_refusal, ran
 
@@ -26,9 +25,9 @@ def main() -> None:
     seeds = range(options.first, options.first + options.programs)
     counts: dict[str, int] = defaultdict(int)
     kinds: dict[str, list[tuple[int, str]]] = defaultdict(list)
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(options.processes, mp_context=spawn, max_tasks_per_child=60) as pool:
-        for seed, what, said in pool.map(ran, seeds):
+    # New processes now and then: TensorFlow keeps what it has traced.
+    with multiprocessing.get_context("spawn").Pool(options.processes, maxtasksperchild=60) as pool:
+        for seed, what, said in pool.imap(ran, seeds):
             counts[what] += 1
             if what in ("different", "of no use"):
                 print(f"{seed} {what}: {said}", flush=True)
