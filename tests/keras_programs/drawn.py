@@ -40,7 +40,7 @@ _OPTIMIZERS: dict[str, tuple[str, Callable[[dict[str, object]], keras.Optimizer]
     "lamb": (FOLLOW, lambda options: keras.optimizers.Lamb(0.01, **options)),
 }
 _CLIPPED: tuple[dict[str, object], ...] = ({"clipnorm": 0.1}, {"global_clipnorm": 0.2}, {"clipvalue": 0.02})
-_MORE: tuple[dict[str, object], ...] = ({"use_ema": True}, {"gradient_accumulation_steps": 2}, {"weight_decay": 0.01})
+_MORE: tuple[dict[str, object], ...] = ({"use_ema": True}, {"gradient_accumulation_steps": 3}, {"weight_decay": 0.01})
 _REGRESSION = (
     "mse",
     "mae",
@@ -145,7 +145,7 @@ class DrawnProgram:
         if self.optimizer == "ftrl" and self.constraint == "unit_norm":
             self.constraint = "none"  # its rows come near 0, and their norm makes much of rounding
         if "gradient_accumulation_steps" in self.options:
-            self.waits = 1  # together they are refused
+            self.waits = 1  # together they are refused, as is a number that does not divide an epoch
         if "weight_decay" in self.options and not self.every_row and self.optimizer in ("sgd", "adagrad", "adamw"):
             del self.options["weight_decay"]
         self._data(draw)
