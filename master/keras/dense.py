@@ -14,7 +14,12 @@ from elastable.master.api import Tensor
 from elastable.master.commits.clipping import Clipping
 from elastable.master.commits.dense_part import OptimizerStep, TableStep
 from elastable.master.keras.dense_tensors import DenseTensors
-from elastable.master.keras.keras_optimizer import clipping_of, learning_rate_of, optimizer_of
+from elastable.master.keras.keras_optimizer import (
+    accumulation_of,
+    clipping_of,
+    learning_rate_of,
+    optimizer_of,
+)
 from elastable.master.keras.keras_update import KerasUpdate
 
 __all__ = ["DenseState"]
@@ -47,6 +52,7 @@ class DenseState(DenseTensors):
         states = [weight for weight in weights if id(weight) not in known]
         # A changing loss scale goes to the workers as one more state, and comes back unchanged.
         super().__init__(model, trained, states, [] if self._update.scale is None else [self._update.scale])
+        _refuse_accumulated(self._optimizer, trained)
         self.hold(trainable)
         self._traced_rate: object = None
 
@@ -159,3 +165,13 @@ class DenseState(DenseTensors):
         compiled = tf.function(traced, autograph=False, input_signature=[*signature, *share])
         step: Callable[..., None] = compiled.get_concrete_function()
         return step
+
+
+def _refuse_accumulated(optimizer: keras.Optimizer, trained: Sequence[keras.Variable]) -> None:
+    """Keras applies constraints with every batch, also with those whose gradients it only adds up."""
+    constrained = [variable.path for variable in trained if variable.constraint is not None]
+    if constrained and accumulation_of(optimizer):
+        raise Unsupported(
+            f"{constrained[0]!r} has a constraint, and the optimizer gradient_accumulation_steps: Keras applies it "
+            "with every batch, and here with every update; leave one of them out"
+        )

@@ -13,6 +13,7 @@ from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import ModelError, SpecConflict, Unsupported
 from elastable.master.keras.keras_optimizer import (
+    accumulation_of,
     refuse_of_table,
     refuse_scaled_loss,
     refuse_unsupported,
@@ -103,6 +104,7 @@ def discover_tables(
         trained_by = _trained_by(layer, given, optimizer, lazy)
         _refuse_regularizer(layer, trained_by)
         constraint = getattr(layer, "embeddings_constraint", None)
+        _refuse_accumulated(layer, given, constraint)
         spec = layer.table_spec(seed, constrained(layer.name, trained_by, constraint))
         if spec.name in specs:
             _refuse_unlike(model, owners[spec.name], layer, specs[spec.name], spec)
@@ -188,6 +190,15 @@ def _trained_by(
         return spec
     except (ModelError, Unsupported) as error:
         raise type(error)(f"embedding layer {layer.name!r}: {error}") from error
+
+
+def _refuse_accumulated(layer: StoreBackedLayer, given: keras.Optimizer | None, constraint: object) -> None:
+    """Keras applies constraints with every batch, also with those whose gradients it only adds up."""
+    if constraint is not None and given is not None and accumulation_of(given):
+        raise Unsupported(
+            f"embedding layer {layer.name!r}: embeddings_constraint with gradient_accumulation_steps: Keras applies it "
+            "with every batch, and here with every update; leave one of them out"
+        )
 
 
 def _refuse_regularizer(layer: StoreBackedLayer, optimizer: OptimizerSpec) -> None:

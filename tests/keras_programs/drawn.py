@@ -144,6 +144,9 @@ class DrawnProgram:
             self.metrics = ()  # which Keras cannot compute from halves
         if self.optimizer == "ftrl" and self.constraint == "unit_norm":
             self.constraint = "none"  # its rows come near 0, and their norm makes much of rounding
+        signs = self.loss in ("mae", "hinge") or self.overrides == "compute_loss"
+        if signs and _OPTIMIZERS[self.optimizer][0] != STAY:
+            self.waits = 1  # gradients of one size that cancel out leave rounding, which a moment makes a whole step of
         if "gradient_accumulation_steps" in self.options:
             self.waits = 1  # together they are refused, as is a number that does not divide an epoch
         if "weight_decay" in self.options and not self.every_row and self.optimizer in ("sgd", "adagrad", "adamw"):

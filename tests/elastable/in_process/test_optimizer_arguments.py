@@ -278,3 +278,16 @@ class TestLossScaling:
             discover_tables(model, 0)
         model.compile(K.Adam(0.1), "mse")
         assert list(discover_tables(model, 0)) == ["users"]
+
+
+@pytest.mark.parametrize("of", ["table", "dense"])
+def test_a_constraint_that_keras_applies_between_two_updates_is_refused(of: str) -> None:
+    ids = keras.Input((2,), dtype="int64")
+    rows = et.Embedding(8, 2, name="held", embeddings_constraint="non_neg" if of == "table" else None)(ids)
+    out = keras.layers.Dense(1, kernel_constraint="non_neg" if of == "dense" else None)
+    model = keras.Model(ids, out(keras.layers.Flatten()(rows)))
+    model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), "mse")
+    with pytest.raises(
+        Unsupported, match="constraint.*gradient_accumulation_steps.*every batch, and here with every up"
+    ):
+        et.fit(model, np.zeros((8, 2), np.int64), np.ones((8, 1), np.float32), batch_size=4, verbose=0)
