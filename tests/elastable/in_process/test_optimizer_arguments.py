@@ -288,6 +288,6 @@ def test_a_constraint_that_keras_applies_between_two_updates_is_refused(of: str)
     model = keras.Model(ids, out(keras.layers.Flatten()(rows)))
     model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), "mse")
     with pytest.raises(
-        Unsupported, match="constraint.*gradient_accumulation_steps.*every batch, and here with every up"
+        Unsupported, match=r"constraint.*gradient_accumulation_steps.*every batch, and here with every up"
     ):
         et.fit(model, np.zeros((8, 2), np.int64), np.ones((8, 1), np.float32), batch_size=4, verbose=0)
