@@ -142,6 +142,8 @@ class DrawnProgram:
             self.callback = "none"  # a schedule's rate is not assigned
         if self.policy != "float32":
             self.metrics = ()  # which Keras cannot compute from halves
+        if self.optimizer == "ftrl" and self.body == "max":
+            self.body = "mean"  # its rows come near 0, where rounding decides which is the largest
         if self.optimizer == "ftrl" and self.constraint == "unit_norm":
             self.constraint = "none"  # its rows come near 0, and their norm makes much of rounding
         signs = self.loss in ("mae", "hinge") or self.overrides == "compute_loss"
