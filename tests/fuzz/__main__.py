@@ -47,7 +47,7 @@ def _all_noticed(seed: int) -> int:
     """0 where the fuzzers notice every check that is taken out."""
     missed = 0
     for name, sabotage in SABOTAGES.items():
-        found = any(f"accepted, with {sabotage.flaw}" in one for one in noticed(sabotage, seed=seed).findings)
+        found = any(f"accepted, with {sabotage.flaw}" in one for one in noticed(sabotage, 2_000, seed).findings)
         missed += not found
         print(f"{name}: {'noticed' if found else 'NOT NOTICED'} by {sabotage.target.name}", flush=True)
     return 1 if missed else 0

@@ -24,7 +24,7 @@ from elastable.worker.readers.records.pytrees import Structure
 from elastable.worker.readers.records.ragged import Leaf, RaggedArray, SparseArray
 from elastable.worker.rows.id_values import BELONGS, assertion_of, exact_tensor
 
-__all__ = ["exact_inputs", "exact_leaf", "map_inputs", "wrap_reading_methods"]
+__all__ = ["exact_inputs", "exact_leaf", "is_text", "map_inputs", "wrap_reading_methods"]
 
 _READING = ("predict", "evaluate", "predict_on_batch", "test_on_batch")
 
@@ -77,13 +77,16 @@ def _mapped(x: object, inputs: Structure[_Input], function: Callable[[object, st
             found = [_mapped(value, each, function) for value, each in zip(x, ordered, strict=True)]
             return found if isinstance(x, list) else tuple(found)
         return x
-    if isinstance(inputs, _Input) and isinstance(x, np.ndarray) and x.dtype.kind in "SUO" and _is_text(x):
+    if isinstance(inputs, _Input) and isinstance(x, np.ndarray) and is_text(x):
         return tf.constant(x)
     return x if isinstance(inputs, Sequence | Mapping) else function(x, inputs.name, inputs.dtype)
 
 
-def _is_text(array: Array) -> bool:
-    return array.dtype.kind in "SU" or all(isinstance(each, str | bytes) for each in array.flat)
+def is_text(array: Array) -> bool:
+    """Whether an array holds strings, also as objects; an empty one of objects does not."""
+    if array.dtype.kind == "O":
+        return bool(array.size) and all(isinstance(each, str | bytes) for each in array.flat)
+    return array.dtype.kind in "SU"
 
 
 def exact_inputs(model: keras.Model, x: object) -> object:

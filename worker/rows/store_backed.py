@@ -28,7 +28,7 @@ from elastable.worker.rows.export_rows import export_format, exported_rows, inte
 from elastable.worker.rows.id_values import require_id_dtype
 from elastable.worker.rows.initializers import initializer_spec, seed_of
 from elastable.worker.rows.keras_draw import first_rows
-from elastable.worker.rows.model_inputs import wrap_reading_methods
+from elastable.worker.rows.model_inputs import is_text, wrap_reading_methods
 from elastable.worker.rows.saved_rows import assign_rows, require_all_rows, require_matrix
 from elastable.worker.rows.scope import ALL_ROWS, current_scope
 from elastable.worker.rows.whole_table import TableInCheckpoint, WholeTable, rows_listed
@@ -372,10 +372,9 @@ class StoreBacked:
 
 def _is_text(values: npt.ArrayLike) -> bool:
     try:
-        array = np.asarray(values)
+        return is_text(np.asarray(values))
     except ValueError:  # lists of different lengths
         return False
-    return array.dtype.kind in "SU" or bool(array.size and all(isinstance(each, str | bytes) for each in array.flat))
 
 
 wrap_model_methods()
