@@ -12,11 +12,9 @@ from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.embedding_store.log.no_log import NoLog
 from elastable.embedding_store.readers.store_reader import StoreReader
 from elastable.embedding_store.support.store_url import TierOptions, shard_urls
-from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
 from elastable.embedding_store.tiers.redis.url import SCHEMES, RedisUrl
-from elastable.embedding_store.upgrade.redis_upgrade import refuse_earlier_redis
 from elastable.embedding_store.wire.client.remote_source import RemoteSource
 from elastable.embedding_store.wire.shared.shared_source import SharedSource
 
@@ -42,7 +40,7 @@ def open_reader(url: str, follow: bool = False, deadline_s: float | None = None)
         BadInput: no such URL can be read.
         Unsupported: several stores cannot be followed at one version.
         StoreBroken: rows or changes are lost.
-        Unavailable, DeadlineExceeded, StoreFailed: the store cannot be reached, or is of an earlier release.
+        Unavailable, DeadlineExceeded, StoreFailed: the store cannot be reached.
     """
     strategy, shards = shard_urls(url)
     if strategy:
@@ -83,10 +81,6 @@ def _redis_reader(url: str, follow: bool, deadline_s: float | None) -> StoreRead
     if options.log != "own" and follow:
         raise Unsupported("follow=True of a store whose log is not in Redis (log=): its newest version is not there")
     parsed = redis_url(rest, deadline_s)
-    with ExitStack() as opened:
-        place = RedisPlace(parsed)
-        opened.callback(place.close)
-        refuse_earlier_redis(place)
     with ExitStack() as opened:
         tier = opened.enter_context(RedisTier(parsed))
         log = opened.enter_context(RedisLog(parsed) if options.log == "own" else NoLog())

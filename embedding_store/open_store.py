@@ -35,8 +35,6 @@ from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
 from elastable.embedding_store.tiers.redis.url import DEFAULT_DEADLINE_S, SCHEMES, RedisUrl
-from elastable.embedding_store.upgrade.file_upgrade import refuse_earlier_folder
-from elastable.embedding_store.upgrade.redis_upgrade import refuse_earlier_redis
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
@@ -182,7 +180,6 @@ def _memory_store(url: MemoryUrl, threads: int | None, shared: bool) -> MemorySt
 
 def _file_store(url: str, threads: int | None, shared: bool) -> MemoryStore:
     options, folder = _file_url(url)
-    refuse_earlier_folder(folder)
     with ExitStack() as opened:
         tier = opened.enter_context(FileTier(folder / "rows", fsync=options.fsync != "never"))
         log = opened.enter_context(_log(options) or FileLog(folder / "log", fsync=options.fsync))
@@ -201,7 +198,6 @@ def _redis_store(url: str, threads: int | None, shared: bool, deadline_s: float 
     with ExitStack() as opened:
         place = RedisPlace(redis_url(rest, deadline_s))
         opened.callback(place.close)
-        refuse_earlier_redis(place)
         tier = opened.enter_context(RedisTier(place))
         log = opened.enter_context(_log(options) or RedisLog(place))
         return _tiered_store(opened, tier, log, options, threads, shared)
@@ -268,8 +264,6 @@ def _is_memory(url: str) -> bool:
 
 def _unknown(url: str) -> BadInput:
     # A URL may hold a password: what stands before the @ is not repeated.
-    if _scheme(url).startswith("cached+"):
-        raise BadInput("store cached+...: stores hold their hot rows in memory; leave out cached+ and rows= or bytes=")
     shown = f"{_scheme(url)}://..." if "@" in url else url
     known = [
         *("memory", "memory?log=/folder", "file:///folder", "grpc://host:port", "servers:host:port,host:port"),

@@ -171,7 +171,7 @@ ROOMS = {
             "rows",
             "tables",
         ),
-        *("engine", "tiers", "readers", "upgrade", "shards", "composite", "wire", "open_reader", "remains"),
+        *("engine", "tiers", "readers", "shards", "composite", "wire", "open_reader", "remains"),
         *("open_store", "warm"),
     ),
     "master": (

@@ -75,7 +75,7 @@ def show(options: _OneCheckpoint) -> None:
     about = Table(title=escape(found.address), show_header=False, title_justify="left")
     about.add_row("version", f"{found.version:,}")
     about.add_row("written", manifest.written or "unknown")
-    about.add_row("kind", f"{manifest.kind}, format {manifest.format}")
+    about.add_row("kind", manifest.kind)
     about.add_row("builds upon", ", ".join(base.name for base in found.chain()[1:]) or "nothing")
     about.add_row("size", readable_size(manifest.size))
     about.add_row("job", str(found.job.get("job", "")))

@@ -66,11 +66,8 @@ class JobOptions:
     epochs: int = setting(1, of_job("Passes over the training data.", at_least=1))
     micro_batch_size: int = setting(
         256,
-        of_job(
-            "Records in a micro-batch, the unit of work of a worker.",
-            flags=("--micro-batch-size", "--minibatch-size"), at_least=1,
-        ),
-    )  # fmt: skip
+        of_job("Records in a micro-batch, the unit of work of a worker.", at_least=1),
+    )
     grads_to_wait: int | None = setting(
         None,
         of_job(

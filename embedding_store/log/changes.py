@@ -50,7 +50,7 @@ class TableImages:
         touches: int64 `[n, 2]`, `RowBlock.touches` of a table with eviction.
         counted: int64 `[m]`: ids that the table's admission has counted once more.
         removed: int64 `[k]`: ids whose rows were evicted.
-        rows: How many the table has after the commit; None: an earlier release did not say.
+        rows: How many the table has after the commit.
     """
 
     table: str
@@ -60,7 +60,7 @@ class TableImages:
     touches: Int64 | None
     counted: Int64
     removed: Int64
-    rows: int | None = None
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,14 +241,13 @@ def _decoded_commit(fields: Mapping[str, object], arrays: Iterator[object]) -> C
     ):
         raise TypeError("a field of the commit has another type")
     images = []
-    for table, has_touches, *count in tables:
+    for table, has_touches, count in tables:
         ids, weights, slots, counted, removed = islice(arrays, 5)
         touches = _touches(next(arrays)) if has_touches else None
         rows = _ids(ids), _matrix(weights), _matrix(slots), touches
-        (had,) = count or (None,)  # earlier releases did not say
-        if had is not None and (not isinstance(had, int) or had < 0):
-            raise TypeError(f"table {table!r} cannot have {had!r} rows")
-        images.append(TableImages(_text(table), *rows, _ids(counted), _ids(removed), had))
+        if not isinstance(count, int) or count < 0:
+            raise TypeError(f"table {table!r} cannot have {count!r} rows")
+        images.append(TableImages(_text(table), *rows, _ids(counted), _ids(removed), count))
     record = _bytes(next(arrays)).tobytes() if has_record else None
     told = {_text(table): float(rate) for table, rate in rates.items()}
     return CommitImages(

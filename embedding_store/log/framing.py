@@ -35,6 +35,7 @@ __all__ = [
     "header_of",
     "is_intact",
     "next_intact",
+    "other_format",
     "parse_header",
 ]
 
@@ -97,6 +98,14 @@ def parse_header(content: Buffer, offset: int = 0) -> Header | None:
     if magic != MAGIC or check != crc32_of(fields) or zero or length > MAX_PAYLOAD_BYTES:
         return None
     return Header(sequence, version, length, crc32, previous, check)
+
+
+def other_format(content: Buffer) -> str | None:
+    """What an intact header begins with that another release wrote; None: there is none at the beginning."""
+    if len(content) < HEADER_BYTES or bytes(content[:7]) != MAGIC[:7] or bytes(content[:8]) == MAGIC:
+        return None
+    (check,) = _CHECK.unpack_from(content, _FIELDS.size)
+    return repr(bytes(content[:8])) if check == crc32_of(bytes(content[: _FIELDS.size])) else None
 
 
 def next_intact(content: memoryview, offset: int) -> tuple[int, Header] | None:

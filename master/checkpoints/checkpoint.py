@@ -13,7 +13,6 @@ from elastable.embedding_store.contract.arrays import UInt8
 from elastable.embedding_store.contract.malformed import DocumentFields
 from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.errors import CheckpointError
-from elastable.embedding_store.tables.earlier_state import state_from_bytes
 from elastable.master.api import Tensor
 from elastable.master.checkpoints.rows.row_chain import chained_rows
 from elastable.master.checkpoints.storage.checkpoint_files import MANIFEST, CheckpointFiles
@@ -87,8 +86,6 @@ class Checkpoint:
             return TableState()
         with suggesting_older(self):
             tensors = read_tensors(self, entry.state)
-            if "sightings" in tensors:
-                return state_from_bytes(entry.spec, tensors["sightings"])
             counts, decay = tensors.get("admission_counts"), tensors.get("untouched_decay")
             if set(tensors) - {"admission_counts", "untouched_decay", "touch_times"} or (
                 decay is not None and decay.shape != (1,)
@@ -274,7 +271,7 @@ def _refuse_other_files(home: CheckpointFiles, name: str, manifest: Manifest) ->
     for file, entry in manifest.files.items():
         if file not in sizes:
             raise CheckpointError(f"{home.at(f'{name}/{file}')}: missing")
-        if entry.bytes is not None and sizes[file] != entry.bytes:
+        if sizes[file] != entry.bytes:
             raise CheckpointError(
                 f"{home.at(f'{name}/{file}')}: it has {sizes[file]} bytes, and was written with {entry.bytes}"
             )

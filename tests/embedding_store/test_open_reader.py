@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.errors import BadInput, StoreFailed, Unsupported
+from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.embedding_store.open_reader import open_reader
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.readers.store_reader import StoreReader
 from elastable.embedding_store.support.store_url import outlives_process, shard_urls
-from tests.embedding_store.earlier_release.earlier_stores import file_store, fill_redis
 
 IDS = np.array([3, 9, 3], np.int64)
 
@@ -67,15 +64,6 @@ def test_a_store_without_a_log_in_redis_is_read_and_not_followed(redis_url: str)
 def test_stores_of_one_process_are_not_read_by_others(url: str) -> None:
     with pytest.raises(BadInput, match="are in the process that has it open"):
         open_reader(url)
-
-
-def test_stores_of_an_earlier_release_say_what_to_do(redis_url: str, tmp_path: Path) -> None:
-    fill_redis(redis_url, "whole")
-    for act in (open_store, open_reader):
-        with pytest.raises(StoreFailed, match="elastable store upgrade"):
-            act(redis_url)
-    with pytest.raises(StoreFailed, match="elastable store upgrade"):
-        open_store(f"file://{file_store(tmp_path)}")
 
 
 @pytest.mark.parametrize(

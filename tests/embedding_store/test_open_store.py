@@ -94,7 +94,6 @@ def test_files(tmp_path: Path) -> None:
         ),
         ("redis://me:secret?a@h:1", "percent-encode"),
         ("redis://me:secret@h:1?fsync=always", "fsync=always: the server decides"),
-        ("cached+redis://me:secret@h:1?rows=1000", "leave out cached\\+"),
     ],
 )
 def test_urls_of_tiers_that_cannot_be(url: str, told: str) -> None:

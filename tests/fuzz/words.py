@@ -19,7 +19,6 @@ from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.support.secret_file import read_secret
 from elastable.embedding_store.support.store_url import TierOptions, byte_count, shard_urls
-from elastable.embedding_store.tiers.redis.earlier_schema import EarlierRedisTable
 from elastable.embedding_store.tiers.redis.records.record_tables import RecordTable
 from elastable.embedding_store.tiers.redis.url import RedisUrl, redacted
 from elastable.embedding_store.v1 import store_pb2
@@ -37,7 +36,6 @@ from tests.fuzz.target import Finding, Target
 __all__ = ["TextFiles", "Tokens", "Words"]
 
 _TABLE = RecordTable.of("n", TierTable("t", 24, b"described"), 4).to_json()
-_EARLIER_TABLE = json.dumps({"partitions": 4, "spec": json.loads(spec_to_json(SPECS["few"]))})
 _PROGRESS = Progress(
     3, metrics=(np.ones(2, np.float32),), sequences={"w": 3}, logs={"loss": 0.5}, done=(1, 2)
 ).to_json()
@@ -51,7 +49,7 @@ _PARSERS: dict[str, tuple[Callable[[str], object], list[str]]] = {
         RedisUrl.parse,
         [
             "redis://user:pass%40word@host:6379,[::1]:7000/3?namespace=n&partitions=16&deadline=3.5",
-            "rediss://h?ca=/tmp/ca.pem&held_bytes=64MiB&before_image_bytes=1",
+            "rediss://h?ca=/tmp/ca.pem&before_image_bytes=1",
         ],
     ),
     "tier options": (TierOptions.taken_from, ["file:///data/rows?budget=2GiB&unclean=drop", "file:///%20a"]),
@@ -62,7 +60,6 @@ _PARSERS: dict[str, tuple[Callable[[str], object], list[str]]] = {
     "printable": (printable, ["plain", "a\x1b[31mb\nc"]),
     "table spec": (spec_from_json, [spec_to_json(spec) for spec in SPECS.values()]),
     "table in Redis": (lambda text: RecordTable.from_json("n", b"t", text.encode(errors="replace")), [_TABLE]),
-    "earlier table in Redis": (lambda text: EarlierRedisTable.of(text.encode(errors="replace")), [_EARLIER_TABLE]),
     "progress": (Progress.from_json, [_PROGRESS]),
     "string ids": (lambda text: hash_ids([text, ""]), ["a", "1", "-1"]),
 }

@@ -11,14 +11,12 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec
-from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.rows.row_dtypes import rounded_rows
 from elastable.worker.keras.structures import TensorLike
 from elastable.worker.layers.embedding_arguments import (
     initial_weights,
     keras_optimizer_of,
     membership_spec,
-    order_of_keras,
     refuse_half_variables,
     refuse_keras_only,
     require_arguments,
@@ -78,23 +76,13 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         Ids' shape + `[output_dim]`; with a combiner, ids' shape without its last axis + `[output_dim]`.
 
     Raises:
-        BadSpec: dimensions that are not positive integers or in the wrong order, an unknown combiner or table_dtype,
+        BadSpec: dimensions that are not positive integers, an unknown combiner or table_dtype,
             admission or eviction with a fixed vocabulary, or an optimizer unknown to Keras.
         Unsupported: LoRA or quantization.
         BadIds: ids that are neither integers nor strings, floats that are no integers or that their dtype may have
             rounded, or strings for a fixed vocabulary.
         IdOutOfRange: ids outside of a fixed vocabulary.
     """
-
-    def __new__(cls, *args: object, **kwargs: object) -> Embedding:
-        """Refuses `Embedding(8, input_dim=1000)`, the argument order of earlier versions, with a helpful message."""
-        if args and "input_dim" in kwargs and cls.__init__ is Embedding.__init__:
-            size = kwargs["input_dim"]
-            raise BadSpec(
-                f"et.Embedding({args[0]!r}, input_dim={size!r}): {order_of_keras(f'({size!r}, {args[0]!r})')}"
-            )
-        layer: Embedding = super().__new__(cls, *args, **kwargs)
-        return layer
 
     def __init__(
         self,

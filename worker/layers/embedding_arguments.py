@@ -18,7 +18,6 @@ __all__ = [
     "initial_weights",
     "keras_optimizer_of",
     "membership_spec",
-    "order_of_keras",
     "refuse_half_variables",
     "refuse_keras_only",
     "require_arguments",
@@ -49,11 +48,6 @@ def refuse_half_variables(layer: keras.Layer) -> None:
         )
 
 
-def order_of_keras(right: str) -> str:
-    """The part of a message that explains the order of arguments; `right` is the corrected call."""
-    return f"the order is Keras' own, et.Embedding(input_dim, output_dim), input_dim=None for any int64 id: {right}"
-
-
 def initial_weights(layer: str, weights: npt.ArrayLike, input_dim: int | None, output_dim: int) -> Float32:
     """The initial rows from Keras' argument `weights`: an array, or a list of one array."""
     only = weights[0] if isinstance(weights, list) and len(weights) == 1 else weights
@@ -77,7 +71,10 @@ def require_arguments(
     """`output_dim`; raises `BadSpec` if one of the arguments of `et.Embedding` is missing or invalid."""
     message = f"embedding layer {layer!r}"
     if output_dim is None:
-        raise BadSpec(f"{message}: output_dim is missing; {order_of_keras(f'(None, {input_dim!r})')}")
+        raise BadSpec(
+            f"{message}: output_dim is missing; the order is Keras' own, et.Embedding(input_dim, output_dim), "
+            f"input_dim=None for any int64 id: (None, {input_dim!r})"
+        )
     if mask_zero not in (False, True):
         raise BadSpec(
             f"{message}: mask_zero must be True or False, got {mask_zero!r}; give combiner by its name, combiner="

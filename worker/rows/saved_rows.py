@@ -27,7 +27,6 @@ from elastable.embedding_store.rows.checks import require_ids
 from elastable.embedding_store.rows.fresh_rows import fresh_rows
 from elastable.embedding_store.rows.put_weights import put_weights
 from elastable.embedding_store.rows.row_dtypes import rounded_rows
-from elastable.embedding_store.tables.earlier_state import state_from_bytes
 from elastable.worker.rows.keras_draw import first_rows
 from elastable.worker.rows.store_layer import SavedArrays, StoreLayer
 
@@ -324,13 +323,11 @@ def _saved_table(layer: StoreLayer, store: SavedArrays) -> _Saved:
     ids = np.asarray(store["ids"], np.int64)
     rows, slots = np.asarray(store["rows"], np.float32), np.asarray(store["slots"], np.float32)
     own.put(spec.name, [RowBlock(ids, rows, slots)])
-    own.put_table_state(spec.name, _saved_state(spec, store))
+    own.put_table_state(spec.name, _saved_state(store))
     return _Saved(spec, ids, own)
 
 
-def _saved_state(spec: TableSpec, store: SavedArrays) -> TableState:
-    if "counters" in store:  # as earlier releases wrote it
-        return state_from_bytes(spec, np.asarray(store["counters"], np.uint8))
+def _saved_state(store: SavedArrays) -> TableState:
     counts = np.asarray(store["admission_counts"], np.uint8) if "admission_counts" in store else None
     return TableState(counts, float(np.asarray(store["untouched_decay"])) if "untouched_decay" in store else None)
 

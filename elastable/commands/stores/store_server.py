@@ -9,7 +9,6 @@ import typer
 
 from elastable.commands.command_line import takes, without_subcommand
 from elastable.commands.stores.rescaling import rescale
-from elastable.commands.stores.upgrading import upgrade
 from elastable.jobs.servers.server_options import StoreServerOptions
 from elastable.output.progress_bars import JobConsole
 from elastable.process.child import when_parent_ends
@@ -17,7 +16,6 @@ from elastable.process.child import when_parent_ends
 __all__ = ["store"]
 
 store = typer.Typer(name="store", add_completion=False, invoke_without_command=True)
-store.command()(upgrade)
 store.command()(rescale)
 
 

@@ -29,7 +29,7 @@ class ExpectedRows:
     def require(self, tables: Mapping[str, MemoryTable], place: str) -> None:
         """Raises `StoreBroken` for the first table that has another number of rows."""
         for name, expected in self._rows.items():
-            if expected is not None and name in tables and tables[name].count != expected:
+            if name in tables and tables[name].count != expected:
                 raise StoreBroken(
                     f"{place}: table {name!r} has {tables[name].count} rows and should have {expected}: rows are lost, "
                     "or another program has deleted or written some. Go back to a checkpoint"

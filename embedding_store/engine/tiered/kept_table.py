@@ -22,7 +22,7 @@ class KeptTable:
         state: Its `TableState`.
         steps: `TableSteps.save` of a table whose rows follow steps.
         touched: How to read what records say of touches.
-        rows: How many the table has; None: an earlier release did not say.
+        rows: How many the table has.
     """
 
     spec: TableSpec
@@ -31,4 +31,4 @@ class KeptTable:
     state: TableState
     steps: bytes | None
     touched: StoredTouches
-    rows: int | None = None
+    rows: int

@@ -127,9 +127,9 @@ def _table(fields: object, arrays: Iterator[object]) -> KeptTable:
         StoredTouches(
             [_integer(version) for version in _of(list, described["settled"])],
             _integer(described["counted"]),
-            _of(bool, described.get("unsettled", True)),  # earlier releases did not say
+            _of(bool, described["unsettled"]),
         ),
-        None if described.get("rows") is None else _integer(described["rows"]),
+        _integer(described["rows"]),
     )
 
 

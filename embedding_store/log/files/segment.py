@@ -9,7 +9,15 @@ from pathlib import Path
 
 from elastable.embedding_store.errors import StoreBroken, StoreFailed
 from elastable.embedding_store.log.contract import Buffer, LogEntry
-from elastable.embedding_store.log.framing import HEADER_BYTES, Header, is_intact, next_intact, parse_header
+from elastable.embedding_store.log.framing import (
+    HEADER_BYTES,
+    MAGIC,
+    Header,
+    is_intact,
+    next_intact,
+    other_format,
+    parse_header,
+)
 from elastable.embedding_store.support.regular_file import open_regular
 
 __all__ = ["Segment", "SegmentReader", "segment_first", "segment_name", "write_all"]
@@ -111,9 +119,13 @@ class SegmentReader:
         """Does nothing where only a torn entry, or nothing, is behind `offset`.
 
         Raises:
-            StoreBroken: an intact entry comes later, so what is at `offset` was whole once.
+            StoreBroken: an intact entry comes later, so what is at `offset` was whole once; or it is of another format.
         """
         rest = self._read(self.offset, self.size - self.offset)
+        if (other := other_format(rest)) is not None:
+            raise StoreBroken(
+                f"{self.path}: the entry at byte {self.offset:,} is of format {other}; this version reads {MAGIC!r}"
+            )
         found = next_intact(rest, 1)
         if found is not None:
             place, header = found

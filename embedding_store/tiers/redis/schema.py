@@ -46,9 +46,6 @@ plus how often such rows had got one before. Of equal ranks the greater id comes
 first. `ranks` changes at once with `rows` and has as many members as that has
 fields. A store that knows all ids in memory keeps no ranks: before it writes
 rows, it makes the table one of schema 2 and deletes them.
-
-Earlier releases wrote schema 1 (`earlier_schema.py`), whose keys are different ones
-but for the owner's, which keeps out writers of both.
 """
 
 from __future__ import annotations

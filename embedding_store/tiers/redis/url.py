@@ -122,11 +122,6 @@ def redacted(url: str) -> str:
 
 def _options(query: str) -> dict[str, str]:
     options = dict(parse_qsl(query, keep_blank_values=True))
-    if "held_bytes" in options:
-        raise BadInput(
-            "option 'held_bytes' of a Redis URL is of an earlier release: write budget=, the memory for rows with "
-            "their slots, such as budget=2GiB"
-        )
     for name in sorted(set(options) - set(_OPTIONS)):
         if "@" in unquote(query):  # of the host that follows a password with a "?" in it
             raise _login_cut()

@@ -174,7 +174,7 @@ class _Attempt:
                 rows = write_blocks(out, of.prefix, self._source, spec, changes, of.live)
                 tables[of.table] = SavedTable(rows.rows, rows.written, rows.files, rows.live)
             entries = out.entries()
-        files = {name: SavedFile(entry.sha256, entry.bytes or 0) for name, entry in entries.items()}
+        files = {name: SavedFile(entry.sha256, entry.bytes) for name, entry in entries.items()}
         return SavedRows(tables, files)
 
 

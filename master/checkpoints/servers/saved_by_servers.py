@@ -93,7 +93,7 @@ def require_reached(files: CheckpointFiles, source: ServedRows, version: int) ->
         draft = files.begin(checkpoint_name(version, files.names()))
         with FileWriter(files, draft, {}) as out:
             out.put(_PROBE, {"probe": [np.zeros(1, np.uint8)]})
-            size = out.entries()[_PROBE].bytes or 0
+            size = out.entries()[_PROBE].bytes
         saved = source.save_rows(RowSave(uuid.uuid4().bytes, files.place, draft, _PROBE, size, probe="probe"))
         _require_seen(files, draft, saved)
     except OSError as error:
@@ -134,7 +134,7 @@ def save_tables(
     )
     saved = source.save_rows(
         RowSave(
-            uuid.uuid4().bytes, files.place, draft, known, entries[known].bytes or 0, saves,
+            uuid.uuid4().bytes, files.place, draft, known, entries[known].bytes, saves,
             b"" if changes is None else changes.mark, out.note,
         )
     )  # fmt: skip

@@ -14,17 +14,17 @@ from elastable.embedding_store.errors import CheckpointError
 from elastable.master.checkpoints.storage.aged_touches import AgedTouches
 from elastable.master.tasks.progress import Progress
 
-__all__ = ["FORMAT", "Base", "FileEntry", "Manifest", "TableEntry"]
+__all__ = ["Base", "FileEntry", "Manifest", "TableEntry"]
 
-FORMAT = 2
+_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One file as it was written: its sha256 in hexadecimal, and its bytes (None: format 1 did not say)."""
+    """One file as it was written: its sha256 in hexadecimal, and its bytes."""
 
     sha256: str
-    bytes: int | None = None
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,7 @@ class Manifest:
         tables: Table name -> what there is of it.
         files: Name -> every file but the manifest.
         base: What an increment builds upon; None: the checkpoint is full.
-        written: When, in UTC, as ISO 8601; "": format 1 did not say.
-        format: Of the files.
+        written: When, in UTC, as ISO 8601.
         checksum: sha256 of everything above, in hexadecimal; computed when it is not given.
     """
 
@@ -86,7 +85,6 @@ class Manifest:
     files: Mapping[str, FileEntry]
     base: Base | None = None
     written: str = ""
-    format: int = FORMAT
     checksum: str = field(default="")
 
     def __post_init__(self) -> None:
@@ -101,7 +99,7 @@ class Manifest:
     @property
     def size(self) -> int:
         """Bytes of all files, but the manifest."""
-        return sum(entry.bytes or 0 for entry in self.files.values())
+        return sum(entry.bytes for entry in self.files.values())
 
     @property
     def rows(self) -> int:
@@ -118,27 +116,25 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: bytes) -> Manifest:
-        """What `to_json` wrote, in this format or format 1.
+        """What `to_json` wrote.
 
         Raises:
-            CheckpointError: the text is no manifest, not as it was written, or of an unknown format.
+            CheckpointError: the text is no manifest, not as it was written, or of another format.
         """
         try:
             fields = json.loads(text)
-            if fields.get("format") == 1:
-                return _parsed(_upgraded(fields), 1, hashlib.sha256(text).hexdigest())
-            if fields.get("format") != FORMAT:
-                raise CheckpointError(f"format {fields.get('format')!r}; this version reads formats 1 and {FORMAT}")
+            if fields.get("format") != _FORMAT:
+                raise CheckpointError(f"format {fields.get('format')!r}; this version reads format {_FORMAT}")
             checksum = fields.pop("checksum")
             if _checksum(fields) != checksum:
                 raise CheckpointError("its bytes are not the ones that were written")
-            return _parsed(fields, FORMAT, checksum)
+            return _parsed(fields, checksum)
         except MALFORMED as error:
             raise CheckpointError(f"it is no manifest of a checkpoint: {error}") from error
 
     def _fields(self) -> dict[str, object]:
         return {
-            "format": self.format,
+            "format": _FORMAT,
             "version": self.version,
             "kind": self.kind,
             "base": None if self.base is None else asdict(self.base),
@@ -164,22 +160,12 @@ def _table_fields(entry: TableEntry) -> dict[str, object]:
         "files": list(entry.files),
         "whole": entry.whole,
         "live": None if entry.live is None else list(entry.live),
-        "sightings": entry.state,  # the name that formats 1 and 2 have for it
+        "sightings": entry.state,  # the name that the format has for it
         **({} if entry.aged is None else {"aged": asdict(entry.aged)}),
     }
 
 
-def _upgraded(fields: DocumentFields) -> DocumentFields:
-    """The fields of a manifest of format 1, as format 2 names them."""
-    tables = {
-        name: {"sightings": None, **entry, "written": entry["rows"], "whole": True, "live": None}
-        for name, entry in fields["tables"].items()
-    }
-    files = {name: {"sha256": sha256, "bytes": None} for name, sha256 in fields["sha256"].items()}
-    return {**fields, "tables": tables, "files": files, "base": None, "written": ""}
-
-
-def _parsed(fields: DocumentFields, version_of_format: int, checksum: str) -> Manifest:
+def _parsed(fields: DocumentFields, checksum: str) -> Manifest:
     tables = {
         str(name): TableEntry(
             spec_from_json(json.dumps(entry["spec"])),
@@ -193,10 +179,7 @@ def _parsed(fields: DocumentFields, version_of_format: int, checksum: str) -> Ma
         )
         for name, entry in fields["tables"].items()
     }
-    files = {
-        str(name): FileEntry(entry["sha256"], None if version_of_format == 1 else int(entry["bytes"]))
-        for name, entry in fields["files"].items()
-    }
+    files = {str(name): FileEntry(entry["sha256"], int(entry["bytes"])) for name, entry in fields["files"].items()}
     base = None if fields["base"] is None else Base(**fields["base"])
     _require_in_folder((*files, *(() if base is None else (base.name,))))
     return Manifest(
@@ -207,7 +190,6 @@ def _parsed(fields: DocumentFields, version_of_format: int, checksum: str) -> Ma
         files,
         base,
         str(fields["written"]),
-        version_of_format,
         checksum,
     )
 

@@ -18,7 +18,6 @@ from elastable.embedding_store.errors import BadInput, BadSpec, StoreBroken, Sto
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, require_shapes
-from elastable.embedding_store.tiers.redis.earlier_schema import EarlierRedisTable
 from elastable.embedding_store.tiers.redis.records.record_replies import Awaited, RecordReplies, WriteReplies
 from elastable.embedding_store.tiers.redis.records.record_requests import PART
 from elastable.embedding_store.tiers.redis.records.record_tables import RecordTable
@@ -36,8 +35,6 @@ def test_a_table_whose_name_is_no_text(name: object) -> None:
 
 @pytest.mark.parametrize("text", ['{"partitions": Infinity, "spec": ' + json.dumps(PLAIN) + "}", "[" * 100_000, "3"])
 def test_a_registry_with_numbers_or_depths_that_no_machine_has(text: str) -> None:
-    with pytest.raises(StoreBroken, match="no table"):
-        EarlierRedisTable.of(text.encode())
     with pytest.raises(StoreBroken, match="no table"):
         RecordTable.from_json("n", b"t", text.encode())
 

@@ -46,7 +46,7 @@ def images(draw: st.DrawFn) -> TableImages:
         touches,
         draw(IDS),
         draw(IDS),
-        draw(st.none() | st.integers(0, 1 << 62)),
+        draw(st.integers(0, 1 << 62)),
     )
 
 

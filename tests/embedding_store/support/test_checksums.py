@@ -1,4 +1,4 @@
-"""Checksums are those of zlib, which earlier releases wrote."""
+"""Checksums are those of zlib."""
 
 from __future__ import annotations
 

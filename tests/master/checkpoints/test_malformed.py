@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +11,7 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.errors import CheckpointError, StoreFailed
-from elastable.embedding_store.tiers.files.earlier_files import EarlierFiles
+from elastable.embedding_store.errors import CheckpointError
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.checkpoints.storage.manifest import Manifest
@@ -103,14 +101,6 @@ def test_a_header_that_is_none_of_safetensors(header: str) -> None:
     content = len(header).to_bytes(8, "little") + header.encode()
     with pytest.raises(ValueError, match="none of safetensors"):
         tensors_in(np.frombuffer(content, np.uint8))
-
-
-@pytest.mark.parametrize("fields", ["3", "[]", DEEP, '{"format": "elastable-file-store-1", "tables": [7]}'])
-def test_a_manifest_of_a_file_store_that_makes_no_sense(tmp_path: Path, fields: str) -> None:
-    text = fields.encode()
-    (tmp_path / "manifest.json").write_bytes(text + b"\n" + f"{zlib.crc32(text):08x}".encode())
-    with pytest.raises(StoreFailed, match="not the manifest of a file store"):
-        EarlierFiles(tmp_path)
 
 
 def test_a_text_that_is_no_manifest() -> None:

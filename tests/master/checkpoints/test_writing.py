@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import uuid
 from collections.abc import Iterator
@@ -11,10 +10,9 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
-from elastable.embedding_store.contract.spec_json import spec_to_json
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, CheckpointError
@@ -23,8 +21,7 @@ from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.checkpoints.storage.checkpoint_files import LocalFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import files_at, newest_checkpoint
 from elastable.master.checkpoints.writing import write_checkpoint
-from tests.master.checkpoints.jobs import JOB, SPECS, created, dense_of, progress_of, rows, train
-from tests.untyped import Keywords
+from tests.master.checkpoints.jobs import JOB, created, dense_of, progress_of, rows, train
 
 
 @pytest.fixture(params=["path", "file", "memory"])
@@ -130,44 +127,6 @@ def test_the_same_version_again_takes_the_place_of_the_first(place: str) -> None
         train(store, 1)
         assert Path(saved(place, store, keep=1)).name == "ckpt-0000000004"
         assert files_at(place).names() == ["ckpt-0000000004"]
-
-
-def test_format_1_is_read(tmp_path: Path) -> None:
-    """Written as the first version of this project wrote it."""
-    from hashlib import sha256
-
-    with created(MemoryStore()) as store, MemoryStore() as other:
-        train(store, 6)
-        home = tmp_path / "ckpt-0000000006"
-        home.mkdir()
-        save_file(dense_of(6), home / "dense.safetensors")
-        tables: dict[str, object] = {}
-        for number, spec in enumerate(sorted(SPECS, key=lambda one: one.name)):
-            file = f"table-{number:04d}-00000.safetensors"
-            (block,) = store.scan(spec.name)
-            parts: Keywords = {"ids": block.ids, "weights": block.weights, "slots": block.slots}
-            save_file(parts if block.touches is None else {**parts, "touches": block.touches}, home / file)
-            entry = {"spec": json.loads(spec_to_json(spec)), "rows": len(block.ids), "files": [file]}
-            counters = store.table_state(spec.name).admission_counts
-            if counters is not None:
-                entry["sightings"] = f"table-{number:04d}-sightings.safetensors"
-                save_file({"sightings": counters}, home / str(entry["sightings"]))
-            tables[spec.name] = entry
-        manifest = {
-            "format": 1,
-            "version": 6,
-            "progress": json.loads(progress_of(6).to_json()),
-            "job": {"job": "old"},
-            "tables": tables,
-            "sha256": {file.name: sha256(file.read_bytes()).hexdigest() for file in home.iterdir()},
-        }
-        (home / "manifest.json").write_text(json.dumps(manifest))
-        found = open_checkpoint(tmp_path)
-        found.verify()
-        assert (found.version, found.progress(), found.job) == (6, progress_of(6), {"job": "old"})
-        restore_tables(found, other)
-        assert rows(other) == rows(store)
-        np.testing.assert_array_equal(found.dense()["variables/00000"], dense_of(6)["variables/00000"])
 
 
 @pytest.mark.parametrize("url", ["nothing://x/y", "s4://bucket"])

@@ -1,1 +1,0 @@
-"""Stores of earlier releases, read once and rewritten as this release keeps them."""
