@@ -188,8 +188,6 @@ def _file_store(url: str, threads: int | None, shared: bool) -> MemoryStore:
 
 def _file_url(url: str) -> tuple[TierOptions, Path]:
     options, rest = TierOptions.taken_from(url)
-    if options.index != "memory":
-        raise BadInput(f"store {url!r}: index={options.index} is for tables in Redis; files are found by index=memory")
     return options, file_folder(rest)
 
 
@@ -227,9 +225,7 @@ def _tiered_store(
     """A store with a tier, which closes whatever was opened."""
     budget = row_budget_here() if options.budget is None else options.budget
     store = _empty_memory_store(threads, shared, options.before_image_bytes)
-    behind = StoreTier(
-        tier, log, budget, store.new_slab, closing=opened.pop_all().close, indexed=options.index == "memory"
-    )
+    behind = StoreTier(tier, log, budget, store.new_slab, closing=opened.pop_all().close)
     try:
         if options.unclean == "drop":
             behind.drop_unclean()

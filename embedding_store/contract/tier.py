@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 
-__all__ = ["END_OF_IDS", "END_OF_RANKS", "IndexedTier", "MappedRecords", "Records", "Tier", "TierTable"]
-
-END_OF_IDS = 1 << 62
-"""Above the `IndexedTier.order` of every id."""
-
-END_OF_RANKS = 1 << 53
-"""Above every rank: a float64 holds each of them."""
+__all__ = ["MappedRecords", "Records", "Tier", "TierTable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +22,12 @@ class TierTable:
         description: What the engine wants to find again: kept as it is, and never read by the tier.
         first_bytes: How many bytes of a record are often read alone; 0: none. Only speed depends on it, and a tier may
             forget it: records can be read as narrow as one likes.
-        ranked: Whether an `IndexedTier` also finds its records by their ranks.
     """
 
     name: str
     record_bytes: int
     description: bytes = field(default=b"", repr=False)
     first_bytes: int = field(default=0, compare=False)
-    ranked: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +40,12 @@ class Records:
         positions: int64 `[n]`: where the engine keeps each row, from 0 on. An id keeps its position until
             it is deleted. A tier keeps records by id or by position, whichever suits it.
         rows: uint8 `[n, record_bytes]`, C-contiguous. When read, it may be narrower: the first bytes of each record.
-        ranks: int64 `[n]`, from 0 to below `END_OF_RANKS`, of records to be written to a ranked table. None: nobody
-            knows them, and the table is no ranked one from then on.
     """
 
     table: str
     ids: Int64
     positions: Int64
     rows: UInt8
-    ranks: Int64 | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,66 +184,3 @@ class Tier(Closing):
 
     def require_owner(self) -> None:
         """Raises `TakenOver` where another process has taken over since."""
-
-
-class IndexedTier(Tier):
-    """A tier that finds rows by id alone, and can count and list them: a store in front of it needs no index of ids."""
-
-    @abstractmethod
-    def count(self, table: str) -> int:
-        """How many records a table has.
-
-        Raises:
-            StoreBroken: part of the table is lost.
-        """
-
-    @abstractmethod
-    def order(self, ids: Int64) -> Int64:
-        """Where in the order of listing each id is: int64 `[n]` from 0 to below `END_OF_IDS`; almost never equal."""
-
-    @abstractmethod
-    def listed(self, table: str, start: int) -> tuple[Int64, int]:
-        """The ids of one stretch of the order, as they are at one moment; another thread may write meanwhile.
-
-        Args:
-            table: Its name.
-            start: Where the stretch begins.
-
-        Returns:
-            int64 `[n]`, each once, in any order: all ids that have a record and whose `order` is at least `start` and
-            below the end of the stretch; and that end, at most `END_OF_IDS`.
-
-        Raises:
-            StoreBroken: part of the table is lost.
-        """
-
-    @abstractmethod
-    def rank(self, table: str, ranks_of: Callable[[Records], Int64]) -> None:
-        """Makes a table a ranked one, as if its records had been written with ranks; nobody writes meanwhile.
-
-        Args:
-            table: Its name.
-            ranks_of: The ranks of some records, which are whole: int64 `[n]`.
-
-        Raises:
-            StoreBroken: part of the table is lost.
-            StoreFailed, Unavailable, DeadlineExceeded: the table may be no ranked one.
-            TakenOver: another process owns the tier now.
-        """
-
-    @abstractmethod
-    def lowest(self, table: str, low: int, high: int, most: int | None = None) -> tuple[Int64, Int64]:
-        """The records of a ranked table that have the lowest ranks; another thread may write meanwhile.
-
-        Args:
-            table: Its name.
-            low, high: Of ranks from `low` to below `high`.
-            most: How many at most; None: all of them.
-
-        Returns:
-            ids and ranks, int64 `[n]` each, in ascending order of ranks, of equal ones the greater id first. A record
-            that is written or deleted meanwhile may be there with its earlier rank, its later one, both, or not at all.
-
-        Raises:
-            StoreBroken: part of the table, or of what is known of its ranks, is lost.
-        """

@@ -141,32 +141,13 @@ class MemoryTable(ImagedTable):
         update = None if self.spec.name in commit.frozen else commit.updates.get(self.spec.name)
         return self._members.staying(commit.version, update, self._directory, time)
 
-    def plan_eviction(self, commit: Commit, update: StagedUpdate | None, time: float) -> Int64 | None:
-        """Does what can fail about `evict`, once everything is staged; no bit of what is read changes.
-
-        Args:
-            commit: To be made.
-            update: Of this table.
-            time: When it is committed.
-
-        Returns:
-            int64: ids of the rows that go; None: `evict` finds them.
-
-        Raises:
-            ElastableError: it cannot be found out which rows go.
-        """
-        return None
-
-    def evict(
-        self, version: int, time: float | None = None, cut: EvictionCut | None = None, planned: Int64 | None = None
-    ) -> None:
+    def evict(self, version: int, time: float | None = None, cut: EvictionCut | None = None) -> None:
         """Lets go of rows, as the table's eviction says for this version; cannot fail.
 
         Args:
             version: That is being committed.
             time: When, as of `Commit`.
             cut: What goes for `max_rows`, as of `Commit`.
-            planned: What `plan_eviction` returned.
         """
         self._removed.clear()
         if self.versions:

@@ -149,7 +149,7 @@ class PinnedTable(TableReader):
         of = places >> _PLACE_BITS
         here = np.flatnonzero(of == 0)
         positions, sequences = places.copy(), np.full(len(places), self.sequence + 1)
-        standing = self._members.kept_touches(places[here])
+        standing = self._members.touches(places[here])
         assert standing is not None
         touches[here] = standing
         for number, images in enumerate(self._since, 1):
@@ -164,7 +164,7 @@ class PinnedTable(TableReader):
                 ended, frequencies = images.frequencies
                 counted = np.flatnonzero(sequences > ended)
                 touches[counted, 1] = frequencies[positions[counted]]
-        return self._members.seen_touches(touches, self._since[0].touched)
+        return touches
 
 
 class _Places:

@@ -9,7 +9,6 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
 from elastable.embedding_store.engine.image_rows import ImageRows
 from elastable.embedding_store.engine.membership.row_touches import UInt32
-from elastable.embedding_store.engine.membership.stored_touches import StoredTouches
 from elastable.embedding_store.engine.table_rows import TableRows
 from elastable.embedding_store.native.range_pool import RangePool
 from elastable.embedding_store.native.row_gather import can_stream, gather
@@ -34,7 +33,6 @@ class BeforeImages:
         step: The step that rows had followed then, and oldest_step the oldest one that images may refer to, of a
             table whose rows follow steps.
         admission_counts: The table's admission sketch as it was; None: as it is now.
-        touched: What had happened to all touches at once, where images and rows do not say it.
         touch_times: When versions were committed, of a table whose rows go with time; None: as it is now.
         frequencies: How often rows were touched, by position, before an
             eviction last began to count anew, and the number of that change in
@@ -46,10 +44,9 @@ class BeforeImages:
         memory: Callable[[], ImageRows],
         count: int,
         steps: TableSteps | None = None,
-        touched: StoredTouches | None = None,
     ) -> None:
         """`memory`: makes room, empty, when the first image is taken; the others as the attributes."""
-        self.count, self.touched = count, touched
+        self.count = count
         self.tells_of_none = False
         self.step = None if steps is None else steps.now
         self.oldest_step = None if steps is None else steps.first
@@ -121,14 +118,13 @@ class BeforeImages:
         pool.run(find, len(ids), _FOUND_A_THREAD)
         return np.flatnonzero(places < 0) if any(missing) else places[:0]
 
-    def add(self, ids: Int64, positions: Int64, met: Int64, sequence: int, rows: TableRows, touches: Int64 | None,
+    def add(self, ids: Int64, positions: Int64, sequence: int, rows: TableRows, touches: Int64 | None,
             pool: RangePool) -> None:  # fmt: skip
         """Takes images.
 
         Args:
             ids: int64 `[n]`, each once, none with an image.
             positions: int64 `[n]`, where their rows lie; -1: there is none.
-            met: int64 `[n]`, where scans of the table come upon them; -1 likewise.
             sequence: Number of the change that is about to happen.
             rows: The table's.
             touches: int64 `[n, 2]`, of tables with eviction.
@@ -140,7 +136,7 @@ class BeforeImages:
         held = self.begun()
         start, stop = held.add(ids)
         self.tells_of_none |= bool((positions < 0).any())
-        held.origins.array[start:stop, _POSITION] = met
+        held.origins.array[start:stop, _POSITION] = positions
         held.origins.array[start:stop, _SEQUENCE] = sequence
         if touches is not None:
             held.touches.array[start:stop] = touches

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.image_rows import ImageRows, first_bytes
 from elastable.embedding_store.engine.membership.row_membership import RowMembership
-from elastable.embedding_store.engine.membership.stored_touches import StoredTouches
 from elastable.embedding_store.engine.row_images import BeforeImages
 from elastable.embedding_store.engine.table_rows import TableRows
 from elastable.embedding_store.native.range_pool import RangePool
@@ -34,8 +31,6 @@ class TableVersions:
 
     Attributes:
         sequence: Counts changes of rows of which images were taken.
-        order: Where scans of the table come upon an id, where that is not its position.
-        touched: What has happened to all touches of the table at once, where rows do not keep it; a copy.
     """
 
     def __init__(
@@ -45,8 +40,6 @@ class TableVersions:
         row i lies at position i.
         """
         self.sequence = 0
-        self.order: Callable[[Int64], Int64] | None = None
-        self.touched: Callable[[], StoredTouches] | None = None
         self._steps = steps
         self._spec, self._slot_width, self._direct = spec, slot_width, direct
         self._spare: ImageRows | None = None  # memory that was used before, for the next version
@@ -59,8 +52,7 @@ class TableVersions:
 
     def begin(self, version: int, count: int, make_room: MakeRoom) -> None:
         """The current version is pinned, newer than all that are: the table has `count` rows."""
-        touched = None if self.touched is None else self.touched()
-        self._images[version] = BeforeImages(self._memory, count, self._steps, touched)
+        self._images[version] = BeforeImages(self._memory, count, self._steps)
         self._make_room = make_room
 
     def end(self, version: int) -> None:
@@ -123,9 +115,8 @@ class TableVersions:
             self._make_room(self._room(images, len(ids)))
             if self._newest() is not images:
                 return  # there is no pin any more
-            touches = members.kept_touches(positions)
-            met = positions if self.order is None else np.where(positions < 0, -1, self.order(ids))
-            images.add(ids, positions, met, self.sequence, rows, touches, pool)
+            touches = members.touches(positions)
+            images.add(ids, positions, self.sequence, rows, touches, pool)
         except MemoryError:
             self._make_room(MAX_BYTES)
 

@@ -38,7 +38,7 @@ _SIZE = re.compile(r"(\d{1,15})\s*([A-Za-z]*)")
 # The comma between two URLs; those between the hosts of one stand before no scheme.
 _NEXT_URL = re.compile(r",(?=memory(?:,|$)|[a-z]+(?:[:+][a-z]+)*://)")
 _SIZES = ("budget", "log_bytes", "before_image_bytes")
-TIER_OPTIONS = (*_SIZES, "log", "fsync", "flush", "unclean", "index")
+TIER_OPTIONS = (*_SIZES, "log", "fsync", "flush", "unclean")
 """What the URL of a store with a tier may say of the engine in front of it; see `TierOptions`."""
 
 _LEAST_BUDGET = 1 << 20
@@ -86,7 +86,6 @@ class TierOptions:
         flush_s: Seconds between two times that changed rows are written; None: the default.
         before_image_bytes: Of memory, for rows as they were at pinned versions; None: a quarter of the memory here.
         unclean: What to do with a store without a log that was not closed cleanly: "refuse" it, or "drop" its content.
-        index: Where the index of all ids is: "memory", or "redis", which then says what rows there are.
     """
 
     budget: int | None = None
@@ -96,7 +95,6 @@ class TierOptions:
     flush_s: float | None = None
     before_image_bytes: int | None = None
     unclean: str = "refuse"
-    index: str = "memory"
 
     @classmethod
     def taken_from(cls, url: str) -> tuple[Self, str]:
@@ -117,8 +115,6 @@ class TierOptions:
             raise BadInput(f"unclean={options['unclean']}: write unclean=refuse or unclean=drop")
         if "unclean" in options and log != "none":
             raise BadInput("unclean= is for stores without a log: write log=none too, or leave it out")
-        if options.get("index", "memory") not in ("memory", "redis"):
-            raise BadInput(f"index={options['index']}: write index=memory or index=redis")
         return (
             cls(
                 sizes.get("budget"),
@@ -128,7 +124,6 @@ class TierOptions:
                 _positive("flush", options["flush"]) if "flush" in options else None,
                 sizes.get("before_image_bytes"),
                 options.get("unclean", "refuse"),
-                options.get("index", "memory"),
             ),
             f"{place}?{rest}" if mark and rest else place,
         )

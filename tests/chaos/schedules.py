@@ -13,15 +13,15 @@ from tests.chaos.weights import faults_of, gates_of
 __all__ = ["KINDS", "LEASE_S", "Fault", "Schedule", "Shape", "schedule_of"]
 
 KINDS = (
-    "memory", "redis", "served", "files", "shards", "flushed", "every", "index", "logged", "every-redis", "cluster",
+    "memory", "redis", "served", "files", "shards", "flushed", "every", "logged", "every-redis", "cluster",
     "sentinel", "servers", "async",
 )  # fmt: skip
 """Where rows are: in the master, in Redis, in a store of a process of its own, in the master's files, split over
 two Redis servers; "flushed": in files or in Redis, where changed rows are written all the time;
-"every": anywhere but in Redis, and they follow every step (`lazy=False`); "index": in Redis,
-without an index of ids; "logged": in the master, which logs them in files; "every-redis": in Redis, and they follow
-every step; "cluster": in a Redis Cluster; "sentinel": in a Redis with a replica, watched by Sentinels; "servers": at
-two store servers; "async": in one of several of these, and the job is asynchronous."""
+"every": anywhere but in Redis, and they follow every step (`lazy=False`); "logged": in the master, which logs them
+in files; "every-redis": in Redis, and they follow every step; "cluster": in a Redis Cluster; "sentinel": in a Redis
+with a replica, watched by Sentinels; "servers": at two store servers; "async": in one of several of these, and the
+job is asynchronous."""
 
 LEASE_S = 1.0
 """Of a micro-batch, in every schedule: so that a fault may be longer."""

@@ -42,7 +42,6 @@ _REDIS = "redis://{redis}?partitions=4&deadline=2"
 _TWO_REDIS = "redis://{redis}?partitions=2&deadline=2", "redis://{redis2}?partitions=2&deadline=2"
 _FLUSHED = "redis://{redis}?partitions=4&deadline=2&flush=0.02"
 _FILES = "file://{home}/rows?budget=1MiB"
-_INDEXED = f"{_FLUSHED}&budget=1MiB&index=redis"
 _LOGGED = "memory?log={home}/rows"
 _SERVED = "grpc://{store}"
 # A node of a Cluster that was started again takes no writes for two seconds.
@@ -60,9 +59,8 @@ _OF_KIND: dict[str, tuple[str, ...]] = {
     "served": (_SERVED,),
     "files": (_FILES,),
     "shards": (f"token:{','.join(_TWO_REDIS)}", f"encoding:{','.join(_TWO_REDIS)}"),
-    "index": (_INDEXED,),
     "logged": (_LOGGED, f"{_LOGGED}&log_bytes=64KiB"),
-    "every-redis": (_FLUSHED, _REDIS, _INDEXED, f"token:{','.join(_TWO_REDIS)}"),
+    "every-redis": (_FLUSHED, _REDIS, f"token:{','.join(_TWO_REDIS)}"),
     "flushed": (_FLUSHED, f"{_FILES}&flush=0.02"),
     "every": ("memory", "memory", _FILES, _SERVED, "token:memory,memory"),
     "cluster": (_NODES, f"{_NODES}&flush=0.02"),

@@ -114,17 +114,6 @@ def test_shards_give_the_same_bits(alone: Numbers, tmp_path: Path, redis_url: st
     assert differing(alone, train(tmp_path, 2, "adagrad", store=f"token:{shards}")) == []
 
 
-def test_an_index_in_redis_gives_the_same_bits_and_keeps_them(alone: Numbers, tmp_path: Path, redis_url: str) -> None:
-    """A table's rows are then known to Redis alone, unless they are hot or not written yet."""
-    url = f"{redis_url}?index=redis&budget=1MiB&flush=0.01"
-    assert differing(alone, train(tmp_path, 2, "adagrad", store=url)) == []
-    with open_store(redis_url) as store:
-        assert store.version() == 50
-        for name in store.specs():
-            rows = store.lookup({name: alone[f"{name}/ids"]})[name]
-            np.testing.assert_array_equal(rows, alone[f"{name}/weights"], err_msg=name)
-
-
 # tests/chaos compares jobs over files, flushed seldom and all the time, too; test_store_servers.py, with flush=0.01.
 @pytest.mark.parametrize(
     "options",

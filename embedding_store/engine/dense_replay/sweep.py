@@ -29,45 +29,41 @@ class Sweep:
     def __init__(self, steps: TableSteps) -> None:
         self._steps = steps
         self._begun: int | None = None
-        self._cursor = self._within = self._gone_on = 0
+        self._cursor = self._within = 0
 
     def go_on(
         self,
         directory: RowDirectory,
         rows: ReplayedRows,
-        changing: Callable[[Int64, Int64], Int64],
+        changing: Callable[[Int64, Int64], None],
         needed: Callable[[], int | None],
     ) -> None:
         """Is called once for each step.
 
         Args:
             directory, rows: Of the table.
-            changing: Is told of the ids and positions, both int64 `[n]`, of rows that are about to be changed; returns
-                where they lie then.
+            changing: Is told of the ids and positions, both int64 `[n]`, of rows that are about to be changed.
             needed: The oldest step that something else asks for; None: nothing does.
 
         Raises:
-            ElastableError: as `changing` and `RowDirectory.scan`; the same rows are met again.
+            ElastableError: as `changing`; the same rows are met again.
         """
         steps = self._steps
         if self._begun is None:
             gathered = steps.now - steps.first
             if steps.chapters == 1 or (2 * gathered < steps.most and steps.chapters <= _CHAPTERS):
                 return
-            self._begun, self._cursor, self._gone_on = steps.chapter, 0, 0
+            self._begun, self._cursor = steps.chapter, 0
             self._within = max(1, min(steps.most // 4, gathered // 2))
         many = max(_FEWEST, directory.count // self._within + 1)
-        due = directory.scanned_by(self._gone_on + 1, self._within)
-        while self._bring_some(directory, rows, changing, many):
-            if self._cursor >= due:
-                self._gone_on += 1
-                return
+        if self._bring_some(directory, rows, changing, many):
+            return
         other = needed()
         steps.forget(self._begun if other is None else min(self._begun, other))
         self._begun = None
 
     def _bring_some(
-        self, directory: RowDirectory, rows: ReplayedRows, changing: Callable[[Int64, Int64], Int64], many: int
+        self, directory: RowDirectory, rows: ReplayedRows, changing: Callable[[Int64, Int64], None], many: int
     ) -> bool:
         """Looks at the next rows; False: there are no more."""
         assert self._begun is not None
@@ -76,7 +72,8 @@ class Sweep:
             return False
         late = rows.behind(positions, self._begun)
         if len(late):
-            rows.bring(changing(ids[late], positions[late]), self._begun)
+            changing(ids[late], positions[late])
+            rows.bring(positions[late], self._begun)
         self._cursor = cursor
         return True
 

@@ -45,23 +45,21 @@ class DenseReplay:
         rows: TableRows,
         members: RowMembership,
         versions: TableVersions,
-        into_memory: Callable[[Int64, Int64], Int64] | None = None,
+        into_memory: Callable[[Int64], None] | None = None,
     ) -> None:
         """Brings a few rows of the table to a newer chapter; is called once for each step.
 
-        `into_memory`: brings rows of ids, which lie at positions, both int64 `[n]`, to where they can be changed, and
-        returns their positions there; None: they lie there.
+        `into_memory`: brings rows at positions int64 `[n]` to where they can be changed; None: they lie there.
 
         Raises:
-            ElastableError: as `into_memory` and `RowDirectory.scan`; no bit of what is read has changed.
+            ElastableError: as `into_memory`; no bit of what is read has changed.
         """
 
-        def changing(ids: Int64, positions: Int64) -> Int64:
+        def changing(ids: Int64, positions: Int64) -> None:
             if into_memory is not None:
-                positions = into_memory(ids, positions)
+                into_memory(positions)
             if versions:
                 versions.save(ids, positions, rows, members, SERIAL)
-            return positions
 
         assert isinstance(rows, ReplayedRows)
         self._sweep.go_on(directory, rows, changing, versions.oldest_step)

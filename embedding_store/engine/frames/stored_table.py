@@ -88,16 +88,6 @@ class StoredTable:
         there[missing] = False
         return wanted.rows, np.flatnonzero(there)
 
-    def wanted_ids(self, ids: Int64, record_bytes: int) -> Records:
-        """As `wanted`, of rows that are known by their ids alone: int64 `[n]`, each once."""
-        self.reads.add(len(ids))
-        return Records(self.name, ids, np.full(len(ids), -1), np.empty((len(ids), record_bytes), np.uint8))
-
-    def ask(self, wanted: Records) -> Int64:
-        """Reads what is wanted; returns the indices of ids that have no record. Raises as `Tier.read`."""
-        (missing,) = self._tier.read([wanted])
-        return missing
-
     def mapped(self) -> MappedRecords | None:
         """As `Tier.mapped`, of this table; None where the tier has no such table yet, too."""
         return self._tier.mapped(self.name) if self.there else None

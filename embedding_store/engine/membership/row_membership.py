@@ -11,7 +11,6 @@ from elastable.embedding_store.contract.row_data import EvictionCut, StayingRows
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.membership.admission_sketch import AdmissionSketch
 from elastable.embedding_store.engine.membership.row_touches import RowTouches, UInt32
-from elastable.embedding_store.engine.membership.stored_touches import StoredTouches
 from elastable.embedding_store.engine.membership.touch_times import TouchTimes
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.ids.id_index import IdIndex
@@ -29,14 +28,11 @@ class RowMembership:
         evicted: Rows evicted so far.
     """
 
-    def __init__(
-        self, spec: TableSpec, rows: int, new_slab: SlabMaker = anonymous_slab, *, keeps_touches: bool = True
-    ) -> None:
-        """Room for `rows` rows. Raises `MemoryError`. `keeps_touches`: False where a subclass keeps them elsewhere."""
+    def __init__(self, spec: TableSpec, rows: int, new_slab: SlabMaker = anonymous_slab) -> None:
+        """Room for `rows` rows. Raises `MemoryError`."""
         self._table, self._origin = spec.name, spec.origin
         self._sketch = None if spec.admission is None else AdmissionSketch(spec, spec.admission, new_slab)
-        kept = spec.eviction if keeps_touches else None
-        self._touches = None if kept is None else RowTouches(kept, rows, new_slab)
+        self._touches = None if spec.eviction is None else RowTouches(spec.eviction, rows, new_slab)
         ttl = None if spec.eviction is None else spec.eviction.ttl
         self._times = None if ttl is None else TouchTimes(spec.name, ttl)
         self.refused = 0
@@ -96,19 +92,6 @@ class RowMembership:
     def touches(self, positions: Int64) -> Int64 | None:
         """`RowBlock.touches` of the rows at `positions` int64 `[n]`."""
         return None if self._touches is None else self._touches.read(positions)
-
-    def kept_touches(self, positions: Int64) -> Int64 | None:
-        """As `touches`, in the form that images of rows keep: int64 `[n, 2]`."""
-        return self.touches(positions)
-
-    def seen_touches(self, kept: Int64, touched: StoredTouches | None) -> Int64:
-        """`RowBlock.touches` of what `kept_touches` gave, at a version; `touched`: of that version, where needed."""
-        return kept
-
-    def touch_bytes(self, positions: Int64, touched: StoredTouches) -> UInt8 | None:
-        """What records of the rows at `positions` int64 `[n]` say of touches: uint8 `[n, 16]`; `touched`: now."""
-        touches = self.touches(positions)
-        return None if touches is None else touched.encode(touches)
 
     def put(self, positions: Int64, touches: Int64 | None) -> None:
         """`RowBlock.touches` of rows that are put at `positions` int64 `[n]`."""

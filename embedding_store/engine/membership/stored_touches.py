@@ -9,7 +9,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.row_data import NEXT_VERSION
 
-__all__ = ["FREQUENCY_BITS", "UNSETTLED", "StoredTouches", "filled_positions"]
+__all__ = ["StoredTouches", "filled_positions"]
 
 FREQUENCY_BITS = 32
 """Of a count in a record; above them stands how many times the count had begun anew."""
@@ -45,10 +45,6 @@ class StoredTouches:
     def decode(self, stored: UInt8) -> Int64:
         """What `encode` made, now or before, as it is now: int64 `[n, 2]`."""
         touches: Int64 = stored.copy().view("<i8").astype(np.int64, copy=False)
-        return self.seen(touches)
-
-    def seen(self, touches: Int64) -> Int64:
-        """As `decode`, of int64 `[n, 2]`, which is changed."""
         waiting = np.flatnonzero(touches[:, 0] >= UNSETTLED)
         if len(waiting):
             versions = np.array([*self.settled, UNSETTLED], np.int64)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.engine.membership.shared_budgets import require_cuts
@@ -31,12 +30,10 @@ class StagedCommit:
 
     Attributes:
         updates: Tables with what it does to each.
-        evicted: Table name -> what `MemoryTable.plan_eviction` returned.
         time: When it is made; None: no table asks for it.
     """
 
     updates: list[tuple[MemoryTable, StagedUpdate]]
-    evicted: dict[str, Int64 | None]
     time: float | None
 
 
@@ -113,13 +110,7 @@ class StoreCommits(WrittenBehind):
             (table, table.stage(update, commit.step, self._rate(table, commit)))
             for table, update in zip(tables, updates, strict=True)
         ]
-        time, of_table = self._time_of(commit), dict(staged)
-        evicted = {
-            name: table.plan_eviction(commit, of_table.get(table), time or 0.0)  # which no other table asks for
-            for name, table in self._tables.items()
-            if name not in commit.frozen
-        }
-        return StagedCommit(staged, evicted, time)
+        return StagedCommit(staged, self._time_of(commit))
 
     def _finish(self, commit: Commit, staged: StagedCommit) -> None:
         """The second half, of which only logging can fail: everything else that could was done by `_stage`."""
@@ -171,4 +162,4 @@ class StoreCommits(WrittenBehind):
                 table.stay(commit.ends_chapter)
                 continue
             table.follow(commit.step, self._rate(table, commit), commit.ends_chapter)
-            table.evict(commit.version, staged.time, commit.cuts.get(name), staged.evicted.get(name))
+            table.evict(commit.version, staged.time, commit.cuts.get(name))

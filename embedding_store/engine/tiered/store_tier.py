@@ -7,14 +7,13 @@ from collections.abc import Callable, Sequence
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.contract.tier import IndexedTier, Records, Tier
+from elastable.embedding_store.contract.tier import Records, Tier
 from elastable.embedding_store.engine.history.replaying import ReplayedTables
 from elastable.embedding_store.engine.tiered.expected_rows import ExpectedRows
 from elastable.embedding_store.engine.tiered.store_state import StoreState
 from elastable.embedding_store.engine.tiered.tier_names import TierNames
 from elastable.embedding_store.engine.tiered.tier_writer import TierWriter
 from elastable.embedding_store.engine.tiered.tiered_table import TieredTable
-from elastable.embedding_store.engine.tiered.unindexed_table import UnindexedTable
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreBroken, VersionError
 from elastable.embedding_store.log.changes import Change, decode_change, encode_change
 from elastable.embedding_store.log.contract import Log
@@ -43,8 +42,6 @@ class StoreTier(TierWriter):
         budget: int,
         new_slab: SlabMaker = anonymous_slab,
         closing: Callable[[], None] | None = None,
-        *,
-        indexed: bool = True,
     ) -> None:
         """Reads nothing yet.
 
@@ -53,15 +50,8 @@ class StoreTier(TierWriter):
             budget: Bytes of memory for the rows of all tables.
             new_slab: Makes their memory, while all rows have room.
             closing: Closes tier and log; None: their own methods do.
-            indexed: Whether an index of all ids is kept in memory. Without it, the tier is asked which rows there are.
-
-        Raises:
-            BadInput: the tier cannot be asked.
         """
         super().__init__(tier, log)
-        if not indexed and not isinstance(tier, IndexedTier):
-            raise BadInput(f"{tier.place} does not find rows by their ids: keep the index in memory")
-        self._indexed = indexed
         self._closing = closing
         self._new_slab = new_slab
         self.names = TierNames()
@@ -71,8 +61,6 @@ class StoreTier(TierWriter):
 
     def new_table(self, spec: TableSpec, direct_bytes: int, stored: str | None = None) -> TieredTable:
         """An empty table; `stored`: its name in the tier, None: a new one. Raises `BadSpec`."""
-        if not self._indexed and isinstance(self.tier, IndexedTier):
-            return UnindexedTable(spec, self.tier, self.names, self._budget, self._make_clean, stored)
         return TieredTable(
             spec, direct_bytes, self._new_slab, self.tier, self.names, self._budget, self._make_clean, stored=stored
         )

@@ -152,11 +152,9 @@ class TieredTable(SweptTable):
         self._names.retire(self.behind.name)
         super().drop()
 
-    def evict(
-        self, version: int, time: float | None = None, cut: EvictionCut | None = None, planned: Int64 | None = None
-    ) -> None:
+    def evict(self, version: int, time: float | None = None, cut: EvictionCut | None = None) -> None:
         self._note_settling(version)
-        super().evict(version, time, cut, planned)
+        super().evict(version, time, cut)
         self._note_counting(version)
         self.tiered.release()
 
@@ -173,9 +171,9 @@ class TieredTable(SweptTable):
     def capture(self, cursor: int, most: int) -> tuple[Captured, int]:
         """Takes up to `most` changed rows, from `cursor` on (first 0), and all that are gone; -1 ends it."""
         positions, records, cursor = self.tiered.capture(cursor, most)
-        touches = self._members.touch_bytes(positions, self._touched)
+        touches = self._members.touches(positions)
         if touches is not None:
-            records[:, -TOUCH_BYTES:] = touches
+            records[:, -TOUCH_BYTES:] = self._touched.encode(touches)
         gone = _joined(self._gone)
         self._gone = []
         layout, stored = self.tiered.layout, self.behind.name

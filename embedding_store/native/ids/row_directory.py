@@ -100,13 +100,6 @@ class RowDirectory(ABC):
             mean that there are no more.
         """
 
-    def scanned_by(self, part: int, parts: int) -> int:
-        """Where the cursor of a scan in `parts` even parts should be after so many of them; 0: anywhere.
-
-        Only of a directory that may give few rows at a time, however many it is asked for.
-        """
-        return 0
-
     @abstractmethod
     def clear(self) -> None:
         """Takes every id's row away."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import hiredis
@@ -13,7 +12,6 @@ from elastable.embedding_store.tiers.redis.connections.reply_shapes import Comma
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.schema import (
     STAMP,
-    all_ranks_pattern,
     all_rows_pattern,
     log_key,
     tier_state_key,
@@ -56,7 +54,7 @@ def delete_namespace(place: RedisPlace) -> None:
             the registry of tables goes last.
     """
     place.take_over()
-    for keys in itertools.chain(_partitions(place), _keys(place, all_ranks_pattern(place.url.namespace))):
+    for keys in _partitions(place):
         deadline = place.deadline()
         place.writing(deadline).call([(key, ("UNLINK", key)) for key in keys], deadline)
     namespace = place.url.namespace
@@ -71,11 +69,7 @@ def _has_registry(place: RedisPlace) -> bool:
 
 def _partitions(place: RedisPlace) -> Iterator[list[bytes]]:
     """Keys of the records of partitions, some at a time; maybe one of them twice."""
-    return _keys(place, all_rows_pattern(place.url.namespace))
-
-
-def _keys(place: RedisPlace, pattern: bytes) -> Iterator[list[bytes]]:
-    topology = place.topology
+    topology, pattern = place.topology, all_rows_pattern(place.url.namespace)
     for node in topology.nodes():
         cursor = b"0"
         while True:

@@ -7,7 +7,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.native.kernel import kernel
 
-__all__ = ["grouped_by_partition", "listing_order", "mixed_partitions", "rank_member"]
+__all__ = ["grouped_by_partition", "mixed_partitions"]
 
 
 @kernel
@@ -27,49 +27,6 @@ def mixed_partitions(ids: Int64, partitions: int) -> Int64:
     for i in range(len(ids)):
         result[i] = np.int64(mix64(ids[i]) & mask)
     return result
-
-
-@kernel
-def listing_order(ids: Int64) -> Int64:
-    """int64 `[n]` ids -> int64 `[n]`, 62 bits: the mixed id, its lowest bit first.
-
-    So the ids of a partition are side by side, however many partitions there are.
-    """
-    result = np.empty(len(ids), np.int64)
-    for i in range(len(ids)):
-        bits = np.uint64(mix64(ids[i]))
-        bits = ((bits >> np.uint64(1)) & np.uint64(0x5555555555555555)) | (
-            (bits & np.uint64(0x5555555555555555)) << np.uint64(1)
-        )
-        bits = ((bits >> np.uint64(2)) & np.uint64(0x3333333333333333)) | (
-            (bits & np.uint64(0x3333333333333333)) << np.uint64(2)
-        )
-        bits = ((bits >> np.uint64(4)) & np.uint64(0x0F0F0F0F0F0F0F0F)) | (
-            (bits & np.uint64(0x0F0F0F0F0F0F0F0F)) << np.uint64(4)
-        )
-        bits = ((bits >> np.uint64(8)) & np.uint64(0x00FF00FF00FF00FF)) | (
-            (bits & np.uint64(0x00FF00FF00FF00FF)) << np.uint64(8)
-        )
-        bits = ((bits >> np.uint64(16)) & np.uint64(0x0000FFFF0000FFFF)) | (
-            (bits & np.uint64(0x0000FFFF0000FFFF)) << np.uint64(16)
-        )
-        bits = (bits >> np.uint64(32)) | (bits << np.uint64(32))
-        result[i] = np.int64(bits >> np.uint64(2))
-    return result
-
-
-@kernel
-def rank_member(value: int) -> int:
-    """The id XOR (2^63 - 1), as the little-endian integer that has its big-endian bytes.
-
-    Compared as bytes, the members of greater ids come first.
-    """
-    flipped = np.uint64(value) ^ np.uint64(0x7FFFFFFFFFFFFFFF)
-    swapped = np.uint64(0)
-    for _ in range(8):
-        swapped = (swapped << np.uint64(8)) | (flipped & np.uint64(0xFF))
-        flipped >>= np.uint64(8)
-    return np.int64(swapped)  # type: ignore[return-value]  # an int64 inside the kernel
 
 
 @kernel

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.tier import IndexedTier, Records, TierTable
+from elastable.embedding_store.contract.tier import Records, Tier, TierTable
 from elastable.embedding_store.errors import BadInput, StoreFailed, Unavailable
 from elastable.embedding_store.tiers.redis.connections.redis_connection import Deadline
 from elastable.embedding_store.tiers.redis.file_rewrite import ask_for_rewrites
 from elastable.embedding_store.tiers.redis.records.record_batch import Batch
-from elastable.embedding_store.tiers.redis.records.record_ranks import lowest_ranks, put_ranks
-from elastable.embedding_store.tiers.redis.records.record_scan import listed, records_counted, scanned
+from elastable.embedding_store.tiers.redis.records.record_scan import scanned
 from elastable.embedding_store.tiers.redis.records.record_transfer import LostPartition, read_records, write_records
 from elastable.embedding_store.tiers.redis.records.tier_registry import TierRegistry
 from elastable.embedding_store.tiers.redis.records.tier_state import TierState
-from elastable.embedding_store.tiers.redis.redis_kernels import listing_order
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.schema import first_stamp, sequence_of_stamp
 from elastable.embedding_store.tiers.redis.url import RedisUrl
@@ -28,7 +26,7 @@ __all__ = ["RedisTier"]
 _NO_IDS = np.empty(0, np.int64)
 
 
-class RedisTier(IndexedTier):
+class RedisTier(Tier):
     """Records by id, in the hashes that `schema` describes.
 
     Opening it takes nothing over; the first change does, and `take_over`.
@@ -101,9 +99,6 @@ class RedisTier(IndexedTier):
 
     def write(self, changed: Sequence[Records], deleted: Mapping[str, tuple[Int64, Int64]], sequence: int) -> None:
         """As in `Tier.write`; what changes in one partition is there whole or not at all."""
-        for records in changed:
-            if records.ranks is None and self._registry.table(records.table)[0].table.ranked:
-                self._unrank(records.table)
         deadline = self._place.deadline()
         batches = [batch for batch in self._to_write(changed, deleted) if len(batch.parts)]
         if not batches:
@@ -130,18 +125,11 @@ class RedisTier(IndexedTier):
         gone = {name: ids for name, (ids, _) in deleted.items()}
         for records in changed:
             table, known = self._registry.table(records.table)
-            ranks = records.ranks if table.table.ranked else None
-            yield Batch.to_write(table, records.ids, records.rows, gone.pop(records.table, _NO_IDS), known, ranks)
+            yield Batch.to_write(table, records.ids, records.rows, gone.pop(records.table, _NO_IDS), known)
         for name, ids in gone.items():
             table, known = self._registry.table(name)
             nothing = np.empty((0, table.table.record_bytes), np.uint8)
-            yield Batch.to_write(table, _NO_IDS, nothing, ids, known, _NO_IDS if table.table.ranked else None)
-
-    def _unrank(self, table: str) -> None:
-        """Rows are about to be written whose ranks nobody knows: what is known of others is deleted."""
-        found = self._registry.set_ranked(table, ranked=False)
-        deadline = self._place.deadline()
-        self._place.writing(deadline).call([(key, ("UNLINK", key)) for key in found.rank_names], deadline)
+            yield Batch.to_write(table, _NO_IDS, nothing, ids, known)
 
     def _mark(self, lost: LostPartition) -> None:
         """Lets every later process know: the write may have given the partition a stamp again."""
@@ -166,31 +154,6 @@ class RedisTier(IndexedTier):
                 f"table {table!r}: block_rows={block_rows} must be at least 1, and width={width} at most {record_bytes}"
             )
         return scanned(self._place.topology, found, block_rows, taken, self._place.url.deadline)
-
-    def count(self, table: str) -> int:
-        found, _ = self._registry.table(table)
-        return records_counted(self._place.topology, found, self._place.url.deadline)
-
-    def order(self, ids: Int64) -> Int64:
-        """By partition, whatever their number."""
-        return listing_order(np.ascontiguousarray(ids, np.int64))
-
-    def listed(self, table: str, start: int) -> tuple[Int64, int]:
-        """As in `IndexedTier.listed`, one partition at a time."""
-        found, _ = self._registry.table(table)
-        return listed(self._place.topology, found, start, self._place.url.deadline)
-
-    def rank(self, table: str, ranks_of: Callable[[Records], Int64]) -> None:
-        """As in `IndexedTier.rank`; the deadline holds for each request by itself."""
-        found = self._registry.table(table)[0].as_ranked(True)
-        put_ranks(self._place.topology, self._place.writing, found, ranks_of, self._place.url.deadline)
-        self._registry.set_ranked(table, ranked=True)
-
-    def lowest(self, table: str, low: int, high: int, most: int | None = None) -> tuple[Int64, Int64]:
-        found, _ = self._registry.table(table)
-        if not found.table.ranked:
-            raise BadInput(f"table {table!r} is no ranked one: call rank() first")
-        return lowest_ranks(self._place.topology, found, low, high, most, self._place.url.deadline)
 
     def state(self) -> bytes | None:
         return self._registry.state(self._place.deadline()).checked(self._place.url)

@@ -1,4 +1,4 @@
-"""The Redis key schema, numbers 2 and 3. It is an API: whatever speaks Redis may read tables by it.
+"""The Redis key schema, number 2. It is an API: whatever speaks Redis may read tables by it.
 
 A store lives under a namespace `N` (default "elastable"), so that several jobs
 may share one server. A table `T` has `P` partitions (a power of two, fixed when
@@ -8,8 +8,7 @@ keys of one tag are on one node and change in one transaction.
 
     key                type    field -> value
     {N}:tier:tables    hash    table name (UTF-8) -> JSON {"schema": 2, "partitions": P, "record_bytes": W,
-                               "description": base64 of the engine's bytes, "dropped": true while it is deleted};
-                               of a ranked table "schema" is 3, and "ranked": true
+                               "description": base64 of the engine's bytes, "dropped": true while it is deleted}
     {N}:tier:state     hash    "state" -> what the engine keeps: version, steps, specs; "check" -> its CRC-32, uint32
                                "sequence" -> the greatest stamp so far, int64
                                "stamps:" and the table's name -> int64 [P]: stamps that were acknowledged before
@@ -21,8 +20,6 @@ keys of one tag are on one node and change in one transaction.
     {N:T:p}:rows       hash    id, int64, 8 bytes -> the record, W bytes: the row's weights first, as the table's
                                dtype stores them, then the optimizer's slots, then what the engine adds
                                "stamp", 5 bytes -> int64, 8 bytes
-    {N:T:p}:ranks      zset    of a ranked table: id XOR (2^63 - 1), int64 big-endian, 8 bytes -> its rank
-                               "stamp", 5 bytes -> -1
 
 Numbers are little-endian. Weights of a row are `dim` numbers: 4 bytes each in a
 float32 table, 2 in a float16 or bfloat16 one; of an int8 table `dim` bytes q and
@@ -39,13 +36,6 @@ recorded, was lost by the server, wholly or in part (a restart without
 persistence, the tail of an append-only file, an eviction, a failover to a
 replica that lagged). An id without a field has no record: the row was never
 updated, and reads its initial value.
-
-A ranked table is one with eviction in a store with `index=redis`. The rank of a
-row is the version that last touched it; of a row that was put without one, 2^52
-plus how often such rows had got one before. Of equal ranks the greater id comes
-first. `ranks` changes at once with `rows` and has as many members as that has
-fields. A store that knows all ids in memory keeps no ranks: before it writes
-rows, it makes the table one of schema 2 and deletes them.
 """
 
 from __future__ import annotations
@@ -61,11 +51,8 @@ __all__ = [
     "DEFAULT_NAMESPACE",
     "DEFAULT_PARTITIONS",
     "HASH_SLOTS",
-    "RANKED_SCHEMA",
     "SCHEMA",
     "STAMP",
-    "STAMP_RANK",
-    "all_ranks_pattern",
     "all_rows_pattern",
     "check_namespace",
     "check_partitions",
@@ -74,7 +61,6 @@ __all__ = [
     "log_key",
     "owner_key",
     "partition_of",
-    "ranks_key",
     "rows_key",
     "sequence_of_stamp",
     "stamp_name",
@@ -83,13 +69,11 @@ __all__ = [
 ]
 
 SCHEMA = 2
-RANKED_SCHEMA = 3
 DEFAULT_NAMESPACE = "elastable"
 DEFAULT_PARTITIONS = 64
 MOST_PARTITIONS = 65_536
 HASH_SLOTS = 16_384
 STAMP = b"stamp"
-STAMP_RANK = -1
 _STAMP_BITS = 20
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9._/-]{1,100}")
@@ -120,19 +104,9 @@ def rows_key(namespace: str, table: str, partition: int) -> bytes:
     return f"{{{namespace}:{table}:{partition}}}:rows".encode()
 
 
-def ranks_key(namespace: str, table: str, partition: int) -> bytes:
-    """The ids of a partition by the ranks of their records, of a ranked table. On the same node as the records."""
-    return f"{{{namespace}:{table}:{partition}}}:ranks".encode()
-
-
 def all_rows_pattern(namespace: str) -> bytes:
     """Matches the keys of all partitions of all tables, and no others: a namespace holds no `:`, `*` or `?`."""
     return f"{{{namespace}:*}}:rows".encode()
-
-
-def all_ranks_pattern(namespace: str) -> bytes:
-    """As `all_rows_pattern`, of the ranks."""
-    return f"{{{namespace}:*}}:ranks".encode()
 
 
 def first_stamp(sequence: int) -> int:

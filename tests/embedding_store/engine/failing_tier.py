@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.tier import END_OF_IDS, IndexedTier, Records, Tier, TierTable
+from elastable.embedding_store.contract.tier import Records, Tier, TierTable
 from elastable.embedding_store.errors import Unavailable
 
 
@@ -106,74 +105,3 @@ class FailingTier(Tier):
 
     def close(self) -> None:
         """There is nothing to free."""
-
-
-class IndexedFailingTier(FailingTier, IndexedTier):
-    """Records by id, which are listed in four stretches."""
-
-    def __init__(self) -> None:
-        super().__init__(keeps_positions=False)
-        self._ranks: dict[str, dict[int, int] | None] = {}
-
-    def count(self, table: str) -> int:
-        return len(self._tables[table][1])
-
-    def create(self, table: TierTable) -> None:
-        super().create(table)
-        self._ranks[table.name] = {} if table.ranked else None
-
-    def write(self, changed: Sequence[Records], deleted: Mapping[str, tuple[Int64, Int64]], sequence: int) -> None:
-        try:
-            super().write(changed, deleted, sequence)
-        finally:  # what was written until it failed has its rank
-            for some in changed:
-                self._rank_written(some)
-            for name, ids in self._ranks.items():
-                for one in set(ids or ()).difference(self._tables[name][1]):
-                    del ids[one]  # type: ignore[union-attr]
-
-    def _rank_written(self, some: Records) -> None:
-        rows, ranks = self._tables[some.table][1], self._ranks[some.table]
-        if some.ranks is None:
-            self._ranks[some.table] = None
-        elif ranks is not None:
-            for one, row, rank in zip(some.ids.tolist(), some.rows, some.ranks.tolist(), strict=True):
-                if one in rows and rows[one][2] == row.tobytes():
-                    ranks[one] = rank
-        self._note_ranked(some.table)
-
-    def _note_ranked(self, table: str) -> None:
-        found, rows = self._tables[table]
-        self._tables[table] = replace(found, ranked=self._ranks[table] is not None), rows
-
-    def drop(self, table: str) -> None:
-        super().drop(table)
-        self._ranks.pop(table, None)
-
-    def rank(self, table: str, ranks_of: Callable[[Records], Int64]) -> None:
-        self._ranks[table] = {
-            one: rank
-            for block in self.scan(table, 3)
-            for one, rank in zip(block.ids.tolist(), ranks_of(block).tolist(), strict=True)
-        }
-        self._note_ranked(table)
-
-    def lowest(self, table: str, low: int, high: int, most: int | None = None) -> tuple[Int64, Int64]:
-        ranks = self._ranks[table]
-        assert ranks is not None
-        assert ranks.keys() == self._tables[table][1].keys()
-        found = sorted(((rank, -one) for one, rank in ranks.items() if low <= rank < high))[:most]
-        return np.array([-one for _, one in found], np.int64), np.array([rank for rank, _ in found], np.int64)
-
-    def order(self, ids: Int64) -> Int64:
-        order: Int64 = (ids & 3) * _STRETCH + (ids >> 2) + _STRETCH // 2
-        return order
-
-    def listed(self, table: str, start: int) -> tuple[Int64, int]:
-        end = (start // _STRETCH + 1) * _STRETCH
-        ids = np.array(list(self._tables[table][1]), np.int64)
-        order = self.order(ids)
-        return ids[(order >= start) & (order < end)], end
-
-
-_STRETCH = END_OF_IDS // 4

@@ -36,8 +36,8 @@ from elastable.embedding_store.wire.access.roles import Role
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
-from tests.embedding_store.engine.failing_tier import IndexedFailingTier
-from tests.embedding_store.engine.tiered_stores import unindexed_store
+from tests.embedding_store.engine.failing_tier import FailingTier
+from tests.embedding_store.engine.tiered_stores import crowded_store
 from tests.file_stores import file_store
 
 ADAMW = OptimizerSpec.of("adamw", lazy=False, learning_rate=0.01, weight_decay=0.1)
@@ -93,7 +93,7 @@ STORES: dict[str, Make] = {
     "memory": lambda held, path: MemoryStore(threads=2),
     "indexed": lambda held, path: MemoryStore(threads=1, direct_bytes=0),
     "file": lambda held, path: file_store(path / "file", 1 << 20, threads=1),
-    "unindexed": lambda held, path: unindexed_store(held, IndexedFailingTier(), path / "log"),
+    "crowded": lambda held, path: crowded_store(held, FailingTier(False), path / "log"),
     "token": lambda held, path: PartitionedStore([MemoryStore(1), MemoryStore(1), MemoryStore(1)], "token"),
     "encoding": lambda held, path: PartitionedStore([MemoryStore(1), file_store(path / "half", 1 << 20)], "encoding"),
     "placed": lambda held, path: PlacedStore(
@@ -171,18 +171,18 @@ def test_what_was_cleared_begins_anew(store: EmbeddingStore) -> None:
     assert not np.array_equal(rows(store), initial)
 
 
-@pytest.mark.parametrize("kind", ["file", "unindexed"])
+@pytest.mark.parametrize("kind", ["file", "crowded"])
 def test_stores_open_again_with_rows_that_are_behind(kind: str, tmp_path: Path, expected: dict[int, Float32]) -> None:
     with ExitStack() as held:
-        tier = IndexedFailingTier()
+        tier = FailingTier(False)
         for first, last in ((1, 15), (16, 16), (17, 60)):
-            with file_store(tmp_path) if kind == "file" else unindexed_store(held, tier, tmp_path) as store:
+            with file_store(tmp_path) if kind == "file" else crowded_store(held, tier, tmp_path) as store:
                 store.create_table(table())
                 steps(store, first, last)
                 assert np.array_equal(rows(store), expected[last])
 
 
-@pytest.mark.parametrize("kind", ["memory", "indexed", "file", "unindexed"])
+@pytest.mark.parametrize("kind", ["memory", "indexed", "file", "crowded"])
 def test_steps_that_nobody_needs_are_forgotten(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: dict[int, Float32]
 ) -> None:

@@ -32,9 +32,9 @@ from elastable.embedding_store.engine.dense_replay import sweep, table_replay
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.optimizers.dense_replay import table_steps
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from tests.embedding_store.engine.failing_tier import IndexedFailingTier
+from tests.embedding_store.engine.failing_tier import FailingTier
 from tests.embedding_store.engine.test_catch_up_stores import STORES
-from tests.embedding_store.engine.tiered_stores import unindexed_store
+from tests.embedding_store.engine.tiered_stores import crowded_store
 from tests.file_stores import file_store
 from tests.plugins.seeds import examples
 
@@ -217,7 +217,7 @@ def test_a_table_that_is_cleared_begins_as_a_new_one() -> None:
                 assert everything(store) == everything(used) == everything(new)
 
 
-@pytest.mark.parametrize("kind", ["memory", "indexed", "file", "unindexed"])
+@pytest.mark.parametrize("kind", ["memory", "indexed", "file", "crowded"])
 def test_chapters_that_no_row_needs_are_forgotten(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The walk over the table that sees to it changes no bit, pinned versions included."""
     found = []
@@ -299,8 +299,8 @@ class ChaptersInAnyHistory(RuleBasedStateMachine):
         self.open_again: Callable[[], EmbeddingStore] | None = None
         if kind == "file":
             self.open_again = functools.partial(file_store, folder)
-        if kind == "unindexed":
-            self.open_again = functools.partial(unindexed_store, self.held, IndexedFailingTier(), folder)
+        if kind == "crowded":
+            self.open_again = functools.partial(crowded_store, self.held, FailingTier(False), folder)
         if self.open_again is not None:
             return self.open_again()
         if kind == "encoding":
@@ -331,7 +331,7 @@ class ChaptersInAnyHistory(RuleBasedStateMachine):
         self.commit([7], True)
 
     @precondition(lambda self: self.ended)
-    @rule(kind=st.sampled_from(["direct", "indexed", "file", "encoding", "unindexed"]))
+    @rule(kind=st.sampled_from(["direct", "indexed", "file", "encoding", "crowded"]))
     def kill_and_restore(self, kind: str) -> None:
         self.release()
         store = self.new(kind)

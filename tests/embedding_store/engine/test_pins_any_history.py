@@ -29,8 +29,8 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.pins.store_pins import StorePins
 from elastable.embedding_store.errors import StaleVersion
 from elastable.embedding_store.rows.initial_values import initial_rows
-from tests.embedding_store.engine.failing_tier import IndexedFailingTier
-from tests.embedding_store.engine.tiered_stores import unindexed_store
+from tests.embedding_store.engine.failing_tier import FailingTier
+from tests.embedding_store.engine.tiered_stores import crowded_store
 from tests.file_stores import file_store
 from tests.plugins.seeds import examples
 
@@ -100,7 +100,7 @@ class HalfScan:
 
 
 class PinsInAnyHistory(RuleBasedStateMachine):
-    @initialize(kind=st.sampled_from(["direct", "indexed", "files", "unindexed"]))
+    @initialize(kind=st.sampled_from(["direct", "indexed", "files", "crowded"]))
     def begin(self, kind: str) -> None:
         fast = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self.folder = Path(tempfile.mkdtemp(prefix="pins-", dir=fast))
@@ -108,8 +108,8 @@ class PinsInAnyHistory(RuleBasedStateMachine):
         self.held = ExitStack()
         if kind == "files":
             self.store: MemoryStore = file_store(self.folder / "store", 1 << 20, 1)
-        elif kind == "unindexed":
-            self.store = unindexed_store(self.held, IndexedFailingTier(), self.folder / "log")
+        elif kind == "crowded":
+            self.store = crowded_store(self.held, FailingTier(False), self.folder / "log")
         else:
             self.store = MemoryStore(2, direct_bytes=0 if kind == "indexed" else 1 << 20)
         self.store._pins = StorePins(self.store._tables, 1 << 30, lambda: self.now)

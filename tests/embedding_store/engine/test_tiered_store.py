@@ -29,7 +29,7 @@ from elastable.embedding_store.errors import NotReady, StaleVersion, StoreBroken
 from elastable.embedding_store.log.contract import Buffer, LogEntry
 from elastable.embedding_store.log.files.file_log import FileLog
 from elastable.embedding_store.log.no_log import NoLog
-from tests.embedding_store.engine.failing_tier import FailingTier, IndexedFailingTier
+from tests.embedding_store.engine.failing_tier import FailingTier
 from tests.embedding_store.engine.test_store_history import (
     MOST,
     NAMES,
@@ -52,8 +52,6 @@ def _few_frames(monkeypatch: pytest.MonkeyPatch) -> None:
 class AnyFlush(TwoStores):
     """One store with a tier, and one without; both see the same calls, and only one of them is flushed and killed."""
 
-    indexed = True
-
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="elastable-tier-"))
@@ -64,8 +62,8 @@ class AnyFlush(TwoStores):
     @initialize(budget=st.sampled_from([TINY, 1_000, HUGE]), keeps_positions=st.booleans())
     def begin(self, budget: int, keeps_positions: bool) -> None:
         self.budget = budget
-        self.tier = FailingTier(keeps_positions) if self.indexed else IndexedFailingTier()
-        self.kept = tiered_store(self.tier, FileLog(self.folder / "0"), budget, indexed=self.indexed)
+        self.tier = FailingTier(keeps_positions)
+        self.kept = tiered_store(self.tier, FileLog(self.folder / "0"), budget)
         self.plain = MemoryStore(1, direct_bytes=100)
         for store in (self.kept, self.plain):
             for spec in SPECS.values():
@@ -103,7 +101,7 @@ class AnyFlush(TwoStores):
         with suppress(Unavailable):
             self.kept.close()
         self.tier = tier
-        self.kept = tiered_store(tier, FileLog(folder), self.budget, indexed=self.indexed)
+        self.kept = tiered_store(tier, FileLog(folder), self.budget)
         assert self.kept.record() == record
         shutil.rmtree(self.folder / str(self.lives - 1))
 
@@ -125,16 +123,6 @@ TestAnyFlush = AnyFlush.TestCase
 TestAnyFlush.settings = settings(
     max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
-
-
-class AnyFlushUnindexed(AnyFlush):
-    """The same, and the tier alone knows which rows there are."""
-
-    indexed = False
-
-
-TestAnyFlushUnindexed = AnyFlushUnindexed.TestCase
-TestAnyFlushUnindexed.settings = TestAnyFlush.settings
 
 
 def trained(store: MemoryStore, steps: int = 4) -> None:

@@ -14,9 +14,8 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.tiered.store_tier import StoreTier
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.log.files.file_log import FileLog
-from tests.embedding_store.engine.failing_tier import IndexedFailingTier
 
-__all__ = ["crowded_store", "tiered_store", "tiered_stores", "unindexed_store"]
+__all__ = ["crowded_store", "tiered_store", "tiered_stores"]
 
 
 def tiered_store(
@@ -30,7 +29,6 @@ def tiered_store(
     timeout_s: float = 60.0,
     closing_s: float = 0.0,
     threads: int = 1,
-    indexed: bool = True,
 ) -> MemoryStore:
     """A store that closes its tier and its log; it writes rows behind only when it is told to, or has to."""
     with ExitStack() as stack:
@@ -38,7 +36,7 @@ def tiered_store(
         stack.enter_context(log)
         store = stack.enter_context(MemoryStore(threads, direct_bytes=direct_bytes))
         store.keep_tier(
-            StoreTier(tier, log, budget, indexed=indexed),
+            StoreTier(tier, log, budget),
             log_bytes=log_bytes,
             every_s=every_s,
             timeout_s=timeout_s,
@@ -48,26 +46,17 @@ def tiered_store(
     return store
 
 
-def crowded_store(
-    held: ExitStack, tier: Tier, folder: Path, every_s: float = 0.005, *, indexed: bool = True
-) -> MemoryStore:
+def crowded_store(held: ExitStack, tier: Tier, folder: Path, every_s: float = 0.005) -> MemoryStore:
     """A store that keeps no row in memory that it need not.
 
     It may be opened again with the same tier and folder. `held`: until when memory for rows is that short.
     """
     held.enter_context(patch.object(rows_in_memory, "_LEAST_FRAMES", 1))
-    return tiered_store(tier, FileLog(folder, fsync="never"), 1, every_s=every_s, direct_bytes=0, indexed=indexed)
-
-
-def unindexed_store(held: ExitStack, tier: IndexedFailingTier, folder: Path, every_s: float = 0.005) -> MemoryStore:
-    """A `crowded_store` whose tier alone knows which rows there are."""
-    return crowded_store(held, tier, folder, every_s, indexed=False)
+    return tiered_store(tier, FileLog(folder, fsync="never"), 1, every_s=every_s, direct_bytes=0)
 
 
 @contextmanager
-def tiered_stores(
-    make: Callable[[int], tuple[Tier, Log]], budget: int, indexed: bool = True
-) -> Iterator[Callable[[], EmbeddingStore]]:
+def tiered_stores(make: Callable[[int], tuple[Tier, Log]], budget: int) -> Iterator[Callable[[], EmbeddingStore]]:
     """Makes empty stores, each with what `make` gives for its number; rows are written behind all the time."""
     with ExitStack() as stack:
         made = 0
@@ -76,8 +65,6 @@ def tiered_stores(
             nonlocal made
             made += 1
             tier, log = make(made)
-            return stack.enter_context(
-                tiered_store(tier, log, budget, every_s=0.005, direct_bytes=1 << 20, threads=2, indexed=indexed)
-            )
+            return stack.enter_context(tiered_store(tier, log, budget, every_s=0.005, direct_bytes=1 << 20, threads=2))
 
         yield another

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
-from elastable.embedding_store.contract.tier import END_OF_RANKS
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.tiers.redis.records.record_decoder import NO_STAMP
 from elastable.embedding_store.tiers.redis.records.record_requests import PART, Parts
@@ -34,8 +33,6 @@ class Batch:
         missing: uint8 `[n]`, of a read: becomes 1 where there is no record.
         stamps: int64 `[parts]`, of a read: becomes what each partition's stamp is.
         known: int64 `[partitions]`: stamps that no partition may be behind.
-        ranks: int64 `[n]`, of a write to a ranked table: `ranks[positions[i]]` is that of `ids[i]`. None: it is no
-            ranked one.
     """
 
     table: RecordTable
@@ -47,7 +44,6 @@ class Batch:
     missing: UInt8
     stamps: Int64
     known: Int64
-    ranks: Int64 | None = None
 
     @classmethod
     def of(cls, table: RecordTable, ids: Int64, rows: UInt8, gone: Int64, known: Int64, whole: bool) -> Self:
@@ -89,14 +85,6 @@ class Batch:
         return cls.of(table, ids, rows, _NONE, known, whole=False)
 
     @classmethod
-    def to_write(
-        cls, table: RecordTable, ids: Int64, rows: UInt8, gone: Int64, known: Int64, ranks: Int64 | None = None
-    ) -> Self:
-        """As `of`; `ranks` int64 `[n]`, in the order of `ids`, of a ranked table.
-
-        Raises:
-            BadInput: ranks that no record can have.
-        """
-        if ranks is not None and (len(ranks) != len(ids) or ((ranks < 0) | (ranks >= END_OF_RANKS)).any()):
-            raise BadInput(f"table {table.table.name!r}: {len(ids)} records have ranks that no record can have")
-        return replace(cls.of(table, ids, rows, gone, known, whole=True), ranks=ranks)
+    def to_write(cls, table: RecordTable, ids: Int64, rows: UInt8, gone: Int64, known: Int64) -> Self:
+        """As `of`."""
+        return cls.of(table, ids, rows, gone, known, whole=True)

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Bools, Int64, UInt8
+from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.tiers.redis.connections.exchange import Replies
 from elastable.embedding_store.tiers.redis.records.record_decoder import DONE, ERROR_LINE, UNEXPECTED, decode_records
-from elastable.embedding_store.tiers.redis.records.record_requests import Parts, commands_of
+from elastable.embedding_store.tiers.redis.records.record_requests import Parts
 
 __all__ = ["Awaited", "RecordReplies", "WriteReplies"]
 
@@ -114,13 +114,10 @@ class WriteReplies(Replies):
         lost: Parts that the server did not know any more when they were written.
     """
 
-    def __init__(self, parts: Parts, *, asking: bool = False, ranked: Bools | None = None) -> None:
-        """`ranked`: bool `[p]`, which parts are of ranked tables; None: none is."""
+    def __init__(self, parts: Parts, *, asking: bool = False) -> None:
         super().__init__()
         self.lost: list[int] = []
-        of_ranked = np.zeros(len(parts), np.bool_) if ranked is None else ranked
-        told = zip(parts["rows"].tolist(), parts["gone"].tolist(), of_ranked.tolist(), strict=True)
-        self._lines = [_line_kinds(commands_of(rows, gone, by_rank), asking) for rows, gone, by_rank in told]
+        self._lines = [_line_kinds(gone > 0, asking) for gone in parts["gone"].tolist()]
         self._line = 0  # of the part
         self.done = not self._lines
 
@@ -151,7 +148,7 @@ class WriteReplies(Replies):
             self.done = self.completed == len(self._lines)
 
 
-def _line_kinds(commands: int, asking: bool) -> bytes:
-    """First characters of the lines that answer a write: HSTRLEN, then HSET, or MULTI, several commands and EXEC."""
+def _line_kinds(gone: bool, asking: bool) -> bytes:
+    """First characters of the lines that answer a write: HSTRLEN, then HSET, or MULTI, HDEL, HSET and EXEC."""
     ask = b"+" * asking
-    return ask + b":" + ask + (b":" if commands == 1 else b"+" + b"+" * commands + b"*" + b":" * commands)
+    return ask + b":" + ask + (b"+++*::" if gone else b":")

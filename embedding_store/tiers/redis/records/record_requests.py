@@ -8,10 +8,6 @@ A write of `n` records, after `m` ids are deleted; without these there is no MUL
 
     HSTRLEN <key> stamp   MULTI   HDEL <key> (<id>) * m   HSET <key> stamp <sequence> (<id> <record>) * n   EXEC
 
-Of a ranked table there are always MULTI and EXEC, and before EXEC come, if ids are deleted and if records are written:
-
-    ZREM <ranks> (<member>) * m   ZADD <ranks> (<rank> <member>) * n
-
 HSTRLEN tells whether the partition was still there. Where a node is asked out of turn (`-ASK`), an ASKING goes before
 each of HMGET, HSTRLEN, MULTI and a HSET without MULTI.
 """
@@ -31,16 +27,13 @@ from elastable.embedding_store.tiers.redis.records.request_words import (
     INT64_HEADER,
     put_header,
     put_int64,
-    put_number,
     put_text,
 )
-from elastable.embedding_store.tiers.redis.redis_kernels import rank_member
 
 __all__ = [
     "PART",
     "Keys",
     "Parts",
-    "commands_of",
     "encode_reads",
     "encode_writes",
     "read_sizes",
@@ -89,8 +82,6 @@ _EXEC = np.frombuffer(b"*1\r\n$4\r\nEXEC\r\n", np.uint8)
 _HMGET = np.frombuffer(b"$5\r\nHMGET\r\n", np.uint8)
 _HSET = np.frombuffer(b"$4\r\nHSET\r\n", np.uint8)
 _HDEL = np.frombuffer(b"$4\r\nHDEL\r\n", np.uint8)
-_ZADD = np.frombuffer(b"$4\r\nZADD\r\n", np.uint8)
-_ZREM = np.frombuffer(b"$4\r\nZREM\r\n", np.uint8)
 _HSTRLEN = np.frombuffer(b"*3\r\n$7\r\nHSTRLEN\r\n", np.uint8)
 _STAMP = np.frombuffer(b"$5\r\nstamp\r\n", np.uint8)
 
@@ -100,8 +91,6 @@ _FRAME_BYTES = (
     320  # of one partition, without keys, ids and records: headers, names, stamp; words are put beyond the end
 )
 _MOST_KEYS = 3  # a write names its key so many times
-_RANK_BYTES = 24  # $16\r\n<16>\r\n
-_NO_KEYS = np.zeros(1, np.int64)
 
 
 def read_sizes(parts: Parts, keys: Keys) -> Int64:
@@ -114,19 +103,10 @@ def reply_sizes(parts: Parts, width: int) -> Int64:
     return cast(Int64, (width + _LARGEST_HEADER) * parts["rows"] + _FRAME_BYTES)
 
 
-def write_sizes(parts: Parts, keys: Keys, width: int, rank_keys: Keys | None = None) -> Int64:
-    """Upper bound of the encoded bytes of each write: int64 `[parts]`; `rank_keys`: of a ranked table."""
+def write_sizes(parts: Parts, keys: Keys, width: int) -> Int64:
+    """Upper bound of the encoded bytes of each write: int64 `[parts]`."""
     rows = parts["rows"] * (width + _ID_BYTES + _LARGEST_HEADER) + parts["gone"] * _ID_BYTES
-    sizes = _MOST_KEYS * _key_bytes(parts, keys) + rows + _FRAME_BYTES
-    if rank_keys is not None:
-        ranks = parts["rows"] * (_ID_BYTES + _RANK_BYTES) + parts["gone"] * _ID_BYTES
-        sizes = sizes + 2 * _key_bytes(parts, rank_keys) + ranks + _FRAME_BYTES
-    return cast(Int64, sizes)
-
-
-def commands_of(rows: int, gone: int, ranked: bool) -> int:
-    """How many commands change a partition: in a transaction, if more than one."""
-    return 1 + bool(gone) + ranked * (bool(gone) + bool(rows))
+    return cast(Int64, _MOST_KEYS * _key_bytes(parts, keys) + rows + _FRAME_BYTES)
 
 
 def _key_bytes(parts: Parts, keys: Keys) -> Int64:
@@ -162,27 +142,6 @@ def _put_records(part: np.void, ids: Int64, positions: Int64, rows: UInt8, width
 
 
 @kernel
-def _put_members(
-    part: np.void, ids: Int64, positions: Int64, ranks: Int64, gone: Int64, key: UInt8, out: UInt8, at: int
-) -> int:
-    """The ZREM and the ZADD of a part of a ranked table."""
-    if part["gone"]:
-        at = put_header(out, at, 42, 2 + part["gone"])
-        at = put_text(out, at, _ZREM)
-        at = put_text(out, at, key)
-        for row in range(part["gone_at"], part["gone_at"] + part["gone"]):
-            at = put_int64(out, at, rank_member(gone[row]))
-    if part["rows"]:
-        at = put_header(out, at, 42, 2 + 2 * part["rows"])
-        at = put_text(out, at, _ZADD)
-        at = put_text(out, at, key)
-        for row in range(part["row_at"], part["row_at"] + part["rows"]):
-            at = put_number(out, at, ranks[positions[row]])
-            at = put_int64(out, at, rank_member(ids[row]))
-    return at
-
-
-@kernel
 def _encode_reads(parts: Parts, text: UInt8, key_at: Int64, ids: Int64, asking: bool, out: UInt8, at: int) -> int:
     for c in range(len(parts)):
         part = parts[c]
@@ -200,9 +159,8 @@ def _encode_reads(parts: Parts, text: UInt8, key_at: Int64, ids: Int64, asking: 
 @kernel
 def _encode_writes(
     parts: Parts, text: UInt8, key_at: Int64, ids: Int64, positions: Int64, gone: Int64, rows: UInt8, width: int,
-    sequence: int, asking: bool, out: UInt8, at: int, rank_text: UInt8, rank_at: Int64, ranks: Int64,
+    sequence: int, asking: bool, out: UInt8, at: int,
 ) -> int:  # fmt: skip
-    ranked = len(rank_at) > 1
     for c in range(len(parts)):
         part = parts[c]
         key = text[key_at[part["partition"]] : key_at[part["partition"] + 1]]
@@ -213,10 +171,8 @@ def _encode_writes(
         at = put_text(out, at, _STAMP)
         if asking:
             at = put_text(out, at, _ASKING)
-        several = part["gone"] > 0 or (ranked and part["rows"] > 0)
-        if several:
-            at = put_text(out, at, _MULTI)
         if part["gone"]:
+            at = put_text(out, at, _MULTI)
             at = put_header(out, at, 42, 2 + part["gone"])
             at = put_text(out, at, _HDEL)
             at = put_text(out, at, key)
@@ -228,10 +184,7 @@ def _encode_writes(
         at = put_text(out, at, _STAMP)
         at = put_int64(out, at, sequence)
         at = _put_records(part, ids, positions, rows, width, out, at)
-        if ranked:
-            of_ranks = rank_text[rank_at[part["partition"]] : rank_at[part["partition"] + 1]]
-            at = _put_members(part, ids, positions, ranks, gone, of_ranks, out, at)
-        if several:
+        if part["gone"]:
             at = put_text(out, at, _EXEC)
     return at
 
@@ -252,7 +205,7 @@ def encode_reads(parts: Parts, keys: Keys, ids: Int64, asking: bool, out: UInt8,
 
 def encode_writes(
     parts: Parts, keys: Keys, ids: Int64, positions: Int64, gone: Int64, rows: UInt8, sequence: int, asking: bool,
-    out: UInt8, at: int, ranked: tuple[Keys, Int64] | None = None,
+    out: UInt8, at: int,
 ) -> int:  # fmt: skip
     """Puts the writes of some partitions into `out` from `at` on; returns the place behind them.
 
@@ -267,15 +220,8 @@ def encode_writes(
         asking: An ASKING goes before what needs one.
         out: uint8, with room for `write_sizes`.
         at: Where to begin.
-        ranked: Of a ranked table: keys of the partitions' ranks, and int64: the rank of `ids[i]` is
-            `ranks[positions[i]]`.
     """
     width = rows.shape[1]
-    rank_keys, ranks = (_UNRANKED, _NO_KEYS) if ranked is None else ranked
     return _encode_writes(
         parts, keys.text, keys.at, ids, positions, gone, rows.reshape(-1), width, sequence, asking, out, at,
-        rank_keys.text, rank_keys.at, ranks,
     )  # fmt: skip
-
-
-_UNRANKED = Keys(np.frombuffer(b" ", np.uint8), _NO_KEYS)

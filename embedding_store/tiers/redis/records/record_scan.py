@@ -7,16 +7,15 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
-from elastable.embedding_store.contract.tier import END_OF_IDS, Records
+from elastable.embedding_store.contract.tier import Records
 from elastable.embedding_store.errors import StoreBroken
 from elastable.embedding_store.tiers.redis.connections.redis_connection import Deadline
 from elastable.embedding_store.tiers.redis.connections.topology import Topology
 from elastable.embedding_store.tiers.redis.records.record_tables import RecordTable
 from elastable.embedding_store.tiers.redis.records.record_transfer import LostPartition
-from elastable.embedding_store.tiers.redis.redis_kernels import listing_order
 from elastable.embedding_store.tiers.redis.schema import STAMP
 
-__all__ = ["listed", "records_counted", "scanned"]
+__all__ = ["scanned"]
 
 _PIECE_BYTES = 8 << 20  # of all replies to one request, about
 _FIELD_BYTES = 32  # of an id and what frames a field
@@ -40,25 +39,6 @@ def scanned(topology: Topology, table: RecordTable, block_rows: int, width: int,
             count -= block_rows
     if count:
         yield _block(table, *_joined(waiting, width))
-
-
-def records_counted(topology: Topology, table: RecordTable, seconds: float) -> int:
-    """Records of a table. Raises `LostPartition`."""
-    return sum(_lengths(topology, table, seconds)) - table.partitions  # each of which has a stamp
-
-
-def listed(topology: Topology, table: RecordTable, start: int, seconds: float) -> tuple[Int64, int]:
-    """As `IndexedTier.listed`: the ids of the partition that `start` lies in, from there on."""
-    bits = table.partitions.bit_length() - 1
-    shift = END_OF_IDS.bit_length() - 1 - bits
-    number = start >> shift
-    partition = int(f"{number:0{bits}b}"[::-1], 2) if bits else 0
-    name = table.names[partition]
-    (fields,) = topology.call([(name, ("HKEYS", name))], Deadline(seconds))
-    if STAMP not in fields:
-        raise LostPartition(topology.url, table.table.name, partition, "its hash is gone")
-    ids, _ = _taken(table, [part for field in fields for part in (field, b"")], 0)
-    return ids[listing_order(ids) >= start], (number + 1) << shift
 
 
 def _joined(found: Sequence[_Found], width: int) -> _Found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import secrets
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
@@ -16,11 +16,9 @@ from elastable.embedding_store.contract.tier import TierTable
 from elastable.embedding_store.errors import StoreBroken, Unsupported
 from elastable.embedding_store.tiers.redis.records.record_requests import Keys
 from elastable.embedding_store.tiers.redis.schema import (
-    RANKED_SCHEMA,
     SCHEMA,
     check_partitions,
     hash_slot,
-    ranks_key,
     rows_key,
 )
 
@@ -38,8 +36,6 @@ class RecordTable:
         dropped: Whether its deletion has begun.
         names: Key of each partition.
         keys: The same, encoded.
-        rank_names: Key of the ranks of each partition.
-        rank_keys: The same, encoded.
         hash_slots: int64 `[partitions]`.
     """
 
@@ -49,32 +45,23 @@ class RecordTable:
     dropped: bool
     names: tuple[bytes, ...] = field(repr=False)
     keys: Keys = field(repr=False)
-    rank_names: tuple[bytes, ...] = field(repr=False)
-    rank_keys: Keys = field(repr=False)
     hash_slots: Int64 = field(repr=False)
 
     @classmethod
     def of(cls, namespace: str, table: TierTable, partitions: int, made: str = "", dropped: bool = False) -> Self:
         """A table under a namespace; `made` is drawn where none is given."""
         names = tuple(rows_key(namespace, table.name, p) for p in range(check_partitions(partitions)))
-        ranks = tuple(ranks_key(namespace, table.name, p) for p in range(partitions))
         slots = np.array([hash_slot(name) for name in names], np.int64)
-        keys, rank_keys = Keys.of(list(names)), Keys.of(list(ranks))
-        return cls(table, partitions, made or secrets.token_hex(8), dropped, names, keys, ranks, rank_keys, slots)
-
-    def as_ranked(self, ranked: bool) -> Self:
-        """The same table, which is a ranked one or not."""
-        return replace(self, table=replace(self.table, ranked=ranked))
+        return cls(table, partitions, made or secrets.token_hex(8), dropped, names, Keys.of(list(names)), slots)
 
     def to_json(self, dropped: bool = False) -> str:
         """The registry's value."""
         fields = {
-            "schema": RANKED_SCHEMA if self.table.ranked else SCHEMA,
+            "schema": SCHEMA,
             "partitions": self.partitions,
             "record_bytes": self.table.record_bytes,
             "description": base64.b64encode(self.table.description).decode(),
             "made": self.made,
-            **({"ranked": True} if self.table.ranked else {}),
             **({"dropped": True} if dropped else {}),
         }
         return json.dumps(fields, sort_keys=True)
@@ -85,18 +72,17 @@ class RecordTable:
 
         Raises:
             StoreBroken: it is something else.
-            Unsupported: a later release wrote it.
+            Unsupported: it is of another key schema.
         """
         try:
             fields: Document = json.loads(text)
-            if int(fields["schema"]) > RANKED_SCHEMA:
+            if int(fields["schema"]) != SCHEMA:
                 raise Unsupported(
                     f"table {name.decode(errors='replace')!r} in Redis has key schema {int(fields['schema'])}, this "
-                    f"release reads {RANKED_SCHEMA}: use the release that wrote it, or a later one"
+                    f"release reads {SCHEMA}: use the release that wrote it"
                 )
             description = base64.b64decode(fields["description"], validate=True)
-            ranked = bool(fields.get("ranked", False))
-            table = TierTable(name.decode(), int(fields["record_bytes"]), description, ranked=ranked)
+            table = TierTable(name.decode(), int(fields["record_bytes"]), description)
             if table.record_bytes < 1:
                 raise ValueError("record_bytes must be at least 1")
             made, dropped = str(fields["made"]), bool(fields.get("dropped", False))

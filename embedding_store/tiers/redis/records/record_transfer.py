@@ -183,8 +183,7 @@ def write_records(topology: Topology, batches: Sequence[Batch], stamp: int, dead
     def attempt(routes: list[Route]) -> dict[int, str]:
         requests = [_Writes(topology, all_shares.of(route.items), stamp, route.asking) for route in routes]
         replies = [
-            WriteReplies(request.parts, asking=route.asking, ranked=request.ranked)
-            for request, route in zip(requests, routes, strict=True)
+            WriteReplies(request.parts, asking=route.asking) for request, route in zip(requests, routes, strict=True)
         ]
         talks = [Conversation(r.address, q, a) for r, q, a in zip(routes, requests, replies, strict=True)]
         exchange(topology.pool, talks, deadline)
@@ -212,7 +211,6 @@ class _Writes(Requests):
     Attributes:
         shares: What is written.
         parts: Of all shares.
-        ranked: bool, which of them are of ranked tables.
         refused: Part -> the error line of the server, which did not tell its stamp; nothing is written then.
     """
 
@@ -220,7 +218,6 @@ class _Writes(Requests):
         self.shares = shares
         self.refused: dict[int, str] = {}
         self.parts = np.concatenate([share.parts for share in shares])
-        self.ranked = np.repeat([share.batch.ranks is not None for share in shares], [len(s.parts) for s in shares])
         self._topology, self._sequence, self._asking = topology, sequence, asking
         self.moved = np.concatenate([_write_sizes(share, share.parts) for share in shares])
 
@@ -254,18 +251,15 @@ class _Writes(Requests):
         out, at = np.empty(room, np.uint8), 0
         for share, parts in chosen:
             batch = share.batch
-            ranks = None if batch.ranks is None else (batch.table.rank_keys, batch.ranks)
             at = encode_writes(
                 parts, batch.table.keys, batch.ids, batch.positions, batch.gone, batch.rows, self._sequence,
-                self._asking, out, at, ranks,
+                self._asking, out, at,
             )  # fmt: skip
         return out[:at]
 
 
 def _write_sizes(share: _Share, parts: Parts) -> Int64:
-    table = share.batch.table
-    rank_keys = None if share.batch.ranks is None else table.rank_keys
-    return write_sizes(parts, table.keys, share.batch.rows.shape[1], rank_keys)
+    return write_sizes(parts, share.batch.table.keys, share.batch.rows.shape[1])
 
 
 def stamp_of(reply: object) -> int:

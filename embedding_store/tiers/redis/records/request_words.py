@@ -6,7 +6,7 @@ from elastable.embedding_store.contract.arrays import UInt8
 from elastable.embedding_store.native.copy import put_word
 from elastable.embedding_store.native.kernel import kernel
 
-__all__ = ["INT64_HEADER", "put_header", "put_int64", "put_number", "put_text"]
+__all__ = ["INT64_HEADER", "put_header", "put_int64", "put_text"]
 
 # As they lie in little-endian words.
 INT64_HEADER = int.from_bytes(b"$8\r\n", "little")
@@ -45,20 +45,3 @@ def put_int64(out: UInt8, at: int, value: int) -> int:
     put_word(out, at + 4, value)
     put_word(out, at + 12, _CRLF)
     return at + 14
-
-
-@kernel
-def put_number(out: UInt8, at: int, number: int) -> int:
-    """`$<digits>\\r\\n<number>\\r\\n` of a number that is not negative."""
-    digits = 1
-    power = 10
-    while number >= power:
-        digits += 1
-        power *= 10
-    at = put_header(out, at, 36, digits)
-    for i in range(digits - 1, -1, -1):
-        out[at + i] = 48 + number % 10
-        number //= 10
-    out[at + digits] = 13
-    out[at + digits + 1] = 10
-    return at + digits + 2

@@ -14,7 +14,6 @@ from elastable.embedding_store.support.retry import Retry
 from elastable.embedding_store.tiers.redis.connections.redis_connection import Deadline
 from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.records.record_decoder import NO_STAMP
-from elastable.embedding_store.tiers.redis.records.record_ranks import empty_ranks
 from elastable.embedding_store.tiers.redis.records.record_tables import RecordTable
 from elastable.embedding_store.tiers.redis.records.record_transfer import LostPartition, stamp_of
 from elastable.embedding_store.tiers.redis.records.tier_state import SEQUENCE, TierState, sequence_of
@@ -61,11 +60,8 @@ class TierRegistry:
             for table, found in zip(tables.values(), stamps, strict=True):
                 self._require_all(table, found, state)
             self._known = dict(zip(tables, stamps, strict=True))
-            self._tables = {n: self._tables[n] if self._unchanged(t) else t for n, t in tables.items()}
+            self._tables = {n: self._tables[n] if self._same(t) else t for n, t in tables.items()}
             return dict(self._tables)
-
-    def _unchanged(self, table: RecordTable) -> bool:
-        return self._same(table) and self._tables[table.table.name].table.ranked == table.table.ranked
 
     def _same(self, table: RecordTable) -> bool:
         known = self._tables.get(table.table.name)
@@ -142,15 +138,6 @@ class TierRegistry:
             self._register(made, deadline)
             self._tables[table.name], self._known[table.name] = made, np.zeros(made.partitions, np.int64)
 
-    def set_ranked(self, name: str, ranked: bool) -> RecordTable:
-        """Notes that a table is a ranked one, or is none any more; the caller sees to its ranks."""
-        deadline, key = self._place.deadline(), self._tables_key
-        with self._guard:
-            changed = self.table(name)[0].as_ranked(ranked)
-            self.put(lambda state, now: [("HSET", key, name, changed.to_json())], deadline)
-            self._tables[name] = changed
-            return changed
-
     def drop(self, name: str) -> None:
         """As `RedisTier.drop`."""
         deadline = self._place.deadline()
@@ -206,7 +193,6 @@ class TierRegistry:
     def _stamp_empty(self, table: RecordTable, deadline: Deadline) -> None:
         """Gives every partition of a new table its stamp. Raises `StoreBroken` where there are records already."""
         writing = self._place.writing(deadline)
-        empty_ranks(writing, table, deadline)
         asked: list[tuple[bytes, Command]] = []
         for key in table.names:
             asked += [
@@ -245,8 +231,7 @@ class TierRegistry:
         greatest = int(max([0, *(found.max() for found in self._stamps([entry], deadline))]))
         mark: Command = ("HSET", key, name, entry.to_json(dropped=True))
         self.put(lambda state, now: [mark, *TierState.forget(state, name, max(greatest, now))], deadline)
-        keys = (*entry.names, *entry.rank_names)
-        self._place.writing(deadline).call([(row, ("UNLINK", row)) for row in keys], deadline)
+        self._place.writing(deadline).call([(row, ("UNLINK", row)) for row in entry.names], deadline)
         self.put(lambda state, now: [("HDEL", key, name)], deadline)
 
     def _repeated(self, act: Callable[[], None], deadline: Deadline) -> None:

@@ -41,13 +41,12 @@ def after_passes(store: MemoryStore) -> None:
     until(lambda: flusher._passes >= wanted)
 
 
-@pytest.mark.parametrize("index", ["memory", "redis"])
-def test_who_only_reads_takes_the_store_from_nobody(redis_url: str, index: str) -> None:
+def test_who_only_reads_takes_the_store_from_nobody(redis_url: str) -> None:
     with opened(redis_url, SELDOM) as first:
         first.create_table(SPEC)
         commit(first)
         commit(first)
-        with opened(redis_url, f"{OFTEN}&index={index}") as second:
+        with opened(redis_url, OFTEN) as second:
             rows = second.lookup({"t": np.arange(5_000)})["t"]
             after_passes(second)
             commit(first)  # the store is its own all the time
@@ -62,13 +61,12 @@ def test_who_only_reads_takes_the_store_from_nobody(redis_url: str, index: str) 
         assert (again.version(), rows_by_id(again, "t")) == (3, expected)
 
 
-@pytest.mark.parametrize("index", ["memory", "redis"])
-def test_who_asks_for_a_table_that_is_there_takes_the_store_from_nobody(redis_url: str, index: str) -> None:
+def test_who_asks_for_a_table_that_is_there_takes_the_store_from_nobody(redis_url: str) -> None:
     """So does who asks for one with another spec, which is refused."""
     with opened(redis_url, SELDOM) as first:
         first.create_table(SPEC)
         commit(first)
-        with opened(redis_url, f"{OFTEN}&index={index}") as second:
+        with opened(redis_url, OFTEN) as second:
             assert not second.create_table(SPEC)
             with pytest.raises(SpecConflict):
                 second.create_table(replace(SPEC, dim=32))

@@ -111,45 +111,6 @@ def test_writes_are_atomic_in_a_partition(
     assert out[7:end].tobytes() == expected
 
 
-@given(requests(), st.booleans(), st.data())
-def test_writes_to_ranked_tables(request_: Request, asking: bool, data: st.DataObject) -> None:
-    counts, ids, positions = request_
-    gone_counts = data.draw(st.lists(st.integers(0, 3), min_size=len(counts), max_size=len(counts)))
-    parts, gone = parts_of(counts, gone_counts), np.arange(sum(gone_counts), dtype=np.int64) - 1
-    rows = np.random.default_rng(0).integers(0, 256, (len(ids), 5), np.uint8)
-    known = st.sampled_from([0, 9, 10, 2**52, 2**53 - 1]) | st.integers(0, 2**53 - 1)
-    ranks = np.array(data.draw(st.lists(known, min_size=len(ids), max_size=len(ids))), np.int64)
-    rank_keys = [b"%s of ranks" % key for key in KEYS]
-    expected, lines = b"", b""
-    for key, rank_key, part in zip(KEYS, rank_keys, parts, strict=False):
-        ask = packed("ASKING") if asking else b""
-        its = range(part["row_at"], part["row_at"] + part["rows"])
-        words = [word for row in its for word in (id_bytes(ids[row]), rows[positions[row]].tobytes())]
-        deleted = gone[part["gone_at"] : part["gone_at"] + part["gone"]]
-        changes = [packed("HDEL", key, *map(id_bytes, deleted))] if len(deleted) else []
-        changes.append(packed("HSET", key, "stamp", id_bytes(3), *words))
-        changes += [packed("ZREM", rank_key, *map(member, deleted))] if len(deleted) else []
-        scored = [word for row in its for word in (b"%d" % ranks[positions[row]], member(ids[row]))]
-        changes += [packed("ZADD", rank_key, *scored)] if scored else []
-        several = len(changes) > 1
-        expected += ask + packed("HSTRLEN", key, "stamp") + ask + packed("MULTI") * several
-        expected += b"".join(changes) + packed("EXEC") * several
-        queued = b"+OK\r\n" + b"+QUEUED\r\n" * len(changes) + b"*%d\r\n" % len(changes)
-        lines += b"+OK\r\n" * asking + b":8\r\n" + b"+OK\r\n" * asking + queued * several + b":1\r\n" * len(changes)
-    keys, ranked = Keys.of(KEYS), Keys.of(rank_keys)
-    out = np.zeros(7 + int(write_sizes(parts, keys, 5, ranked).sum()), np.uint8)
-    end = encode_writes(parts, keys, ids, positions, gone, rows, 3, asking, out, 7, (ranked, ranks))
-    assert out[7:end].tobytes() == expected
-    replies = WriteReplies(parts, asking=asking, ranked=np.ones(len(parts), np.bool_))
-    feed_in_pieces(replies, lines, [3, 20])
-    assert (replies.done, replies.failures, replies.lost, replies.completed) == (True, {}, [], len(parts))
-
-
-def member(one: int) -> bytes:
-    """An id in a set of ranks."""
-    return (int(one) ^ (2**63 - 1)).to_bytes(8, "big", signed=True)
-
-
 def awaited(counts: Sequence[int], positions: Int64, width: int, taken: int) -> Awaited:
     total = sum(counts)
     rows, missing = np.zeros((total, taken), np.uint8), np.full(total, 7, np.uint8)

@@ -249,10 +249,11 @@ def test_rows_of_another_shape_are_refused(tier: RedisTier) -> None:
     assert tier.sequence == 0
 
 
-def test_a_registry_of_a_later_release_is_refused(tier: RedisTier) -> None:
+@pytest.mark.parametrize("schema", [1, 3])
+def test_a_registry_of_another_schema_is_refused(tier: RedisTier, schema: int) -> None:
     key = "{elastable}:tier:tables"
-    tier._place.topology.call([(key.encode(), ("HSET", key, "u", '{"schema": 4}'))], tier._place.deadline())
-    with pytest.raises(Unsupported, match="has key schema 4, this release reads 3"):
+    tier._place.topology.call([(key.encode(), ("HSET", key, "u", f'{{"schema": {schema}}}'))], tier._place.deadline())
+    with pytest.raises(Unsupported, match=f"has key schema {schema}, this release reads 2"):
         tier.tables()
     tier._place.topology.call(
         [(key.encode(), ("HSET", key, "u", '{"schema": 2, "partitions": 5}'))], tier._place.deadline()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.tier import TierTable
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.schema import hash_slot, rows_key, tier_state_key
 from tests.embedding_store.tiers.redis.slot_migration import Migration
@@ -73,44 +71,6 @@ def test_a_slot_on_its_way(tier: RedisTier, migration: Migration, moved: str) ->
     write_and_delete(tier, 3)
     np.testing.assert_array_equal(read_back(tier), rows_of(3))
     assert set(tier.tables()) == {"t"}
-
-
-RANKED = TierTable("ranked", 16, ranked=True)
-
-
-def ranked_write(tier: RedisTier, sequence: int) -> None:
-    """Deletes some rows of a ranked table, and writes them and all others anew, the last of them first in rank."""
-    (rows,) = changed(sequence)
-    tier.write([], {"ranked": (GONE, GONE)}, sequence)
-    tier.write([replace(rows, table="ranked", ranks=sequence * 1000 - rows.ids)], {}, sequence)
-
-
-@pytest.mark.parametrize("moved", ["nothing", "one key", "everything"])
-def test_the_slot_of_a_ranked_table_on_its_way(tier: RedisTier, redis_cluster_nodes: list[Server], moved: str) -> None:
-    """Where one of a partition's two keys has moved, its commands are repeated until the slot has an owner again."""
-    tier.create(RANKED)
-    ranked_write(tier, 2)
-    migration = Migration(redis_cluster_nodes, hash_slot(rows_key("elastable", "ranked", 11)))
-    try:
-        migration.begin()
-        left = migration.keys_left()
-        assert len(left) == 2
-        for key in {"nothing": [], "one key": left[:1], "everything": left}[moved]:
-            migration.move(key)
-        finishing = threading.Timer(0.2, migration.finish) if moved == "one key" else None
-        if finishing is not None:
-            finishing.start()
-        for sequence in (3, 4):
-            ranked_write(tier, sequence)
-            ids, ranks = tier.lowest("ranked", 0, 10_000, 100)
-            assert ids.tolist() == IDS[::-1][:100].tolist()
-            np.testing.assert_array_equal(ranks, sequence * 1000 - ids)
-        if finishing is not None:
-            finishing.join()
-    finally:
-        migration.finish()
-        migration.close()
-    assert len(tier.lowest("ranked", 0, 10_000)[0]) == len(IDS)
 
 
 def test_a_slot_that_moves_while_rows_are_written_and_read(tier: RedisTier, migration: Migration) -> None:

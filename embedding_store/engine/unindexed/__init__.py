@@ -1,1 +1,0 @@
-"""Tables whose ids are found in their tier: only rows in memory have an entry in memory."""

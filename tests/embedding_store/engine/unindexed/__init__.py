@@ -1,1 +1,0 @@
-"""Tests of `elastable.embedding_store.engine.unindexed`."""
