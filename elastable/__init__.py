@@ -63,10 +63,9 @@ if TYPE_CHECKING:
     )
     from elastable.replicas.processes.world import replica_group
     from elastable.replicas.training.replica_trainer import ReplicaTrainer
-    from elastable.worker.layers.distributed_embedding import DistributedEmbedding
+    from elastable.worker.layers.distributed_embedding import DistributedEmbedding, FeatureConfig, TableConfig
     from elastable.worker.layers.edl_embedding import EdlEmbedding
     from elastable.worker.layers.embedding import Embedding
-    from elastable.worker.layers.feature_configs import FeatureConfig, TableConfig
     from elastable.worker.losses.loss_terms import averaged, summed
     from elastable.worker.models.export import export_keras
     from elastable.worker.readers import (
@@ -144,10 +143,9 @@ _NAMES_OF = {
     "elastable.replicas.host_embeddings.optimizer_spec": "HostEmbeddingOptimizerSpec HostEmbeddingSGDGAOptimizerSpec",
     "elastable.replicas.processes.world": "replica_group",
     "elastable.replicas.training.replica_trainer": "ReplicaTrainer",
-    "elastable.worker.layers.distributed_embedding": "DistributedEmbedding",
+    "elastable.worker.layers.distributed_embedding": "DistributedEmbedding FeatureConfig TableConfig",
     "elastable.worker.layers.edl_embedding": "EdlEmbedding",
     "elastable.worker.layers.embedding": "Embedding",
-    "elastable.worker.layers.feature_configs": "FeatureConfig TableConfig",
     "elastable.worker.losses.loss_terms": "averaged summed",
     "elastable.worker.models.export": "export_keras",
     "elastable.worker.readers": (

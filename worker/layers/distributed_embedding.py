@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
 
 from elastable.embedding_store.contract.malformed import DocumentFields
-from elastable.embedding_store.errors import BadInput, BadSpec, Unsupported
+from elastable.embedding_store.errors import BadIds, BadInput, BadSpec, Unsupported
+from elastable.embedding_store.native.row_fold import COMBINERS
 from elastable.worker.keras.structures import TensorLike, TensorStructure
-from elastable.worker.layers.feature_configs import (
-    FeatureConfig,
-    TableConfig,
-    config_of_table,
-    refuse_feature,
-    table_config,
-)
-from elastable.worker.layers.table_features import TableFeatures
+from elastable.worker.layers.embedding import Embedding
 from elastable.worker.readers.records.pytrees import Structure
-from elastable.worker.rows.id_values import plain_ids
+from elastable.worker.rows.combine import flatten_ids, shape_rows
+from elastable.worker.rows.id_values import as_int64, plain_ids, require_id_dtype, require_in_vocabulary
 from elastable.worker.rows.saved_rows import rows_in_memory
 
-__all__ = ["DistributedEmbedding"]
+__all__ = ["DistributedEmbedding", "FeatureConfig", "TableConfig"]
 
 _ByPart: TypeAlias = "dict[str, dict[str, TensorLike | None]]"
 _Packed: TypeAlias = dict[str, dict[str, _ByPart]]
@@ -276,3 +271,189 @@ def _config_of_feature(feature: _Feature) -> dict[str, object]:
         "output_shape": getattr(config, "output_shape", None),
         "max_sequence_length": feature.length,
     }
+
+
+# `et.TableConfig` and `et.FeatureConfig`, which describe the tables and features of `et.DistributedEmbedding`
+
+
+PLACEMENTS = ("auto", "default_device", "sparsecore")
+
+
+@dataclass
+class TableConfig:
+    """One table; same arguments and defaults as `keras_rs.layers.TableConfig`.
+
+    Attributes:
+        name: Name of the table; unique in a model.
+        vocabulary_size: Ids are `0 <= id < vocabulary_size`; None: any int64 id.
+        embedding_dim: Columns of a row.
+        initializer: Distribution of the rows, a Keras initializer or its name.
+        optimizer: What trains the table: a Keras optimizer, its name or its config; None: the model's.
+        combiner: "mean", "sum" or "sqrtn": how the last axis of the ids is reduced.
+        placement: "auto" and "sparsecore": trained by `optimizer`; "default_device": by the model's optimizer, as
+            keras-rs trains such a table. The job's `locations=` decides where the rows are stored.
+        max_ids_per_partition, max_unique_ids_per_partition: For keras-rs' accelerators; not used.
+    """
+
+    name: str
+    vocabulary_size: int | None
+    embedding_dim: int
+    initializer: keras.Initializer | str = field(
+        default_factory=lambda: keras.initializers.VarianceScaling(mode="fan_out")
+    )
+    optimizer: keras.optimizers.Optimizer | str | dict[str, object] | None = "adam"
+    combiner: str = "mean"
+    placement: str = "auto"
+    max_ids_per_partition: int = 256
+    max_unique_ids_per_partition: int = 256
+
+    @classmethod
+    def from_config(cls, config: DocumentFields) -> TableConfig:
+        """The inverse of `config_of_table`."""
+        return cls(
+            **{
+                **config,
+                "initializer": keras.saving.deserialize_keras_object(config["initializer"]),
+                "optimizer": keras.saving.deserialize_keras_object(config["optimizer"]),
+            }
+        )
+
+
+@dataclass
+class FeatureConfig:
+    """One feature; same arguments as `keras_rs.layers.FeatureConfig`.
+
+    Attributes:
+        name: Of the feature, for messages.
+        table: The table its ids are looked up in; features may share a table.
+        input_shape: Shape of its ids, `(batch,)` or `(batch, n)`; for ragged ids n is the maximum. Documentation only:
+            any batch size and n work.
+        output_shape: Shape of its output, `(batch, embedding_dim)`; documentation only.
+        max_sequence_length: If positive, ids `[batch, n]` are not reduced: the first that many give rows `[batch,
+            max_sequence_length, embedding_dim]`, with zeros where there are fewer.
+    """
+
+    name: str
+    table: TableConfig
+    input_shape: Sequence[int | None] | None = None
+    output_shape: Sequence[int | None] | None = None
+    max_sequence_length: int = 0
+
+
+def refuse_feature(path: str, feature: object) -> None:
+    """Raises `BadSpec` if a leaf of the configuration does not describe a feature."""
+    table = getattr(feature, "table", None)
+    missing = [name for name in ("name", "vocabulary_size", "embedding_dim") if not hasattr(table, name)]
+    if missing:
+        raise BadSpec(
+            f"feature {path!r}: {type(feature).__name__} of {type(table).__name__} is no description of a feature "
+            f"(its table has no {', '.join(missing)}): use et.FeatureConfig and et.TableConfig, or those of "
+            "keras_rs.layers"
+        )
+    length = getattr(feature, "max_sequence_length", 0)
+    if isinstance(length, bool) or not isinstance(length, int) or length < 0:
+        raise BadSpec(f"feature {path!r}: max_sequence_length must be 0 or a positive integer, got {length!r}")
+
+
+def table_config(table: object) -> TableConfig:
+    """A table description of any class as `et.TableConfig`.
+
+    Raises:
+        BadSpec: a combiner or placement that keras-rs does not have.
+    """
+    said = {part.name: getattr(table, part.name) for part in fields(TableConfig) if hasattr(table, part.name)}
+    own = TableConfig(**said)
+    if own.combiner not in COMBINERS:
+        raise BadSpec(f"table {own.name!r}: combiner {own.combiner!r}; known ones are {', '.join(COMBINERS)}")
+    if own.placement not in PLACEMENTS:
+        raise BadSpec(f"table {own.name!r}: placement {own.placement!r}; known ones are {', '.join(PLACEMENTS)}")
+    return own
+
+
+def config_of_table(table: TableConfig) -> dict[str, object]:
+    """The table as JSON values."""
+    return {
+        **{part.name: getattr(table, part.name) for part in fields(table)},
+        "initializer": keras.saving.serialize_keras_object(table.initializer),
+        "optimizer": keras.saving.serialize_keras_object(table.optimizer),
+    }
+
+
+# One table of an `et.DistributedEmbedding`: looks up and combines the ids of its features
+
+
+class TableFeatures(Embedding):
+    """The rows of one table for features of any rank; created by `et.DistributedEmbedding`.
+
+    Like `keras_rs.layers.EmbedReduce`: ids of rank 1 are looked up, ids of higher rank are also reduced over the last
+    axis, in float32.
+    """
+
+    def call(
+        self, inputs: TensorLike, weights: TensorLike | None = None, training: bool | None = None, length: int = 0
+    ) -> tf.Tensor | tf.RaggedTensor:
+        """The output of one feature.
+
+        Args:
+            inputs: Integer ids: dense of any rank, ragged or sparse of rank 2.
+            weights: Weight of each id in its combination, of the same kind and shape; None: 1.
+            training: As in Keras.
+            length: If positive, return a sequence of this length instead of a combination.
+
+        Raises:
+            BadIds: a sequence with weights, or with ids whose rank is not 2.
+        """
+        if length:
+            return self._sequence(inputs, weights, length, training)
+        if inputs.shape.rank is not None and inputs.shape.rank < 2:
+            return self._single(inputs, weights, training)
+        return self.embed(inputs, weights, training)
+
+    def output_spec(self, inputs: TensorLike, length: int) -> keras.KerasTensor:
+        """Symbolic output of the symbolic ids of one feature."""
+        kept = tuple(inputs.shape[:1]) if length else tuple(inputs.shape[:-1]) or tuple(inputs.shape)
+        shape = (*kept, length, self.output_dim) if length else (*kept, self.output_dim)
+        return keras.KerasTensor(shape, dtype=self.compute_dtype)
+
+    def _single(self, ids: tf.Tensor, weights: TensorLike | None, training: bool | None) -> tf.Tensor:
+        """The mean of one id is its row, whatever its weight; a sum applies the weight."""
+        flat = flatten_ids(self.name, ids, None, None, False, self.input_dim, self._vocabulary_here())
+        found = self._rows_of(flat.ids, training)
+        self.add_penalty(flat.ids, found)
+        rows = shape_rows(flat, found, None, self.output_dim)
+        if weights is not None and self.combiner == "sum":
+            rows *= tf.cast(tf.expand_dims(weights, -1), rows.dtype)
+        return tf.cast(rows, self.compute_dtype)
+
+    def _sequence(self, ids: TensorLike, weights: TensorLike | None, length: int, training: bool | None) -> tf.Tensor:
+        if weights is not None or ids.shape.rank != 2:
+            message = "weights" if weights is not None else f"ids of rank {ids.shape.rank}"
+            raise BadIds(
+                f"table {self.name!r}: a sequence (max_sequence_length={length}) takes ids of rank 2 and no weights, "
+                f"got {message}"
+            )
+        sparse = _positions(ids, length)
+        require_id_dtype(self.name, ids.dtype.name, self.input_dim)
+        flat, vocabulary = as_int64(self.name, sparse.values, sparse), self._vocabulary_here()
+        if vocabulary is not None:
+            flat = require_in_vocabulary(self.name, flat, sparse, vocabulary)
+        rows = self._rows_of(flat, training)
+        self.add_penalty(flat, rows)
+        shape = tf.stack([sparse.dense_shape[0], tf.constant(length, tf.int64), self.output_dim])
+        placed = tf.scatter_nd(sparse.indices, rows, shape)
+        placed.set_shape([ids.shape[0], length, self.output_dim])
+        return tf.cast(placed, self.compute_dtype)
+
+
+def _positions(ids: TensorLike, length: int) -> tf.SparseTensor:
+    """The first `length` ids of each row as a sparse tensor `[batch, n]`."""
+    if isinstance(ids, tf.RaggedTensor):
+        sparse = ids.to_sparse()
+    elif isinstance(ids, tf.SparseTensor):
+        sparse = ids
+    else:
+        shape = tf.shape(ids, tf.int64)
+        rows, columns = tf.meshgrid(tf.range(shape[0]), tf.range(shape[1]), indexing="ij")
+        indices = tf.stack([tf.reshape(rows, [-1]), tf.reshape(columns, [-1])], axis=1)
+        sparse = tf.SparseTensor(indices, tf.reshape(ids, [-1]), shape)
+    return tf.sparse.retain(sparse, sparse.indices[:, 1] < length)

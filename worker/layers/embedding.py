@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from typing import TypeVar
 
 import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec
+from elastable.embedding_store.errors import BadSpec, Unsupported
+from elastable.embedding_store.native.row_fold import COMBINERS
 from elastable.embedding_store.rows.row_dtypes import rounded_rows
 from elastable.worker.keras.structures import TensorLike
-from elastable.worker.layers.embedding_arguments import (
-    initial_weights,
-    keras_optimizer_of,
-    membership_spec,
-    refuse_half_variables,
-    refuse_keras_only,
-    require_arguments,
-)
-from elastable.worker.layers.integer_ids import take_integer_ids
 from elastable.worker.rows.id_values import plain_ids
 from elastable.worker.rows.saved_rows import load_table, refuse_legacy_file, save_table
 from elastable.worker.rows.store_backed import StoreBacked
@@ -196,3 +192,172 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
     def load_own_variables(self, store: SavedArrays) -> None:
         """Reads what `save_own_variables` wrote."""
         load_table(self, store)
+
+
+# Checks of the arguments of `et.Embedding`
+
+
+Spec = TypeVar("Spec", AdmissionSpec, EvictionSpec)
+_TABLE_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def refuse_keras_only(arguments: dict[str, object]) -> None:
+    """Removes arguments that only Keras' layer supports; refuses them if they are set."""
+    for name in ("lora_rank", "lora_alpha", "quantization_config"):
+        value = arguments.pop(name, None)
+        if value is not None:
+            raise Unsupported(
+                f"et.Embedding({name}={value!r}): a table in a store has neither LoRA nor quantization; for such a "
+                "table use keras.layers.Embedding, or table_dtype= for rows of 16 bits"
+            )
+
+
+def refuse_half_variables(layer: keras.Layer) -> None:
+    """Raises `Unsupported` for a layer whose rows would be a variable of 16 bits: Keras rounds it at every step."""
+    if layer.variable_dtype in ("float16", "bfloat16"):
+        raise Unsupported(
+            f"embedding layer {layer.name!r}: dtype={layer.variable_dtype!r} keeps weights in 16 bits, and rows are "
+            f"trained in float32; use dtype='mixed_{layer.variable_dtype}', which computes in 16 bits, or "
+            f"table_dtype={layer.variable_dtype!r} with it for rows that are stored in 16 bits"
+        )
+
+
+def initial_weights(layer: str, weights: npt.ArrayLike, input_dim: int | None, output_dim: int) -> Float32:
+    """The initial rows from Keras' argument `weights`: an array, or a list of one array."""
+    only = weights[0] if isinstance(weights, list) and len(weights) == 1 else weights
+    rows = np.ascontiguousarray(only, dtype=np.float32)
+    if rows.shape != (input_dim, output_dim):
+        raise BadSpec(
+            f"embedding layer {layer!r}: weights have shape {rows.shape}, its table ({input_dim}, {output_dim}); "
+            "weights need a fixed table of their own shape"
+        )
+    return rows
+
+
+def require_arguments(
+    layer: str,
+    input_dim: int | None,
+    output_dim: int | None,
+    mask_zero: object,
+    combiner: str | None,
+    table_dtype: str | None,
+) -> int:
+    """`output_dim`; raises `BadSpec` if one of the arguments of `et.Embedding` is missing or invalid."""
+    message = f"embedding layer {layer!r}"
+    if output_dim is None:
+        raise BadSpec(
+            f"{message}: output_dim is missing; the order is Keras' own, et.Embedding(input_dim, output_dim), "
+            f"input_dim=None for any int64 id: (None, {input_dim!r})"
+        )
+    if mask_zero not in (False, True):
+        raise BadSpec(
+            f"{message}: mask_zero must be True or False, got {mask_zero!r}; give combiner by its name, combiner="
+        )
+    _require_size(layer, "output_dim", output_dim)
+    if input_dim is not None:
+        _require_size(layer, "input_dim", input_dim)
+    if combiner is not None and combiner not in COMBINERS:
+        raise BadSpec(f"{message}: combiner {combiner!r}; known ones are None, {', '.join(COMBINERS)}")
+    _require_table_dtype(layer, table_dtype)
+    return output_dim
+
+
+def _require_table_dtype(layer: str, table_dtype: object) -> None:
+    if table_dtype is None or table_dtype in _TABLE_DTYPES:
+        return
+    message = f"embedding layer {layer!r}: table_dtype {table_dtype!r}; a layer's table is kept in "
+    hint = ": int8 tables are served, not trained (embedding_store.convert_table)" if table_dtype == "int8" else ""
+    raise BadSpec(message + ", ".join(_TABLE_DTYPES) + hint)
+
+
+def _require_size(layer: str, argument: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise BadSpec(f"embedding layer {layer!r}: {argument} must be a positive integer, got {value!r}")
+
+
+def keras_optimizer_of(layer: str, optimizer: object) -> keras.optimizers.Optimizer:
+    """The Keras optimizer from an instance, a name or a config.
+
+    Args:
+        layer: Name of the embedding layer, for messages.
+        optimizer: The layer's argument.
+
+    Raises:
+        BadSpec: Keras cannot create an optimizer from it.
+    """
+    try:
+        return keras.optimizers.get(optimizer)
+    except (ValueError, TypeError) as error:
+        raise BadSpec(
+            f"embedding layer {layer!r}: optimizer {optimizer!r} is no Keras optimizer ({error}); give an instance "
+            'such as keras.optimizers.Adagrad(0.1), a name such as "adagrad", or the config of an optimizer'
+        ) from error
+
+
+def membership_spec(layer: str, kind: type[Spec], value: object, input_dim: int | None) -> Spec | None:
+    """The `admission` or `eviction` of a layer as a spec.
+
+    Args:
+        layer: Its name, for errors.
+        kind: `AdmissionSpec` or `EvictionSpec`.
+        value: None, a spec of that kind, or a dict of its fields.
+        input_dim: The layer's vocabulary; a fixed one allows neither.
+
+    Raises:
+        BadSpec: anything else, fields that cannot be, or a fixed vocabulary.
+    """
+    argument = "admission" if kind is AdmissionSpec else "eviction"
+    message = f"embedding layer {layer!r}: {argument}"
+    if value is None:
+        return None
+    if input_dim is not None:
+        raise BadSpec(f"{message} is for tables of any ids: leave input_dim out (it is {input_dim})")
+    if isinstance(value, kind):
+        return value
+    if not isinstance(value, Mapping):
+        raise BadSpec(f"{message} must be None or an et.{kind.__name__}, got {value!r}")
+    try:
+        return kind(**value)
+    except TypeError as error:
+        raise BadSpec(f"{message}: {dict(value)} are no fields of et.{kind.__name__}: {error}") from error
+
+
+# Makes Sequential models that start with an embedding take integer ids where Keras would assume floats
+
+
+_SEQUENTIAL_BUILD = keras.Sequential.build.__code__
+
+
+def take_integer_ids(ids: TensorLike) -> None:
+    """Makes the symbolic input int64 of every Sequential model that is being built and passes `ids` on unchanged.
+
+    Args:
+        ids: The layer's argument; anything but a float `KerasTensor` is ignored.
+    """
+    if not isinstance(ids, keras.KerasTensor) or not ids.dtype.startswith("float"):
+        return
+    for local in _sequentials_being_built():
+        if local.get("x") is not ids:
+            return  # it has a layer before this one
+        layer, ids = local["self"]._layers[0], local["inputs"]
+        layer._dtype = "int64"
+        ids._dtype = "int64"
+        # A Sequential around this one hands its own input to it, which is another tensor.
+        ids = _input_of(local["self"])
+
+
+def _input_of(model: keras.Model) -> keras.KerasTensor | None:
+    """The tensor that the model is called with in the Sequential that is being built around it."""
+    for local in _sequentials_being_built():
+        if local.get("layer") is model:
+            return local.get("x")
+    return None
+
+
+def _sequentials_being_built() -> Iterator[dict[str, keras.Layer]]:
+    """The variables of every running `Sequential.build`, the innermost first."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code is _SEQUENTIAL_BUILD:
+            yield frame.f_locals
+        frame = frame.f_back  # type: ignore[assignment]

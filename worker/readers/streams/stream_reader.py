@@ -5,17 +5,18 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections.abc import Iterable, Iterator, Sized
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard, cast
+from typing import IO, TYPE_CHECKING, Protocol, TypeGuard, cast
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.arrays import Array, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.records.pytrees import Leaf, batch_arrays, map_arrays, named_parts, records_of
+from elastable.worker.readers.records.ragged import RaggedArray, SparseArray, ranges, splits_of
 from elastable.worker.readers.records.reader import Batch, Reader, checked_indices
-from elastable.worker.readers.streams.ragged_spool import AnySpool, spool_for
 
 if TYPE_CHECKING:
     import keras
@@ -31,6 +32,145 @@ __all__ = [
     "is_py_dataset",
     "is_stream",
 ]
+
+
+# One array of a stream's records: appended batch by batch to unnamed files, then read at random
+
+
+_TEXT = "SUO"
+
+
+class Spool:
+    """Appends `[n, ...]` parts of one array; `finish` makes it readable.
+
+    Numbers keep their dtype, strings are stored as UTF-8 or bytes, one after another, with their
+    lengths. Files are unlinked at once, so nothing is left when the process ends.
+
+    Args:
+        name: Its name in errors, such as "x['user']".
+        folder: Folder of its files.
+        first: One of the parts: all have its dtype, and its shape but for the first axis.
+
+    Attributes:
+        bytes: Written so far.
+    """
+
+    def __init__(self, name: str, folder: Path, first: Array) -> None:
+        self._name, self._folder = name, folder
+        self._shape = first.shape[1:]
+        self._text = first.dtype.kind in _TEXT
+        self._decodes = first.dtype.kind == "U" or (first.dtype.kind == "O" and isinstance(next(first.flat, b""), str))
+        self._dtype = np.dtype(np.uint8) if self._text else _kept(first.dtype)
+        self._given = first.dtype
+        self.bytes = self._text_bytes = 0
+        self._file: IO[bytes] = self._new_file()
+        self._lengths: IO[bytes] | None = self._new_file() if self._text else None
+        self._values: Array = np.empty(0, self._dtype)
+        self._starts: Int64 = np.zeros(1, np.int64)
+
+    def append(self, part: Array) -> None:
+        """Appends `[n, ...]` records.
+
+        Raises:
+            BadInput: another shape or dtype than before, or no room on the disk.
+        """
+        if part.shape[1:] != self._shape:
+            raise BadInput(
+                f"{self._name} has records of shape {list(part.shape[1:])}, those before {list(self._shape)}; "
+                "make them ragged, or pad them to one shape"
+            )
+        if self._text:
+            self._append_text(part)
+            return
+        if not self.bytes and part.dtype.kind == self._dtype.kind == "f":
+            self._dtype = _kept(part.dtype)  # records without elements have said nothing
+        if _kept(part.dtype) != self._dtype and not _widens(part.dtype, self._dtype):
+            raise BadInput(f"{self._name} is {part.dtype}, and was {self._given} before; cast it to one dtype")
+        self._write(self._file, np.ascontiguousarray(part, self._dtype))
+
+    def finish(self, records: int) -> None:
+        """Ends writing; from now on `take` may be called.
+
+        Args:
+            records: How many were appended.
+
+        Raises:
+            BadInput: no room on the disk.
+        """
+        with self._disk_errors():
+            self._file.flush()
+            if self._lengths is not None:
+                self._lengths.flush()
+        if self._lengths is None:
+            self._values = _mapped(self._file, self._dtype, (records, *self._shape))
+        else:
+            values = records * int(np.prod(self._shape, dtype=np.int64))
+            self._values = _mapped(self._file, self._dtype, (self._text_bytes,))
+            self._starts = np.concatenate(([0], np.cumsum(_mapped(self._lengths, np.dtype(np.int64), (values,)))))
+
+    def close(self) -> None:
+        """Closes the files; finished records stay readable. Calling it twice is harmless."""
+        self._file.close()
+        if self._lengths is not None:
+            self._lengths.close()
+
+    def take(self, rows: Int64) -> Array:
+        """Copies of the records at `rows` int64 `[n]`: `[n, ...]`, strings as objects."""
+        if not self._text:
+            return np.asarray(self._values[rows])
+        width = int(np.prod(self._shape, dtype=np.int64))
+        wanted = (rows[:, None] * width + np.arange(width)).reshape(-1)
+        taken = np.empty(len(wanted), object)
+        for place, at in enumerate(wanted.tolist()):
+            text = self._values[self._starts[at] : self._starts[at + 1]].tobytes()
+            taken[place] = text.decode() if self._decodes else text
+        return taken.reshape(len(rows), *self._shape)
+
+    def _append_text(self, part: Array) -> None:
+        if part.dtype.kind not in _TEXT:
+            raise BadInput(f"{self._name} is {part.dtype}, and was strings before; cast it to one dtype")
+        texts = [text.encode() if isinstance(text, str) else bytes(text) for text in part.reshape(-1).tolist()]
+        assert self._lengths is not None
+        self._write(self._lengths, np.array([len(text) for text in texts], np.int64))
+        self._write(self._file, np.frombuffer(b"".join(texts), np.uint8))
+        self._text_bytes += sum(map(len, texts))
+
+    def _write(self, file: IO[bytes], values: Array) -> None:
+        with self._disk_errors():
+            file.write(values.reshape(-1).view(np.uint8).data)
+        self.bytes += values.nbytes
+
+    def _new_file(self) -> IO[bytes]:
+        try:
+            return tempfile.TemporaryFile(dir=self._folder, prefix="elastable-records-")
+        except OSError as error:
+            raise BadInput(f"folder {str(self._folder)!r}: {error.strerror or error}; name one to write to") from error
+
+    @contextmanager
+    def _disk_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise BadInput(
+                f"{self._name}: {error.strerror or error} after {self.bytes:,} bytes in folder {str(self._folder)!r}; "
+                "name one with more room"
+            ) from error
+
+
+def _kept(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
+    """The stored dtype of numbers: their own, in this machine's order of bytes."""
+    return dtype.newbyteorder("=")
+
+
+def _widens(given: np.dtype[np.generic], kept: np.dtype[np.generic]) -> bool:
+    return given.kind == kept.kind == "f" and given.itemsize < kept.itemsize
+
+
+def _mapped(file: IO[bytes], dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Array:
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    return np.memmap(file, dtype, "r", shape=shape)
+
 
 _STREAMS = frozenset({"tensorflow.DatasetV2", "keras.PyDataset", "torch.DataLoader"})
 _INFINITE, _UNKNOWN = -1, -2  # tf.data.INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
@@ -212,3 +352,112 @@ def batch_parts(batch: object) -> tuple[object, ...]:
     if not 1 <= len(parts) <= 3:
         raise BadInput(f"a tuple of {len(parts)}; batches are x, (x, y) or (x, y, sample_weight)")
     return parts
+
+
+# Spools of ragged and sparse records: the length of each, and the elements of all
+
+
+class AnySpool(Protocol):
+    """A `Spool` of records of any kind."""
+
+    def append(self, part: Leaf) -> None:
+        """Appends records."""
+
+    def finish(self, records: int) -> None:
+        """Ends writing; makes `take` possible."""
+
+    def close(self) -> None:
+        """Closes the files."""
+
+    def take(self, rows: Int64) -> Leaf:
+        """Copies of the records at `rows`."""
+
+
+def spool_for(name: str, folder: Path, first: Leaf) -> AnySpool:
+    """An empty spool for records like those of `first`.
+
+    Raises:
+        BadInput: nothing can be written in `folder`.
+    """
+    if isinstance(first, RaggedArray):
+        return _RaggedSpool(name, folder, first)
+    if isinstance(first, SparseArray):
+        return _SparseSpool(name, folder, first)
+    return _DenseSpool(name, folder, first)
+
+
+class _DenseSpool(Spool):
+    def append(self, part: Leaf) -> None:
+        if not isinstance(part, np.ndarray):
+            raise BadInput(f"{self._name} is a {type(part).__name__}, and was an array before; make all batches alike")
+        super().append(part)
+
+
+class _ListSpool:
+    """Records that are lists: how long each is, and spools of the elements of all."""
+
+    def __init__(self, name: str, folder: Path, *elements: AnySpool) -> None:
+        self._name, self._elements = name, elements
+        self._lengths = _DenseSpool(name, folder, np.empty(0, np.int64))
+        self._splits: Int64 = np.zeros(1, np.int64)
+
+    def finish(self, records: int) -> None:
+        self._lengths.finish(records)
+        self._splits = splits_of(self._lengths.take(np.arange(records, dtype=np.int64)))
+        for spool in self._elements:
+            spool.finish(int(self._splits[-1]))
+
+    def close(self) -> None:
+        for spool in (self._lengths, *self._elements):
+            spool.close()
+
+    def _append(self, splits: Int64, *elements: Array | RaggedArray) -> None:
+        for spool, part in zip(self._elements, elements, strict=True):
+            spool.append(part)
+        self._lengths.append(np.diff(splits))
+
+    def _take(self, rows: Int64) -> tuple[Int64, list[Leaf]]:
+        """The lengths of the records, and their elements from each spool."""
+        starts = self._splits[rows]
+        lengths = self._splits[rows + 1] - starts
+        positions = ranges(starts, lengths)
+        return lengths, [spool.take(positions) for spool in self._elements]
+
+
+class _RaggedSpool(_ListSpool):
+    def __init__(self, name: str, folder: Path, first: RaggedArray) -> None:
+        super().__init__(name, folder, spool_for(name, folder, first.values))
+
+    def append(self, part: Leaf) -> None:
+        if not isinstance(part, RaggedArray):
+            raise BadInput(f"{self._name} is a {type(part).__name__}, and was ragged before; make all batches alike")
+        self._append(part.splits, part.values)
+
+    def take(self, rows: Int64) -> RaggedArray:
+        lengths, (values,) = self._take(rows)
+        assert not isinstance(values, SparseArray)
+        return RaggedArray.of_lengths(values, lengths)
+
+
+class _SparseSpool(_ListSpool):
+    def __init__(self, name: str, folder: Path, first: SparseArray) -> None:
+        self._shape = first.shape
+        super().__init__(
+            name, folder, _DenseSpool(name, folder, first.indices), _DenseSpool(name, folder, first.values)
+        )
+
+    def append(self, part: Leaf) -> None:
+        if not isinstance(part, SparseArray) or len(part.shape) != len(self._shape):
+            raise BadInput(
+                f"{self._name} is a {type(part).__name__}, and was sparse of {len(self._shape) + 1} axes before; "
+                "make all batches alike"
+            )
+        # Batches made of ragged ones are as wide as their longest record.
+        self._shape = tuple(map(max, self._shape, part.shape))
+        self._append(part.splits, part.indices, part.values)
+
+    def take(self, rows: Int64) -> SparseArray:
+        lengths, (indices, values) = self._take(rows)
+        assert isinstance(indices, np.ndarray)
+        assert isinstance(values, np.ndarray)
+        return SparseArray(indices, values, splits_of(lengths), self._shape)
