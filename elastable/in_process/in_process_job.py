@@ -38,6 +38,7 @@ from elastable.master.tasks.schedule import Schedule
 from elastable.models.tables_in_store import note_trained
 from elastable.output.progress_bars import JobProgress
 from elastable.process.repeating import repeating
+from elastable.worker.keras.keras_methods import require_same_optimizer
 from elastable.worker.keras.seeds import same_keras_state
 from elastable.worker.models.build import build_model, for_model, sample_batch, warn_of_batch_statistics
 from elastable.worker.models.offload import offload_built
@@ -133,6 +134,7 @@ def run_here(model: keras.Model, data: FitData, settings: FitSettings) -> keras.
 
 def _job(model: keras.Model, data: FitData, settings: FitSettings, steps: StepPlan | None) -> JobSpec:
     batches = -(-len(data.train) // data.batch_size)
+    require_same_optimizer(model)
     together, average = accumulated_by(model.optimizer, batches, settings.grads_to_wait, settings.average)
     if data.steps_per_epoch and settings.grads_to_wait is None and together > 1:
         raise Unsupported(

@@ -19,6 +19,7 @@ from elastable.master.keras.metrics import ModelMetrics
 from elastable.master.keras.multi_update import dense_part
 from elastable.master.push_check import Expected, check_finite
 from elastable.master.tasks.progress import Progress
+from elastable.worker.keras.keras_methods import require_same_optimizer
 from elastable.worker.keras.seeds import global_seed
 from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.layers.model_tables import store_layers
@@ -65,6 +66,7 @@ class _BatchTrainer:
     """Trains batches of one form, while the model stays compiled as it is and reads from the same store."""
 
     def __init__(self, model: keras.Model, sample: TensorBatch) -> None:
+        require_same_optimizer(model)
         if accumulation_of(model.optimizer):
             raise Unsupported(
                 f"model {model.name!r}: train_on_batch with gradient_accumulation_steps="

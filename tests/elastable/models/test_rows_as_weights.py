@@ -300,6 +300,23 @@ def test_an_optimizer_whose_slots_another_one_has_replaced_is_refused() -> None:
         fit(two)
 
 
+def test_an_optimizer_that_is_replaced_without_compile_is_refused() -> None:
+    keras.utils.set_random_seed(1)
+    model, x, y = keras.Sequential([et.Embedding(ROWS, DIM), keras.layers.Dense(1)]), np.arange(ROWS), np.ones(ROWS)
+    model.compile("adagrad", "mse")
+    model.optimizer = keras.optimizers.SGD(0.0)  # as in Keras, where nothing has trained yet
+    model.fit(x, y, verbose=0)
+    start = model.get_weights()
+    model.fit(x, y, verbose=0)
+    np.testing.assert_array_equal(model.get_weights()[0], start[0])
+    model.optimizer = keras.optimizers.SGD(0.1)
+    for train in (model.fit, model.train_on_batch):
+        with pytest.raises(Unsupported, match=r"its optimizer was replaced by 'sgd.*model.compile"):
+            train(x, y)
+    model.compile(model.optimizer, "mse")
+    model.fit(x, y, verbose=0)
+
+
 def test_variables_of_16_bits_are_refused_and_doubles_draw_as_in_keras() -> None:
     with pytest.raises(Unsupported, match=r"'half': dtype='bfloat16' keeps weights in 16 bits.*mixed_bfloat16"):
         et.Embedding(ROWS, DIM, dtype="bfloat16", name="half")

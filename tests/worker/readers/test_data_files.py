@@ -262,6 +262,18 @@ def test_parquet_ids_stay_exact(tmp_path: Path) -> None:
     assert ParquetReader(path, column_types={"user": "string"}).take(np.array([1]))[0]["user"].tolist() == [str(2**63)]
 
 
+def test_a_type_named_for_lists_is_that_of_their_elements(tmp_path: Path) -> None:
+    path, ids = tmp_path / "t.parquet", [[2**64 - 1], [], [1, 2**63]]
+    pq.write_table(pa.table({"items": pa.array(ids, pa.list_(pa.uint64()))}), path)
+    with pytest.raises(BadInput, match=r"column_types=\{'items': 'uint64-bits'\}"):
+        ParquetReader(path).take(np.arange(3))
+    for named in ("uint64-bits", "list<uint64-bits>"):
+        (x,) = ParquetReader(path, column_types={"items": named}).take(np.arange(3))
+        assert (x["items"].splits.tolist(), x["items"].values.tolist()) == ([0, 1, 1, 3], [-1, 1, -(2**63)])
+    (x,) = ParquetReader(path, column_types={"items": "string"}).take(np.arange(2))
+    assert x["items"].values.tolist() == [str(2**64 - 1)]
+
+
 def test_types_by_name(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({"n": ["5", "6"], "f": [1.0, 2.5], "items": [["1"], []]}), path)

@@ -26,6 +26,7 @@ __all__ = [
     "casts",
     "first_bad",
     "merged_type",
+    "read_as",
     "to_array",
 ]
 
@@ -97,8 +98,8 @@ class ColumnChoice:
         features: Names of the features; None: all columns but label and weight.
         label: The target's name; None: batches are `(x,)`.
         weight: The sample weight's name, if there is one.
-        column_types: Column -> name of the Arrow type to read it as, such as "int64" or "list<int64>"; "uint64-bits"
-            for unsigned ids whose bits are kept as an int64.
+        column_types: Column -> name of the Arrow type to read it, or the elements of its lists, as, such as "int64";
+            "uint64-bits" for unsigned ids whose 64 bits are kept as an int64.
         fill_null: Column -> replacement of null values, also of those within lists.
         fill_null_list: Column -> replacement of null lists.
 
@@ -288,6 +289,11 @@ def _with_element(kind: pa.DataType, element: pa.DataType) -> pa.DataType:
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(element, kind.list_size)
     return pa.list_(_with_element(kind.value_type, element)) if _is_list(kind) else element
+
+
+def read_as(there: pa.DataType, named: pa.DataType) -> pa.DataType:
+    """The type to read a column as that is `there` in its file: a type named for lists may be that of their elements."""
+    return named if _is_list(named) else _with_element(there, named)
 
 
 # Values

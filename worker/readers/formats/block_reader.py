@@ -16,7 +16,15 @@ import pyarrow as pa
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.formats.arrow_columns import BITS, At, Column, ColumnChoice, merged_type, to_array
+from elastable.worker.readers.formats.arrow_columns import (
+    BITS,
+    At,
+    Column,
+    ColumnChoice,
+    merged_type,
+    read_as,
+    to_array,
+)
 from elastable.worker.readers.formats.data_files import DataFile
 from elastable.worker.readers.records.pytrees import Leaf, batch_arrays, named_parts, records_of
 from elastable.worker.readers.records.ragged import concatenated, taken
@@ -205,7 +213,8 @@ class BlockReader(Reader):
         if name in self._in_folders:
             kinds = [(self._files[0], kind or _folder_type(self._files, name, want))]
         else:
-            kinds = [(self._files[0], kind)] if kind is not None else self.types_of(name, want)
+            kinds = self.types_of(name, want)
+            kinds = kinds if kind is None else [(file, read_as(there, kind)) for file, there in kinds]
         merged = merged_type(kinds, want, name)
         return self._choice.column(name, merged, wide=self._transform is not None)
 

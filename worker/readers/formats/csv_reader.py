@@ -117,6 +117,8 @@ class CsvReader(BlockReader):
 
     def types_of(self, name: str, want: str) -> list[tuple[DataFile, pa.DataType]]:
         """The type to parse a column as: of all files the one that the first block and the model's input tell."""
+        if (named := self._choice.type_of(name)) is not None:
+            return [(self._files[0], named)]
         if self._first is None:
             self._first = self._parse(self._text(0), {}, self._in_file)
         found = self._first.field(name).type

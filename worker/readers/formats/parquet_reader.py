@@ -36,8 +36,8 @@ class ParquetReader(BlockReader):
         label: Column of the target; None: batches are `(x,)`.
         weight: Column of the sample weights.
         transform: Batch -> batch, one record for each; floats come to it in the type of their column.
-        column_types: Column -> name of the Arrow type to read it as, such as "int64" or "list<int64>"; "uint64-bits"
-            for unsigned ids whose 64 bits are kept as an int64.
+        column_types: Column -> name of the Arrow type to read it, or the elements of its lists, as, such as "int64";
+            "uint64-bits" for unsigned ids whose 64 bits are kept as an int64.
         fill_null: Column -> replacement of null values, also of those within lists; NaN is one in a column of floats
             that feeds integers.
         fill_null_list: Column -> replacement of null lists.
