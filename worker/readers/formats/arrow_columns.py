@@ -292,7 +292,7 @@ def _with_element(kind: pa.DataType, element: pa.DataType) -> pa.DataType:
 
 
 def read_as(there: pa.DataType, named: pa.DataType) -> pa.DataType:
-    """The type to read a column as that is `there` in its file: a type named for lists may be that of their elements."""
+    """The type to read a column as that is `there` in its file: one named for lists may be that of their elements."""
     return named if _is_list(named) else _with_element(there, named)
 
 
