@@ -5,4 +5,6 @@ The repository holds no numbers of theirs: bits depend on the processor and on t
 its own copy of the jobs, with its own command line, so these modules use nothing but what stays when all within moves:
 `import elastable as et`, `elastable.embedding_store`, the `elastable` command, the wire's stubs and files of a
 documented format.
+
+First commit of these jobs: 9da584d01f72. Compare with it what must not change a bit.
 """
