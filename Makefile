@@ -36,7 +36,7 @@ DEV_STAMP  := $(VENV)/.installed-dev
 PINS       := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-fast test-slow lint format types proto proto-check hooks wheel coverage chaos soak fuzz keras-table site bench bench-peers bench-kg compose-test clean distclean
+.PHONY: help install run test test-fast test-slow lint format types proto proto-check hooks wheel coverage chaos soak fuzz same-bits keras-table site bench bench-peers bench-kg compose-test clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -101,6 +101,9 @@ soak: $(TEST_STAMP) ## 20 minutes of training with a worker killed every 10 seco
 
 fuzz: $(TEST_STAMP) ## a million hostile calls, frames, files and replies (ARGS="--seconds 60 --seed 7 --only frames")
 	$(BIN)/python -m tests.fuzz $(ARGS)
+
+same-bits: $(TEST_STAMP) ## run small jobs in a worktree of the commit OLD and here; their bits must be the same (OLD=main)
+	$(BIN)/python -m tests.same_bits against $(or $(OLD),$(error say which commit to compare with: make same-bits OLD=<commit>)) $(ARGS)
 
 keras-table: $(TEST_STAMP) ## run what Keras programs may say against plain Keras, and write docs/keras.md; then a hundred drawn ones
 	$(BIN)/python -m tests.keras_table
