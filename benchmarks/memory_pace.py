@@ -12,8 +12,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt64
 from elastable.embedding_store.native.kernel import kernel
-from elastable.embedding_store.native.range_pool import RangePool
-from elastable.embedding_store.native.work_stealing import WorkCounter, join_work, leave_work, next_pieces
+from elastable.embedding_store.native.range_pool import RangePool, WorkCounter, join_work, leave_work, next_pieces
 
 __all__ = ["reading"]
 

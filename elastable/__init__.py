@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     )
     from elastable.embedding_store.engine.memory_store import MemoryStore
     from elastable.embedding_store.errors import ElastableError
-    from elastable.embedding_store.native.ids.string_ids import hash_ids
+    from elastable.embedding_store.native.string_ids import hash_ids
     from elastable.embedding_store.open_reader import open_reader
     from elastable.embedding_store.open_store import open_store
     from elastable.in_process.fitting import fit
@@ -130,7 +130,7 @@ _NAMES_OF = {
     "elastable.embedding_store.contract.spec": "AdmissionSpec EvictionSpec InitializerSpec OptimizerSpec TableSpec",
     "elastable.embedding_store.engine.memory_store": "MemoryStore",
     "elastable.embedding_store.errors": "ElastableError",
-    "elastable.embedding_store.native.ids.string_ids": "hash_ids",
+    "elastable.embedding_store.native.string_ids": "hash_ids",
     "elastable.embedding_store.open_reader": "open_reader",
     "elastable.embedding_store.open_store": "open_store",
     "elastable.in_process.fitting": "fit",

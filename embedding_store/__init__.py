@@ -8,11 +8,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from elastable.embedding_store.contract.initializer_spec import SCALED_INITIALIZERS
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableStatistics, TableUpdate
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import (
     INITIALIZER_KINDS,
+    SCALED_INITIALIZERS,
     WEIGHT_DTYPES,
     AdmissionSpec,
     EvictionSpec,

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedSource
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.errors import BadInput, Unsupported
-from elastable.embedding_store.log.no_log import NoLog
+from elastable.embedding_store.log.contract import NoLog
 from elastable.embedding_store.readers.store_reader import StoreReader
 from elastable.embedding_store.support.store_url import TierOptions, shard_urls
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier

@@ -15,13 +15,12 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.tiered.store_tier import StoreTier
 from elastable.embedding_store.engine.tiered.written_behind import DEFAULT_EVERY_S
 from elastable.embedding_store.errors import BadInput, StoreBroken
-from elastable.embedding_store.log.contract import Log
-from elastable.embedding_store.log.files.file_log import FileLog
-from elastable.embedding_store.log.no_log import NoLog
+from elastable.embedding_store.log.contract import Log, NoLog
+from elastable.embedding_store.log.file_log import FileLog
 from elastable.embedding_store.open_reader import redis_url
 from elastable.embedding_store.remains import OnBroken, remains_of
 from elastable.embedding_store.support.address import Address
-from elastable.embedding_store.support.memory.memory_limit import row_budget_here
+from elastable.embedding_store.support.memory_budget import row_budget_here
 from elastable.embedding_store.support.store_url import (
     SERVERS,
     MemoryUrl,

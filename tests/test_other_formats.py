@@ -14,7 +14,7 @@ from elastable.embedding_store.engine.tiered import store_state
 from elastable.embedding_store.engine.tiered.store_state import StoreState
 from elastable.embedding_store.errors import CheckpointError, ElastableError, StoreBroken, StoreFailed
 from elastable.embedding_store.log import framing
-from elastable.embedding_store.log.files.file_log import FileLog
+from elastable.embedding_store.log.file_log import FileLog
 from elastable.embedding_store.tiers.files.file_tier import FileTier
 from elastable.embedding_store.tiers.files.tier_manifest import MANIFEST_NAME
 from elastable.master.api import JobSpec

@@ -8,7 +8,6 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.pins import PinStatistics
 from elastable.embedding_store.contract.row_data import (
     Commit,
     FlushStatus,
@@ -18,7 +17,7 @@ from elastable.embedding_store.contract.row_data import (
     TableStatistics,
 )
 from elastable.embedding_store.contract.row_source import refuse_other_version
-from elastable.embedding_store.contract.snapshot import Snapshot
+from elastable.embedding_store.contract.snapshot import PinStatistics, Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.embedding_store.measures.values import StoreMeasures

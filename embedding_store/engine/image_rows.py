@@ -6,7 +6,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.native.ids.id_index import IdIndex
+from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.native.slab import Slab
 
 __all__ = ["ImageRows", "first_bytes"]

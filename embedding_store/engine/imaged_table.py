@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.update_batch import UpdateBatch
+from elastable.embedding_store.contract.row_data import UpdateBatch
 from elastable.embedding_store.engine.table_contents import TableContents
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.log.changes import TableImages

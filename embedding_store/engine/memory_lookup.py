@@ -9,9 +9,8 @@ from itertools import accumulate
 import numpy as np
 
 from elastable.embedding_store.errors import IdOutOfRange
-from elastable.embedding_store.native.range_pool import SERIAL, RangePool
+from elastable.embedding_store.native.range_pool import SERIAL, RangePool, WorkCounter
 from elastable.embedding_store.native.row_gather import can_stream
-from elastable.embedding_store.native.work_stealing import WorkCounter
 from elastable.embedding_store.rows.checks import any_outside, require_ids
 from elastable.embedding_store.tables.lookup_request import LookupRequest, require_width
 from elastable.embedding_store.tables.table_reader import TableReader

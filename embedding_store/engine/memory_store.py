@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.pins import PinStatistics, require_lease
 from elastable.embedding_store.contract.row_data import RowBlock, TableState
-from elastable.embedding_store.contract.snapshot import Snapshot
+from elastable.embedding_store.contract.snapshot import PinStatistics, Snapshot, require_lease
 from elastable.embedding_store.contract.spec import TableSpec, refuse_conflict
 from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.engine.pins.memory_pin import MemoryPin
@@ -18,9 +17,8 @@ from elastable.embedding_store.log import changes
 from elastable.embedding_store.measures.counters import Counts, Durations
 from elastable.embedding_store.native.range_pool import RangePool, available_cores
 from elastable.embedding_store.native.slab import SlabMaker, anonymous_slab
-from elastable.embedding_store.rows.checks import require_block, require_ids
-from elastable.embedding_store.rows.commit_checks import require_version
-from elastable.embedding_store.support.memory.memory_limit import before_image_bytes_here, direct_bytes_here
+from elastable.embedding_store.rows.checks import require_block, require_ids, require_version
+from elastable.embedding_store.support.memory_budget import before_image_bytes_here, direct_bytes_here
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
 from elastable.embedding_store.tables.base_store import BaseStore
 from elastable.embedding_store.tables.table_reader import TableReader

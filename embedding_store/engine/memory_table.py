@@ -7,8 +7,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.row_data import Commit, EvictionCut, RowBlock, StayingRows, TableUpdate
-from elastable.embedding_store.contract.update_batch import UpdateBatch
+from elastable.embedding_store.contract.row_data import (
+    Commit,
+    EvictionCut,
+    RowBlock,
+    StayingRows,
+    TableUpdate,
+    UpdateBatch,
+)
 from elastable.embedding_store.engine.dense_replay.table_replay import DenseReplay
 from elastable.embedding_store.engine.imaged_table import ImagedTable
 from elastable.embedding_store.native.range_pool import RangePool

@@ -13,7 +13,7 @@ from elastable.embedding_store.engine.dense_replay.table_replay import DenseRepl
 from elastable.embedding_store.engine.membership.row_membership import RowMembership
 from elastable.embedding_store.engine.row_images import BeforeImages
 from elastable.embedding_store.engine.table_rows import TableRows
-from elastable.embedding_store.native.ids.row_directory import RowDirectory
+from elastable.embedding_store.native.row_directory import RowDirectory
 from elastable.embedding_store.native.row_gather import scale_rows
 from elastable.embedding_store.tables.table_reader import TableReader
 

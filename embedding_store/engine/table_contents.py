@@ -13,9 +13,9 @@ from elastable.embedding_store.engine.pinned_table import PinnedTable
 from elastable.embedding_store.engine.table_rows import MakeRows, TableRows, resident_rows
 from elastable.embedding_store.engine.table_versions import TableVersions
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.native.ids.id_index import IdIndex
-from elastable.embedding_store.native.ids.row_directory import DirectRows, RowDirectory
+from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.native.range_pool import SERIAL
+from elastable.embedding_store.native.row_directory import DirectRows, RowDirectory
 from elastable.embedding_store.native.row_gather import scale_rows
 from elastable.embedding_store.native.slab import Slab, SlabMaker, anonymous_slab
 from elastable.embedding_store.optimizers.registry import row_optimizer

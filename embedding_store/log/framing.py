@@ -23,14 +23,16 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from isal import isal_zlib
+
 from elastable.embedding_store.log.contract import Buffer
-from elastable.embedding_store.support.checksums import crc32_of
 
 __all__ = [
     "HEADER_BYTES",
     "MAGIC",
     "MAX_PAYLOAD_BYTES",
     "Header",
+    "crc32_of",
     "frame_header",
     "header_of",
     "is_intact",
@@ -132,3 +134,10 @@ def is_intact(content: memoryview, offset: int, header: Header) -> bool:
     """Whether the whole payload follows the header at `offset`, and is the one that was written."""
     payload = content[offset + HEADER_BYTES : offset + header.entry_bytes]
     return len(payload) == header.length and crc32_of(payload) == header.crc32
+
+
+# CRC-32 of what is written in bulk
+
+
+crc32_of = isal_zlib.crc32
+"""As `zlib.crc32`, with its values, at some five times its pace."""

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from elastable.embedding_store.errors import BadInput, StoreBroken
+from elastable.embedding_store.log.base_file import find_base
 from elastable.embedding_store.log.changes import CommitImages, decode_change
 from elastable.embedding_store.log.contract import Log, LogEntry
-from elastable.embedding_store.log.files.base_file import find_base
-from elastable.embedding_store.log.files.segment import SegmentReader
-from elastable.embedding_store.log.files.segments import check_segments
+from elastable.embedding_store.log.segment import SegmentReader, check_segments
 
 __all__ = ["ChangeTally", "LogReport", "entry_of_version", "inspect_log"]
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64, UInt64
 from elastable.embedding_store.native.kernel import inlined, kernel
+from elastable.embedding_store.native.range_pool import WorkCounter, fail_work, join_work, leave_work, next_pieces
 from elastable.embedding_store.native.row_moves import copy_row, fence, prefetch_row, stream_row
-from elastable.embedding_store.native.work_stealing import WorkCounter, fail_work, join_work, leave_work, next_pieces
 
 __all__ = [
     "can_stream",

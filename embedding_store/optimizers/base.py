@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.row_data import UpdateBatch
 from elastable.embedding_store.contract.spec import OptimizerSpec
-from elastable.embedding_store.contract.update_batch import UpdateBatch
 
 if TYPE_CHECKING:
     from elastable.embedding_store.optimizers.dense_replay.dense_form import DenseForm

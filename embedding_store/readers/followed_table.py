@@ -16,7 +16,7 @@ from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.engine.table_rows import resident_rows
 from elastable.embedding_store.engine.tiered.kept_table import KeptTable
 from elastable.embedding_store.log.changes import TableImages
-from elastable.embedding_store.native.ids.id_index import IdIndex
+from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.native.slab import anonymous_slab
 
 __all__ = ["FollowedTable"]

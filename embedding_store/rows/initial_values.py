@@ -21,7 +21,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import INITIALIZER_KINDS, ShardOrigin, TableSpec
 from elastable.embedding_store.native.kernel import kernel
-from elastable.embedding_store.native.numbers.half_numbers import HALF_DTYPES, round_half
+from elastable.embedding_store.native.number_formats import HALF_DTYPES, round_half
 
 __all__ = ["initial_rows", "philox_key", "table_key", "whole_ids", "write_initial_rows"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
@@ -15,7 +15,7 @@ from elastable.embedding_store.errors import TableNotFound
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.rows.checks import require_ids
 
-__all__ = ["chosen_rows", "joined_rows", "rows_by_scan"]
+__all__ = ["chosen_rows", "fresh_rows", "joined_rows", "put_weights", "rows_by_scan"]
 
 
 def chosen_rows(block: RowBlock, choice: npt.NDArray[np.bool_] | Int64) -> RowBlock:
@@ -48,3 +48,40 @@ def rows_by_scan(store: EmbeddingStore, table: str, ids: Int64) -> RowBlock:
     order = np.argsort(ids, kind="stable")
     places = order[np.searchsorted(ids, found.ids, sorter=order)]
     return chosen_rows(found, np.argsort(places, kind="stable"))
+
+
+# Rows whose weights are given and whose slots stay
+
+
+def put_weights(store: EmbeddingStore, table: str, ids: Int64, weights: Float32) -> None:
+    """Gives rows other weights; their slots stay, and new rows get those that a first update would find.
+
+    Args:
+        store: Nobody commits to it meanwhile.
+        table: In the store.
+        ids: int64 `[n]`, each once.
+        weights: float32 `[n, dim]`.
+
+    Raises:
+        TableNotFound, IdOutOfRange, StoreFailed, Unavailable: as of `EmbeddingStore.put`.
+    """
+    order = np.argsort(ids)
+    block = fresh_rows(store.specs()[table], ids[order], weights[order])
+    there = store.read_rows(table, block.ids)  # those that have a row
+    block.slots[np.searchsorted(block.ids, there.ids)] = there.slots
+    store.put(table, [block])
+
+
+# Rows that come from somewhere else: their values are given, their slots begin anew
+
+
+def fresh_rows(spec: TableSpec, ids: Int64, weights: Float32) -> RowBlock:
+    """A block of rows with the slots that a first update would find.
+
+    Args:
+        spec: The table.
+        ids: int64 `[n]`, each once.
+        weights: float32 `[n, dim]`.
+    """
+    slots = row_optimizer(spec.optimizer).initial_slots(spec.dim)
+    return RowBlock(ids, weights, np.repeat(slots[np.newaxis], len(ids), axis=0))

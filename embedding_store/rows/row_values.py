@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.row_data import UpdateBatch
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.native.row_gather import gather
 from elastable.embedding_store.native.slab import Slab, SlabMaker
 from elastable.embedding_store.optimizers.base import RowOptimizer

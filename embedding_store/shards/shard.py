@@ -23,8 +23,7 @@ from elastable.embedding_store.errors import (
     TableNotFound,
     Unsupported,
 )
-from elastable.embedding_store.rows.checks import require_finite_of, require_gradients, require_ids
-from elastable.embedding_store.rows.commit_checks import MAX_VERSION
+from elastable.embedding_store.rows.checks import MAX_VERSION, require_finite_of, require_gradients, require_ids
 from elastable.embedding_store.shards.ownership import LONGEST_NAME, Claim, ShardOwnership
 from elastable.embedding_store.shards.position import refuse_other_position
 from elastable.embedding_store.shards.push_buffer import PushBuffer

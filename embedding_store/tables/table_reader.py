@@ -8,10 +8,9 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64, UInt64
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.native.range_pool import RangePool
+from elastable.embedding_store.native.range_pool import RangePool, WorkCounter
 from elastable.embedding_store.native.row_fold import fold_bags, fold_bags_shared
 from elastable.embedding_store.native.row_gather import gather, gather_apart, gather_marked, gather_shared, scatter_rows
-from elastable.embedding_store.native.work_stealing import WorkCounter
 from elastable.embedding_store.rows.checks import require_ids
 from elastable.embedding_store.rows.initial_values import write_initial_rows
 

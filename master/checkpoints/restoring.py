@@ -9,7 +9,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import CheckpointError
 from elastable.embedding_store.optimizers.registry import follows_steps
 from elastable.embedding_store.rows.conversion import spec_in_dtype
-from elastable.embedding_store.rows.fresh_rows import fresh_rows
+from elastable.embedding_store.rows.row_blocks import fresh_rows
 from elastable.master.checkpoints.checkpoint import Checkpoint
 
 __all__ = ["refuse_other_model", "require_tables", "restore_tables"]

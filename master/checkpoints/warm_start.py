@@ -8,7 +8,7 @@ from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import CheckpointError
-from elastable.embedding_store.rows.fresh_rows import fresh_rows
+from elastable.embedding_store.rows.row_blocks import fresh_rows
 from elastable.master.checkpoints.checkpoint import Checkpoint
 
 __all__ = ["warm_start"]

@@ -11,8 +11,7 @@ from dataclasses import replace
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, NotFinite
-from elastable.embedding_store.support.waits.futures import at_once, settle
-from elastable.embedding_store.support.waits.timers import Timers
+from elastable.embedding_store.support.futures import Timers, at_once, settle
 from elastable.master.api import (
     AsyncPushId,
     DenseSnapshot,

@@ -13,7 +13,7 @@ from elastable.embedding_store.composite.partitions.sharded_store import Sharded
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, ElastableError, JobFailed, NotFinite
 from elastable.embedding_store.shards.shard_store import ShardStore
-from elastable.embedding_store.support.waits.futures import at_once, settle
+from elastable.embedding_store.support.futures import at_once, settle
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.api import (
     DenseSnapshot,

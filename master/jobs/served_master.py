@@ -6,7 +6,7 @@ from collections.abc import Collection
 from concurrent.futures import Future
 from typing import ClassVar
 
-from elastable.embedding_store.support.waits.futures import at_once
+from elastable.embedding_store.support.futures import at_once
 from elastable.master.api import DenseSnapshot, JobStatus, Lease, MasterApi, Push, PushReply, Task
 
 __all__ = ["ServedMaster"]

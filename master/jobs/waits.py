@@ -16,8 +16,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from elastable.embedding_store.errors import DeadlineExceeded, ElastableError
-from elastable.embedding_store.support.waits.futures import settle, settle_error
-from elastable.embedding_store.support.waits.timers import Timer, Timers
+from elastable.embedding_store.support.futures import Timer, Timers, settle, settle_error
 from elastable.master.api import DenseSnapshot, Lease, PushReply
 from elastable.master.commits.push_protocol import Ticket
 from elastable.master.jobs.job_state import JobState

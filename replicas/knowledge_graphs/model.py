@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Array, Float32, Int64
+from elastable.embedding_store.contract.row_data import UpdateBatch
 from elastable.embedding_store.contract.spec import InitializerSpec, TableSpec
-from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.rows.initial_values import initial_rows

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.contract.arrays import Array, Float32
+from elastable.embedding_store.contract.row_data import UpdateBatch
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
 from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.embedding_store.optimizers.registry import row_optimizer

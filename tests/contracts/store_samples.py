@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate, UpdateBatch
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec
 from elastable.embedding_store.optimizers.registry import register_row_optimizer
 

@@ -12,12 +12,12 @@ import grpc
 import numpy as np
 
 from elastable.embedding_store.composite.placement.location_file import read_locations, storage_of_url
-from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
+from elastable.embedding_store.contract.spec import spec_from_json, spec_to_json
 from elastable.embedding_store.contract.tier import TierTable
-from elastable.embedding_store.native.ids.string_ids import hash_ids
+from elastable.embedding_store.native.string_ids import hash_ids
 from elastable.embedding_store.support.address import Address
+from elastable.embedding_store.support.checked_files import read_secret
 from elastable.embedding_store.support.printable import printable
-from elastable.embedding_store.support.secret_file import read_secret
 from elastable.embedding_store.support.store_url import TierOptions, byte_count, shard_urls
 from elastable.embedding_store.tiers.redis.records.record_tables import RecordTable
 from elastable.embedding_store.tiers.redis.url import RedisUrl, redacted

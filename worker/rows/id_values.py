@@ -62,7 +62,7 @@ def require_id_dtype(layer: str, dtype: str, input_dim: int | None) -> None:
 def as_int64(layer: str, values: tf.Tensor, source: TensorLike) -> tf.Tensor:
     """int64 `[n]` ids of a flat tensor of integers, floats or strings.
 
-    Strings become their FarmHash `Fingerprint64`, as `elastable.embedding_store.native.ids.string_ids` says.
+    Strings become their FarmHash `Fingerprint64`, as `elastable.embedding_store.native.string_ids` says.
 
     Args:
         layer: Name of the layer, for messages.

@@ -6,8 +6,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.contract.initializer_spec import variance_scaling
-from elastable.embedding_store.contract.spec import InitializerSpec
+from elastable.embedding_store.contract.spec import InitializerSpec, variance_scaling
 from elastable.embedding_store.errors import Unsupported
 
 __all__ = ["initializer_spec", "seed_of", "was_seeded"]

@@ -18,14 +18,12 @@ from keras.src.backend.common import global_state
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock, TableState
-from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
+from elastable.embedding_store.contract.spec import TableSpec, spec_from_json, spec_to_json
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadIds, BadInput, Unsupported
 from elastable.embedding_store.rows.checks import require_ids
-from elastable.embedding_store.rows.fresh_rows import fresh_rows
-from elastable.embedding_store.rows.put_weights import put_weights
+from elastable.embedding_store.rows.row_blocks import fresh_rows, put_weights
 from elastable.embedding_store.rows.row_dtypes import rounded_rows
 from elastable.worker.rows.keras_draw import first_rows
 from elastable.worker.rows.store_layer import SavedArrays, StoreLayer

@@ -17,7 +17,7 @@ from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadIds, ModelError
-from elastable.embedding_store.native.ids.string_ids import hash_ids
+from elastable.embedding_store.native.string_ids import hash_ids
 from elastable.embedding_store.rows.checks import as_ids, require_ids
 from elastable.embedding_store.rows.initial_values import initial_rows
 from elastable.worker.keras.keras_methods import wrap_model_methods

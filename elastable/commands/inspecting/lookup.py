@@ -16,7 +16,7 @@ from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, TableNotFound
-from elastable.embedding_store.native.ids.string_ids import hash_ids
+from elastable.embedding_store.native.string_ids import hash_ids
 from elastable.embedding_store.open_reader import open_reader
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.option import Option, required, setting

@@ -14,8 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from elastable.commands.command_line import AS_JSON, takes
-from elastable.embedding_store.contract.pins import PinStatistics
 from elastable.embedding_store.contract.row_data import FlushStatus
+from elastable.embedding_store.contract.snapshot import PinStatistics
 from elastable.embedding_store.errors import Unavailable
 from elastable.embedding_store.option import Option, check_options, required, setting
 from elastable.embedding_store.shards.server_status import ServerStatus, ShardStatus

@@ -17,9 +17,14 @@ from elastable.embedding_store.composite.coordinator.composite_snapshot import C
 from elastable.embedding_store.composite.splits.partition import Part, Partition
 from elastable.embedding_store.composite.splits.table_splits import TableSplits
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.pins import PinStatistics, joined_pins, refuse_while_pinned, require_lease
 from elastable.embedding_store.contract.row_data import Commit, FlushStatus, RowBlock, TableState, TableStatistics
-from elastable.embedding_store.contract.snapshot import Snapshot
+from elastable.embedding_store.contract.snapshot import (
+    PinStatistics,
+    Snapshot,
+    joined_pins,
+    refuse_while_pinned,
+    require_lease,
+)
 from elastable.embedding_store.contract.spec import TableSpec, refuse_conflict
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import (
@@ -32,8 +37,7 @@ from elastable.embedding_store.errors import (
 )
 from elastable.embedding_store.measures.values import StoreMeasures
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.rows.checks import require_block, require_ids
-from elastable.embedding_store.rows.commit_checks import require_version
+from elastable.embedding_store.rows.checks import require_block, require_ids, require_version
 from elastable.embedding_store.tables.base_store import BaseStore
 
 __all__ = ["CompositeStore"]

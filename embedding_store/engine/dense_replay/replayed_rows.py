@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.row_data import UpdateBatch
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.engine.table_rows import MakeRows, TableRows
 from elastable.embedding_store.native.range_pool import RangePool
 from elastable.embedding_store.native.row_gather import scatter_rows

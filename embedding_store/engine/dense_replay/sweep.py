@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.engine.dense_replay.replayed_rows import ReplayedRows
-from elastable.embedding_store.native.ids.row_directory import RowDirectory
+from elastable.embedding_store.native.row_directory import RowDirectory
 from elastable.embedding_store.optimizers.dense_replay.table_steps import TableSteps
 
 __all__ = ["Sweep"]

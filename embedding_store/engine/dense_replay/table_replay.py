@@ -12,8 +12,8 @@ from elastable.embedding_store.engine.membership.row_membership import RowMember
 from elastable.embedding_store.engine.table_rows import MakeRows, TableRows
 from elastable.embedding_store.engine.table_versions import TableVersions
 from elastable.embedding_store.errors import BadInput, Unsupported
-from elastable.embedding_store.native.ids.row_directory import RowDirectory
 from elastable.embedding_store.native.range_pool import SERIAL
+from elastable.embedding_store.native.row_directory import RowDirectory
 from elastable.embedding_store.optimizers.base import RowOptimizer
 from elastable.embedding_store.optimizers.dense_replay.table_steps import TableSteps
 

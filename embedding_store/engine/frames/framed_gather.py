@@ -10,9 +10,9 @@ from elastable.embedding_store.contract.arrays import Float32, Int32, Int64, UIn
 from elastable.embedding_store.contract.tier import MappedRecords
 from elastable.embedding_store.engine.frames.frame_kernels import frames_at
 from elastable.embedding_store.native.kernel import kernel
+from elastable.embedding_store.native.range_pool import WorkCounter, fail_work, next_pieces
 from elastable.embedding_store.native.record_checks import load_first, part_stride, prefetch_bytes, record_key
 from elastable.embedding_store.native.row_gather import can_stream, gather_range, rows_ahead, rows_in_piece
-from elastable.embedding_store.native.work_stealing import WorkCounter, fail_work, next_pieces
 from elastable.embedding_store.rows.checks import any_outside
 
 __all__ = ["NOWHERE", "ColdSource", "gather_framed"]

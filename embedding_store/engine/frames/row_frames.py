@@ -16,8 +16,8 @@ from elastable.embedding_store.engine.frames.frame_kernels import (
     take_frames,
 )
 from elastable.embedding_store.engine.frames.framed_gather import ColdSource, gather_framed
+from elastable.embedding_store.native.range_pool import WorkCounter
 from elastable.embedding_store.native.slab import Slab
-from elastable.embedding_store.native.work_stealing import WorkCounter
 
 __all__ = ["RowFrames"]
 

@@ -10,7 +10,7 @@ from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.tier import MappedRecords, Records, Tier
 from elastable.embedding_store.errors import StoreBroken
 from elastable.embedding_store.measures.counters import Total
-from elastable.embedding_store.support.memory.row_budget import RowBudget
+from elastable.embedding_store.support.memory_budget import RowBudget
 
 __all__ = ["StoredTable"]
 

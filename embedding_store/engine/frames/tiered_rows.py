@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
-from elastable.embedding_store.contract.update_batch import UpdateBatch
+from elastable.embedding_store.contract.row_data import UpdateBatch
 from elastable.embedding_store.engine.frames.frame_kernels import (
     CHANGED,
     CLEAN,
@@ -18,8 +18,7 @@ from elastable.embedding_store.engine.frames.frame_kernels import (
 from elastable.embedding_store.engine.frames.near_rows import once
 from elastable.embedding_store.engine.frames.row_frames import RowFrames
 from elastable.embedding_store.engine.frames.rows_in_memory import RowsInMemory
-from elastable.embedding_store.native.range_pool import RangePool
-from elastable.embedding_store.native.work_stealing import WorkCounter, join_work, leave_work
+from elastable.embedding_store.native.range_pool import RangePool, WorkCounter, join_work, leave_work
 
 __all__ = ["TieredRows"]
 

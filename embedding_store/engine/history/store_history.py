@@ -12,6 +12,7 @@ from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.history.replaying import ReplayedTables
 from elastable.embedding_store.errors import BadInput, ElastableError, StaleVersion, StoreBroken, VersionError
+from elastable.embedding_store.log.base_file import newest_base, write_base
 from elastable.embedding_store.log.changes import (
     Change,
     CreateTable,
@@ -22,8 +23,7 @@ from elastable.embedding_store.log.changes import (
     encode_change,
 )
 from elastable.embedding_store.log.contract import Buffer
-from elastable.embedding_store.log.files.base_file import newest_base, write_base
-from elastable.embedding_store.log.files.file_log import FileLog
+from elastable.embedding_store.log.file_log import FileLog
 from elastable.embedding_store.log.inspection import entry_of_version
 
 __all__ = ["DEFAULT_LOG_BYTES", "StoreHistory"]

@@ -9,7 +9,7 @@ from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.spec import AdmissionSpec, TableSpec
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import kernel, prefetch
-from elastable.embedding_store.native.numbers.number_bits import mixed_bits
+from elastable.embedding_store.native.number_formats import mixed_bits
 from elastable.embedding_store.native.slab import SlabMaker, anonymous_slab
 from elastable.embedding_store.rows.initial_values import table_key, whole_ids
 

@@ -13,8 +13,8 @@ from elastable.embedding_store.engine.membership.admission_sketch import Admissi
 from elastable.embedding_store.engine.membership.row_touches import RowTouches, UInt32
 from elastable.embedding_store.engine.membership.touch_times import TouchTimes
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.native.ids.id_index import IdIndex
-from elastable.embedding_store.native.ids.row_directory import RowDirectory
+from elastable.embedding_store.native.id_index import IdIndex
+from elastable.embedding_store.native.row_directory import RowDirectory
 from elastable.embedding_store.native.slab import SlabMaker, anonymous_slab
 
 __all__ = ["RowMembership"]

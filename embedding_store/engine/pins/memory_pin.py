@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.pins import require_lease
 from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.contract.row_source import refuse_other_version
-from elastable.embedding_store.contract.snapshot import Snapshot
+from elastable.embedding_store.contract.snapshot import Snapshot, require_lease
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.engine.pinned_table import PinnedTable

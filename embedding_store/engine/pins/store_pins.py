@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from elastable.embedding_store.contract.pins import PinStatistics, not_pinned, refuse_while_pinned
+from elastable.embedding_store.contract.snapshot import PinStatistics, not_pinned, refuse_while_pinned
 from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.engine.table_versions import MAX_BYTES
 from elastable.embedding_store.errors import StaleVersion

@@ -17,9 +17,8 @@ from elastable.embedding_store.engine.row_shares import share_rows
 from elastable.embedding_store.engine.tiered.written_behind import WrittenBehind
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.measures.spans import carried
-from elastable.embedding_store.rows.checks import require_update
-from elastable.embedding_store.rows.commit_checks import require_numbers
-from elastable.embedding_store.support.waits.futures import at_once
+from elastable.embedding_store.rows.checks import require_numbers, require_update
+from elastable.embedding_store.support.futures import at_once
 
 __all__ = ["StoreCommits"]
 

@@ -12,11 +12,11 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import UInt8
 from elastable.embedding_store.contract.malformed import MALFORMED
 from elastable.embedding_store.contract.row_data import TableState
-from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
+from elastable.embedding_store.contract.spec import spec_from_json, spec_to_json
 from elastable.embedding_store.engine.membership.stored_touches import StoredTouches
 from elastable.embedding_store.engine.tiered.kept_table import KeptTable
 from elastable.embedding_store.errors import BadSpec, StoreBroken
-from elastable.embedding_store.log.arrays_payload import decode_payload, encode_payload
+from elastable.embedding_store.log.changes import decode_payload, encode_payload
 
 __all__ = ["StoreState"]
 

@@ -19,7 +19,7 @@ from elastable.embedding_store.log.changes import Change, decode_change, encode_
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.log.inspection import entry_of_version
 from elastable.embedding_store.native.slab import SlabMaker, anonymous_slab
-from elastable.embedding_store.support.memory.row_budget import RowBudget
+from elastable.embedding_store.support.memory_budget import RowBudget
 
 __all__ = ["StoreTier"]
 

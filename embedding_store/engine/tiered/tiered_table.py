@@ -10,8 +10,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import EvictionCut, RowBlock, TableUpdate
-from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.contract.spec_json import spec_to_json
+from elastable.embedding_store.contract.spec import TableSpec, spec_to_json
 from elastable.embedding_store.contract.tier import Records, Tier, TierTable
 from elastable.embedding_store.engine.frames.record_layout import TOUCH_BYTES
 from elastable.embedding_store.engine.frames.stored_table import StoredTable
@@ -24,12 +23,12 @@ from elastable.embedding_store.engine.tiered.swept_table import SweptTable
 from elastable.embedding_store.engine.tiered.tier_names import TierNames
 from elastable.embedding_store.errors import StoreBroken
 from elastable.embedding_store.log.changes import TableImages
-from elastable.embedding_store.native.ids.id_index import IdIndex
+from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.native.range_pool import RangePool
 from elastable.embedding_store.native.slab import SlabMaker
 from elastable.embedding_store.optimizers.base import RowOptimizer
 from elastable.embedding_store.rows.checks import require_ids
-from elastable.embedding_store.support.memory.row_budget import RowBudget
+from elastable.embedding_store.support.memory_budget import RowBudget
 
 __all__ = ["Captured", "TieredTable"]
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32
-from elastable.embedding_store.contract.update_batch import UpdateBatch
+from elastable.embedding_store.contract.row_data import UpdateBatch
 from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec
-from elastable.embedding_store.optimizers.dense_replay.one_pass import update_adam
-from elastable.embedding_store.optimizers.dense_replay.steps_at import PIECE_BYTES
+from elastable.embedding_store.optimizers.dense_replay.steps_at import PIECE_BYTES, update_adam
 from elastable.embedding_store.optimizers.dense_replay.table_steps import TableSteps
 from elastable.embedding_store.optimizers.fused.adam import Adam
 

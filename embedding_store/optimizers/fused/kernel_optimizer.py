@@ -8,8 +8,8 @@ from types import MappingProxyType
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.row_data import UpdateBatch
 from elastable.embedding_store.contract.spec import OptimizerSpec
-from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.native.update_kernel import Scalars, UpdateKernel
 from elastable.embedding_store.optimizers.base import RowOptimizer

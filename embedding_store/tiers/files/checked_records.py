@@ -7,7 +7,6 @@ import numpy.typing as npt
 from numba import types
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
-from elastable.embedding_store.native.copy import copy_bytes, put_word, word_at
 from elastable.embedding_store.native.kernel import inlined, kernel
 from elastable.embedding_store.native.record_checks import (
     FACTOR,
@@ -18,6 +17,7 @@ from elastable.embedding_store.native.record_checks import (
     record_key,
     record_stride,
 )
+from elastable.embedding_store.native.row_moves import copy_bytes, put_word, word_at
 
 __all__ = ["invalidate", "load_checked", "owner_stamps", "read_items", "store_checked", "write_items"]
 

@@ -13,7 +13,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.tier import MappedRecords, Records, Tier, TierTable
 from elastable.embedding_store.errors import BadInput, SpecConflict, StoreBroken, StoreFailed, TableNotFound
-from elastable.embedding_store.log.files.folder_lock import FolderLock, sync_folder
+from elastable.embedding_store.log.folder_lock import FolderLock, sync_folder
 from elastable.embedding_store.native.range_pool import shared_pool
 from elastable.embedding_store.tiers.files.sequence_mark import SequenceMark
 from elastable.embedding_store.tiers.files.table_files import TableFiles

@@ -14,8 +14,8 @@ from pathlib import Path
 from elastable.embedding_store.contract.malformed import MALFORMED
 from elastable.embedding_store.contract.tier import TierTable
 from elastable.embedding_store.errors import BadInput, StoreBroken, StoreFailed
-from elastable.embedding_store.log.files.folder_lock import LOCK_NAME, sync_folder
-from elastable.embedding_store.support.regular_file import open_regular
+from elastable.embedding_store.log.folder_lock import LOCK_NAME, sync_folder
+from elastable.embedding_store.support.checked_files import open_regular
 from elastable.embedding_store.tiers.files.table_files import MOST_POSITIONS
 
 __all__ = ["MANIFEST_NAME", "NumberedTable", "TierManifest", "read_tier_manifest", "write_tier_manifest"]

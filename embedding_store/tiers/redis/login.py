@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.support.secret_file import read_secret
+from elastable.embedding_store.support.checked_files import read_secret
 
 __all__ = ["FILE_VARIABLE", "PASSWORD_VARIABLE", "USER_VARIABLE", "login_of_environment"]
 

@@ -14,7 +14,7 @@ import grpc
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.address import Address
-from elastable.embedding_store.support.secret_file import read_secret
+from elastable.embedding_store.support.checked_files import read_secret
 from elastable.embedding_store.wire.access.roles import Role
 
 __all__ = ["ENVIRONMENT", "GIVEN_ADMINISTRATOR_TOKEN", "GIVEN_TOKEN", "STORES_TOKEN", "Credentials"]

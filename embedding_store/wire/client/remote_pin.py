@@ -6,9 +6,9 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.pins import PinStatistics, require_lease
 from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.contract.row_source import refuse_other_version
+from elastable.embedding_store.contract.snapshot import PinStatistics, require_lease
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.rows.checks import require_block_rows
 from elastable.embedding_store.tables.base_store import BaseSnapshot

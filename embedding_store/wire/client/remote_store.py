@@ -10,12 +10,11 @@ from typing import TypeVar
 import grpc
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.pins import PinStatistics
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableStatistics
-from elastable.embedding_store.contract.snapshot import Snapshot
+from elastable.embedding_store.contract.snapshot import PinStatistics, Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import TableNotFound, Unsupported
-from elastable.embedding_store.rows.commit_checks import require_numbers
+from elastable.embedding_store.rows.checks import require_numbers
 from elastable.embedding_store.tables.base_store import BaseStore
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Credentials

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from elastable.embedding_store.errors import DeadlineExceeded
-from elastable.embedding_store.support.memory.memory_limit import memory_limit
+from elastable.embedding_store.support.memory_budget import memory_limit
 
 __all__ = ["ReplyRoom"]
 

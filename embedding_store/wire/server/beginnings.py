@@ -19,7 +19,7 @@ import grpc
 from grpc import _server as grpc_server
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
-from elastable.embedding_store.support.waits.futures import at_once
+from elastable.embedding_store.support.futures import at_once
 from elastable.embedding_store.wire.server.handlers import Body, Handler
 
 __all__ = ["Send", "at_end_of", "before_each_call", "begins_without_blocking", "holds_no_thread", "receive_first"]

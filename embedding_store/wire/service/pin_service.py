@@ -6,8 +6,7 @@ import threading
 import time
 from dataclasses import dataclass, replace
 
-from elastable.embedding_store.contract.pins import require_lease
-from elastable.embedding_store.contract.snapshot import Snapshot
+from elastable.embedding_store.contract.snapshot import Snapshot, require_lease
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, StaleVersion
 from elastable.embedding_store.v1 import store_pb2

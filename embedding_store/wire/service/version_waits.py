@@ -8,8 +8,7 @@ from concurrent.futures import Future
 
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import ElastableError
-from elastable.embedding_store.support.waits.futures import at_once, settle, settle_error
-from elastable.embedding_store.support.waits.timers import Timers
+from elastable.embedding_store.support.futures import Timers, at_once, settle, settle_error
 
 __all__ = ["VersionWaits"]
 

@@ -12,13 +12,12 @@ import numpy.typing as npt
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import StoreFailed
-from elastable.embedding_store.native.ids.id_index import IdIndex
-from elastable.embedding_store.native.ids.id_lines import STATE_WORDS
-from elastable.embedding_store.native.ids.row_directory import DirectRows, RowDirectory
+from elastable.embedding_store.native.id_index import STATE_WORDS, IdIndex
+from elastable.embedding_store.native.row_directory import DirectRows, RowDirectory
 from elastable.embedding_store.native.slab import Slab, SlabMaker
 from elastable.embedding_store.rows.row_dtypes import row_values
 from elastable.embedding_store.rows.row_values import RowValues
-from elastable.embedding_store.support.memory.memory_mapping import FileMapping
+from elastable.embedding_store.support.memory_mapping import FileMapping
 from elastable.embedding_store.tables.table_reader import TableReader
 from elastable.embedding_store.wire.shared.attachment import (
     LAYOUT,

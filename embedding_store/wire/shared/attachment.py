@@ -22,10 +22,9 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 from elastable.embedding_store.contract.malformed import MALFORMED, Document
-from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
+from elastable.embedding_store.contract.spec import TableSpec, spec_from_json, spec_to_json
 from elastable.embedding_store.errors import StoreFailed
-from elastable.embedding_store.support.memory.memory_mapping import HUGE_PAGE_BYTES
+from elastable.embedding_store.support.memory_mapping import HUGE_PAGE_BYTES
 from elastable.embedding_store.wire.shared.sealed_memory import EXTENT_BYTES
 from elastable.embedding_store.wire.shared.users import require_known_user
 

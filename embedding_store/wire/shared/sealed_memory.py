@@ -25,7 +25,7 @@ import threading
 import weakref
 from collections import deque
 
-from elastable.embedding_store.support.memory.memory_mapping import FileMapping, page_mapping, unmap
+from elastable.embedding_store.support.memory_mapping import FileMapping, page_mapping, unmap
 
 __all__ = ["EXTENT_BYTES", "Extent", "SealedMemory", "require_sealed"]
 

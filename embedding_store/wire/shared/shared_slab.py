@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.native.slab import Slab, anonymous_slab
-from elastable.embedding_store.support.memory.memory_mapping import HUGE_PAGE_BYTES, FileMapping
+from elastable.embedding_store.support.memory_mapping import HUGE_PAGE_BYTES, FileMapping
 from elastable.embedding_store.wire.shared.sealed_memory import Extent, SealedMemory
 
 __all__ = ["SharedSlab", "SharedSlabs"]

@@ -12,7 +12,7 @@ from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import TableStatistics, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.native.ids.id_index import IdIndex
+from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.optimizers.registry import follows_steps
 from elastable.master.checkpoints.rows.id_bitmap import IdBitmap
 

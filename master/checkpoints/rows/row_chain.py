@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import RowBlock
-from elastable.embedding_store.native.ids.id_index import IdIndex
+from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.rows.row_blocks import chosen_rows
 from elastable.master.api import Tensor
 from elastable.master.checkpoints.storage.aged_touches import AgedTouches

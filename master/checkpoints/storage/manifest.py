@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
 from elastable.embedding_store.contract.malformed import MALFORMED, DocumentFields
-from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
+from elastable.embedding_store.contract.spec import TableSpec, spec_from_json, spec_to_json
 from elastable.embedding_store.errors import CheckpointError
 from elastable.master.checkpoints.storage.aged_touches import AgedTouches
 from elastable.master.tasks.progress import Progress

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.row_data import RowBlock, UpdateBatch
 from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.optimizers.base import SlotSpec
 from elastable.embedding_store.optimizers.registry import register_row_optimizer, row_optimizer

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.row_data import UpdateBatch
 from elastable.embedding_store.contract.spec import OptimizerSpec
-from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.errors import BadSpec, Unsupported
 from elastable.embedding_store.optimizers.registry import register_row_optimizer
 from elastable.master.keras.row_optimizers.outer_optimizer import OuterConfig, OuterRowOptimizer, outer_spec

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.row_data import UpdateBatch
 from elastable.embedding_store.contract.spec import OptimizerSpec
-from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.errors import BadSpec, ElastableError, Unsupported
 from elastable.embedding_store.optimizers.base import KERAS_BLOCK, RowOptimizer, SlotSpec
 from elastable.embedding_store.optimizers.registry import register_row_optimizer

@@ -13,7 +13,7 @@ from elastable.embedding_store.contract.spec import EvictionSpec, InitializerSpe
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.optimizers.fused import FUSED
-from elastable.embedding_store.rows.fresh_rows import fresh_rows
+from elastable.embedding_store.rows.row_blocks import fresh_rows
 from elastable.embedding_store.tables.grouping import coalesce
 from tests.contracts.store_samples import commit, rows_by_id
 

@@ -4,9 +4,14 @@ import math
 
 import pytest
 
-from elastable.embedding_store.contract.initializer_spec import SCALED_INITIALIZERS, variance_scaling
-from elastable.embedding_store.contract.spec import InitializerSpec, TableSpec
-from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
+from elastable.embedding_store.contract.spec import (
+    SCALED_INITIALIZERS,
+    InitializerSpec,
+    TableSpec,
+    spec_from_json,
+    spec_to_json,
+    variance_scaling,
+)
 from elastable.embedding_store.errors import BadSpec
 
 

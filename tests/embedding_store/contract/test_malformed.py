@@ -12,8 +12,7 @@ import hiredis
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
+from elastable.embedding_store.contract.spec import TableSpec, spec_from_json, spec_to_json
 from elastable.embedding_store.errors import BadInput, BadSpec, StoreBroken, StoreFailed
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.support.address import Address

@@ -15,8 +15,9 @@ from elastable.embedding_store.contract.spec import (
     OptimizerSpec,
     ShardOrigin,
     TableSpec,
+    spec_from_json,
+    spec_to_json,
 )
-from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
 from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.wire.messages.spec_messages import spec_from_message, spec_to_message
 

@@ -12,7 +12,7 @@ from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.tier import Records
 from elastable.embedding_store.engine.frames import rows_in_memory
-from elastable.embedding_store.log.no_log import NoLog
+from elastable.embedding_store.log.contract import NoLog
 from elastable.embedding_store.tables.lookup_request import LookupRequest, lookup_request
 from tests.embedding_store.engine.tiered_stores import tiered_store
 from tests.embedding_store.tiers.dict_tier import DictTier, Kept

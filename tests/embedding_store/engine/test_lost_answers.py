@@ -6,7 +6,7 @@ import pytest
 
 from elastable.embedding_store.contract.tier import TierTable
 from elastable.embedding_store.errors import SpecConflict, Unavailable
-from elastable.embedding_store.log.no_log import NoLog
+from elastable.embedding_store.log.contract import NoLog
 from tests.embedding_store.disturbed_job import SPECS, commit_of, everything, undisturbed
 from tests.embedding_store.engine.failing_tier import FailingTier
 from tests.embedding_store.engine.tiered_stores import tiered_store

@@ -15,7 +15,7 @@ from elastable.embedding_store.contract.tier import MappedRecords, Records
 from elastable.embedding_store.engine.frames.missed_rows import MissedRows
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.tiered.store_tier import StoreTier
-from elastable.embedding_store.log.no_log import NoLog
+from elastable.embedding_store.log.contract import NoLog
 from elastable.embedding_store.tiers.files.file_tier import FileTier
 
 ROWS, DIM = 4_000, 16

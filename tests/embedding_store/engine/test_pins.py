@@ -12,9 +12,8 @@ import pytest
 
 from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
 from elastable.embedding_store.composite.placement.placed_store import PlacedStore
-from elastable.embedding_store.contract.pins import PinStatistics, joined_pins
 from elastable.embedding_store.contract.row_data import RowBlock, TableState, TableUpdate
-from elastable.embedding_store.contract.snapshot import Snapshot
+from elastable.embedding_store.contract.snapshot import PinStatistics, Snapshot, joined_pins
 from elastable.embedding_store.contract.spec import (
     AdmissionSpec,
     EvictionSpec,

@@ -30,7 +30,7 @@ from elastable.embedding_store.engine.history import store_history
 from elastable.embedding_store.engine.history.store_history import StoreHistory
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreBroken, StoreFailed, Unavailable
-from elastable.embedding_store.log.files import base_file
+from elastable.embedding_store.log import base_file
 
 NORMAL = InitializerSpec("normal", 0, 1)
 SPECS = {

@@ -15,7 +15,7 @@ from elastable.embedding_store.engine.dense_replay import table_replay
 from elastable.embedding_store.engine.frames import rows_in_memory
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.log.contract import Log
-from elastable.embedding_store.optimizers.dense_replay import chapter
+from elastable.embedding_store.optimizers.dense_replay import table_steps as chapter
 from elastable.embedding_store.optimizers.dense_replay.table_steps import TableSteps
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier

@@ -9,9 +9,8 @@ import pytest
 
 from elastable.embedding_store.contract.tier import Tier
 from elastable.embedding_store.engine.frames import rows_in_memory
-from elastable.embedding_store.log.contract import Log
-from elastable.embedding_store.log.files.file_log import FileLog
-from elastable.embedding_store.log.no_log import NoLog
+from elastable.embedding_store.log.contract import Log, NoLog
+from elastable.embedding_store.log.file_log import FileLog
 from elastable.embedding_store.tiers.files.file_tier import FileTier
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore

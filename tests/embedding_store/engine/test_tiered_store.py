@@ -26,9 +26,8 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.tiered import tier_writer
 from elastable.embedding_store.engine.tiered.tiered_table import TieredTable
 from elastable.embedding_store.errors import NotReady, StaleVersion, StoreBroken, Unavailable
-from elastable.embedding_store.log.contract import Buffer, LogEntry
-from elastable.embedding_store.log.files.file_log import FileLog
-from elastable.embedding_store.log.no_log import NoLog
+from elastable.embedding_store.log.contract import Buffer, LogEntry, NoLog
+from elastable.embedding_store.log.file_log import FileLog
 from tests.embedding_store.engine.failing_tier import FailingTier
 from tests.embedding_store.engine.test_store_history import (
     MOST,

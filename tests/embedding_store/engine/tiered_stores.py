@@ -13,7 +13,7 @@ from elastable.embedding_store.engine.frames import rows_in_memory
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.tiered.store_tier import StoreTier
 from elastable.embedding_store.log.contract import Log
-from elastable.embedding_store.log.files.file_log import FileLog
+from elastable.embedding_store.log.file_log import FileLog
 
 __all__ = ["crowded_store", "tiered_store", "tiered_stores"]
 

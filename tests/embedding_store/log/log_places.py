@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 
 from elastable.embedding_store.log.contract import Log
-from elastable.embedding_store.log.files.file_log import FileLog
+from elastable.embedding_store.log.file_log import FileLog
 from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
 
 __all__ = ["KINDS", "Entry", "FilePlace", "LogPlace", "RedisStream", "open_log", "read"]

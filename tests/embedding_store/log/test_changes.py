@@ -13,7 +13,6 @@ from hypothesis.extra.numpy import arrays
 from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import StoreBroken
-from elastable.embedding_store.log.arrays_payload import encode_payload
 from elastable.embedding_store.log.changes import (
     Change,
     ClearTable,
@@ -27,6 +26,7 @@ from elastable.embedding_store.log.changes import (
     TableImages,
     decode_change,
     encode_change,
+    encode_payload,
 )
 
 SPEC = TableSpec("rows", 3, seed=7, optimizer=OptimizerSpec("adagrad"), eviction=EvictionSpec(max_rows=9))

@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import BadInput, FutureVersion, StaleVersion, StoreBroken, StoreFailed
-from elastable.embedding_store.log.files import reserved_blocks
-from elastable.embedding_store.log.files.base_file import write_base
-from elastable.embedding_store.log.files.file_log import FileLog, FsyncPolicy
-from elastable.embedding_store.log.files.segment import segment_name
+from elastable.embedding_store.log import file_log as reserved_blocks
+from elastable.embedding_store.log.base_file import write_base
+from elastable.embedding_store.log.file_log import FileLog, FsyncPolicy
 from elastable.embedding_store.log.framing import HEADER_BYTES, MAGIC, header_of, next_intact
 from elastable.embedding_store.log.inspection import inspect_log
+from elastable.embedding_store.log.segment import segment_name
 
 RANDOM = np.random.default_rng(0)
 PAYLOADS = [RANDOM.bytes(length) for length in (0, 1, 47, 48, 49, 5_000, 70_000)]
@@ -306,7 +306,7 @@ APPENDER = """
 import sys
 import threading
 import time
-from elastable.embedding_store.log.files.file_log import FileLog
+from elastable.embedding_store.log.file_log import FileLog
 
 log = FileLog(sys.argv[1], fsync="never", segment_bytes=20_000)
 version = log.last

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.native.numbers.half_numbers import (
+from elastable.embedding_store.native.number_formats import (
     HALF_DTYPES,
     gather_half,
     round_half,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.native.ids import id_cells, id_lines
-from elastable.embedding_store.native.ids.id_index import IdIndex
+from elastable.embedding_store.native import id_index
+from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.tiers.redis.redis_kernels import mixed_partitions
 
 JOIN_S = 60.0
@@ -55,7 +55,7 @@ def unmixed(value: int) -> int:
 
     value = unshifted(value, 31) * pow(0x94D049BB133111EB, -1, 2**64) & _WORD
     value = unshifted(value, 27) * pow(0xBF58476D1CE4E5B9, -1, 2**64) & _WORD
-    value = unshifted(value, 30) ^ int(IdIndex()._state[id_lines.SEED])
+    value = unshifted(value, 30) ^ int(IdIndex()._state[id_index.SEED])
     return value - 2**64 if value >> 63 else value
 
 
@@ -142,7 +142,7 @@ TestIndexMachine.settings = settings(max_examples=12, stateful_step_count=10, de
 )
 def test_it_grows_by_steps_and_stays_small(ids: Int64) -> None:
     index, moved, most = IdIndex(), 0, 0.0
-    group = id_lines.LINE_CELLS * id_lines.GROUP_LINES
+    group = id_index.LINE_CELLS * id_index.GROUP_LINES
     for start in range(0, len(ids), 100):
         claim(index, ids[start : start + 100])
         # A hundred ids fill a small part of a segment: at most one group moves, whatever the size of the table.
@@ -171,7 +171,7 @@ def test_ids_made_to_collide_are_strewn_under_another_seed() -> None:
     positions = claim(index, ids)
     assert positions.tolist() == list(range(5500))
     assert find(index, ids).tolist() == positions.tolist()
-    assert index._state[id_lines.SEED] != IdIndex()._state[id_lines.SEED]
+    assert index._state[id_index.SEED] != IdIndex()._state[id_index.SEED]
     assert index.remove(ids[::3]) == len(ids[::3])
     assert find(index, ids[1::3]).tolist() == positions[1::3].tolist()
     assert (find(index, ids[::3]) == -1).all()
@@ -196,7 +196,7 @@ def test_ids_of_one_partition_do_not_fall_together() -> None:
     ids = ids[mixed_partitions(ids, 64) == 5]
     index = IdIndex()
     claim(index, ids)
-    assert index._state[id_lines.SEED] == IdIndex()._state[id_lines.SEED]
+    assert index._state[id_index.SEED] == IdIndex()._state[id_index.SEED]
 
 
 def test_a_full_line_that_loses_a_cell_still_leads_to_the_next() -> None:
@@ -212,17 +212,17 @@ def test_a_full_line_that_loses_a_cell_still_leads_to_the_next() -> None:
 
 def test_positions_beyond_32_bits() -> None:
     index, ids = IdIndex(), np.arange(1000)
-    index._state[id_lines.HIGH] = 2**32 - 500
+    index._state[id_index.HIGH] = 2**32 - 500
     claimed = np.empty(1000, np.int64)
     cells, state = index._cells.array, index._state
     cells_needed = np.zeros((4 * len(cells), 8), np.uint64)
-    fresh, scratch = np.empty(1000, np.int64), np.empty((id_lines.GROUP_LINES, 8), np.uint64)
+    fresh, scratch = np.empty(1000, np.int64), np.empty((id_index.GROUP_LINES, 8), np.uint64)
     # The ids by position would fill 32 GiB: every position is kept at the place of its last bits.
     wrapped = np.lib.stride_tricks.as_strided(np.zeros(1, np.int64), (2**33,), (0,))
-    assert id_cells.claim(cells_needed, wrapped, state, scratch, ids, claimed, fresh, 0) == (1000, 1000)
+    assert id_index.claim(cells_needed, wrapped, state, scratch, ids, claimed, fresh, 0) == (1000, 1000)
     assert claimed.tolist() == list(range(2**32 - 500, 2**32 + 500))
     found = np.empty(1000, np.int64)
-    assert id_cells.find(cells_needed, state, ids, found) == 0
+    assert id_index.find(cells_needed, state, ids, found) == 0
     assert found.tolist() == claimed.tolist()
 
 
@@ -242,7 +242,7 @@ def test_a_find_in_the_midst_of_a_change_stays_inside_its_memory() -> None:
     for _ in range(200):
         torn = state.copy()
         torn[random.integers(0, 4)] = random.integers(0, 2**62) >> random.integers(0, 62)
-        id_cells.find(index._cells.array, torn, ids, positions)
+        id_index.find(index._cells.array, torn, ids, positions)
 
 
 def test_eight_threads_find_at_once() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from elastable.embedding_store.native import compile_turns
-from elastable.embedding_store.native.compile_turns import CompileTurns
+from elastable.embedding_store.native import kernel
+from elastable.embedding_store.native.kernel import CompileTurns
 from elastable.embedding_store.support.compile_clock import compile_seconds
 
 pytestmark = pytest.mark.process
@@ -161,7 +161,7 @@ def test_of_two_processes_at_once_one_compiles_and_the_other_loads_what_it_saved
 def test_a_process_that_is_stopped_while_it_compiles_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compile_turns, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(kernel, "_PATIENCE_S", 0.05)
     lock, stopped, other = tmp_path / "kernel.lock", CompileTurns(), CompileTurns()
     stopped.take(lock)
     before = compile_seconds()

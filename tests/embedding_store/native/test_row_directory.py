@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from elastable.embedding_store.native.ids.id_index import IdIndex
-from elastable.embedding_store.native.ids.row_directory import DirectRows, RowDirectory
+from elastable.embedding_store.native.id_index import IdIndex
+from elastable.embedding_store.native.row_directory import DirectRows, RowDirectory
 
 
 def find(directory: RowDirectory, ids: np.ndarray) -> tuple[list[int], int]:

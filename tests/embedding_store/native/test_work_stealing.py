@@ -14,8 +14,14 @@ import pytest
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.native.kernel import kernel
-from elastable.embedding_store.native.range_pool import RangePool
-from elastable.embedding_store.native.work_stealing import WorkCounter, fail_work, join_work, leave_work, next_pieces
+from elastable.embedding_store.native.range_pool import (
+    RangePool,
+    WorkCounter,
+    fail_work,
+    join_work,
+    leave_work,
+    next_pieces,
+)
 from tests.embedding_store.native.busy_pool import busy_pool
 
 WAIT_S = 60.0
@@ -87,7 +93,7 @@ def test_whoever_is_inside_is_waited_for() -> None:
 
 
 def test_a_thread_that_never_leaves_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elastable.embedding_store.native.work_stealing._DEADLINE_S", 0.02)
+    monkeypatch.setattr("elastable.embedding_store.native.range_pool._DEADLINE_S", 0.02)
     counter = WorkCounter(2)
     join_work(counter.state)
     with pytest.raises(StoreFailed, match="did not finish its pieces"):

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, TableSpec, TableUpdate
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.optimizers.dense_replay.segments import segments_of
+from elastable.embedding_store.optimizers.dense_replay.table_steps import segments_of
 from elastable.embedding_store.optimizers.registry import row_optimizer
 
 ROWS, DIM, STEPS = 48, 4, 1000

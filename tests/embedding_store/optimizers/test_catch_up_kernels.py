@@ -8,7 +8,7 @@ import numba
 import pytest
 from numba.core.dispatcher import Dispatcher
 
-from elastable.embedding_store.optimizers.dense_replay import one_pass
+from elastable.embedding_store.optimizers.dense_replay import steps_at
 from elastable.embedding_store.optimizers.dense_replay import replay_kernels as kernels
 
 ROWS, ONE = numba.float32[:, ::1], numba.int64[::1]
@@ -27,8 +27,8 @@ TYPES = {
     [
         (kernels.move_rows, True),
         (kernels.shrink_slots, False),
-        (one_pass.read_cubic, True),
-        (one_pass.update_adam, True),
+        (steps_at.read_cubic, True),
+        (steps_at.update_adam, True),
     ],
 )
 def test_columns_are_computed_side_by_side(kernel: Dispatcher, divides: bool) -> None:

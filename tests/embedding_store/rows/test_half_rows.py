@@ -17,13 +17,12 @@ from elastable.embedding_store.composite.placement.locations import (
     plan_tables,
     storage_of_tables,
 )
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate, UpdateBatch
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, ShardOrigin, TableSpec
-from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.errors import BadInput, BadSpec
-from elastable.embedding_store.native.numbers.half_numbers import HALF_DTYPES, round_half
+from elastable.embedding_store.native.number_formats import HALF_DTYPES, round_half
 from elastable.embedding_store.native.slab import Slab
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.rows.initial_values import initial_rows

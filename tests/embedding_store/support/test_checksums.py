@@ -7,7 +7,7 @@ import zlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastable.embedding_store.support.checksums import crc32_of
+from elastable.embedding_store.log.framing import crc32_of
 
 
 @given(st.lists(st.binary(max_size=5_000), max_size=5), st.integers(0, 7))

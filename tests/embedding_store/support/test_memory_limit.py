@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elastable.embedding_store.support.memory import memory_limit
+from elastable.embedding_store.support import memory_budget as memory_limit
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ import pytest
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import BadInput, StoreFailed
-from elastable.embedding_store.native.ids import id_lines
-from elastable.embedding_store.native.ids.id_index import IdIndex
+from elastable.embedding_store.native import id_index
+from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.wire.client.remote_source import RemoteSource
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
@@ -215,9 +215,9 @@ def test_a_damaged_index_is_an_error_of_the_reader(held: ExitStack, store: Share
     if damage == "positions":
         index._cells.array[:, 5:7] = np.uint64(0x7FFFFFFF_7FFFFFFF)
     elif damage == "groups":
-        index._state[id_lines.BITS] = 60
+        index._state[id_index.BITS] = 60
     elif damage == "ways":
-        index._state[id_lines.WAYS] = 1 << 40
+        index._state[id_index.WAYS] = 1 << 40
     else:
         index._state[:] = -1
     with pytest.raises(StoreFailed, match="'any': its index in shared memory is damaged"):

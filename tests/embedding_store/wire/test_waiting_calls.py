@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from elastable.embedding_store.errors import StaleVersion
-from elastable.embedding_store.support.waits.futures import settle
+from elastable.embedding_store.support.futures import settle
 from elastable.embedding_store.wire.access.roles import Role
 from elastable.embedding_store.wire.channels.status_codes import answering
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service

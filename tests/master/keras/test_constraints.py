@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.row_data import UpdateBatch
 from elastable.embedding_store.contract.spec import OptimizerSpec
-from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.errors import BadSpec, Unsupported
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.master.keras.row_optimizers.constraints import constrained

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.row_data import UpdateBatch
 from elastable.embedding_store.contract.spec import OptimizerSpec
-from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.errors import BadSpec, ModelError, Unsupported
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.master.commits.clipping import Clipping

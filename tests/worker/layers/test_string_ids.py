@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
-from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
+from elastable.embedding_store.contract.spec import spec_from_json, spec_to_json
 from elastable.embedding_store.errors import BadIds, BadInput, SpecConflict
 
 KNOWN = {

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
-from elastable.embedding_store.native.copy import copy_bytes, word_at
 from elastable.embedding_store.native.kernel import kernel
+from elastable.embedding_store.native.row_moves import copy_bytes, word_at
 from elastable.embedding_store.tiers.redis.records.record_requests import Parts
 
 __all__ = ["DONE", "ERROR_LINE", "MORE", "NO_STAMP", "UNEXPECTED", "decode_records"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from elastable.embedding_store.contract.arrays import UInt8
-from elastable.embedding_store.native.copy import put_word
 from elastable.embedding_store.native.kernel import kernel
+from elastable.embedding_store.native.row_moves import put_word
 
 __all__ = ["INT64_HEADER", "put_header", "put_int64", "put_text"]
 

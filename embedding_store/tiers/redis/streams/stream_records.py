@@ -22,8 +22,7 @@ from dataclasses import dataclass
 
 from elastable.embedding_store.errors import StoreBroken
 from elastable.embedding_store.log.contract import Buffer, LogEntry
-from elastable.embedding_store.log.framing import HEADER_BYTES, Header, header_of, parse_header
-from elastable.embedding_store.support.checksums import crc32_of
+from elastable.embedding_store.log.framing import HEADER_BYTES, Header, crc32_of, header_of, parse_header
 from elastable.embedding_store.tiers.redis.connections.reply_shapes import packed_command
 
 __all__ = ["MAX_ENTRY_BYTES", "PART_BYTES", "NewEntry", "StreamPart", "joined_entries", "part_of"]

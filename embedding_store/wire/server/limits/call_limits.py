@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastable.embedding_store.support.memory.memory_limit import memory_limit
+from elastable.embedding_store.support.memory_budget import memory_limit
 
 __all__ = ["CallLimits"]
 

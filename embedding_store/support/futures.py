@@ -1,4 +1,4 @@
-"""Actions at given times, by one thread however many there are."""
+"""Results that come later, as `concurrent.futures.Future`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,37 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from itertools import count
+from typing import TypeVar
 
-__all__ = ["Timer", "Timers"]
+__all__ = ["Timer", "Timers", "at_once", "settle", "settle_error"]
+
+T = TypeVar("T")
+
+
+def at_once(value: T) -> Future[T]:
+    """A future that has its result already."""
+    done: Future[T] = Future()
+    done.set_result(value)
+    return done
+
+
+def settle(future: Future[T], value: T) -> None:
+    """Gives a future its result, unless it has one, or was cancelled."""
+    with suppress(InvalidStateError):
+        future.set_result(value)
+
+
+def settle_error(future: Future[T], error: BaseException) -> None:
+    """Gives a future its error, unless it has a result, or was cancelled."""
+    with suppress(InvalidStateError):
+        future.set_exception(error)
+
+
+# Actions at given times, by one thread however many there are
+
 
 _LOG = logging.getLogger(__name__)
 _FEW = 64  # cancelled timers that are not worth removing

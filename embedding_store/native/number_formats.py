@@ -10,21 +10,36 @@ below. Where it would go up to infinity, rounding is to nearest.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.native.kernel import kernel, prefetch
-from elastable.embedding_store.native.numbers.number_bits import bits_of, float_of
-from elastable.embedding_store.native.numbers.wide_rows import with_gaps
+from elastable.embedding_store.native.kernel import inlined, kernel, prefetch
+
+if TYPE_CHECKING:
+    from llvmlite.ir import IRBuilder, Value
+    from numba.core.base import BaseContext
+    from numba.core.types import Type
+    from numba.core.typing import Signature
+    from numba.core.typing.context import BaseContext as TypingContext
 
 __all__ = [
     "HALF_DTYPES",
     "UInt16",
+    "bits_of",
+    "float_of",
     "gather_half",
+    "mixed_bits",
     "round_half",
     "round_half_randomly",
     "scatter_half",
+    "with_gaps",
 ]
 
 UInt16 = npt.NDArray[np.uint16]
@@ -54,7 +69,7 @@ def scatter_half(kind: int, values: Float32, bits: UInt16 | None, rows: UInt16, 
     Args:
         kind: A value of `HALF_DTYPES`.
         values: float32 `[n, dim]`.
-        bits: uint16 `[n, dim]` random bits to round by (`elastable.embedding_store.rows.rounding_bits`);
+        bits: uint16 `[n, dim]` random bits to round by (`elastable.embedding_store.rows.row_dtypes`);
             None: to nearest.
         rows: uint16 `[rows, dim]`.
         positions: int64 `[n]`, each once.
@@ -205,3 +220,50 @@ def round_half_randomly(kind: int, values: Float32, bits: UInt16) -> None:
         else:
             for j in range(dim):
                 values[i, j] = _from_half(_to_half_randomly(values[i, j], bits[i, j]))
+
+
+# Rows that are some columns of a wider buffer, as kernels are fast on them
+
+
+def with_gaps(rows: Float32) -> Float32:
+    """Rows float32 `[n, dim]` with what lies between them, as C-contiguous `[n, at least dim]`.
+
+    For kernels that write the first dim columns alone: numba vectorises loops
+    over C-contiguous arrays only. Columns must lie side by side; what does not
+    is handed back as it is. Beyond the last row's dim there may be no memory.
+    """
+    row, column = rows.strides
+    if rows.flags.c_contiguous or column != rows.itemsize or row % column or row < column * rows.shape[1]:
+        return rows
+    return np.lib.stride_tricks.as_strided(rows, (len(rows), row // column), (row, column))
+
+
+# Bits within kernels: those of a float32, reinterpreted and never converted, and those of an integer, mixed
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def bits_of(typing_context: TypingContext, value: Type) -> tuple[Signature, Callable[..., Value]]:
+    """The 32 bits of a float32, as uint32."""
+
+    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, arguments: Sequence[Value]) -> Value:
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.uint32(types.float32), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def float_of(typing_context: TypingContext, bits: Type) -> tuple[Signature, Callable[..., Value]]:
+    """The float32 that has these 32 bits, a uint32."""
+
+    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, arguments: Sequence[Value]) -> Value:
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.uint32), generate
+
+
+@inlined
+def mixed_bits(word: np.uint64) -> np.uint64:
+    """The finalizer of splitmix64 (Steele, Lea, Flood: OOPSLA 2014)."""
+    h = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return h ^ (h >> np.uint64(31))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import stat
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from elastable.embedding_store.errors import BadInput
 
-__all__ = ["read_secret"]
+__all__ = ["open_regular", "read_secret"]
 
 _MOST_BYTES = 1 << 20
 _LOG = logging.getLogger(__name__)
@@ -50,3 +51,19 @@ def read_secret(path: str | os.PathLike[str], name: str) -> bytes:
             stat.S_IMODE(found.st_mode),
         )
     return text
+
+
+# Files opened to be read, where whoever made them may have put something else in their place
+
+
+def open_regular(path: Path) -> int:
+    """A descriptor to read: not through a link, and not of a pipe, for which opening would wait.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return fd

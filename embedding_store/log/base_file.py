@@ -10,9 +10,9 @@ from pathlib import Path
 
 from elastable.embedding_store.errors import StoreBroken, StoreFailed
 from elastable.embedding_store.log.contract import Buffer
-from elastable.embedding_store.log.files.folder_lock import sync_folder
-from elastable.embedding_store.log.files.segment import SegmentReader, write_all
+from elastable.embedding_store.log.folder_lock import sync_folder
 from elastable.embedding_store.log.framing import frame_header
+from elastable.embedding_store.log.segment import SegmentReader, write_all
 
 __all__ = ["BaseFile", "base_paths", "find_base", "newest_base", "write_base"]
 

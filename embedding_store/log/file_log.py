@@ -2,25 +2,78 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NoReturn, get_args
 
 from elastable.embedding_store.errors import BadInput, FutureVersion, StaleVersion, StoreBroken, StoreFailed
+from elastable.embedding_store.log.base_file import base_paths
 from elastable.embedding_store.log.contract import Buffer, Log, LogEntry
-from elastable.embedding_store.log.files.background_sync import BackgroundSync
-from elastable.embedding_store.log.files.base_file import base_paths
-from elastable.embedding_store.log.files.folder_lock import FolderLock, sync_folder
-from elastable.embedding_store.log.files.forgotten_pages import forget_pages
-from elastable.embedding_store.log.files.reserved_blocks import ReservedBlocks
-from elastable.embedding_store.log.files.segment import Segment, SegmentReader, segment_name, write_all
-from elastable.embedding_store.log.files.segments import open_segments, segment_names
+from elastable.embedding_store.log.folder_lock import FolderLock, sync_folder
 from elastable.embedding_store.log.framing import frame_header
+from elastable.embedding_store.log.segment import (
+    Segment,
+    SegmentReader,
+    open_segments,
+    segment_name,
+    segment_names,
+    write_all,
+)
 
-__all__ = ["FileLog", "FsyncPolicy"]
+__all__ = ["FileLog", "FsyncPolicy", "ReservedBlocks"]
+
+
+# Disk blocks that a growing file has before it is written to
+
+
+_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
+_LEAST_BYTES, _MOST_RESERVED_BYTES = 1 << 20, 16 << 20
+
+
+class ReservedBlocks:
+    """Reserves blocks ahead of the end of a file, whose length stays as it is.
+
+    Linux writes to reserved blocks with less work, as the file system need not find room for every page. Where the
+    system cannot reserve blocks, or none are free, nothing is reserved, and writing says what is wrong.
+    """
+
+    def __init__(self) -> None:
+        self._fallocate = _system_call()
+        self._end = 0
+        self._works = True
+
+    def begin(self, end: int) -> None:
+        """Another file is written from now on, from byte `end`."""
+        self._end, self._works = end, self._fallocate is not None
+
+    def reserve(self, fd: int, begin: int, parts: Sequence[Buffer]) -> None:
+        """Makes sure that there are blocks for `parts`, which are written from byte `begin` on; reserves some more."""
+        end = begin + sum(memoryview(part).nbytes for part in parts)
+        if self._works and self._fallocate is not None and end > self._end:
+            more = end - self._end + min(max(end, _LEAST_BYTES), _MOST_RESERVED_BYTES)
+            self._works = not self._fallocate(fd, _KEEP_SIZE, self._end, more)
+            self._end += more
+
+    def give_back(self, fd: int, end: int) -> None:
+        """Frees the blocks behind byte `end`, where the file ends. Raises `OSError`."""
+        if end < self._end:
+            os.ftruncate(fd, end)  # which frees them, although the length stays
+            self._end = end
+
+
+def _system_call() -> ctypes._NamedFuncPointer | None:
+    """`fallocate` of the C library; None: this system has none."""
+    if not sys.platform.startswith("linux"):
+        return None
+    function = ctypes.CDLL(None).fallocate
+    function.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return function
+
 
 FsyncPolicy = Literal["always", "interval", "never"]
 """When appended entries reach the disk: before `append` returns, at most an interval later, or when the system likes.
@@ -287,3 +340,80 @@ def _entries_of(segment: Segment, after: int) -> Iterator[LogEntry]:
             raise StoreBroken(
                 f"{segment.path} is corrupt at byte {reader.offset:,}: entries {lost} to {segment.last} cannot be read"
             )
+
+
+# Brings a log to the disk every now and then, while entries are appended
+
+
+_MOST_BYTES = 8 << 20  # what a new segment has to wait for, and what the page cache holds
+
+
+class BackgroundSync:
+    """A thread that brings a file to the disk: at most an interval after an append, or after 8 MiB of them."""
+
+    def __init__(self, interval_s: float, file: Callable[[], int], failed: Callable[[str], None]) -> None:
+        """Begins.
+
+        Args:
+            interval_s: Seconds.
+            file: Gives a duplicate of the file's descriptor, which is closed here; -1: there is no file.
+            failed: Is told why the system could not write.
+        """
+        self._interval_s, self._file, self._failed = interval_s, file, failed
+        self._bytes = 0
+        self._appended, self._many = threading.Event(), threading.Event()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="log-fsync", daemon=True)
+        self._thread.start()
+
+    def appended(self, count: int) -> None:
+        """So many bytes more are in the file."""
+        self._bytes += count
+        if self._bytes > _MOST_BYTES:
+            self._many.set()
+        self._appended.set()
+
+    def close(self) -> None:
+        """Ends the thread. Closing twice is harmless."""
+        self._closing = True
+        self._many.set()
+        self._appended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._appended.wait()
+            self._many.wait(self._interval_s)
+            if self._closing:
+                return
+            # Before the file is synced: what is appended from now on is announced again.
+            self._appended.clear()
+            self._many.clear()
+            self._bytes = 0
+            self._sync()
+
+    def _sync(self) -> None:
+        fd = self._file()
+        if fd < 0:
+            return
+        try:
+            os.fdatasync(fd)  # not under the log's guard: commits continue meanwhile
+            forget_pages(fd)
+        except OSError as error:
+            self._failed(str(error.strerror))
+        finally:
+            os.close(fd)
+
+
+# Pages of files that are written and not read again, given back to the system
+
+
+def forget_pages(fd: int) -> None:
+    """Takes what is on the disk of a file out of the page cache; what is not stays. Raises `OSError`.
+
+    A log is read only when a store is opened again. Left in the page cache, it displaces what others read, and each
+    entry is written to pages that nobody has used for long: in a virtual machine whose host takes free pages back,
+    such pages take several times as long to write to as those that were in use a moment ago.
+    """
+    if sys.platform.startswith("linux"):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from elastable.embedding_store.support.waits.timers import Timers
+from elastable.embedding_store.support.futures import Timers
 
 WAIT_S = 60.0
 

@@ -1,1 +1,0 @@
-"""How much memory there is, and how it is had."""

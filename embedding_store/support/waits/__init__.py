@@ -1,1 +1,0 @@
-"""Waits that hold no thread: results that come later, and actions at given times."""
