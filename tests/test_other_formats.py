@@ -15,8 +15,7 @@ from elastable.embedding_store.engine.tiered.store_state import StoreState
 from elastable.embedding_store.errors import CheckpointError, ElastableError, StoreBroken, StoreFailed
 from elastable.embedding_store.log import framing
 from elastable.embedding_store.log.file_log import FileLog
-from elastable.embedding_store.tiers.files.file_tier import FileTier
-from elastable.embedding_store.tiers.files.tier_manifest import MANIFEST_NAME
+from elastable.embedding_store.tiers.files.file_tier import MANIFEST_NAME, FileTier
 from elastable.master.api import JobSpec
 from elastable.master.commits import version_record
 from elastable.master.commits.version_record import VersionRecord, job_as_json

@@ -11,7 +11,7 @@ import numpy as np
 
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.frames import encode
-from elastable.embedding_store.wire.messages.spec_messages import STORE_SERVICE
+from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 
 __all__ = ["slow_clients"]
 

@@ -12,12 +12,11 @@ from itertools import cycle
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
-from elastable.embedding_store.tiers.redis.connections.connection_pool import ConnectionPool
 from elastable.embedding_store.tiers.redis.connections.exchange import Conversation, Replies, Requests, exchange
-from elastable.embedding_store.tiers.redis.connections.redis_connection import Deadline
-from elastable.embedding_store.tiers.redis.records.record_batch import Batch
+from elastable.embedding_store.tiers.redis.connections.redis_connection import ConnectionPool, Deadline
 from elastable.embedding_store.tiers.redis.records.record_requests import encode_reads, read_sizes, reply_sizes
 from elastable.embedding_store.tiers.redis.records.record_tables import RecordTable
+from elastable.embedding_store.tiers.redis.records.record_transfer import Batch
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
 __all__ = ["read_pace", "write_pace"]

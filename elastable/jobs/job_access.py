@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from elastable.embedding_store.support.address import Address
-from elastable.embedding_store.wire.access.credentials import GIVEN_TOKEN, Credentials
-from elastable.embedding_store.wire.access.roles import Role
+from elastable.embedding_store.wire.access.credentials import GIVEN_TOKEN, Credentials, Role
 from elastable.jobs.options import JobOptions
 
 __all__ = ["JobAccess"]

@@ -8,7 +8,7 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.option import Option
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.store_url import byte_count
-from elastable.embedding_store.wire.server.limits.call_limits import CallLimits
+from elastable.embedding_store.wire.server.call_room import CallLimits
 from elastable.master.job_spec import KNOWN_VALUES
 
 __all__ = [

@@ -9,9 +9,7 @@ import numpy as np
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.wire.messages.body_plan import BodyPlan
-from elastable.embedding_store.wire.messages.frame_reader import FrameReader
-from elastable.embedding_store.wire.messages.frames import encode
+from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode
 from elastable.embedding_store.wire.pushes.pushed_arrays import body_of, declare_slices, plan_slices, read_body
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels
 from elastable.master.api import (

@@ -14,7 +14,7 @@ from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.wire.channels.status_codes import answering
 from elastable.embedding_store.wire.messages.store_messages import LONGEST_WAIT_S
 from elastable.embedding_store.wire.server.grpc_server import Service
-from elastable.embedding_store.wire.server.later import Later
+from elastable.embedding_store.wire.server.handlers import Later
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
 from elastable.master.api import DenseSnapshot, Lease, PushReply, WorkerIdentity
 from elastable.master.gradient import AsyncPushId, Push

@@ -9,7 +9,7 @@ from threading import Lock
 import grpc
 
 from elastable.embedding_store.support.futures import settle
-from elastable.embedding_store.wire.server.later import Answer, Later
+from elastable.embedding_store.wire.server.handlers import Answer, Later
 from elastable.master.api import JobStatus, Session, WorkerIdentity
 from elastable.master.jobs.served_master import ServedMaster
 from elastable.master.v1 import master_pb2

@@ -13,9 +13,9 @@ from benchmarks.calls.sessions import STILL, serving
 from benchmarks.calls.silent_clients import SilentClients
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.wire.messages.spec_messages import STORE_SERVICE
+from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
+from elastable.embedding_store.wire.server.call_room import CallLimits
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
-from elastable.embedding_store.wire.server.limits.call_limits import CallLimits
 from elastable.embedding_store.wire.service.store_service import store_service
 
 WAIT_S = 60.0

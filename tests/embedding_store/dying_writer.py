@@ -10,8 +10,8 @@ import pytest
 
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.tiers.redis.connections import long_request
 from elastable.embedding_store.tiers.redis.connections.redis_connection import Connection
+from elastable.embedding_store.tiers.redis.streams import stream_appender as long_request
 from tests.redis_done import until_done
 
 __all__ = ["Died", "Writes", "abandon", "die", "dying_after"]

@@ -8,7 +8,7 @@ import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.messages.frame_reader import FrameReader
+from elastable.embedding_store.wire.messages.frames import FrameReader
 from elastable.embedding_store.wire.messages.store_messages import (
     blocks_from_frames,
     commit_from_frames,

@@ -16,9 +16,9 @@ from elastable.embedding_store.shards.row_pushes import DenseSlice, PushedCommit
 from elastable.embedding_store.shards.row_saving import RowSave
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.access.roles import Role
+from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
-from elastable.embedding_store.wire.messages.spec_messages import OWNER_KEY
+from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.pushes.shard_service import shard_services
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service

@@ -15,8 +15,8 @@ from elastable.embedding_store.shards.row_pushes import DenseSlice, PushedCommit
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.shards.sums.pushed_sums import sum_pushes
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.access.roles import Role
-from elastable.embedding_store.wire.messages.spec_messages import OWNER_KEY
+from elastable.embedding_store.wire.access.credentials import Role
+from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY
 from elastable.embedding_store.wire.pushes.dense_arrays import DenseEntries, declare_dense
 from elastable.embedding_store.wire.pushes.dense_messages import layout_to_message
 from elastable.embedding_store.wire.pushes.push_messages import pushed_commit_frames, record_frames

@@ -10,9 +10,9 @@ from contextlib import suppress
 
 import numpy as np
 
-from elastable.embedding_store.wire.messages.body_plan import BodyPlan
-from elastable.embedding_store.wire.shared.attached_rows import attached_tables
+from elastable.embedding_store.wire.messages.frames import BodyPlan
 from elastable.embedding_store.wire.shared.attachment import CHANNEL, LAYOUT, NOTIFICATIONS, connected, receive_packet
+from elastable.embedding_store.wire.shared.attachment_client import attached_tables
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedMessage
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, channels_of
 from tests.fuzz.mutator import Mutator

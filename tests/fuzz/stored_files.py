@@ -14,7 +14,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.tiers.files.tier_manifest import MANIFEST_NAME
+from elastable.embedding_store.tiers.files.file_tier import MANIFEST_NAME
 from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables

@@ -22,7 +22,7 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.tables.table_update import IndexedSlices
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.access.roles import Role
+from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY, error_class
 from elastable.embedding_store.wire.messages.store_messages import commit_frames
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer

@@ -14,8 +14,7 @@ from elastable.embedding_store.errors import BadInput, ElastableError, StoreFail
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.tiers.redis.connections.redis_connection import Deadline
 from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, Reply
-from elastable.embedding_store.tiers.redis.connections.topology import Topology
-from elastable.embedding_store.tiers.redis.connections.transactions import change_if_unchanged
+from elastable.embedding_store.tiers.redis.connections.topology import Topology, change_if_unchanged
 from elastable.embedding_store.tiers.redis.url import SCHEMES, RedisUrl
 
 __all__ = ["LEASE_S", "MOST_SERVERS", "Registration", "StoreRegistry", "is_registry"]

@@ -18,8 +18,7 @@ from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.store_url import byte_count, url_of_server
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.embedding_store.warm import warming
-from elastable.embedding_store.wire.access.credentials import Credentials
-from elastable.embedding_store.wire.access.roles import Role
+from elastable.embedding_store.wire.access.credentials import Credentials, Role
 from elastable.embedding_store.wire.pushes.shard_service import shard_services
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.shared.shared_store import channels_of

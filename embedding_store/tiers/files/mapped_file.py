@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
 import struct
+import sys
 import zlib
 from pathlib import Path
 
@@ -13,9 +15,8 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.errors import StoreBroken, StoreFailed
-from elastable.embedding_store.tiers.files.file_system import overwrites_in_place
 
-__all__ = ["MappedFile"]
+__all__ = ["MappedFile", "overwrites_in_place"]
 
 _MAGIC = b"ELSTTIER"
 _HEADER = struct.Struct("<8s8s16sQ")  # magic, kind, token, bytes of an item; a CRC-32 of these follows
@@ -264,3 +265,24 @@ class MappedFile:
 
 def _failed(path: Path, what: str, error: OSError) -> StoreFailed:
     return StoreFailed(f"{path} {what}: {error.strerror}")
+
+
+# What the file system of a file promises
+
+
+_EXT, _TMPFS = 0xEF53, 0x01021994
+_WORDS = 64  # more than the system fills in
+
+
+def overwrites_in_place(fd: int) -> bool:
+    """Whether what is written to allocated blocks never needs others, so that it cannot meet a full disk.
+
+    So it is with ext4 and tmpfs. XFS and Btrfs write shared blocks elsewhere, ZFS all of them, and what lies below an
+    overlay is not known; of whatever else there is, the answer is False.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    found = (ctypes.c_long * _WORDS)()
+    if ctypes.CDLL(None).fstatfs(fd, found):
+        return False
+    return int(found[0]) in (_EXT, _TMPFS)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 from urllib.parse import parse_qsl, unquote
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.address import Address
+from elastable.embedding_store.support.checked_files import read_secret
 from elastable.embedding_store.support.store_url import TIER_OPTIONS, unknown_option
-from elastable.embedding_store.tiers.redis.login import login_of_environment, sentinel_login
 from elastable.embedding_store.tiers.redis.schema import (
     DEFAULT_NAMESPACE,
     DEFAULT_PARTITIONS,
@@ -18,7 +20,17 @@ from elastable.embedding_store.tiers.redis.schema import (
     check_partitions,
 )
 
-__all__ = ["DEFAULT_DEADLINE_S", "DEFAULT_PORT", "SCHEMES", "RedisUrl", "redacted"]
+__all__ = [
+    "DEFAULT_DEADLINE_S",
+    "DEFAULT_PORT",
+    "FILE_VARIABLE",
+    "PASSWORD_VARIABLE",
+    "SCHEMES",
+    "USER_VARIABLE",
+    "RedisUrl",
+    "login_of_environment",
+    "redacted",
+]
 
 SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel")
 DEFAULT_PORT, DEFAULT_SENTINEL_PORT = 6379, 26379
@@ -33,7 +45,7 @@ class RedisUrl:
     Attributes:
         seeds: Servers to ask first; of a Cluster any of its nodes. With `+sentinel` the Sentinels.
         username: Of AUTH; "" for the default user. Where the URL has no login, both are those of the environment
-            (`elastable.embedding_store.tiers.redis.login`).
+            (`elastable.embedding_store.tiers.redis.url`).
         password: Of AUTH; "" for none. In no message, in no `repr`.
         service: By which the Sentinels know the master; "": there are none, and the seeds are the servers.
         sentinel_login: User and password of the Sentinels, from the environment; "" for none.
@@ -156,3 +168,44 @@ def _seconds(text: str) -> float:
         return float(text)
     except ValueError:
         raise BadInput(f"deadline of a Redis URL must be a number of seconds, got {text!r}") from None
+
+
+# User and password of Redis, from the environment of each process, and never from another process
+
+
+USER_VARIABLE = "ELASTABLE_REDIS_USER"
+PASSWORD_VARIABLE = "ELASTABLE_REDIS_PASSWORD"
+FILE_VARIABLE = "ELASTABLE_REDIS_PASSWORD_FILE"
+SENTINEL_USER_VARIABLE = "ELASTABLE_SENTINEL_USER"
+SENTINEL_PASSWORD_VARIABLE = "ELASTABLE_SENTINEL_PASSWORD"
+SENTINEL_FILE_VARIABLE = "ELASTABLE_SENTINEL_PASSWORD_FILE"
+
+
+def login_of_environment(environment: Mapping[str, str] = os.environ) -> tuple[str, str]:
+    """User and password of the servers, "" for what is not set.
+
+    Raises:
+        BadInput: the password is given twice, or its file cannot be read.
+    """
+    return _login(environment, USER_VARIABLE, PASSWORD_VARIABLE, FILE_VARIABLE)
+
+
+def sentinel_login(environment: Mapping[str, str] = os.environ) -> tuple[str, str]:
+    """As `login_of_environment`, of the Sentinels, which may have another login than the servers or none."""
+    return _login(environment, SENTINEL_USER_VARIABLE, SENTINEL_PASSWORD_VARIABLE, SENTINEL_FILE_VARIABLE)
+
+
+def _login(environment: Mapping[str, str], *names: str) -> tuple[str, str]:
+    """User and password, from the variables of the user, the password and the password's file."""
+    user, password, file = (environment.get(name, "") for name in names)
+    _, password_name, file_name = names
+    if password and file:
+        raise BadInput(f"{password_name} and {file_name} are both set: set one of them")
+    if file:
+        try:
+            password = read_secret(file, file_name).decode().strip("\r\n")
+        except UnicodeDecodeError as error:
+            raise BadInput(f"{file_name}: {file!r} is not UTF-8 text") from error
+        if not password:
+            raise BadInput(f"{file_name}: {file!r} is empty")
+    return user, password

@@ -2,22 +2,192 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 import grpc
 
-from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.errors import BadInput, Unauthenticated
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.checked_files import read_secret
-from elastable.embedding_store.wire.access.roles import Role
 
-__all__ = ["ENVIRONMENT", "GIVEN_ADMINISTRATOR_TOKEN", "GIVEN_TOKEN", "STORES_TOKEN", "Credentials"]
+__all__ = [
+    "ENVIRONMENT",
+    "GIVEN_ADMINISTRATOR_TOKEN",
+    "GIVEN_TOKEN",
+    "LEAST_ROLE",
+    "STORES_TOKEN",
+    "Caller",
+    "Callers",
+    "Credentials",
+    "Role",
+    "least_role",
+]
+
+
+# Roles of callers, and the least role that each call needs: the one table of who may do what
+
+
+_STORE = "/elastable.embedding_store.v1.EmbeddingStore/"
+_SERVER = "/elastable.embedding_store.v1.StoreServer/"
+_MASTER = "/elastable.master.v1.Master/"
+_REFLECTION = "/grpc.reflection."
+
+
+class Role(IntEnum):
+    """What a caller may do; each role may do what those before it may."""
+
+    READER = 1
+    """Reads tables, rows, versions, pins and the status of a job."""
+    WORKER = 2
+    """Takes part in a job; creates tables and changes rows of a server that allows writing."""
+    ADMINISTRATOR = 3
+    """Deletes rows and tables, sets versions back, stops a job."""
+
+    @property
+    def word(self) -> str:
+        """As it is written in settings and messages: "reader", "worker" or "administrator"."""
+        return self.name.lower()
+
+
+LEAST_ROLE: Mapping[str, Role] = MappingProxyType(
+    {
+        f"{service}{call}": role
+        for service, role, calls in (
+            (
+                _STORE,
+                Role.READER,
+                "ListTables GetVersion Lookup LookupSmall CountRows TableStatistics ReadSightings Scan ReadRows Attach "
+                "Pin RenewPin ReleasePin ListPins",
+            ),
+            (_STORE, Role.WORKER, "CreateTable Commit CommitStaged Put PutSightings"),
+            (_STORE, Role.ADMINISTRATOR, "Delete ClearTable DropTable ResetVersion"),
+            (_SERVER, Role.READER, "GetOwner GetShardStatus"),
+            (
+                _SERVER,
+                Role.WORKER,  # all but PushRows and ReadDense for the owner alone, whose claim was an administrator's
+                "PushRows ReadDense Renew Measure SumDense KeepDense OfferRows CommitPushed TakeBack ReadRecord "
+                "KeepRecord TakeChanges SaveRows CreateTable Put PutSightings Delete ClearTable DropTable ResetVersion",
+            ),
+            (_SERVER, Role.ADMINISTRATOR, "Claim"),
+            (_MASTER, Role.READER, "GetStatus"),
+            (_MASTER, Role.WORKER, "Join LeaseTasks PullDense ReportGradient ReportEvaluation ReportFailure"),
+            (_MASTER, Role.ADMINISTRATOR, "StopJob"),
+        )
+        for call in calls.split()
+    }
+)
+"""Full name of every call of Elastable's services -> the least role that may make it."""
+
+
+def least_role(method: str) -> Role:
+    """The least role for a call; the administrator's where the table does not have it."""
+    if method.startswith(_REFLECTION):
+        return Role.READER
+    return LEAST_ROLE.get(method, Role.ADMINISTRATOR)
+
+
+# Who makes a call: the role that its token, its certificate, or neither gives it
+
+
+_TOKEN_KEY = "authorization"
+_SCHEME = b"bearer"
+_ANY_NAME = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whoever makes a call.
+
+    Attributes:
+        role: What it may do.
+        shown: What it is known by, for messages and logs; no secret.
+    """
+
+    role: Role
+    shown: str
+
+    @property
+    def told(self) -> str:
+        """Role and mark in a few words, for logs."""
+        return f"{self.role.word} ({self.shown})"
+
+
+class Callers:
+    """Tells callers of one server apart.
+
+    Where tokens are set a call shows one of them, and where roles of certificates are set its certificate has one; with
+    both, the lower role counts.
+
+    Args:
+        credentials: The server's.
+        anonymous: The role of callers who show no token. None: there are none where tokens or roles of certificates are
+            set; elsewhere everybody is a worker.
+    """
+
+    def __init__(self, credentials: Credentials, anonymous: Role | None = None) -> None:
+        self._tokens = [(token.encode("ascii"), role) for token, role in credentials.tokens.items()]
+        self._names = credentials.roles_of_names
+        #: Whether nobody gets in without a token, or a certificate that has a role.
+        self.asks = anonymous is None and bool(self._tokens or self._names)
+        self._anonymous = Caller(Role.WORKER if anonymous is None else anonymous, "no token")
+
+    def of(self, context: grpc.ServicerContext) -> Caller:
+        """Who makes the call of `context`.
+
+        Raises:
+            Unauthenticated: it does not show what this server asks for.
+        """
+        if not (self._tokens or self._names):
+            return self._anonymous
+        by_token = self._by_token(context) if self._tokens else None
+        by_name = self._by_name(context) if self._names else None
+        if by_token is None or by_name is None:
+            return by_token or by_name or self._anonymous
+        return Caller(min(by_token.role, by_name.role), f"{by_token.shown}, {by_name.shown}")
+
+    def _by_token(self, context: grpc.ServicerContext) -> Caller:
+        shown = [value for key, value in context.invocation_metadata() if key == _TOKEN_KEY]
+        if not shown and not self.asks:
+            return self._anonymous
+        if len(shown) != 1:
+            raise Unauthenticated("it shows no token, and this server asks for one (ELASTABLE_TOKEN_FILE)")
+        scheme, _, token = _as_bytes(shown[0]).partition(b" ")
+        found = [role for known, role in self._tokens if hmac.compare_digest(token, known)]
+        if not found or scheme.lower() != _SCHEME:
+            raise Unauthenticated("its token is not this server's (ELASTABLE_TOKEN_FILE)")
+        return Caller(found[0], f"the {found[0].word}'s token")
+
+    def _by_name(self, context: grpc.ServicerContext) -> Caller:
+        shown: Mapping[str, Iterable[bytes]] = context.auth_context()  # type: ignore[assignment]
+        names = [
+            *_texts(shown.get("x509_subject_alternative_name", ())),
+            *_texts(shown.get("x509_common_name", ())),
+        ]
+        roles = [self._names[name] for name in names if name in self._names]
+        if not roles and _ANY_NAME in self._names:
+            roles = [self._names[_ANY_NAME]]
+        told = ", ".join(map(repr, names)) or "without a name"
+        if not roles:
+            raise Unauthenticated(f"its certificate ({told}) has no role here (ELASTABLE_CERTIFICATE_ROLES)")
+        return Caller(max(roles), f"certificate {told}")
+
+
+def _as_bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value
+
+
+def _texts(values: Iterable[bytes]) -> list[str]:
+    return [value.decode("utf-8", "replace") for value in values]
+
 
 ENVIRONMENT = {
     "ELASTABLE_TLS_CA": "certificates (PEM) of the authority that the other end's certificate is verified by",

@@ -15,12 +15,20 @@ from elastable.embedding_store.tables.base_store import BaseSource
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
-from elastable.embedding_store.wire.messages.body_plan import MAX_BODY_BYTES, BodyPlan
-from elastable.embedding_store.wire.messages.frame_reader import FrameReader
-from elastable.embedding_store.wire.messages.frames import ONE_FRAME_BYTES, encode
-from elastable.embedding_store.wire.messages.spec_messages import STORE_SERVICE, spec_from_message
-from elastable.embedding_store.wire.messages.store_messages import LONGEST_WAIT_S, require_wire_ids
-from elastable.embedding_store.wire.messages.upload import StreamingUpload
+from elastable.embedding_store.wire.messages.frames import (
+    MAX_BODY_BYTES,
+    ONE_FRAME_BYTES,
+    BodyPlan,
+    FrameReader,
+    StreamingUpload,
+    encode,
+)
+from elastable.embedding_store.wire.messages.store_messages import (
+    LONGEST_WAIT_S,
+    STORE_SERVICE,
+    require_wire_ids,
+    spec_from_message,
+)
 
 __all__ = ["RemoteSource"]
 

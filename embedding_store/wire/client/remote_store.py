@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -11,27 +12,30 @@ import grpc
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableStatistics
-from elastable.embedding_store.contract.snapshot import PinStatistics, Snapshot
+from elastable.embedding_store.contract.row_source import refuse_other_version
+from elastable.embedding_store.contract.snapshot import PinStatistics, Snapshot, require_lease
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.errors import TableNotFound, Unsupported
-from elastable.embedding_store.rows.checks import require_numbers
-from elastable.embedding_store.tables.base_store import BaseStore
+from elastable.embedding_store.errors import BadInput, StoreFailed, TableNotFound, Unsupported
+from elastable.embedding_store.rows.checks import require_block_rows, require_numbers
+from elastable.embedding_store.tables.base_store import BaseSnapshot, BaseStore
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
-from elastable.embedding_store.wire.client.remote_pin import RemotePin, remote_pins
-from elastable.embedding_store.wire.client.remote_reads import RemoteReads
+from elastable.embedding_store.wire.channels.status_codes import raising
 from elastable.embedding_store.wire.client.remote_source import RemoteSource
-from elastable.embedding_store.wire.messages.spec_messages import STORE_SERVICE, spec_to_message
+from elastable.embedding_store.wire.messages.frames import StreamingUpload, Upload
 from elastable.embedding_store.wire.messages.store_messages import (
+    STORE_SERVICE,
     block_frames,
+    blocks_from_frames,
     commit_frames,
     ids_frames,
+    spec_to_message,
     state_frames,
+    state_from_frames,
 )
-from elastable.embedding_store.wire.messages.upload import Upload
 
-__all__ = ["RemoteStore", "WriteStub"]
+__all__ = ["RemotePin", "RemoteStore", "WriteStub"]
 
 Answer = TypeVar("Answer")
 
@@ -183,3 +187,159 @@ class RemoteStore(RemoteSource, BaseStore):
     def _send_commit(self, commit: Commit, token: bytes, stage: bool) -> None:
         require_numbers(commit)
         self._connection.call(lambda timeout: self._commit(commit_frames(commit, token, stage), timeout))
+
+
+# A pin of a store that another process serves
+
+
+_LookUp = Callable[[Mapping[str, Int64], bytes], dict[str, Float32]]
+
+
+class RemotePin(BaseSnapshot):
+    """A version that the server keeps until the lease ends, also if this process is gone.
+
+    Args:
+        connection: To the server; its owner's to close.
+        look_up: Looks ids up at the pin of a token.
+        specs: All tables of the server's store.
+        version: To pin; None: the current one.
+        lease_s: Seconds, 3,600 at most.
+
+    Raises:
+        As `EmbeddingStore.pin`.
+    """
+
+    def __init__(
+        self,
+        connection: ServerConnection,
+        look_up: _LookUp,
+        specs: Callable[[], dict[str, TableSpec]],
+        version: int | None,
+        lease_s: float,
+    ) -> None:
+        self._connection, self._look_up = connection, look_up
+        self._stub = store_pb2_grpc.EmbeddingStoreStub(connection.channel)
+        self._token, self._lease_s = uuid.uuid4().bytes, require_lease(lease_s)
+        self._reads = RemoteReads(connection, self._token)
+        request = store_pb2.PinRequest(version=version, lease_s=lease_s, token=self._token)
+        pinned = connection.call(lambda timeout: self._stub.Pin(request, timeout=timeout))
+        super().__init__(int(pinned.version), specs)
+
+    def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
+        self._require_open()
+        refuse_other_version(self._version, version)
+        return self._look_up(ids, self._token)
+
+    def renew(self, lease_s: float | None = None) -> None:
+        self._require_open()
+        seconds = self._lease_s if lease_s is None else require_lease(lease_s)
+        request = store_pb2.RenewPinRequest(token=self._token, lease_s=seconds)
+        self._connection.call(lambda timeout: self._stub.RenewPin(request, timeout=timeout))
+        self._lease_s = seconds
+
+    def row_count(self, table: str) -> int:
+        self._require_open()
+        return self._reads.row_count(table)
+
+    def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
+        """Each block has its own deadline."""
+        self._require_open()
+        return self._reads.scan(table, require_block_rows(block_rows))
+
+    def read_rows(self, table: str, ids: Int64) -> RowBlock:
+        self._require_open()
+        return self._reads.read_rows(table, ids)
+
+    def table_state(self, table: str) -> TableState:
+        self._require_open()
+        return self._reads.table_state(table)
+
+    def _release(self) -> None:
+        """Raises `Unavailable` if the server is not reached; there the version is freed when its lease ends."""
+        request = store_pb2.ReleasePinRequest(token=self._token)
+        self._connection.call(lambda timeout: self._stub.ReleasePin(request, timeout=timeout))
+
+
+def remote_pins(connection: ServerConnection) -> tuple[PinStatistics, ...]:
+    """The pins of a store in another process."""
+    stub, request = store_pb2_grpc.EmbeddingStoreStub(connection.channel), store_pb2.ListPinsRequest()
+    told = connection.call(lambda timeout: stub.ListPins(request, timeout=timeout)).pins
+    return tuple(PinStatistics(pin.version, pin.lease_left_s, pin.rows, pin.bytes) for pin in told)
+
+
+# Rows with their slots, counts and sketches of a store in another process, or of a version that is pinned there
+
+
+class RemoteReads:
+    """The calls that copy rows out of a store.
+
+    Args:
+        connection: To its server; its owner's to close.
+        pin: Token of the pin to read; empty: the store.
+    """
+
+    def __init__(self, connection: ServerConnection, pin: bytes = b"") -> None:
+        self._connection, self._pin = connection, pin
+        channel, path = connection.channel, f"/{STORE_SERVICE}"
+        self._stub = store_pb2_grpc.EmbeddingStoreStub(channel)
+        self._read_state = channel.unary_stream(
+            f"{path}/ReadSightings", store_pb2.ReadSightingsRequest.SerializeToString, None
+        )
+        self._read_rows = StreamingUpload(channel, f"{path}/ReadRows")
+        self._scan = channel.unary_stream(f"{path}/Scan", store_pb2.ScanRequest.SerializeToString, None)
+
+    def row_count(self, table: str) -> int:
+        request = store_pb2.CountRowsRequest(table=table, pin=self._pin)
+        return int(self._connection.call(lambda timeout: self._stub.CountRows(request, timeout=timeout)).rows)
+
+    def scan(self, table: str, block_rows: int) -> Iterator[RowBlock]:
+        """Each block has its own deadline."""
+        request = store_pb2.ScanRequest(table=table, block_rows=require_block_rows(block_rows), pin=self._pin)
+        with raising(self._connection.address, self._connection.deadline_s):
+            call = self._scan(request)
+            try:
+                blocks = blocks_from_frames(call)
+                while (block := self._next_block(call, blocks)) is not None:
+                    yield block
+            except BadInput as error:
+                raise self._unreadable(error) from error
+            finally:
+                call.cancel()  # type: ignore[no-untyped-call]
+
+    def read_rows(self, table: str, ids: Int64) -> RowBlock:
+        def attempt(timeout: float) -> list[RowBlock]:
+            frames = self._read_rows(ids_frames(table, ids, self._pin), timeout)
+            try:
+                return [block for _, block in blocks_from_frames(frames)]
+            except BadInput as error:
+                raise self._unreadable(error) from error
+
+        blocks = self._connection.call(attempt)
+        if len(blocks) != 1:
+            raise StoreFailed(f"{self._connection.address} answered with {len(blocks)} blocks instead of one")
+        return blocks[0]
+
+    def table_state(self, table: str) -> TableState:
+        request = store_pb2.ReadSightingsRequest(table=table, pin=self._pin)
+
+        def attempt(timeout: float) -> TableState:
+            try:
+                return state_from_frames(self._read_state(request, timeout=timeout))[1]
+            except BadInput as error:
+                raise self._unreadable(error) from error
+
+        return self._connection.call(attempt)
+
+    def _next_block(self, call: grpc.Call, blocks: Iterator[tuple[str, RowBlock]]) -> RowBlock | None:
+        """The next block, None at the end; the call is cancelled at the deadline."""
+        timer = threading.Timer(self._connection.deadline_s, call.cancel)
+        timer.daemon = True
+        timer.start()
+        try:
+            found = next(blocks, None)
+        finally:
+            timer.cancel()
+        return None if found is None else found[1]
+
+    def _unreadable(self, error: BadInput) -> StoreFailed:
+        return StoreFailed(f"{self._connection.address} sent a malformed answer: {error}")

@@ -9,9 +9,15 @@ those copy every buffer several times, and hold the GIL while they do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Generic, TypeVar
 
+import grpc
 import numpy as np
+import numpy.typing as npt
+from google.protobuf.message import DecodeError, Message
 
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
@@ -20,11 +26,16 @@ __all__ = [
     "BODY_TAG",
     "FRAME_BYTES",
     "HEADER_TAG",
+    "MAX_BODY_BYTES",
     "MAX_ENTRIES",
     "MAX_FRAME_BYTES",
     "MAX_HEADER_BYTES",
     "ONE_FRAME_BYTES",
     "SMALL_BYTES",
+    "BodyPlan",
+    "FrameReader",
+    "StreamingUpload",
+    "Upload",
     "encode",
     "frame_prefix",
 ]
@@ -145,3 +156,277 @@ def _varint(value: int, longer: int = 0) -> bytes:
         value >>= 7
     parts.append(value)
     return bytes(parts)
+
+
+# What a bulk message's header declares of its body, before a byte of it is read
+
+
+MAX_BODY_BYTES = 4 << 30
+"""The longest body that a header may declare; split larger calls."""
+
+_MAX_RANK = 32
+
+
+class BodyPlan:
+    """The buffers that a header declares, bounded before any is allocated."""
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+        self._parts: list[tuple[tuple[int, ...], np.dtype[np.generic], int]] = []
+        self._size = 0
+
+    def add(self, what: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> None:
+        """Declares the next buffer: `what` names it in errors.
+
+        Raises:
+            BadInput: a negative size, more dimensions than an array has, or more than `MAX_BODY_BYTES` in all.
+        """
+        if len(shape) > _MAX_RANK:  # first: the product of a million lengths takes hours, in which nothing else is done
+            raise BadInput(f"{self._message}: {what} has {len(shape)} dimensions; an array has at most {_MAX_RANK}")
+        size = math.prod(shape) * dtype.itemsize
+        self._size += size
+        if (shape and min(shape) < 0) or self._size > MAX_BODY_BYTES or not size:
+            self._refuse_impossible(what, shape, dtype)
+        self._parts.append((shape, dtype, size))
+
+    def _refuse_impossible(self, what: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> None:
+        if any(length < 0 for length in shape):
+            raise BadInput(f"{self._message}: {what} has a negative size, {list(shape)}")
+        # Of an empty buffer NumPy refuses [0, 2**62], so its other lengths are bounded too.
+        declared = math.prod(max(length, 1) for length in shape) * dtype.itemsize
+        if max(declared, self._size) > MAX_BODY_BYTES:
+            raise BadInput(
+                f"{self._message}: {what} of shape {list(shape)} makes a body of more than the "
+                f"{MAX_BODY_BYTES} bytes that one call may carry; split the call"
+            )
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole body."""
+        return self._size
+
+    def allocate(self) -> list[Array]:
+        """One uninitialised array for each buffer, in the order they were added."""
+        return [np.empty(shape, dtype) for shape, dtype, _ in self._parts]
+
+    def cut(self, body: memoryview) -> list[Array]:
+        """Copies of the buffers in a body of exactly `size` bytes: quicker where they are small."""
+        arrays = []
+        start = 0
+        for shape, dtype, size in self._parts:
+            array: Array = np.ndarray(shape, dtype, body, start)
+            arrays.append(array.copy())
+            start += size
+        return arrays
+
+
+# Reads bulk messages from their frames, into place
+
+
+Header = TypeVar("Header", bound=Message)
+
+_LENGTH_DELIMITED = 2  # of the wire types of protobuf
+_FIXED_BYTES = {1: 8, 5: 4}
+_LAYOUT = "expected field 1 (header, first frame only) and then field 2 (body)"
+
+
+class FrameReader:
+    """Reads one message from the frames of a stream.
+
+    Making it waits for the first frame.
+
+    Raises:
+        BadInput: no frame, a malformed one, or no header in the first.
+    """
+
+    def __init__(self, frames: Iterable[bytes], message: str) -> None:
+        self._frames = iter(frames)
+        self._message = message
+        first = next(self._frames, None)
+        if first is None:
+            raise BadInput(f"{message}: the stream ended before its first frame; {_LAYOUT}")
+        header, self._body = _split(first, message)
+        if header is None:
+            raise BadInput(f"{message}: the first frame has no header; {_LAYOUT}")
+        self._header = header
+
+    def header(self, kind: type[Header]) -> Header:
+        """The header, parsed.
+
+        Raises:
+            BadInput: its bytes are no message of that kind, or more entries than any call has.
+        """
+        _refuse_many_entries(self._header, self._message)
+        try:
+            return kind.FromString(self._header)
+        except DecodeError as error:
+            raise BadInput(
+                f"{self._message}: its header of {len(self._header)} bytes is no {kind.DESCRIPTOR.full_name}: {error}"
+            ) from error
+
+    def read(self, plan: BodyPlan, to_the_end: bool = True) -> list[Array]:
+        """The body's buffers as `plan` declares them.
+
+        Args:
+            plan: What the header declared.
+            to_the_end: Whether the stream must end there; else more messages may follow in frames of their own.
+
+        Raises:
+            BadInput: a malformed frame, or a body longer or shorter than declared.
+        """
+        received = len(self._body)
+        targets: list[npt.NDArray[np.uint8]] = []
+        if received == plan.size <= SMALL_BYTES:
+            arrays = plan.cut(self._body)
+        else:
+            arrays = plan.allocate()
+            targets = [array.reshape(-1).view(np.uint8) for array in arrays if array.size]
+            self._scatter(self._body, targets, plan)
+        while to_the_end or received < plan.size:
+            frame = next(self._frames, None)
+            if frame is None:
+                break
+            header, body = _split(frame, self._message)
+            if header is not None:
+                raise BadInput(f"{self._message}: a second header; {_LAYOUT}")
+            received += len(body)
+            self._scatter(body, targets, plan)
+        if received == plan.size:
+            return arrays
+        raise BadInput(
+            f"{self._message}: the body ended after {received} of the {plan.size} bytes that its header declares"
+        )
+
+    def _scatter(self, body: memoryview, targets: list[npt.NDArray[np.uint8]], plan: BodyPlan) -> None:
+        """Moves `body` into the first bytes of `targets`, and drops from them what is full."""
+        start = 0
+        while start < len(body):
+            if not targets:
+                raise BadInput(
+                    f"{self._message}: the body is longer than the {plan.size} bytes that its header declares"
+                )
+            target = targets[0]
+            taken = min(len(body) - start, len(target))
+            # NumPy's copy leaves the GIL to others, a memoryview's does not.
+            target[:taken] = np.frombuffer(body, np.uint8, taken, start)
+            start += taken
+            if taken == len(target):
+                del targets[0]
+            else:
+                targets[0] = target[taken:]
+
+
+def _refuse_many_entries(header: bytes, message: str) -> None:
+    """Counts a header's fields before they are parsed: an empty entry takes 2 bytes of a frame and a hundred here."""
+    if len(header) <= 2 * MAX_ENTRIES:
+        return
+    position = count = 0
+    while position < len(header):
+        count += 1
+        if count > MAX_ENTRIES:
+            raise BadInput(f"{message}: more than {MAX_ENTRIES} entries in its header; split the call")
+        tag, position = _number(header, position)
+        if tag & 7 == _LENGTH_DELIMITED:
+            length, position = _number(header, position)
+            position += length
+        elif tag & 7 == 0:
+            _, position = _number(header, position)
+        else:
+            position += _FIXED_BYTES.get(tag & 7, len(header))  # what is no field at all the parser refuses
+
+
+def _number(text: bytes, position: int) -> tuple[int, int]:
+    """The number in base 128 at `position`, and where it ends."""
+    value = shift = 0
+    while position < len(text) and shift < 70:
+        byte = text[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += 7
+    return value, position
+
+
+def _split(frame: bytes, message: str) -> tuple[bytes | None, memoryview]:
+    """The header, where there is one, and the body of a frame."""
+    view = memoryview(frame)
+    header: bytes | None = None
+    position = 0
+    if position < len(frame) and frame[position] == HEADER_TAG:
+        start, position = _span(frame, position + 1, message)
+        header = frame[start:position]
+    if position == len(frame):
+        return header, view[:0]
+    if frame[position] != BODY_TAG:
+        raise BadInput(
+            f"{message}: malformed frame: {_LAYOUT}, "
+            f"found byte 0x{frame[position]:02x} at {position} of {len(frame)} bytes"
+        )
+    start, position = _span(frame, position + 1, message)
+    if position != len(frame):
+        raise BadInput(f"{message}: malformed frame: {len(frame) - position} bytes follow its body; {_LAYOUT}")
+    return header, view[start:position]
+
+
+def _span(frame: bytes, position: int, message: str) -> tuple[int, int]:
+    """Where the length-delimited field starts and ends whose length stands at `position`."""
+    length = shift = 0
+    while position < len(frame) and shift < 35:
+        byte = frame[position]
+        position += 1
+        length |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if position + length <= len(frame):
+                return position, position + length
+            raise BadInput(
+                f"{message}: truncated frame: a field of {length} bytes at {position} of {len(frame)} bytes; {_LAYOUT}"
+            )
+        shift += 7
+    raise BadInput(f"{message}: malformed frame: a length that does not end; {_LAYOUT}")
+
+
+# Calls that send frames: as a unary call where there is one frame, as a stream where there are more
+
+
+Reply = TypeVar("Reply")
+
+
+class Upload(Generic[Reply]):
+    """A call that sends frames and takes one reply.
+
+    gRPC starts a thread for each call that sends a stream; on the wire a unary call is the same.
+
+    Args:
+        channel: To the server.
+        path: `/package.Service/Method`.
+        parse: Makes the reply of its bytes.
+    """
+
+    def __init__(self, channel: grpc.Channel, path: str, parse: Callable[[bytes], Reply]) -> None:
+        self._one = channel.unary_unary(path, None, parse)
+        self._many = channel.stream_unary(path, None, parse)
+
+    def __call__(self, frames: Iterator[bytes], timeout: float) -> Reply:
+        """Makes the call; raises `grpc.RpcError`."""
+        first, second = next(frames), next(frames, None)
+        if second is None:
+            reply: Reply = self._one(first, timeout=timeout)
+        else:
+            reply = self._many(chain((first, second), frames), timeout=timeout)
+        return reply
+
+
+class StreamingUpload:
+    """A call that sends frames and takes frames; `channel` and `path` as in `Upload`."""
+
+    def __init__(self, channel: grpc.Channel, path: str) -> None:
+        self._one = channel.unary_stream(path, None, None)
+        self._many = channel.stream_stream(path, None, None)
+
+    def __call__(self, frames: Iterator[bytes], timeout: float) -> Iterable[bytes]:
+        """Makes the call; its reply's frames, which raise `grpc.RpcError`."""
+        first, second = next(frames), next(frames, None)
+        if second is None:
+            return self._one(first, timeout=timeout)
+        return self._many(chain((first, second), frames), timeout=timeout)

@@ -8,17 +8,19 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
 from elastable.embedding_store.contract.row_source import RowSource
+from elastable.embedding_store.errors import DeadlineExceeded
+from elastable.embedding_store.support.memory_budget import memory_limit
 from elastable.embedding_store.tables.lookup_request import LookupRequest
 from elastable.embedding_store.wire.messages.frames import FRAME_BYTES, MAX_FRAME_BYTES, ONE_FRAME_BYTES, frame_prefix
 
-__all__ = ["ReplyFrames"]
+__all__ = ["ReplyFrames", "ReplyRoom"]
 
 _ROOMY_BYTES = MAX_FRAME_BYTES - 64
 _PATIENCE_S = 0.02  # that a client may take for a reply while the store is locked against commits
@@ -193,3 +195,53 @@ def _writable(frame: bytes) -> UInt8:
     It does not keep them alive.
     """
     return np.frombuffer(_memory_at(_bytes_address(frame), len(frame), _TO_WRITE), np.uint8)
+
+
+# How many bytes of replies a server holds at once: those that are gathered, and those that nobody reads
+
+
+_LEAST_BYTES = 1 << 30
+_PART = 8  # one part in so many of the memory here
+_FREE_BYTES = 1 << 20  # of a reply that counts as nothing
+_WAIT_S = 30.0
+
+
+class ReplyRoom:
+    """Room for replies, which larger ones wait for.
+
+    Args:
+        most: Bytes of all replies at once; a larger one has the room alone. None: an eighth of the memory here, at
+            least 1 GiB.
+        wait_s: Seconds that a reply waits.
+    """
+
+    def __init__(self, most: int | None = None, wait_s: float = _WAIT_S) -> None:
+        self._most = max(_LEAST_BYTES, memory_limit() // _PART) if most is None else most
+        self._wait_s = wait_s
+        self._held = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def taken(self, size: int) -> Iterator[None]:
+        """Around the making and sending of a reply.
+
+        Raises:
+            DeadlineExceeded: others have taken the room for too long.
+        """
+        if size <= _FREE_BYTES:
+            yield
+            return
+        with self._changed:
+            free = self._changed.wait_for(lambda: not self._held or self._held + size <= self._most, self._wait_s)
+            if not free:
+                raise DeadlineExceeded(
+                    f"a reply of {size} bytes waited {self._wait_s:g} s: others of {self._held} bytes are still being "
+                    "sent; ask for less at a time"
+                )
+            self._held += size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held -= size
+                self._changed.notify_all()

@@ -10,7 +10,7 @@ from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadGradient, BadInput
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.messages.body_plan import BodyPlan
+from elastable.embedding_store.wire.messages.frames import BodyPlan
 
 __all__ = ["DenseEntries", "declare_dense", "dtype_of", "plan_dense", "taken_dense"]
 

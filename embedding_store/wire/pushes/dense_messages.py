@@ -9,9 +9,7 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.shards.row_pushes import DenseLayout, DenseSlice, Measured
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.messages.body_plan import BodyPlan
-from elastable.embedding_store.wire.messages.frame_reader import FrameReader
-from elastable.embedding_store.wire.messages.frames import encode
+from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode
 from elastable.embedding_store.wire.pushes.dense_arrays import (
     DenseEntries,
     declare_dense,

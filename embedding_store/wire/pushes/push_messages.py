@@ -17,9 +17,7 @@ from elastable.embedding_store.shards.row_pushes import (
     TableClip,
 )
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.messages.body_plan import BodyPlan
-from elastable.embedding_store.wire.messages.frame_reader import FrameReader
-from elastable.embedding_store.wire.messages.frames import encode
+from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode
 from elastable.embedding_store.wire.pushes.dense_arrays import declare_dense, plan_dense, taken_dense
 from elastable.embedding_store.wire.pushes.offer_messages import cut_from_message, cut_to_message
 from elastable.embedding_store.wire.pushes.pushed_arrays import body_of, declare_slices, plan_slices, read_body

@@ -10,8 +10,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadGradient, BadInput
 from elastable.embedding_store.shards.row_pushes import Slices
-from elastable.embedding_store.wire.messages.body_plan import BodyPlan
-from elastable.embedding_store.wire.messages.frame_reader import FrameReader
+from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels, SharedMessage
 
 __all__ = ["body_of", "declare_slices", "plan_slices", "read_body"]

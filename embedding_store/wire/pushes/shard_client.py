@@ -41,12 +41,11 @@ from elastable.embedding_store.shards.shard_store import ShardServer
 from elastable.embedding_store.shards.sums.dense_slices import cut
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Credentials
-from elastable.embedding_store.wire.channels.call_channels import MetadataChannel
-from elastable.embedding_store.wire.channels.server_connection import ServerConnection
+from elastable.embedding_store.wire.channels.server_connection import MetadataChannel, ServerConnection
 from elastable.embedding_store.wire.channels.status_codes import raising
 from elastable.embedding_store.wire.client.remote_store import RemoteStore, WriteStub
-from elastable.embedding_store.wire.messages.spec_messages import OWNER_KEY, SERVER_SERVICE
-from elastable.embedding_store.wire.messages.upload import Upload
+from elastable.embedding_store.wire.messages.frames import Upload
+from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, SERVER_SERVICE
 from elastable.embedding_store.wire.pushes.dense_messages import (
     dense_sums_from_frames,
     dense_values_frames,

@@ -8,7 +8,7 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.shards.row_saving import RowSave, SavedRows, ServedRows
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
-from elastable.embedding_store.wire.client.remote_pin import RemotePin
+from elastable.embedding_store.wire.client.remote_store import RemotePin
 
 __all__ = ["ShardPin"]
 

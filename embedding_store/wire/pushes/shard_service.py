@@ -15,7 +15,7 @@ from elastable.embedding_store.shards.server_status import shard_status
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.channels.status_codes import answering
-from elastable.embedding_store.wire.messages.spec_messages import OWNER_KEY, SERVER_SERVICE
+from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, SERVER_SERVICE
 from elastable.embedding_store.wire.pushes.dense_messages import (
     dense_sums_frames,
     dense_values_frames,
@@ -38,9 +38,8 @@ from elastable.embedding_store.wire.pushes.save_messages import (
 )
 from elastable.embedding_store.wire.pushes.status_messages import shard_status_to_message
 from elastable.embedding_store.wire.pushes.sums_messages import sums_from_message
-from elastable.embedding_store.wire.server.grpc_server import Service
+from elastable.embedding_store.wire.server.grpc_server import NotReady, Service
 from elastable.embedding_store.wire.server.handlers import Handler, control, stream, upload
-from elastable.embedding_store.wire.server.health import NotReady
 from elastable.embedding_store.wire.service.pin_service import ServedPins
 from elastable.embedding_store.wire.service.store_service import store_service_with
 from elastable.embedding_store.wire.service.write_service import write_handlers

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from elastable.embedding_store.errors import Unavailable, Unsupported
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
 from elastable.embedding_store.wire.client.remote_source import RemoteSource
-from elastable.embedding_store.wire.messages.upload import Upload
+from elastable.embedding_store.wire.messages.frames import Upload
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel
 
 __all__ = ["SharedUpload"]

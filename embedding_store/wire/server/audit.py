@@ -15,8 +15,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from elastable.embedding_store.errors import Unauthenticated
 from elastable.embedding_store.support.printable import printable
-from elastable.embedding_store.wire.access.callers import Callers
-from elastable.embedding_store.wire.access.roles import Role, least_role
+from elastable.embedding_store.wire.access.credentials import Callers, Role, least_role
 from elastable.embedding_store.wire.server.call_guard import HEALTH_CHECK
 from elastable.embedding_store.wire.server.handlers import Body, Handler, Interceptor
 

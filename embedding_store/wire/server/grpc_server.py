@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -11,27 +11,76 @@ from types import TracebackType
 from typing import Self
 
 import grpc
-from grpc_health.v1 import health
+from grpc import _server as grpc_server
+from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 
-from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.errors import BadInput, PermissionDenied, Unauthenticated
 from elastable.embedding_store.measures.counters import Counts
-from elastable.embedding_store.measures.spans import PROCESS
+from elastable.embedding_store.measures.spans import PROCESS, TRACE_KEY, Tracer
 from elastable.embedding_store.support.address import Address
-from elastable.embedding_store.wire.access.callers import Callers
-from elastable.embedding_store.wire.access.credentials import Credentials
-from elastable.embedding_store.wire.access.roles import Role
+from elastable.embedding_store.wire.access.credentials import Caller, Callers, Credentials, Role, least_role
 from elastable.embedding_store.wire.channels.server_connection import KEEPALIVE_MS, KEEPALIVE_OPTIONS, MESSAGE_OPTIONS
-from elastable.embedding_store.wire.server.access_check import AccessCheck
-from elastable.embedding_store.wire.server.audit import AuditedCalls
-from elastable.embedding_store.wire.server.call_counts import CallCounts
+from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY
+from elastable.embedding_store.wire.server.audit import AuditedCalls, audit
 from elastable.embedding_store.wire.server.call_guard import HEALTH_CHECK, CallGuard
-from elastable.embedding_store.wire.server.handlers import Handler
-from elastable.embedding_store.wire.server.health import Health, NotReady
-from elastable.embedding_store.wire.server.limits.call_limits import CallLimits
-from elastable.embedding_store.wire.server.traced_calls import TracedCalls
+from elastable.embedding_store.wire.server.call_room import CallLimits
+from elastable.embedding_store.wire.server.handlers import Body, Handler, Interceptor, at_end_of, before_each_call
 
-__all__ = ["GrpcServer", "Service"]
+__all__ = ["GrpcServer", "NotReady", "Service"]
+
+
+# Counts the calls of a gRPC server by method and status code
+
+
+OTHER_METHODS = "other"
+"""The method of calls that are not served: their names come from clients."""
+
+
+class CallCounts(Interceptor):
+    """Counts every call when it ends, however it does. The first interceptor of a server.
+
+    Args:
+        served: Full names of the methods that are counted by name.
+        counts: Where they are counted, by method and name of the status code.
+    """
+
+    def __init__(self, served: Callable[[str], bool], counts: Counts) -> None:
+        self._served = served
+        self._counts = counts
+        self._counted: dict[str, tuple[Handler, Handler]] = {}
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """The handler of the call, which notes how it ends."""
+        handler, method = continuation(handler_call_details), handler_call_details.method
+        if handler is None:
+            return None
+        known = self._counted.get(method)
+        if known is None or known[0] is not handler:
+            known = handler, self._count(handler, method.lstrip("/") if self._served(method) else OTHER_METHODS)
+            if len(self._counted) < _KNOWN:
+                self._counted[method] = known
+        return known[1]
+
+    def _count(self, handler: Handler, method: str) -> Handler:
+        def note(context: grpc.ServicerContext) -> None:
+            at_end_of(context, lambda: self._counts.add(method, _code(context)))
+
+        return before_each_call(handler, note)
+
+
+def _code(context: grpc.ServicerContext) -> str:
+    """Name of the status code of a call that has ended."""
+    state = context._state  # type: ignore[attr-defined]
+    if not state.statused and state.client is grpc_server._CANCELLED:
+        return grpc.StatusCode.CANCELLED.name
+    code = state.code
+    return code.name if isinstance(code, grpc.StatusCode) else grpc.StatusCode.OK.name if code is None else "UNKNOWN"
+
 
 _OPTIONS = [
     *MESSAGE_OPTIONS,
@@ -180,3 +229,165 @@ def _why_not(where: Address) -> str:
     except OSError as error:
         return error.strerror or str(error)
     return "gRPC could not bind it"
+
+
+# Checks the caller's role before a message of the call is read
+
+
+OPEN_TO_ALL = HEALTH_CHECK
+"""The one call that needs no role."""
+
+_KNOWN = 256  # methods that are remembered; more than there are
+
+
+class AccessCheck(Interceptor):
+    """Ends calls of callers without a role as UNAUTHENTICATED, and those above their role as PERMISSION_DENIED.
+
+    The first interceptor of the server. Handlers of the next one, `CallGuard`, take a stream whatever the call takes.
+    """
+
+    def __init__(self, callers: Callers) -> None:
+        self._callers = callers
+        self._checked: dict[str, Handler] = {}
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """The handler of the call behind the check; strangers do not learn which calls are served."""
+        method = handler_call_details.method
+        if method == OPEN_TO_ALL:
+            return continuation(handler_call_details)
+        known = self._checked.get(method)
+        if known is None:
+            handler = continuation(handler_call_details)
+            known = self._not_served() if handler is None else self._check(method, handler)
+            if handler is not None and len(self._checked) < _KNOWN:
+                self._checked[method] = known
+        return known
+
+    def _check(self, method: str, handler: Handler) -> Handler:
+        least, call = least_role(method), method.rpartition("/")[2]
+        return before_each_call(handler, lambda context: self._require(least, call, context))
+
+    def _not_served(self) -> Handler:
+        def refuse(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            self._require(Role.READER, "", context)
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+            yield b""
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+    def _require(self, least: Role, call: str, context: grpc.ServicerContext) -> None:
+        """Returns where the caller may make the call; ends it otherwise."""
+        try:
+            caller = self._callers.of(context)
+        except Unauthenticated as error:
+            if least is Role.ADMINISTRATOR:
+                audit(call, "a stranger", context, "", f"refused: {error}")
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+        if caller.role < least:
+            why = self._why(caller, least, call)
+            if least is Role.ADMINISTRATOR:
+                audit(call, caller.told, context, "", f"refused: {why}")
+            context.set_trailing_metadata(((ERROR_KEY, PermissionDenied.__name__),))
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
+
+    def _why(self, caller: Caller, least: Role, call: str) -> str:
+        told = f"{call} is for the role {least.word}, and this caller's is {caller.role.word} ({caller.shown})"
+        if self._callers.asks:
+            return told
+        needed = "ELASTABLE_TOKEN_FILE" if least is Role.ADMINISTRATOR else "ELASTABLE_WORKER_TOKEN_FILE"
+        return f"{told}: start the server with {needed}, and give this client the same file"
+
+
+# Spans of the calls that a gRPC server answers, where the client says which span they belong to
+
+
+class TracedCalls(Interceptor):
+    """Makes a span of every call that comes from one; it stands before whatever makes a call wait.
+
+    Args:
+        served: Full names of the methods that are traced.
+        tracer: Makes the spans.
+    """
+
+    def __init__(self, served: Callable[[str], bool], tracer: Tracer) -> None:
+        self._served, self._tracer = served, tracer
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """The handler of the call, within its span."""
+        handler, method = continuation(handler_call_details), handler_call_details.method
+        if handler is None or not self._served(method):
+            return handler
+        shown = [value for key, value in handler_call_details.invocation_metadata or () if key == TRACE_KEY]
+        if len(shown) != 1 or not isinstance(shown[0], str):
+            return handler
+        return _traced(handler, method.lstrip("/"), shown[0], self._tracer)
+
+
+def _traced(handler: Handler, method: str, parent: str, tracer: Tracer) -> Handler:
+    answer = handler.stream_unary
+    if answer is None:
+        return before_each_call(handler, lambda context: at_end_of(context, tracer.begin_serving(method, parent)))
+
+    def within_span(messages: Iterator[bytes], context: grpc.ServicerContext) -> Body:
+        with tracer.serving(method, parent):
+            return answer(messages, context)
+
+    return grpc.stream_unary_rpc_method_handler(within_span, None, handler.response_serializer)
+
+
+# The standard health service: what a server says of itself and of each of its services
+
+
+NotReady = Callable[[], str | None]
+"""Says why a service cannot do its work now; None: it can. It answers at once."""
+
+_STOPPING = "the server is stopping"
+
+
+class Health:
+    """Asks the services of one server whether they are ready, each time that somebody wants to know.
+
+    Args:
+        services: Full name of each service -> what it says.
+    """
+
+    def __init__(self, services: Mapping[str, NotReady]) -> None:
+        self._services = dict(services)
+        self._stopping = False
+
+    def stop(self) -> None:
+        """Nothing is ready from now on."""
+        self._stopping = True
+
+    def not_ready(self) -> dict[str, str]:
+        """Why services are not ready, by name; those that are ready are left out."""
+        said = {name: _STOPPING if self._stopping else ask() for name, ask in self._services.items()}
+        return {name: why for name, why in said.items() if why is not None}
+
+    def handler(self) -> Handler:
+        """Of `Check`. `Watch` is not served: it keeps calls open, and nothing needs it."""
+        return grpc.unary_unary_rpc_method_handler(
+            self._check,
+            health_pb2.HealthCheckRequest.FromString,
+            health_pb2.HealthCheckResponse.SerializeToString,
+        )
+
+    def _check(
+        self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
+    ) -> health_pb2.HealthCheckResponse:
+        """SERVING: the service, or with an empty name each of them, is ready."""
+        if request.service and request.service not in self._services:
+            context.set_code(grpc.StatusCode.NOT_FOUND)
+            return health_pb2.HealthCheckResponse()
+        waiting = self.not_ready()
+        serves = request.service not in waiting if request.service else not (waiting or self._stopping)
+        status = health_pb2.HealthCheckResponse
+        return status(status=status.SERVING if serves else status.NOT_SERVING)

@@ -5,16 +5,41 @@ What a method raises becomes the status of the call.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import Message
+from grpc import _server as grpc_server
+from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
+from elastable.embedding_store.support.futures import at_once
 from elastable.embedding_store.wire.channels.status_codes import answering
 
-__all__ = ["Body", "Handler", "Interceptor", "both_ways", "control", "control_of_client", "stream", "upload"]
+__all__ = [
+    "Answer",
+    "Body",
+    "Handler",
+    "Interceptor",
+    "Later",
+    "Light",
+    "Send",
+    "at_end_of",
+    "before_each_call",
+    "begins_without_blocking",
+    "both_ways",
+    "both_ways_later",
+    "control",
+    "control_later",
+    "control_of_client",
+    "receive_first",
+    "stream",
+    "upload",
+]
 
 Body = Message | bytes
 """A request or reply: a small message, or a frame."""
@@ -26,6 +51,158 @@ if TYPE_CHECKING:
     Interceptor = grpc.ServerInterceptor[Body, Body]
 else:  # gRPC's classes take no types at run time
     Handler, Interceptor = grpc.RpcMethodHandler, grpc.ServerInterceptor
+
+
+# How calls begin that may wait: without a thread
+
+
+Send = Callable[[Body | None], None]
+"""Sends one message of an answer, waiting until it is on its way; None: ends the call with its context's status."""
+
+_Begin = Callable[[Iterator[bytes], grpc.ServicerContext, Send], None]
+
+_MARK = "experimental_non_blocking"
+_LOG = logging.getLogger(__name__)
+
+
+class _AtOnce(ThreadPoolExecutor):
+    """Does what it is given in the thread that gives it; gRPC takes nothing but a thread pool."""
+
+    def __init__(self) -> None:
+        super().__init__(max_workers=1)
+        self._done = at_once(None)
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Calls it; what it returns is not kept, and it catches what it raises."""
+        fn(*args, **kwargs)
+        return self._done  # type: ignore[return-value]
+
+
+_AT_ONCE = _AtOnce()
+
+
+def begins_without_blocking(begin: _Begin) -> Handler:
+    """The handler of a call that is begun by `begin(messages, context, send)`, and ended by `send(None)`.
+
+    gRPC's serving thread calls `begin`, which must not wait for anything.
+    """
+    setattr(begin, _MARK, True)
+    begin.experimental_thread_pool = _AT_ONCE  # type: ignore[attr-defined]
+    return grpc.stream_stream_rpc_method_handler(begin)
+
+
+def holds_no_thread(handler: Handler) -> bool:
+    """Whether it is such a handler."""
+    return getattr(handler.stream_stream, _MARK, False)
+
+
+def before_each_call(handler: Handler, do: Callable[[grpc.ServicerContext], None]) -> Handler:
+    """The handler of a call of frames, with `do(context)` before whatever the call does."""
+    answer, replies = handler.stream_unary, handler.stream_stream
+    if holds_no_thread(handler):
+        begin: Callable[..., Any] | None = replies
+        assert begin is not None
+
+        def begun(messages: Iterator[bytes], context: grpc.ServicerContext, send: Send) -> None:
+            do(context)
+            begin(messages, context, send)
+
+        return begins_without_blocking(begun)
+    if handler.response_streaming:
+        assert replies is not None
+
+        def stream(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Body]:
+            do(context)
+            return replies(messages, context)
+
+        return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
+    assert answer is not None
+
+    def one(messages: Iterator[bytes], context: grpc.ServicerContext) -> Body:
+        do(context)
+        return answer(messages, context)
+
+    return grpc.stream_unary_rpc_method_handler(one, None, handler.response_serializer)
+
+
+def at_end_of(context: grpc.ServicerContext, do: Callable[[], None]) -> None:
+    """Calls `do()` once the call has ended, however it does."""
+    if not context.add_callback(do):  # its client is gone already
+        do()
+
+
+def receive_first(context: grpc.ServicerContext, then: Callable[[bytes | None], None]) -> None:
+    """Has `then` called by the serving thread once the first message of a call is there; None: there will be none.
+
+    `then` must not wait for anything, least of all for a message to be sent or received: the serving thread does that.
+    """
+    call, state = context._rpc_event.call, context._state  # type: ignore[attr-defined]
+    receive = grpc_server._receive_message(state, call, None)
+
+    def received(event: object) -> object:
+        ended = receive(event)
+        message, state.request = state.request, None
+        try:
+            then(message)
+        except Exception:  # noqa: BLE001 - the serving thread must go on
+            _LOG.exception("unexpected error while receiving a call")
+        return ended
+
+    with state.condition:
+        operation = cygrpc.ReceiveMessageOperation(grpc_server._EMPTY_FLAGS)
+        call.start_server_batch((operation,), received)
+        state.due.add(grpc_server._RECEIVE_MESSAGE_TOKEN)
+
+
+# Answers that come later: what a call returns that waits without a thread
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Later(Generic[T]):
+    """What a method returns whose answer is not there yet; see `Service.waiting`.
+
+    The call gives its thread back. It goes on in another one once `result` is there; `result` is cancelled where the
+    call ends before, as its client is gone.
+
+    Attributes:
+        result: What is waited for.
+        then: Makes the rest of the answer of it: a message, several of a call that streams, or another wait.
+        first: Messages that are sent before the wait, of a call that streams.
+        light: Whether `then` takes microseconds, waits for nothing and calls nobody, so that the thread that sets the
+            result may answer; or a function that says so of a result.
+    """
+
+    result: Future[T]
+    then: Callable[[T], Answer]
+    first: tuple[Body, ...] = ()
+    light: Light[T] = False
+
+
+Light = bool | Callable[[T], bool]
+Answer = Body | Iterable[Body] | Later[Any]
+
+
+def control_later(method: Callable[[Request], Later[T]], request: type[Request]) -> Handler:
+    """A call of one small message each way, whose answer may come later."""
+
+    def answer(message: Request, context: grpc.ServicerContext) -> Later[T]:
+        with answering(context):
+            return method(message)
+
+    return grpc.unary_unary_rpc_method_handler(answer, request.FromString)
+
+
+def both_ways_later(method: Callable[[Iterator[bytes]], Later[T]]) -> Handler:
+    """A call of frames each way, whose answer may come later."""
+
+    def answer(frames: Iterator[bytes], context: grpc.ServicerContext) -> Later[T]:
+        with answering(context):
+            return method(frames)
+
+    return grpc.stream_stream_rpc_method_handler(answer)
 
 
 def control(method: Callable[[Request], Message], request: type[Request]) -> Handler:

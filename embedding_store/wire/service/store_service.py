@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 
 import grpc
@@ -13,30 +15,40 @@ from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import BadInput, TableNotFound, Unsupported
+from elastable.embedding_store.errors import BadInput, ElastableError, TableNotFound, Unsupported
 from elastable.embedding_store.measures.counters import LookupCounts
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.rows.checks import require_ids
+from elastable.embedding_store.support.futures import Timers, at_once, settle, settle_error
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.channels.status_codes import answering
-from elastable.embedding_store.wire.messages.body_plan import MAX_BODY_BYTES, BodyPlan
-from elastable.embedding_store.wire.messages.frame_reader import FrameReader
-from elastable.embedding_store.wire.messages.frames import ONE_FRAME_BYTES, encode
-from elastable.embedding_store.wire.messages.reply_frames import ReplyFrames
-from elastable.embedding_store.wire.messages.reply_room import ReplyRoom
-from elastable.embedding_store.wire.messages.spec_messages import STORE_SERVICE, spec_to_message
+from elastable.embedding_store.wire.messages.frames import (
+    MAX_BODY_BYTES,
+    ONE_FRAME_BYTES,
+    BodyPlan,
+    FrameReader,
+    encode,
+)
+from elastable.embedding_store.wire.messages.reply_frames import ReplyFrames, ReplyRoom
 from elastable.embedding_store.wire.messages.store_messages import (
     LONGEST_WAIT_S,
+    STORE_SERVICE,
     block_frames,
     ids_from_frames,
+    spec_to_message,
     state_frames,
 )
-from elastable.embedding_store.wire.server.grpc_server import Service
-from elastable.embedding_store.wire.server.handlers import both_ways, control, stream
-from elastable.embedding_store.wire.server.health import NotReady
-from elastable.embedding_store.wire.server.later import Answer, Later, both_ways_later, control_later
+from elastable.embedding_store.wire.server.grpc_server import NotReady, Service
+from elastable.embedding_store.wire.server.handlers import (
+    Answer,
+    Later,
+    both_ways,
+    both_ways_later,
+    control,
+    control_later,
+    stream,
+)
 from elastable.embedding_store.wire.service.pin_service import ServedPins
-from elastable.embedding_store.wire.service.version_waits import VersionWaits
 from elastable.embedding_store.wire.service.write_service import write_handlers
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 
@@ -251,3 +263,83 @@ def _wait_s(message: str, wait_ms: int) -> float:
     if not 0 <= wait_ms <= LONGEST_WAIT_S * 1000:
         raise BadInput(f"{message}: wait_ms {wait_ms}: wait from 0 to {LONGEST_WAIT_S * 1000:.0f}, and call again")
     return wait_ms / 1000
+
+
+# Calls that wait for a version of a store: one thread watches for all of them, while there are any
+
+
+_WATCH_S = 1.0  # that the thread stays in one wait: whether anybody waits still
+
+
+class VersionWaits:
+    """The waits for versions of one store. Safe to use from many threads.
+
+    A store that is not notified of commits is asked once, as `RowSource.wait_for_version` says.
+
+    Args:
+        store: Whose versions are waited for.
+    """
+
+    def __init__(self, store: EmbeddingStore) -> None:
+        self._store = store
+        self._timers = Timers("elastable-version-waits")
+        self._lock = threading.Lock()
+        self._waiting: dict[int, set[Future[None]]] = {}
+        self._watching = False
+
+    def when(self, version: int, wait_s: float) -> Future[None]:
+        """Done once the store is at that version, or after `wait_s` seconds."""
+        if wait_s <= 0 or self._store.version() >= version:
+            return at_once(None)
+        result: Future[None] = Future()
+        with self._lock:
+            self._waiting.setdefault(version, set()).add(result)
+            start, self._watching = not self._watching, True
+        timer = self._timers.call_at(time.monotonic() + wait_s, lambda: settle(result, None))
+
+        def over(_: object) -> None:
+            timer.cancel()
+            with self._lock:
+                waiting = self._waiting.get(version, set())
+                waiting.discard(result)
+                if not waiting:
+                    self._waiting.pop(version, None)
+
+        result.add_done_callback(over)
+        if start:
+            threading.Thread(target=self._watch, name="elastable-versions", daemon=True).start()
+        return result
+
+    def _watch(self) -> None:
+        """Until nobody waits."""
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._watching = False
+                    return
+            try:
+                version = self._store.version()
+                waits = self._await_next(version)
+            except ElastableError as error:
+                for result in self._of(None):
+                    settle_error(result, error)
+                continue
+            for result in self._of(version if waits else None):
+                settle(result, None)
+
+    def _await_next(self, version: int) -> bool:
+        """Waits for the version after that one, for a while; False where the store does not wait."""
+        if self._of(version):
+            return True
+        began = time.monotonic()
+        return self._store.wait_for_version(version + 1, _WATCH_S) or time.monotonic() - began > _WATCH_S / 2
+
+    def _of(self, version: int | None) -> list[Future[None]]:
+        """Those that wait for that version or one before; None: all."""
+        with self._lock:
+            return [
+                result
+                for wanted, waiting in self._waiting.items()
+                if version is None or wanted <= version
+                for result in waiting
+            ]

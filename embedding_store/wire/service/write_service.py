@@ -12,11 +12,11 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, TableNotFound, Unsupported, VersionError
 from elastable.embedding_store.rows.checks import require_from_outside
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.messages.spec_messages import spec_from_message
 from elastable.embedding_store.wire.messages.store_messages import (
     blocks_from_frames,
     commit_from_frames,
     ids_from_frames,
+    spec_from_message,
     state_from_frames,
 )
 from elastable.embedding_store.wire.server.handlers import Handler, control, upload

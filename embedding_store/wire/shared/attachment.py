@@ -18,15 +18,15 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 from elastable.embedding_store.contract.malformed import MALFORMED, Document
 from elastable.embedding_store.contract.spec import TableSpec, spec_from_json, spec_to_json
-from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.errors import BadInput, StoreFailed
 from elastable.embedding_store.support.memory_mapping import HUGE_PAGE_BYTES
 from elastable.embedding_store.wire.shared.sealed_memory import EXTENT_BYTES
-from elastable.embedding_store.wire.shared.users import require_known_user
 
 __all__ = [
     "CHANNEL",
@@ -35,11 +35,14 @@ __all__ = [
     "NOTIFICATIONS",
     "TABLE_SLABS",
     "TOKEN_BYTES",
+    "USERS_VARIABLE",
     "Packet",
     "SlabShape",
     "TableLayout",
     "connected",
+    "other_users",
     "receive_packet",
+    "require_known_user",
     "send_packet",
     "table_from_packet",
     "table_to_packet",
@@ -171,3 +174,46 @@ def receive_packet(connection: socket.socket) -> tuple[Packet | None, list[int]]
             os.close(descriptor)
         raise StoreFailed(f"the owner of shared rows sent a malformed packet: {error}") from error
     return packet, list(descriptors)
+
+
+# Whose processes may share memory with this one: by default those of the same user
+
+
+USERS_VARIABLE = "ELASTABLE_SHARE_WITH_USERS"
+"""Numbers of other users, with commas between them, whose processes may attach and be attached."""
+
+_ROOT = 0  # who reads this process' memory anyhow
+_CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid
+
+
+def other_users() -> frozenset[int]:
+    """The users of the environment.
+
+    Raises:
+        BadInput: what stands there is no list of user numbers.
+    """
+    given = os.environ.get(USERS_VARIABLE, "").strip()
+    if not given:
+        return frozenset()
+    parts = [part.strip() for part in given.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) <= 10 for part in parts):
+        raise BadInput(f"{USERS_VARIABLE}={given!r}: write numbers of users, as `id -u` says them, with commas between")
+    return frozenset(int(part) for part in parts)
+
+
+def require_known_user(connection: socket.socket) -> int:
+    """The user of the process at the other end of a Unix socket.
+
+    Raises:
+        PermissionError: it is neither this one's, nor root, nor one of `other_users`.
+        OSError: the system does not say.
+    """
+    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(told)
+    ours = os.geteuid()
+    if user not in (ours, _ROOT) and user not in other_users():
+        raise PermissionError(
+            f"the process at the other end is of user {user}, this one of {ours}; "
+            f"{USERS_VARIABLE}={user} would let them share memory"
+        )
+    return int(user)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.embedding_store.support.memory_mapping import FileMapping
-from elastable.embedding_store.wire.messages.body_plan import BodyPlan
+from elastable.embedding_store.wire.messages.frames import BodyPlan
 from elastable.embedding_store.wire.shared.attachment import CHANNEL, CHANNEL_NUMBER, connected, receive_packet
 from elastable.embedding_store.wire.shared.sealed_memory import require_sealed
 

@@ -3,22 +3,256 @@
 from __future__ import annotations
 
 import errno
+import hmac
 import logging
+import os
+import resource
+import secrets
+import selectors
+import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.memory_table import MemoryTable
+from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
-from elastable.embedding_store.wire.shared.attachment import TableLayout
-from elastable.embedding_store.wire.shared.attachment_server import AttachmentServer, LaidOut, StoreLayout, shapes_of
+from elastable.embedding_store.wire.shared.attachment import (
+    CHANNEL,
+    CHANNEL_NUMBER,
+    LAYOUT,
+    NOTIFICATIONS,
+    TABLE_SLABS,
+    TOKEN_BYTES,
+    SlabShape,
+    TableLayout,
+    require_known_user,
+    send_packet,
+    table_to_packet,
+)
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
 from elastable.embedding_store.wire.shared.shared_slab import SharedSlab, SharedSlabs
 from elastable.embedding_store.wire.shared.version_board import WriteBoard
 
 __all__ = ["SharedMemoryStore", "channels_of"]
+
+
+# The server that passes the memory of a store to processes of the same host; see `attachment`
+
+
+_ANSWER_S = 2.0
+_BACKLOG = 64
+_SHARE = 16  # of all descriptors, for attached processes; a channel takes two
+_MOST = 1024
+
+LaidOut = tuple[TableLayout, list[SharedSlab]]
+"""A table, and the slabs of its directory and then of its values."""
+
+StoreLayout = tuple[int, list[LaidOut]]
+"""The generation, and the tables that can be attached."""
+
+
+class AttachmentServer:
+    """Listens from construction to `close`, in a separate thread.
+
+    Args:
+        board: Descriptor of the store's version board.
+        layout: Returns the current layout of the store, with the slabs, which stay mapped as long as they are held.
+
+    Attributes:
+        name: Of the socket, in the abstract namespace.
+        token: The secret that a process must send; it is given over gRPC only.
+        most: The most processes that may be attached at once, and the most channels: a share of the descriptors that
+            this process may have. Further processes use gRPC.
+        channels: The channels that processes have passed to this one.
+
+    Raises:
+        OSError: the system has no such sockets.
+    """
+
+    def __init__(self, board: int, layout: Callable[[], StoreLayout]) -> None:
+        self.name = f"elastable-{secrets.token_hex(16)}"
+        self.token = secrets.token_bytes(TOKEN_BYTES)
+        self.channels = SharedChannels()
+        self._board = board
+        self._layout = layout
+        self._subscribers: tuple[socket.socket, ...] = ()
+        self._senders: dict[socket.socket, int] = {}
+        self._visitors: dict[socket.socket, float] = {}  # came, have said nothing yet, and until when they may
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.most = _MOST if limit == resource.RLIM_INFINITY else max(4, min(_MOST, limit // _SHARE))
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(f"\0{self.name}")
+        self._listener.listen(_BACKLOG)
+        self._listener.setblocking(False)
+        # Closing a socket does not wake who waits for it; a byte to this pair does.
+        self._wake, self._woken = socket.socketpair()
+        self._thread = threading.Thread(target=self._serve, name="elastable-attach", daemon=True)
+        self._thread.start()
+
+    @property
+    def attached(self) -> bool:
+        """Whether any process is."""
+        return bool(self._subscribers)
+
+    def notify(self) -> None:
+        """Tells all attached processes that something has changed; waits for none of them."""
+        for subscriber in self._subscribers:
+            # A full buffer holds unread notifications; the thread notices closed connections.
+            with suppress(OSError):
+                subscriber.send(b".", socket.MSG_NOSIGNAL)
+
+    def close(self) -> None:
+        """Closes all connections. Closing twice is harmless."""
+        with suppress(OSError):
+            self._wake.send(b".")
+        self._thread.join(_ANSWER_S * 2)
+        self._wake.close()
+
+    def _serve(self) -> None:
+        with selectors.DefaultSelector() as waiting:
+            waiting.register(self._listener, selectors.EVENT_READ)
+            waiting.register(self._woken, selectors.EVENT_READ)
+            while True:
+                ready = {key.fileobj for key, _ in waiting.select(timeout=_ANSWER_S if self._visitors else 60.0)}
+                if self._woken in ready:
+                    break
+                for other in [other for other in (*self._subscribers, *self._senders) if other in ready]:
+                    self._hang_up(waiting, other)
+                self._see_visitors(waiting, ready)
+                if self._listener in ready:
+                    self._let_in(waiting)
+        for end in (self._listener, self._woken, *self._subscribers, *self._senders, *self._visitors):
+            end.close()
+        if self._spare >= 0:
+            os.close(self._spare)
+        self._subscribers = ()
+        self._senders, self._visitors = {}, {}
+        self.channels.close()
+
+    def _let_in(self, waiting: selectors.BaseSelector) -> None:
+        """Accepts one connection; its request is read once it arrives."""
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._turn_away(error)
+            return
+        try:
+            require_known_user(connection)
+            if len(self._visitors) >= self.most:
+                raise OSError(f"{self.most} processes are connecting already")
+            connection.setblocking(False)
+            waiting.register(connection, selectors.EVENT_READ)
+        except (OSError, BadInput) as error:
+            _LOG.warning("a process was refused: %s", error)
+            connection.close()
+            return
+        self._visitors[connection] = time.monotonic() + _ANSWER_S
+
+    def _turn_away(self, error: OSError) -> None:
+        """No descriptor is left: closes the connection with the spare one, else it would be reported for ever."""
+        _LOG.warning("a process cannot attach: %s; raise the limit of descriptors (ulimit -n)", error)
+        if self._spare >= 0:
+            os.close(self._spare)
+        self._spare = -1
+        with suppress(OSError):
+            self._listener.accept()[0].close()
+        with suppress(OSError):
+            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _see_visitors(self, waiting: selectors.BaseSelector, ready: Container[object]) -> None:
+        now = time.monotonic()
+        for connection, until in list(self._visitors.items()):
+            if connection in ready or until < now:
+                del self._visitors[connection]
+                waiting.unregister(connection)
+                if connection in ready:
+                    self._answer(waiting, connection)
+                else:
+                    connection.close()
+
+    def _answer(self, waiting: selectors.BaseSelector, connection: socket.socket) -> None:
+        """Answers the request of an accepted process."""
+        handed: list[int] = []
+        try:
+            said, handed, _, _ = socket.recv_fds(connection, TOKEN_BYTES + 1, 1)
+            connection.settimeout(_ANSWER_S)
+            token, wish = said[:-1], said[-1:]
+            if not hmac.compare_digest(token, self.token):
+                wish = b""
+            if wish == CHANNEL and handed:
+                self._take_channel(waiting, connection, handed.pop(0))
+                return
+            if wish == NOTIFICATIONS:
+                self._subscribe(waiting, connection)
+                return
+            if wish == LAYOUT:
+                self._send_layout(connection)
+        except OSError as error:
+            _LOG.info("a process could not attach: %s", error)
+        finally:
+            for descriptor in handed:  # a buffer for one descriptor has room for two
+                os.close(descriptor)
+        connection.close()
+
+    def _subscribe(self, waiting: selectors.BaseSelector, connection: socket.socket) -> None:
+        """Raises `OSError` if there are too many, or the process is gone."""
+        if len(self._subscribers) >= self.most:
+            raise OSError(f"{self.most} processes are attached, as many as descriptors (ulimit -n) are reserved for")
+        send_packet(connection, {"board": True}, [self._board])
+        connection.setblocking(False)
+        waiting.register(connection, selectors.EVENT_READ)
+        self._subscribers = (*self._subscribers, connection)
+
+    def _take_channel(self, waiting: selectors.BaseSelector, connection: socket.socket, descriptor: int) -> None:
+        """Raises `OSError` for memory that is no channel, one channel too many, or a sender that is gone."""
+        if len(self._senders) >= self.most:
+            os.close(descriptor)
+            raise OSError(
+                f"{self.most} shared-memory channels are open, as many as descriptors (ulimit -n) are reserved for"
+            )
+        number = self.channels.add(descriptor)
+        try:
+            send_packet(connection, {CHANNEL_NUMBER: number})
+            connection.setblocking(False)
+            waiting.register(connection, selectors.EVENT_READ)
+        except OSError:
+            self.channels.drop(number)
+            raise
+        self._senders[connection] = number
+
+    def _send_layout(self, connection: socket.socket) -> None:
+        generation, tables = self._layout()
+        send_packet(connection, {"generation": generation, "tables": len(tables)})
+        for table, slabs in tables:
+            if len(slabs) > TABLE_SLABS:
+                raise OSError(f"table {table.spec.name!r} lies in {len(slabs)} slabs; a packet takes {TABLE_SLABS}")
+            send_packet(connection, table_to_packet(table), memories_of(slabs))
+
+    def _hang_up(self, waiting: selectors.BaseSelector, connection: socket.socket) -> None:
+        """An attached process has ended, or detached: that is the only thing it may say."""
+        waiting.unregister(connection)
+        self._subscribers = tuple(other for other in self._subscribers if other is not connection)
+        if connection in self._senders:
+            self.channels.drop(self._senders.pop(connection))
+        connection.close()
+
+
+def shapes_of(slabs: Sequence[SharedSlab]) -> tuple[SlabShape, ...]:
+    """The shapes of a table's slabs, for a layout."""
+    memories = memories_of(slabs)
+    return tuple(SlabShape(*slab.shape, memories.index(slab.extent.memory.fd), slab.extent.offset) for slab in slabs)
+
+
+def memories_of(slabs: Sequence[SharedSlab]) -> list[int]:
+    """The descriptors of the memories in which a table's slabs lie, each once."""
+    return list(dict.fromkeys(slab.extent.memory.fd for slab in slabs))
+
 
 _HUGE_EVERY_S = 1.0
 _HUGE_GROWTH, _HUGE_LATEST_S = 4.0, 64.0

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.wire.access.credentials import GIVEN_TOKEN, Credentials
-from elastable.embedding_store.wire.access.roles import Role
+from elastable.embedding_store.wire.access.credentials import GIVEN_TOKEN, Credentials, Role
 from elastable.jobs.job_access import JobAccess
 from elastable.jobs.options import JobOptions, TrainOptions
 from tests.certificates import TOKEN, Authority

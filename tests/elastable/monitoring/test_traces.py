@@ -17,8 +17,7 @@ from elastable.embedding_store.composite.partitions.sharded_store import Sharded
 from elastable.embedding_store.errors import BadInput, NotInstalled
 from elastable.embedding_store.measures.counters import Durations
 from elastable.embedding_store.measures.spans import PROCESS, VersionTrace, carried, span
-from elastable.embedding_store.wire.channels.server_connection import channel
-from elastable.embedding_store.wire.channels.traced_channel import TracedChannel
+from elastable.embedding_store.wire.channels.server_connection import TracedChannel, channel
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service

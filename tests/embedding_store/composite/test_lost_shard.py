@@ -14,7 +14,7 @@ from elastable.embedding_store.composite.partitions.partitioned_store import Par
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, NotReady, ShardAway, ShardLost, TableNotFound, TakenOver
 from elastable.embedding_store.support.retry import retry
-from elastable.embedding_store.wire.access.roles import Role
+from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.client.remote_source import RemoteSource
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer

@@ -20,8 +20,8 @@ from elastable.embedding_store.tiers.redis.connections.reply_shapes import Comma
 from elastable.embedding_store.tiers.redis.records.record_replies import Awaited, RecordReplies, WriteReplies
 from elastable.embedding_store.tiers.redis.records.record_requests import PART
 from elastable.embedding_store.tiers.redis.records.record_tables import RecordTable
-from elastable.embedding_store.tiers.redis.records.tier_state import TierState
-from elastable.embedding_store.tiers.redis.streams.stream_ends import read_ends
+from elastable.embedding_store.tiers.redis.records.tier_registry import TierState
+from elastable.embedding_store.tiers.redis.streams.stream_records import read_ends
 
 PLAIN = json.loads(spec_to_json(TableSpec("t", 2)))
 

@@ -19,7 +19,7 @@ from elastable.embedding_store.contract.spec import (
     spec_to_json,
 )
 from elastable.embedding_store.errors import BadSpec
-from elastable.embedding_store.wire.messages.spec_messages import spec_from_message, spec_to_message
+from elastable.embedding_store.wire.messages.store_messages import spec_from_message, spec_to_message
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 

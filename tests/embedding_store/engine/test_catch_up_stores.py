@@ -32,7 +32,7 @@ from elastable.embedding_store.errors import BadInput, BadSpec, Unsupported
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.optimizers.dense_replay import table_steps
 from elastable.embedding_store.rows.conversion import convert_table
-from elastable.embedding_store.wire.access.roles import Role
+from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore

@@ -25,7 +25,7 @@ from elastable.embedding_store.errors import (
     Unavailable,
 )
 from elastable.embedding_store.log.changes import Change, CommitImages
-from elastable.embedding_store.wire.access.roles import Role
+from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.client.remote_source import RemoteSource
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service

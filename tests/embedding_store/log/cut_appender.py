@@ -15,8 +15,8 @@ from unittest import mock
 
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.log.contract import Log
-from elastable.embedding_store.tiers.redis.connections import long_request
 from elastable.embedding_store.tiers.redis.connections.redis_connection import Connection
+from elastable.embedding_store.tiers.redis.streams import stream_appender as long_request
 from elastable.embedding_store.tiers.redis.streams import stream_records
 from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
 from tests.embedding_store.log.log_places import open_log, read

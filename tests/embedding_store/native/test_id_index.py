@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.native import id_index
 from elastable.embedding_store.native.id_index import IdIndex
-from elastable.embedding_store.tiers.redis.redis_kernels import mixed_partitions
+from elastable.embedding_store.tiers.redis.schema import mixed_partitions
 
 JOIN_S = 60.0
 _INT64 = np.iinfo(np.int64)

@@ -8,8 +8,8 @@ import numba
 import pytest
 from numba.core.dispatcher import Dispatcher
 
-from elastable.embedding_store.optimizers.dense_replay import steps_at
 from elastable.embedding_store.optimizers.dense_replay import replay_kernels as kernels
+from elastable.embedding_store.optimizers.dense_replay import steps_at
 
 ROWS, ONE = numba.float32[:, ::1], numba.int64[::1]
 TYPES = {

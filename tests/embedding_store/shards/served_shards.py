@@ -10,7 +10,7 @@ from elastable.embedding_store.composite.partitions.sharded_store import Sharded
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.shards.shard import Shard
-from elastable.embedding_store.wire.access.roles import Role
+from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.pushes.shard_service import shard_services
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer

@@ -47,8 +47,7 @@ from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.channels.server_connection import channel
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
-from elastable.embedding_store.wire.messages.spec_messages import OWNER_KEY, SERVER_SERVICE
-from elastable.embedding_store.wire.messages.store_messages import block_frames
+from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, SERVER_SERVICE, block_frames
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from tests.embedding_store.shards.served_shards import ServedShard, served, stopped_with
 from tests.waiting import until

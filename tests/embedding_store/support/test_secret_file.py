@@ -7,7 +7,7 @@ import pytest
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.checked_files import read_secret
-from elastable.embedding_store.tiers.redis.login import login_of_environment
+from elastable.embedding_store.tiers.redis.url import login_of_environment
 from elastable.embedding_store.wire.access.credentials import Credentials
 
 

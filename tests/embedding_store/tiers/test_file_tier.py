@@ -25,9 +25,9 @@ from elastable.embedding_store.contract.tier import TierTable
 from elastable.embedding_store.errors import BadInput, StoreBroken, StoreFailed, TableNotFound
 from elastable.embedding_store.native.record_checks import record_stride
 from elastable.embedding_store.tiers.files import table_files
-from elastable.embedding_store.tiers.files.checked_records import store_checked
-from elastable.embedding_store.tiers.files.file_system import overwrites_in_place
 from elastable.embedding_store.tiers.files.file_tier import FileTier
+from elastable.embedding_store.tiers.files.mapped_file import overwrites_in_place
+from elastable.embedding_store.tiers.files.table_files import store_checked
 from tests.embedding_store.tiers.tier_places import everything, records
 
 TABLE = TierTable("t", 264, b"described", first_bytes=100)
@@ -86,7 +86,7 @@ import numpy as np
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.contract.tier import TierTable
 from elastable.embedding_store.tiers.files import table_files
-from elastable.embedding_store.tiers.files.file_system import overwrites_in_place
+from elastable.embedding_store.tiers.files.mapped_file import overwrites_in_place
 from elastable.embedding_store.tiers.files.file_tier import FileTier
 from tests.embedding_store.tiers.tier_places import everything, records
 

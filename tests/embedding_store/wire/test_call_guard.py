@@ -19,15 +19,15 @@ from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.support.futures import settle
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.access.roles import Role
+from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY, answering
 from elastable.embedding_store.wire.client.remote_source import RemoteSource
-from elastable.embedding_store.wire.messages.spec_messages import STORE_SERVICE
+from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
+from elastable.embedding_store.wire.server import call_room
 from elastable.embedding_store.wire.server.call_guard import MAX_CONTROL_BYTES
+from elastable.embedding_store.wire.server.call_room import CallLimits
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
-from elastable.embedding_store.wire.server.later import Later
-from elastable.embedding_store.wire.server.limits import call_room
-from elastable.embedding_store.wire.server.limits.call_limits import CallLimits
+from elastable.embedding_store.wire.server.handlers import Later
 from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_samples import fixed, int64
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastable.embedding_store.wire.server.limits.call_rates import CallRates
+from elastable.embedding_store.wire.server.call_room import CallRates
 
 
 @given(

@@ -14,13 +14,14 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages import frames
-from elastable.embedding_store.wire.messages.body_plan import MAX_BODY_BYTES, BodyPlan
-from elastable.embedding_store.wire.messages.frame_reader import FrameReader
 from elastable.embedding_store.wire.messages.frames import (
     FRAME_BYTES,
+    MAX_BODY_BYTES,
     MAX_FRAME_BYTES,
     MAX_HEADER_BYTES,
     ONE_FRAME_BYTES,
+    BodyPlan,
+    FrameReader,
     encode,
 )
 

@@ -16,10 +16,10 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.access.roles import Role
-from elastable.embedding_store.wire.messages.spec_messages import STORE_SERVICE
+from elastable.embedding_store.wire.access.credentials import Role
+from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
+from elastable.embedding_store.wire.server.call_room import CallLimits
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
-from elastable.embedding_store.wire.server.limits.call_limits import CallLimits
 from elastable.embedding_store.wire.service.store_service import store_service
 
 

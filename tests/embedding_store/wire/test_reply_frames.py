@@ -14,9 +14,7 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed
 from elastable.embedding_store.tables.lookup_request import LookupRequest
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.messages.body_plan import BodyPlan
-from elastable.embedding_store.wire.messages.frame_reader import FrameReader
-from elastable.embedding_store.wire.messages.frames import MAX_FRAME_BYTES, frame_prefix
+from elastable.embedding_store.wire.messages.frames import MAX_FRAME_BYTES, BodyPlan, FrameReader, frame_prefix
 from elastable.embedding_store.wire.messages.reply_frames import ReplyFrames
 
 DIMS = {"narrow": 3, "wide": 64, "widest": 65_536}

@@ -19,8 +19,7 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, PermissionDenied, StaleVersion, Unauthenticated
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
-from elastable.embedding_store.wire.access.credentials import Credentials
-from elastable.embedding_store.wire.access.roles import LEAST_ROLE, Role, least_role
+from elastable.embedding_store.wire.access.credentials import LEAST_ROLE, Credentials, Role, least_role
 from elastable.embedding_store.wire.channels.server_connection import channel
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
 from elastable.embedding_store.wire.pushes.shard_service import shard_services

@@ -19,7 +19,7 @@ from elastable.embedding_store.errors import (
     Unavailable,
     Unsupported,
 )
-from elastable.embedding_store.wire.access.roles import Role
+from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
 from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY, answering, status_code
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service

@@ -26,10 +26,9 @@ from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.wire.client.remote_source import RemoteSource
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
-from elastable.embedding_store.wire.shared import sealed_memory, users
-from elastable.embedding_store.wire.shared.attached_rows import attached_tables
+from elastable.embedding_store.wire.shared import attachment, sealed_memory
 from elastable.embedding_store.wire.shared.attachment import CHANNEL, LAYOUT, NOTIFICATIONS, connected, receive_packet
-from elastable.embedding_store.wire.shared.attachment_client import Attachment
+from elastable.embedding_store.wire.shared.attachment_client import Attachment, attached_tables
 from elastable.embedding_store.wire.shared.sealed_memory import SealedMemory
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels
 from elastable.embedding_store.wire.shared.shared_source import SharedSource
@@ -157,8 +156,8 @@ def test_where_the_system_cannot_seal_against_writing_descriptors_are_still_for_
 
 def come_as(user: int, name: str, token: bytes, said: multiprocessing.SimpleQueue[str]) -> None:
     os.setuid(user)
-    users._ROOT = -1  # the owner is root, whom its own processes may trust
-    os.environ[users.USERS_VARIABLE] = "0"
+    attachment._ROOT = -1  # the owner is root, whom its own processes may trust
+    os.environ[attachment.USERS_VARIABLE] = "0"
     try:
         Attachment(name, token).close()
     except OSError as error:
@@ -186,7 +185,7 @@ def test_another_user_is_let_in_only_where_the_environment_names_them(
         stranger = os.geteuid()
 
         def come() -> str:
-            monkeypatch.setattr(users.os, "geteuid", lambda: stranger + 1)  # type: ignore[attr-defined]
+            monkeypatch.setattr(attachment.os, "geteuid", lambda: stranger + 1)  # type: ignore[attr-defined]
             try:
                 with connected(store.attachments.name) as notifications:
                     notifications.send(store.attachments.token + NOTIFICATIONS)
@@ -199,11 +198,11 @@ def test_another_user_is_let_in_only_where_the_environment_names_them(
     with caplog.at_level(logging.WARNING):
         assert come() != "let in"
     assert "of user" in caplog.text or os.geteuid() != 0
-    monkeypatch.setenv(users.USERS_VARIABLE, f"7, {stranger}")
+    monkeypatch.setenv(attachment.USERS_VARIABLE, f"7, {stranger}")
     assert come() == "let in"
-    monkeypatch.setenv(users.USERS_VARIABLE, "nobody")
+    monkeypatch.setenv(attachment.USERS_VARIABLE, "nobody")
     with pytest.raises(BadInput, match="ELASTABLE_SHARE_WITH_USERS='nobody'"):
-        users.other_users()
+        attachment.other_users()
 
 
 @pytest.mark.parametrize("damage", ["positions", "groups", "ways", "state"])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.messages.spec_messages import spec_from_message, spec_to_message
+from elastable.embedding_store.wire.messages.store_messages import spec_from_message, spec_to_message
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 specs = st.builds(

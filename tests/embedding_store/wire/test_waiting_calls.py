@@ -14,11 +14,11 @@ import pytest
 
 from elastable.embedding_store.errors import StaleVersion
 from elastable.embedding_store.support.futures import settle
-from elastable.embedding_store.wire.access.roles import Role
+from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.channels.status_codes import answering
+from elastable.embedding_store.wire.server.call_room import CallLimits
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
-from elastable.embedding_store.wire.server.later import Answer, Later
-from elastable.embedding_store.wire.server.limits.call_limits import CallLimits
+from elastable.embedding_store.wire.server.handlers import Answer, Later
 
 WAIT_S = 60
 LIMITS = CallLimits(threads=4, parked=100, sessions=100)

@@ -26,8 +26,8 @@ from elastable.embedding_store.errors import (
     Unauthenticated,
     Unavailable,
 )
-from elastable.embedding_store.wire.access.roles import Role
-from elastable.embedding_store.wire.channels.call_channels import MetadataChannel
+from elastable.embedding_store.wire.access.credentials import Role
+from elastable.embedding_store.wire.channels.server_connection import MetadataChannel
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master.api import (

@@ -16,8 +16,7 @@ import pytest
 
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, Unavailable, Unsupported
-from elastable.embedding_store.wire.messages.body_plan import BodyPlan
-from elastable.embedding_store.wire.messages.frame_reader import FrameReader
+from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader
 from elastable.embedding_store.wire.pushes import shared_upload
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service

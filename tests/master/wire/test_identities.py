@@ -20,7 +20,7 @@ from elastable.embedding_store.errors import (
     PermissionDenied,
 )
 from elastable.embedding_store.wire.access.credentials import Credentials
-from elastable.embedding_store.wire.channels.call_channels import MetadataChannel
+from elastable.embedding_store.wire.channels.server_connection import MetadataChannel
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master.api import (

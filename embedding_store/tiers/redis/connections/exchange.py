@@ -23,8 +23,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.support.address import Address
-from elastable.embedding_store.tiers.redis.connections.connection_pool import ConnectionPool
-from elastable.embedding_store.tiers.redis.connections.redis_connection import Connection, Deadline
+from elastable.embedding_store.tiers.redis.connections.redis_connection import Connection, ConnectionPool, Deadline
 
 __all__ = ["Conversation", "Replies", "Requests", "exchange"]
 

@@ -13,9 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import count
+from typing import Self
 
 import hiredis
 import numpy as np
+import redis
+from redis import retry
+from redis.backoff import NoBackoff
+from redis.sentinel import MasterNotFoundError, Sentinel
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import (
@@ -23,17 +28,19 @@ from elastable.embedding_store.errors import (
     DeadlineExceeded,
     ElastableError,
     NotReady,
+    StoreFailed,
     Unavailable,
 )
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.retry import Retry
-from elastable.embedding_store.tiers.redis.connections.connection_pool import Admit, ConnectionPool
-from elastable.embedding_store.tiers.redis.connections.redis_connection import Connection, Deadline
-from elastable.embedding_store.tiers.redis.connections.reply_errors import is_transient, reply_error
-from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, Reply
-from elastable.embedding_store.tiers.redis.connections.sentinels import master_address
-from elastable.embedding_store.tiers.redis.connections.slot_map import SlotMap, address_in
-from elastable.embedding_store.tiers.redis.schema import hash_slot
+from elastable.embedding_store.tiers.redis.connections.redis_connection import (
+    Admit,
+    Connection,
+    ConnectionPool,
+    Deadline,
+)
+from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, Reply, is_transient, reply_error
+from elastable.embedding_store.tiers.redis.schema import HASH_SLOTS, hash_slot
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
 __all__ = ["Route", "Topology"]
@@ -297,3 +304,151 @@ class Topology:
     def close(self) -> None:
         """Closes all connections. Closing twice is harmless."""
         self.pool.close()
+
+
+# Sentinels asked for the master that they watch, through redis-py
+
+
+def master_address(url: RedisUrl, deadline: Deadline) -> Address:
+    """Where the master is, as the first Sentinel says that knows one which is up.
+
+    Args:
+        url: With a service.
+        deadline: Each Sentinel gets its share of what is left.
+
+    Raises:
+        Unavailable: none knows one now; says of each why.
+        DeadlineExceeded: the deadline has passed.
+    """
+    why: list[str] = []
+    for tried, seed in enumerate(url.seeds):
+        share = deadline.left(seed) / (len(url.seeds) - tried)
+        try:
+            return _asked(url, seed, share)
+        except MasterNotFoundError as error:
+            _, _, cause = str(error).rpartition(" - ")
+            unknown = f"it knows no master {url.service!r} that is up"
+            why.append(f"{seed}: {cause if ' - ' in str(error) else unknown}")
+        except redis.RedisError as error:
+            why.append(f"{seed}: {error}")
+    raise Unavailable(
+        f"no Sentinel of {url} names a master (a login of Sentinels is given by ELASTABLE_SENTINEL_USER and "
+        f"ELASTABLE_SENTINEL_PASSWORD_FILE): {'; '.join(why)}"
+    )
+
+
+def _asked(url: RedisUrl, seed: Address, seconds: float) -> Address:
+    user, password = url.sentinel_login
+    options: dict[str, object] = {
+        "username": user or None,
+        "password": password or None,
+        "socket_timeout": seconds,
+        "socket_connect_timeout": seconds,
+        "retry": retry.Retry(NoBackoff(), 0),
+        "ssl": url.tls,
+        **({"ssl_ca_certs": url.ca} if url.tls and url.ca else {}),
+    }
+    watching = Sentinel([(seed.host, seed.port)], sentinel_kwargs=options)  # type: ignore[no-untyped-call]
+    try:
+        host, port = watching.discover_master(url.service)  # type: ignore[no-untyped-call]
+    finally:
+        for sentinel in watching.sentinels:
+            sentinel.close()
+    return Address(str(host), int(port))
+
+
+# Which server owns which hash slot, as the servers say it
+
+
+@dataclass(frozen=True, slots=True)
+class SlotMap:
+    """`owners[slot]` counts in `nodes`; -1: no server owns the slot."""
+
+    nodes: tuple[Address, ...]
+    owners: Int64
+
+    @classmethod
+    def empty(cls) -> Self:
+        """No server owns anything."""
+        return cls((), np.full(HASH_SLOTS, -1, np.int64))
+
+    @classmethod
+    def of_one(cls, address: Address) -> Self:
+        """One server owns every slot."""
+        return cls((address,), np.zeros(HASH_SLOTS, np.int64))
+
+    @classmethod
+    def of_ranges(cls, ranges: Reply, asked: Address) -> Self:
+        """Reads the reply to CLUSTER SLOTS; a node that does not know its own host is the one asked."""
+        nodes: dict[Address, int] = {}
+        owners = np.full(HASH_SLOTS, -1, np.int64)
+        for first, last, (host, port, *_), *_ in ranges:
+            name = (host or b"").decode(errors="replace")
+            address = Address(name if name not in ("", "?") else asked.host, int(port))
+            owners[first : last + 1] = nodes.setdefault(address, len(nodes))
+        return cls(tuple(nodes), owners)
+
+
+def address_in(line: str) -> Address:
+    """The address in `ASK <slot> <host:port>`. Raises `StoreFailed` where there is none."""
+    words = line.split(" ")
+    host, _, port = words[2].rpartition(":") if len(words) == 3 else ("", "", "")
+    if not (port.isascii() and port.isdigit() and len(port) <= 5):
+        raise StoreFailed(f"a redis server refers to another one by {line[:80]!r}, which names none")
+    return Address(host, int(port))
+
+
+# A transaction of control commands, repeated until nobody else has changed its keys in between
+
+
+_PAUSE_S = 0.002
+
+
+def _first_error(answers: Sequence[object]) -> str | None:
+    """The first error line among the answers to a transaction; None: it was executed."""
+    inner = answers[-1] if isinstance(answers[-1], list) else []
+    for answer in (*answers, *inner):
+        if isinstance(answer, hiredis.ReplyError):
+            return str(answer)
+    return None if isinstance(answers[-1], list) else f"EXEC answered {answers[-1]!r}"
+
+
+def change_if_unchanged(
+    topology: Topology,
+    watched: Sequence[bytes],
+    questions: Sequence[Command],
+    change: Callable[[list[Reply]], Sequence[Command]],
+    deadline: Deadline,
+) -> None:
+    """Reads, decides, and writes, again and again until nobody else wrote in between.
+
+    Args:
+        topology: The servers.
+        watched: Keys that nobody may change meanwhile, all in one hash slot.
+        questions: Commands that read.
+        change: From their answers to the commands that write; none: nothing is
+            left to do. What it raises is passed on.
+        deadline: Of everything together.
+
+    Raises:
+        StoreFailed: a server answered with an error.
+        Unavailable, DeadlineExceeded: naming address and deadline; also where others never stopped writing.
+    """
+    while True:
+        topology.call([(watched[0], ("TYPE", watched[0]))], deadline)  # whoever owns the slot now is known
+        with topology.connection(watched[0], deadline) as connection:
+            answers = connection.call([("WATCH", *watched), *questions], deadline)
+            error = _first_error([*answers, []])
+            if error is None:
+                commands = change(answers[1:])
+                if not commands:
+                    connection.call([("UNWATCH",)], deadline)
+                    return
+                answers = connection.call([("MULTI",), *commands, ("EXEC",)], deadline)
+                if answers[-1] is not None:
+                    error = _first_error(answers)
+                    if error is None:
+                        return
+        if error is not None and not topology.passes(error):
+            raise reply_error(f"redis at {topology.url} answered with an error", error, topology.url)
+        time.sleep(min(_PAUSE_S, deadline.left(topology.url)))

@@ -23,12 +23,6 @@ import numpy.typing as npt
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.row_moves import copy_bytes, put_word
-from elastable.embedding_store.tiers.redis.records.request_words import (
-    INT64_HEADER,
-    put_header,
-    put_int64,
-    put_text,
-)
 
 __all__ = [
     "PART",
@@ -225,3 +219,45 @@ def encode_writes(
     return _encode_writes(
         parts, keys.text, keys.at, ids, positions, gone, rows.reshape(-1), width, sequence, asking, out, at,
     )  # fmt: skip
+
+
+# Words of RESP2 in a buffer: texts, headers and numbers, for the kernels that encode requests
+
+
+# As they lie in little-endian words.
+INT64_HEADER = int.from_bytes(b"$8\r\n", "little")
+_CRLF = int.from_bytes(b"\r\n", "little")
+
+
+@kernel
+def put_text(out: UInt8, at: int, text: UInt8) -> int:
+    for i in range(len(text)):
+        out[at + i] = text[i]
+    return at + len(text)
+
+
+@kernel
+def put_header(out: UInt8, at: int, kind: int, number: int) -> int:
+    """`<kind><number>\\r\\n`."""
+    out[at] = kind
+    digits = 1
+    power = 10
+    while number >= power:
+        digits += 1
+        power *= 10
+    rest = number
+    for i in range(digits):
+        out[at + digits - i] = 48 + rest % 10
+        rest //= 10
+    out[at + digits + 1] = 13
+    out[at + digits + 2] = 10
+    return at + digits + 3
+
+
+@kernel
+def put_int64(out: UInt8, at: int, value: int) -> int:
+    """`$8\\r\\n<value, little-endian>\\r\\n`, and rubbish in the 6 bytes behind it."""
+    put_word(out, at, INT64_HEADER)
+    put_word(out, at + 4, value)
+    put_word(out, at + 12, _CRLF)
+    return at + 14

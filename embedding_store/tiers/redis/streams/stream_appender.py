@@ -15,6 +15,7 @@ its WATCH. After that the stream's newest entry tells.
 from __future__ import annotations
 
 import math
+import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,22 +30,26 @@ from elastable.embedding_store.errors import (
     NotReady,
     StaleVersion,
     StoreBroken,
+    StoreFailed,
     Unavailable,
 )
 from elastable.embedding_store.log.contract import Buffer
 from elastable.embedding_store.log.framing import Header
 from elastable.embedding_store.support.retry import Retry
-from elastable.embedding_store.tiers.redis.connections.long_request import converse
 from elastable.embedding_store.tiers.redis.connections.redis_connection import Connection, Deadline
-from elastable.embedding_store.tiers.redis.connections.reply_errors import reply_error
-from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, packed_command
+from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, packed_command, reply_error
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.schema import log_key, owner_key
-from elastable.embedding_store.tiers.redis.streams.stream_cut import cut_stream
-from elastable.embedding_store.tiers.redis.streams.stream_ends import StreamEnd, ends_questions, read_ends
-from elastable.embedding_store.tiers.redis.streams.stream_records import NewEntry
+from elastable.embedding_store.tiers.redis.streams.stream_records import (
+    LAST_PART,
+    NewEntry,
+    StreamEnd,
+    ends_questions,
+    read_ends,
+    stream_entries,
+)
 
-__all__ = ["StreamAppender"]
+__all__ = ["StreamAppender", "converse"]
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 
@@ -249,3 +254,95 @@ class StreamAppender:
         if self._place.topology.passes(line):
             return NotReady(f"{self._name} {what}: {line}")
         return reply_error(f"{self._name} {what}", line, self._place.url)
+
+
+# A long request to one server, sent piece by piece as it is made, without a copy of its pieces
+
+
+_MOST_PIECES = 512  # the system takes 1,024 buffers at a time
+_MOST_REPLY_BYTES = 1 << 20
+
+
+def converse(
+    connection: Connection, requests: Iterator[Sequence[Buffer]], wanted: int, deadline: Deadline
+) -> list[object]:
+    """Sends all requests and receives so many replies; errors of the server stand among them.
+
+    Args:
+        connection: On which no reply is outstanding.
+        requests: Bytes to send, made while those before them are on their way.
+        wanted: Commands among them, each of which has a short reply.
+        deadline: Of everything together.
+
+    Raises:
+        Unavailable, DeadlineExceeded: naming address and deadline.
+        StoreFailed: what answers speaks no Redis.
+    """
+    reader = hiredis.Reader(notEnoughData=Connection)
+    replies: list[object] = []
+    unsent: list[memoryview] = []
+    received = 0
+    while len(replies) < wanted:
+        if not unsent:
+            unsent = [memoryview(piece).cast("B") for piece in next(requests, ()) if len(piece)]
+        if unsent and (sent := _send(connection, unsent)):
+            unsent = _without(unsent, sent)
+            continue
+        got = connection.receive(0)
+        if not got:
+            connection.wait(bool(unsent), deadline)
+            continue
+        received += got
+        reader.feed(connection.inbox[:got].tobytes())
+        try:
+            while (reply := reader.gets()) is not Connection:
+                replies.append(reply)
+        except hiredis.ProtocolError as error:
+            raise StoreFailed(f"what listens at {connection.address} speaks no Redis: {error}") from error
+        if received > _MOST_REPLY_BYTES or len(replies) > wanted:
+            raise StoreFailed(f"redis at {connection.address} sent more than it was asked for")
+    return replies
+
+
+def _send(connection: Connection, pieces: list[memoryview]) -> int:
+    """Bytes of the pieces, one after the other, that went out at once; 0 if none can go now."""
+    if isinstance(connection.socket, ssl.SSLSocket):  # which has no sendmsg
+        return connection.send(pieces[0])
+    try:
+        return connection.socket.sendmsg(pieces[:_MOST_PIECES])
+    except BlockingIOError:
+        return 0
+    except OSError as error:
+        raise connection.lost(error) from error
+
+
+def _without(pieces: list[memoryview], sent: int) -> list[memoryview]:
+    """The pieces after the first bytes; empty ones are left out."""
+    for number, piece in enumerate(pieces):
+        if sent < len(piece):
+            return [piece[sent:], *pieces[number + 1 :]]
+        sent -= len(piece)
+    return []
+
+
+# Takes the newest entries of the log of a store in Redis back, so that their numbers can be used again
+
+
+_GREATEST_ID = b"%d-%d" % (LAST_PART, LAST_PART)
+_AT_ONCE = 1_000  # stream ids in one XDEL
+
+
+def cut_stream(place: RedisPlace, end: StreamEnd, deadline: Deadline) -> None:
+    """Makes `end` the newest entry, in one transaction. To repeat it does no harm.
+
+    Raises:
+        TakenOver: another process owns the store.
+        StoreFailed, Unavailable, DeadlineExceeded: it may have been done where the connection broke.
+    """
+    key = log_key(place.url.namespace)
+    ids = [entry[0] for entry in stream_entries(place.topology, b"%d-0" % (end.last + 1), b"+")]
+    chunks = [ids[at : at + _AT_ONCE] for at in range(0, len(ids), _AT_ONCE)]
+    # Redis lets a stream's last id not go below its greatest deleted one: that has to be lowered first.
+    lowered: list[Command] = [("XSETID", key, _GREATEST_ID, "MAXDELETEDID", end.id), ("XSETID", key, end.id)]
+    commands: list[Command] = [*(("XDEL", key, *chunk) for chunk in chunks), *lowered] if end.last else [("DEL", key)]
+    place.change([], lambda _: commands, deadline)

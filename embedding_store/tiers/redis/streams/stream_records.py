@@ -23,9 +23,27 @@ from dataclasses import dataclass
 from elastable.embedding_store.errors import StoreBroken
 from elastable.embedding_store.log.contract import Buffer, LogEntry
 from elastable.embedding_store.log.framing import HEADER_BYTES, Header, crc32_of, header_of, parse_header
-from elastable.embedding_store.tiers.redis.connections.reply_shapes import packed_command
+from elastable.embedding_store.tiers.redis.connections.redis_connection import Deadline
+from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, Reply, packed_command
+from elastable.embedding_store.tiers.redis.connections.topology import Topology
+from elastable.embedding_store.tiers.redis.schema import log_key
 
-__all__ = ["MAX_ENTRY_BYTES", "PART_BYTES", "NewEntry", "StreamPart", "joined_entries", "part_of"]
+__all__ = [
+    "LAST_PART",
+    "MAX_ENTRY_BYTES",
+    "PART_BYTES",
+    "NewEntry",
+    "StreamEnd",
+    "StreamEnds",
+    "StreamPart",
+    "ends_questions",
+    "joined_entries",
+    "last_part",
+    "oldest_part",
+    "part_of",
+    "read_ends",
+    "stream_entries",
+]
 
 #: Measured with `benchmarks/storage/redis_log.py`: larger values leave the processor's cache between Redis' steps.
 PART_BYTES = 1 << 19
@@ -218,3 +236,110 @@ def _check(part: StreamPart, header: Header, payload: bytes, place: str) -> None
 
 def _corrupt(place: str, name: str, why: str) -> StoreBroken:
     return StoreBroken(f"{place} is corrupt at stream entry {name}: {why}")
+
+
+# Where the log of a store in Redis begins and ends, as its server says
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnd:
+    """The newest entry of a log.
+
+    Attributes:
+        last: Its sequence number; 0: nothing was ever appended.
+        check: `Header.check` of it; 0 where there is none.
+        total: Bytes of all entries that were ever appended.
+        id: Stream id of its last part; b"0-0" where there is none.
+    """
+
+    last: int = 0
+    check: int = 0
+    total: int = 0
+    id: bytes = b"0-0"
+
+    @classmethod
+    def of(cls, part: StreamPart) -> StreamEnd:
+        """The end of a log whose newest entry ends with this part."""
+        assert part.header is not None
+        return cls(part.sequence, part.header.check, part.end, part.id)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnds:
+    """Both ends of a log.
+
+    Attributes:
+        first: Sequence number of the oldest entry; `end.last` + 1 where there is none.
+        begin: Bytes of all entries before that one.
+        end: The newest entry.
+    """
+
+    first: int = 1
+    begin: int = 0
+    end: StreamEnd = StreamEnd()
+
+
+def ends_questions(key: bytes) -> tuple[Command, Command]:
+    """The commands whose answers `read_ends` reads."""
+    return ("XRANGE", key, "-", "+", "COUNT", 1), ("XREVRANGE", key, "+", "-", "COUNT", 1)
+
+
+def read_ends(answers: Sequence[Reply], name: str) -> StreamEnds:
+    """Both ends of a log, from the answers to `ends_questions`.
+
+    Raises:
+        StoreBroken: the stream is not one of a log, or lacks the end of its newest entry.
+    """
+    oldest, newest = answers
+    if not oldest or not newest:
+        return StreamEnds()
+    first, last = part_of(oldest[0], name), part_of(newest[0], name)
+    if last.header is None:
+        raise StoreBroken(f"{name} is corrupt at its end: no part of entry {last.sequence} is its last one")
+    return StreamEnds(first.sequence, first.begin, StreamEnd.of(last))
+
+
+# Reads the log of a store in Redis, some stream entries at a time
+
+
+#: The greatest number that a part can have.
+LAST_PART = (1 << 64) - 1
+_AT_ONCE = 16  # of half a MiB each they are 8 MiB
+
+
+def stream_entries(topology: Topology, begin: bytes, end: bytes) -> Iterator[Reply]:
+    """The stream entries from one id to another, as hiredis gives them; each round trip has a deadline of its own.
+
+    Raises:
+        StoreBroken: the answer is no list of stream entries.
+        StoreFailed, Unavailable, DeadlineExceeded: as `Topology.call`.
+    """
+    key = log_key(topology.url.namespace)
+    while True:
+        words = ("XRANGE", key, begin, end, "COUNT", _AT_ONCE)
+        (found,) = topology.call([(key, words)], Deadline(topology.url.deadline))
+        for entry in found:
+            if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], bytes)):
+                raise StoreBroken(f"redis at {topology.url} answered XRANGE with {repr(entry)[:80]}")
+        yield from found
+        if len(found) < _AT_ONCE:
+            return
+        begin = b"(%b" % found[-1][0]
+
+
+def oldest_part(topology: Topology, name: str, deadline: Deadline) -> StreamPart | None:
+    """The first part of the log; None: it is empty. Raises what `stream_entries` and `part_of` raise."""
+    key = log_key(topology.url.namespace)
+    return _one(topology, name, key, ("XRANGE", key, "-", "+", "COUNT", 1), deadline)
+
+
+def last_part(topology: Topology, name: str, sequence: int, deadline: Deadline) -> StreamPart | None:
+    """The last part of an entry; None: it is not there. Raises as `oldest_part`."""
+    key = log_key(topology.url.namespace)
+    words = ("XREVRANGE", key, b"%d-%d" % (sequence, LAST_PART), b"%d-0" % sequence, "COUNT", 1)
+    return _one(topology, name, key, words, deadline)
+
+
+def _one(topology: Topology, name: str, key: bytes, words: Command, deadline: Deadline) -> StreamPart | None:
+    (found,) = topology.call([(key, words)], deadline)
+    return part_of(found[0], name) if found else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastable.embedding_store.open_store import open_store
-from elastable.embedding_store.tiers.redis import file_rewrite
+from elastable.embedding_store.tiers.redis import redis_tier as file_rewrite
 from tests.embedding_store.disturbed_job import SPECS, commit_of, everything, undisturbed
 from tests.servers import Server
 from tests.waiting import until

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.contract.arrays import UInt8
-from elastable.embedding_store.tiers.redis.connections.connection_pool import ConnectionPool
 from elastable.embedding_store.tiers.redis.connections.exchange import (
     _WINDOW_BYTES,
     Conversation,
@@ -19,7 +18,7 @@ from elastable.embedding_store.tiers.redis.connections.exchange import (
     Requests,
     exchange,
 )
-from elastable.embedding_store.tiers.redis.connections.redis_connection import _PINGS, Deadline
+from elastable.embedding_store.tiers.redis.connections.redis_connection import _PINGS, ConnectionPool, Deadline
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
 COMMAND = b"c" * 100

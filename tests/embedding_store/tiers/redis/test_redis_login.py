@@ -6,13 +6,13 @@ import pytest
 
 from elastable.embedding_store.errors import BadInput, StoreFailed
 from elastable.embedding_store.open_store import open_store
-from elastable.embedding_store.tiers.redis.login import (
+from elastable.embedding_store.tiers.redis.url import (
     FILE_VARIABLE,
     PASSWORD_VARIABLE,
     USER_VARIABLE,
+    RedisUrl,
     login_of_environment,
 )
-from elastable.embedding_store.tiers.redis.url import RedisUrl
 from tests.contracts.store_samples import fixed
 from tests.servers import running_server
 

@@ -14,7 +14,7 @@ from elastable.embedding_store.errors import BadInput, SpecConflict, StoreBroken
 from elastable.embedding_store.tiers.redis.connections.redis_connection import Deadline
 from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.connections.topology import Topology
-from elastable.embedding_store.tiers.redis.records import record_scan
+from elastable.embedding_store.tiers.redis.records import record_transfer as record_scan
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.schema import partition_of, rows_key
@@ -117,7 +117,7 @@ def test_deletions_go_before_records(tier: RedisTier) -> None:
 def test_scans_in_one_piece_and_in_many(
     tier: RedisTier, width: int | None, most_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("elastable.embedding_store.tiers.redis.records.record_scan._PIECE_BYTES", most_bytes)
+    monkeypatch.setattr("elastable.embedding_store.tiers.redis.records.record_transfer._PIECE_BYTES", most_bytes)
     rows = rows_of(6)
     tier.write([records(IDS, rows)], {}, 1)
     blocks = list(tier.scan("t", 300, width))

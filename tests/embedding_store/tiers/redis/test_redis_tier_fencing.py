@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from elastable.embedding_store.errors import StoreFailed, TakenOver, Unavailable
-from elastable.embedding_store.tiers.redis.ownership import Ownership
+from elastable.embedding_store.tiers.redis.redis_place import Ownership
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from tests.embedding_store.tiers.redis.tier_samples import IDS, TABLE, changed, read_back, rows_of
 from tests.servers import Server

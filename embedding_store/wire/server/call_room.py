@@ -5,17 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import grpc
 
+from elastable.embedding_store.support.memory_budget import memory_limit
 from elastable.embedding_store.wire.channels.status_codes import CallRefused
-from elastable.embedding_store.wire.server.limits.call_limits import CallLimits
-from elastable.embedding_store.wire.server.limits.call_rates import CallRates
 
-__all__ = ["CallRoom", "Kind", "Place"]
+__all__ = ["CallLimits", "CallRates", "CallRoom", "Kind", "Place"]
 
 _LOOK_S = 0.5  # between two looks at who is late
 _FAIR_S = 1.0  # that any call may wait, however many do
@@ -281,3 +280,109 @@ def _refused(why: str) -> CallRefused:
 def _host(peer: str) -> str:
     """The host of a peer as gRPC names it, `ipv4:127.0.0.1:50051`; "" where it is not named."""
     return peer.rpartition(":")[0] or peer
+
+
+# How many calls a second each client of a server makes
+
+
+_BURST_S = 1.0  # for whose calls a client that was silent has room at once
+_REMEMBERED = 4_096  # clients, before those that are within their rate are forgotten
+
+
+class CallRates:
+    """The rates of one server's clients, each a token bucket that holds a second's calls.
+
+    Safe to use from many threads.
+
+    Args:
+        most: Calls a second of one client; None: any number.
+        clock: Seconds that never go back.
+    """
+
+    def __init__(self, most: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most, self._clock = most, clock
+        self._lock = threading.Lock()
+        self._paid: dict[str, float] = {}  # client -> the time until which its calls use up its rate
+
+    def take(self, client: str) -> bool:
+        """Whether a client may make one more call now, which is then counted."""
+        if self._most is None:
+            return True
+        now, each = self._clock(), 1.0 / self._most
+        with self._lock:
+            paid = max(now, self._paid.get(client, now)) + each
+            if paid > now + max(_BURST_S, each):
+                return False
+            if client not in self._paid and len(self._paid) >= _REMEMBERED:
+                self._paid = {one: until for one, until in self._paid.items() if until > now}
+            self._paid[client] = paid
+        return True
+
+
+# The limits of one gRPC server: calls at once, and how long clients may take
+
+
+_LEAST_BYTES = 1 << 30
+_PART = 8  # one part in so many of the memory here
+
+
+@dataclass(frozen=True, slots=True)
+class CallLimits:
+    """Of one server.
+
+    A client is one connection. A call beyond a limit is refused as RESOURCE_EXHAUSTED, with the limit; clients repeat
+    it with growing pauses until their deadline.
+
+    Attributes:
+        threads: Calls under way at once, but for health checks and those that wait.
+        sessions: Workers whose sessions are open at once. They hold no threads.
+        parked: Calls that wait for something to happen here: a task, a version, a commit. They hold no threads.
+        calls_of_a_client: Calls of one client under way or waiting, sessions apart.
+        calls_a_second_of_a_client: Begun by one client, sessions and health checks apart; as many may come at once.
+            None: any number.
+        upload_bytes: Of all requests that are being received or worked on, together; the oldest one may be larger.
+            None: an eighth of the memory here, at least 1 GiB.
+        upload_bytes_of_a_client: The same of one client. None: half of `upload_bytes`.
+        first_message_s: Seconds that a client may take for its first message.
+        next_message_s: And for each one after it.
+        least_rate: Bytes a second that a stream of messages must bring on average, once `next_message_s` have passed.
+        unread_s: Seconds that a client may take to make room for one more message of the answer.
+    """
+
+    threads: int = 256
+    sessions: int = 4_096
+    parked: int = 16_384
+    calls_of_a_client: int = 128
+    calls_a_second_of_a_client: float | None = None
+    upload_bytes: int | None = None
+    upload_bytes_of_a_client: int | None = None
+    first_message_s: float = 10.0
+    next_message_s: float = 30.0
+    least_rate: int = 64 << 10
+    unread_s: float = 60.0
+
+    @property
+    def waiting(self) -> int:
+        """Calls that may wait for their clients at once."""
+        return max(1, self.threads * 3 // 8)
+
+    @property
+    def of_a_host(self) -> int:
+        """Calls of one host that may be under way at once, sessions and waiting calls apart."""
+        return max(1, self.threads * 3 // 4)
+
+    @property
+    def answering(self) -> int:
+        """Threads that answer calls which have waited."""
+        return max(4, self.threads // 8)
+
+    @property
+    def most_upload_bytes(self) -> int:
+        """`upload_bytes` in effect."""
+        return max(_LEAST_BYTES, memory_limit() // _PART) if self.upload_bytes is None else self.upload_bytes
+
+    @property
+    def most_upload_bytes_of_a_client(self) -> int:
+        """`upload_bytes_of_a_client` in effect."""
+        given = self.upload_bytes_of_a_client
+        return self.most_upload_bytes // 2 if given is None else given

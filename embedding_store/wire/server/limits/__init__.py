@@ -1,1 +1,0 @@
-"""How much one client, and all of them, may ask of a gRPC server."""
