@@ -158,9 +158,8 @@ def _described(
     batches = -(-len(train) // options.micro_batch_size)
     asked = options.grads_to_wait or (None if accumulation_of(model.optimizer) else options.default_grads_to_wait)
     grads_to_wait, average = accumulated_by(model.optimizer, batches, asked, options.average)
-    versions_per_step = 1 if steps is None else steps.turns
     if options.mode == "async":
-        _refuse_sync_only(model, versions_per_step)
+        _refuse_sync_only(model)
     validation = file.reader("validation")
     return JobSpec(
         job=uuid.uuid4().hex[:12],
@@ -172,7 +171,6 @@ def _described(
         train_records=len(train),
         validation_records=0 if validation is None else len(validation),
         average=average,
-        versions_per_step=versions_per_step,
         **{name: getattr(options, name) for name in _SAME_NAME},
     )
 
@@ -203,15 +201,10 @@ def where_dense_is_summed(options: JobOptions, job: JobSpec, size: int) -> str:
     return "master" if here else "servers"
 
 
-def _refuse_sync_only(model: keras.Model, versions_per_step: int) -> None:
+def _refuse_sync_only(model: keras.Model) -> None:
     """Raises `Unsupported` for what only synchronous jobs can train."""
     if accumulation_of(model.optimizer):
         raise Unsupported("gradient_accumulation_steps in mode async, where every batch is an update: leave it out")
-    if versions_per_step > 1:
-        raise Unsupported(
-            f"model {model.name!r}: its train_step applies gradients in turn, the later ones computed after the "
-            "earlier, and in mode async other micro-batches would come between; use --mode sync"
-        )
 
 
 def _filled(

@@ -92,12 +92,12 @@ class Committer:
         snapshot = self._dense.snapshot(version, self._recorded)
         return snapshot if self._dense_servers is None else self._dense_servers.publish(snapshot)
 
-    def prepare_step(self, version: int) -> None:
-        """Computes the learning rates of the step from `version` now, while workers compute.
+    def prepare_step(self) -> None:
+        """Computes the learning rates of the next step now, while workers compute.
 
         Nothing may change them before the next `commit`.
         """
-        self._prepared = self._dense.steps(version)
+        self._prepared = self._dense.steps()
 
     def commit(self, version: int, pushes: Sequence[Push], progress: Callable[[Accumulated], Progress]) -> Accumulated:
         """The step from `version - 1` to `version`; returns what it was made of.
@@ -115,7 +115,7 @@ class Committer:
         """
         self.settle()
         if self._prepared is None:
-            self.prepare_step(version - 1)
+            self.prepare_step()
         steps, self._prepared = cast(tuple[OptimizerStep, ...], self._prepared), None
         # Late pushes of async mode may be of when a table was not frozen.
         frozen = self._dense.frozen_tables

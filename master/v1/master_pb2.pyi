@@ -129,7 +129,6 @@ class JobDescription(_message.Message):
     STEPS_PER_EPOCH_FIELD_NUMBER: _builtins.int
     INITIAL_EPOCH_FIELD_NUMBER: _builtins.int
     EVALUATION_BATCH_SIZE_FIELD_NUMBER: _builtins.int
-    VERSIONS_PER_STEP_FIELD_NUMBER: _builtins.int
     DENSE_AT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """unique id of this run"""
@@ -166,8 +165,6 @@ class JobDescription(_message.Message):
     initial_epoch: _builtins.int
     evaluation_batch_size: _builtins.int
     """records; 0: micro_batch_size"""
-    versions_per_step: _builtins.int
-    """made one after the other of the same micro-batches; 0: 1"""
     dense_at: _builtins.str
     """where dense gradients are summed: "master" (or empty) | "servers", the store servers"""
     @_builtins.property
@@ -199,12 +196,11 @@ class JobDescription(_message.Message):
         steps_per_epoch: _builtins.int = ...,
         initial_epoch: _builtins.int = ...,
         evaluation_batch_size: _builtins.int = ...,
-        versions_per_step: _builtins.int = ...,
         dense_at: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_staleness_bound", b"_staleness_bound", "staleness_bound", b"staleness_bound"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness_bound", b"_staleness_bound", "average", b"average", "dense_at", b"dense_at", "epochs", b"epochs", "evaluation_batch_size", b"evaluation_batch_size", "grads_to_wait", b"grads_to_wait", "initial_epoch", b"initial_epoch", "intra_op_threads", b"intra_op_threads", "job", b"job", "micro_batch_size", b"micro_batch_size", "mode", b"mode", "model_file", b"model_file", "model_sha256", b"model_sha256", "not_finite", b"not_finite", "offload_above", b"offload_above", "on_worker", b"on_worker", "seed", b"seed", "shuffle", b"shuffle", "staleness_bound", b"staleness_bound", "staleness_modulation", b"staleness_modulation", "steps_per_epoch", b"steps_per_epoch", "store_url", b"store_url", "train_records", b"train_records", "validation_records", b"validation_records", "versions_per_step", b"versions_per_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness_bound", b"_staleness_bound", "average", b"average", "dense_at", b"dense_at", "epochs", b"epochs", "evaluation_batch_size", b"evaluation_batch_size", "grads_to_wait", b"grads_to_wait", "initial_epoch", b"initial_epoch", "intra_op_threads", b"intra_op_threads", "job", b"job", "micro_batch_size", b"micro_batch_size", "mode", b"mode", "model_file", b"model_file", "model_sha256", b"model_sha256", "not_finite", b"not_finite", "offload_above", b"offload_above", "on_worker", b"on_worker", "seed", b"seed", "shuffle", b"shuffle", "staleness_bound", b"staleness_bound", "staleness_modulation", b"staleness_modulation", "steps_per_epoch", b"steps_per_epoch", "store_url", b"store_url", "train_records", b"train_records", "validation_records", b"validation_records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__staleness_bound: _TypeAlias = _typing.Literal["staleness_bound"]  # noqa: Y015
     _WhichOneofArgType__staleness_bound: _TypeAlias = _typing.Literal["_staleness_bound", b"_staleness_bound"]  # noqa: Y015

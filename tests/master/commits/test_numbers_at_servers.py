@@ -82,17 +82,22 @@ class Dense(NoDense):
         self.clipping, self.may_overflow = clipping, may_overflow
         self.frozen_tables: tuple[str, ...] = ()
         self.applied: list[list[bytes]] = []
+        self.version = 0
 
     def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor], rate_share: float = 1.0) -> None:
         assert [(each.shape, each.dtype) for each in gradients] == [(spec.shape, spec.dtype) for spec in VARIABLES]
         self.applied.append([each.tobytes() for each in gradients])
+        self.version += 1
+
+    def overflow(self, states: Sequence[Tensor]) -> None:
+        self.version += 1
 
     def snapshot(self, version: int, tensors: Mapping[str, Tensor] | None = None) -> DenseSnapshot:
         values = tuple(np.full(spec.shape, version + place, spec.dtype) for place, spec in enumerate(VARIABLES))
         return DenseSnapshot(version, values, ())
 
-    def steps(self, version: int) -> tuple[OptimizerStep, ...]:
-        return (OptimizerStep(version, 0.05 / (1 + version), self.clipping),)
+    def steps(self) -> tuple[OptimizerStep, ...]:
+        return (OptimizerStep(self.version, 0.05 / (1 + self.version), self.clipping),)
 
 
 def push_of(version: int, micro_batch: int, mode: str, overflows: bool = False) -> Push:
