@@ -190,7 +190,6 @@ ROOMS = {
             "jobs",
             "in_process",
             "launch",
-            "planning",
             "commands",
             "command",
         ),

@@ -22,8 +22,8 @@ from benchmarks.harness import RESULTS, Row, publish
 from benchmarks.scale.fit import fitted
 from benchmarks.scale.measuring import measured, shares
 from benchmarks.scale.setting import Run, Setting, write_runs
+from benchmarks.simulation.calibration import INSTALLED
 from benchmarks.simulation.waits import waits_found
-from elastable.planning.calibration import INSTALLED
 
 __all__ = ["RUNS", "main"]
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from benchmarks.harness import machine
 from benchmarks.scale.setting import Run
-from elastable.planning.calibration import Calibration
+from benchmarks.simulation.calibration import Calibration
 
 __all__ = ["fitted", "least_squares"]
 

@@ -16,9 +16,9 @@ from matplotlib import pyplot as plt
 from benchmarks.click_job.sizes import BATCH, FEATURES
 from benchmarks.harness import RESULTS, Row, publish
 from benchmarks.scale.setting import read_runs
+from benchmarks.simulation.calibration import Calibration
 from benchmarks.simulation.cluster import Cluster, Outcome, of_run
 from benchmarks.simulation.job import simulated
-from elastable.planning.calibration import Calibration
 
 __all__ = ["main"]
 

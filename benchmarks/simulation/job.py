@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import numpy as np
 import simpy
 
+from benchmarks.simulation.calibration import Calibration
 from benchmarks.simulation.cluster import Cluster, Outcome
 from benchmarks.simulation.stations import Cores, Station, Steps
-from elastable.planning.calibration import Calibration
 
 __all__ = ["simulated"]
 

@@ -10,11 +10,10 @@ import pytest
 from benchmarks.harness import RESULTS
 from benchmarks.scale.fit import least_squares
 from benchmarks.scale.setting import read_runs
+from benchmarks.simulation.calibration import Calibration
 from benchmarks.simulation.cluster import Cluster
 from benchmarks.simulation.job import simulated
 from benchmarks.simulation.waits import error
-from elastable.planning.calibration import Calibration
-from elastable.planning.sizing import JobShape, pace
 
 COSTS = Calibration.read()
 RUNS = read_runs(RESULTS / "scale_runs.json")
@@ -66,17 +65,6 @@ def test_synchronous_jobs_wait_for_the_slowest_worker_and_asynchronous_ones_do_n
 def test_pushes_beyond_the_staleness_bound_are_computed_in_vain() -> None:
     assert simulated(replace(CLUSTER, staleness=64), COSTS).refused == 0
     assert simulated(replace(CLUSTER, staleness=2), COSTS).refused > 0
-
-
-@pytest.mark.parametrize(
-    ("workers", "dense", "dense_at"),
-    [(1, 140_000, "master"), (8, 140_000, "master"), (32, 140_000, "master"), (32, 2_500_000, "servers")],
-)
-def test_a_sizing_is_close_to_the_simulation(workers: int, dense: int, dense_at: str) -> None:
-    told = simulated(replace(CLUSTER, workers=workers, gbit=None, dense=dense, dense_at=dense_at), COSTS)
-    job = JobShape(1, CLUSTER.ids, CLUSTER.ids * CLUSTER.dim, dense, CLUSTER.step_s, 0)
-    planned = pace(job, COSTS, workers, CLUSTER.stores)
-    assert planned.version_s == pytest.approx(told.seconds / told.versions, rel=0.25)
 
 
 def test_costs_are_found_again_from_what_they_make() -> None:
