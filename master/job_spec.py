@@ -13,7 +13,6 @@ KNOWN_VALUES = {
     "average": ("mean", "records", "batches", "sum"),
     "not_finite": ("refuse", "skip"),
     "staleness_modulation": ("none", "inverse"),
-    "dense_at": ("master", "servers"),
 }
 
 
@@ -22,7 +21,6 @@ _OF_ONE_MODE = {
     "staleness_bound": ("async", "in sync mode nothing is stale"),
     "staleness_modulation": ("async", "in sync mode nothing is stale"),
     "steps_per_epoch": ("sync", "in async mode an epoch is a pass over the records"),
-    "dense_at": ("sync", "in async mode every push is one version, and nothing is summed"),
 }
 _LEAST = {
     **dict.fromkeys(("micro_batch_size", "grads_to_wait", "epochs", "intra_op_threads"), 1),
@@ -70,8 +68,6 @@ class JobSpec:
             over the records (`elastable.master.tasks.schedule.Schedule`); 0: it is.
         initial_epoch: The epoch that the job begins at.
         evaluation_batch_size: Records evaluated together; 0: `micro_batch_size`.
-        dense_at: Where the gradients of dense variables are summed, and workers get these from: "master", or "servers":
-            at the store servers, each a slice.
     """
 
     job: str = ""
@@ -96,7 +92,6 @@ class JobSpec:
     steps_per_epoch: int = 0
     initial_epoch: int = 0
     evaluation_batch_size: int = 0
-    dense_at: str = "master"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "on_worker", tuple(self.on_worker))
