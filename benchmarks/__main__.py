@@ -28,7 +28,6 @@ _BENCHES = {
     "sessions": "benchmarks.calls.sessions",
     "offload": "benchmarks.jobs.offload",
     "scale": "benchmarks.scale",
-    "dense_at_servers": "benchmarks.scale.dense",
     "simulation": "benchmarks.simulation",
     "redis_rows": "benchmarks.storage.redis_rows",
     "redis_log": "benchmarks.storage.redis_log",

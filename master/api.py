@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-import numpy as np
-
 from elastable.master.gradient import (
     AsyncPushId,
     Divisor,
@@ -130,10 +128,6 @@ class DenseSnapshot:
     state_names: tuple[str, ...] = ()
     trainable: bytes = b""
     """Whether each layer, and then each weight, is trained (1) or frozen (0), in model order; empty: as it was made."""
-    at_servers: bool = False
-    """Whether the store servers have the variables, too, for workers to read there."""
-    shapes: tuple[tuple[tuple[int, ...], np.dtype[np.generic]], ...] = ()
-    """Of variables that are only there: their shapes and dtypes; then `variables` is empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,16 +175,13 @@ class MasterApi(Protocol):
             NotJoined: the worker has no session.
         """
 
-    def pull_dense(
-        self, incarnation: str, version: int | None, wait_s: float, whole: bool = False
-    ) -> DenseSnapshot | None:
+    def pull_dense(self, incarnation: str, version: int | None, wait_s: float) -> DenseSnapshot | None:
         """The dense variables of `version` (None: the current one); None if it is not committed within `wait_s`.
 
         Args:
             incarnation: Of the worker.
             version: Which one.
             wait_s: Seconds to wait for it.
-            whole: Whether those are wanted that store servers have, too.
 
         Raises:
             StaleVersion: the version is past, or the job has ended; the task must be dropped.

@@ -13,7 +13,6 @@ KNOWN_VALUES = {
     "average": ("mean", "records", "batches", "sum"),
     "not_finite": ("refuse", "skip"),
     "staleness_modulation": ("none", "inverse"),
-    "dense_at": ("master", "servers"),
 }
 
 
@@ -22,11 +21,9 @@ _OF_ONE_MODE = {
     "staleness_bound": ("async", "in sync mode nothing is stale"),
     "staleness_modulation": ("async", "in sync mode nothing is stale"),
     "steps_per_epoch": ("sync", "in async mode an epoch is a pass over the records"),
-    "versions_per_step": ("sync", "in async mode every micro-batch is one version"),
-    "dense_at": ("sync", "in async mode every push is one version, and nothing is summed"),
 }
 _LEAST = {
-    **dict.fromkeys(("micro_batch_size", "grads_to_wait", "epochs", "intra_op_threads", "versions_per_step"), 1),
+    **dict.fromkeys(("micro_batch_size", "grads_to_wait", "epochs", "intra_op_threads"), 1),
     **dict.fromkeys(
         ("train_records", "validation_records", "offload_above", "steps_per_epoch", "initial_epoch",
          "evaluation_batch_size"), 0
@@ -71,10 +68,6 @@ class JobSpec:
             over the records (`elastable.master.tasks.schedule.Schedule`); 0: it is.
         initial_epoch: The epoch that the job begins at.
         evaluation_batch_size: Records evaluated together; 0: `micro_batch_size`.
-        versions_per_step: Sync: versions that a step makes, one after the other, of the same micro-batches: more than
-            one where the model's own `train_step` applies gradients in turn (`elastable.worker.step.traced.step_plan`).
-        dense_at: Where the gradients of dense variables are summed, and workers get these from: "master", or "servers":
-            at the store servers, each a slice.
     """
 
     job: str = ""
@@ -99,8 +92,6 @@ class JobSpec:
     steps_per_epoch: int = 0
     initial_epoch: int = 0
     evaluation_batch_size: int = 0
-    versions_per_step: int = 1
-    dense_at: str = "master"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "on_worker", tuple(self.on_worker))

@@ -49,12 +49,6 @@ class Expected:
     tables: Mapping[str, TableSpec] = field(default_factory=dict)
     may_overflow: bool = False
     rows_elsewhere: bool = False
-    dense_elsewhere: bool = False
-
-    @property
-    def gradients(self) -> tuple[TensorSpec, ...]:
-        """Dense variables whose gradients come here."""
-        return () if self.dense_elsewhere else self.variables
 
 
 def check_push(push: Push, expected: Expected) -> None:
@@ -67,12 +61,7 @@ def check_push(push: Push, expected: Expected) -> None:
     """
     if push.records > _MOST_RECORDS:
         raise BadGradient(f"a push of {push.records} records: a micro-batch has at most {_MOST_RECORDS}")
-    if expected.dense_elsewhere and (push.dense or any(part.dense for part in push.parts)):
-        raise BadGradient(
-            "a push with dense gradients: this job's are summed at its store servers (dense_at='servers'), so they are "
-            "pushed there"
-        )
-    _check_tensors("dense gradient", push.dense, expected.gradients)
+    _check_tensors("dense gradient", push.dense, expected.variables)
     _check_tensors("state", push.states, expected.states)
     if expected.metrics is not None:
         _check_tensors("metric", push.metrics, expected.metrics)
@@ -149,7 +138,7 @@ def check_finite(push: Push, expected: Expected) -> None:
     _refuse_not_finite("state", push.states, expected.states)
     if expected.may_overflow:
         return
-    _refuse_not_finite("gradient of variable", push.dense, expected.gradients)
+    _refuse_not_finite("gradient of variable", push.dense, expected.variables)
     for part in push.parts:
         for place, tensor in part.dense.items():
             if not np.isfinite(tensor).all():

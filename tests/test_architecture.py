@@ -189,7 +189,6 @@ ROOMS = {
             "jobs",
             "in_process",
             "launch",
-            "planning",
             "commands",
             "command",
         ),

@@ -1,8 +1,7 @@
 """Stub workers against store servers on this machine: rows/s, latencies of versions, processor time by kind of process.
 
 1 to 8 workers and 1 to 4 store servers, over gRPC, with tables in memory. Other runs differ in ids, values of a row and
-dense values, and have Redis behind the servers; from all of them comes the calibration that `benchmarks.simulation` and
-`elastable plan` use.
+dense values, and have Redis behind the servers; from all of them comes the calibration of `benchmarks.simulation`.
 
     python -m benchmarks.scale [ROUNDS]
 """
@@ -22,8 +21,8 @@ from benchmarks.harness import RESULTS, Row, publish
 from benchmarks.scale.fit import fitted
 from benchmarks.scale.measuring import measured, shares
 from benchmarks.scale.setting import Run, Setting, write_runs
+from benchmarks.simulation.calibration import INSTALLED
 from benchmarks.simulation.waits import waits_found
-from elastable.planning.calibration import INSTALLED
 
 __all__ = ["RUNS", "main"]
 
@@ -46,9 +45,6 @@ def main(rounds: int = _ROUNDS) -> None:
         Setting(1, 1, dense=2_000_000, step_s=step_s),
         Setting(4, 1, dense=2_000_000, step_s=step_s),
         Setting(4, 4, ids=1_024, dense=10_000, step_s=step_s),
-        Setting(2, 2, dense=2_000_000, step_s=step_s, dense_at="servers"),
-        Setting(4, 4, dense=2_000_000, step_s=step_s, dense_at="servers"),
-        Setting(8, 4, dense=500_000, step_s=step_s, dense_at="servers"),
         Setting(2, 1, step_s=step_s, redis=True),
         Setting(2, 1, dim=64, step_s=step_s, redis=True),
     ]

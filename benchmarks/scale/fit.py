@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from benchmarks.harness import machine
 from benchmarks.scale.setting import Run
-from elastable.planning.calibration import Calibration
+from benchmarks.simulation.calibration import Calibration
 
 __all__ = ["fitted", "least_squares"]
 
@@ -17,7 +17,7 @@ Float64 = npt.NDArray[np.float64]
 
 # Names of a calibration, in the order of the features below.
 _WORKER = ("worker_version", "worker_server", "worker_row", "worker_value", "worker_dense")
-_STORE = ("store_push", "store_version", "store_row", "store_value", "store_dense")
+_STORE = ("store_push", "store_version", "store_row", "store_value")
 _MASTER = ("master_version", "master_push", "master_server", "master_dense", "master_update")
 _STORE_REDIS = ("store_redis_row", "store_redis_value")
 _REDIS = ("redis_row", "redis_value")
@@ -103,20 +103,11 @@ def _crowded(run: Run, crowd: float) -> float:
     return 1.0 + crowd * max(0.0, (run.setting.workers + run.setting.stores + 1) / run.cores - 1.0)
 
 
-def _calls(run: Run) -> tuple[float, float]:
-    """Calls of a worker to a store server, and of the master: as many times as without dense slices, which take more.
-
-    A worker reads slices besides its lookup and its push; the master asks for sums and hands out values besides its
-    commit.
-    """
-    return (1.5, 3.0) if run.setting.dense_at == "servers" else (1.0, 1.0)
-
-
 def _of_worker(run: Run) -> tuple[float, ...]:
-    of, rows, calls = run.setting, run.unique, _calls(run)[0]
+    of, rows = run.setting, run.unique
     return (
         of.workers,
-        of.workers * of.stores * calls,
+        of.workers * of.stores,
         of.workers * rows,
         of.workers * rows * of.dim,
         of.workers * of.dense,
@@ -124,16 +115,13 @@ def _of_worker(run: Run) -> tuple[float, ...]:
 
 
 def _of_store(run: Run) -> tuple[float, ...]:
-    of, rows, (calls, commits) = run.setting, run.unique, _calls(run)
-    # Values of a version are sent once more, to the master, and come back from it.
-    dense = (of.workers + 1) * of.dense if of.dense_at == "servers" else 0
-    return of.workers * of.stores * calls, of.stores * commits, of.workers * rows, of.workers * rows * of.dim, dense
+    of, rows = run.setting, run.unique
+    return of.workers * of.stores, of.stores, of.workers * rows, of.workers * rows * of.dim
 
 
 def _of_master(run: Run) -> tuple[float, ...]:
     of = run.setting
-    passing = of.dense if of.dense_at == "servers" else of.workers * of.dense
-    return 1.0, of.workers, of.stores * _calls(run)[1], passing, of.dense
+    return 1.0, of.workers, of.stores, of.workers * of.dense, of.dense
 
 
 def _of_redis(run: Run) -> tuple[float, ...]:

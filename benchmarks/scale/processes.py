@@ -60,7 +60,7 @@ def run_master(setting: Setting, stores: str, pipe: Connection) -> None:
     """Serves a job; says its address, and to every question the monotonic times of all versions so far."""
     job = JobSpec(
         job="scale", micro_batch_size=1, train_records=1_000_000_000, grads_to_wait=setting.workers, average="records",
-        shuffle=False, store_url=stores, dense_at=setting.dense_at,
+        shuffle=False, store_url=stores,
     )  # fmt: skip
     with open_store(stores, deadline_s=_DEADLINE_S) as store:
         store.create_table(table_spec(setting))

@@ -24,7 +24,6 @@ class Setting:
         step_s: Seconds that a worker pauses in place of its dense step.
         rows: Of the table.
         redis: Whether the store servers keep their rows in Redis; else in memory.
-        dense_at: Where dense gradients are summed, as of `JobSpec`.
     """
 
     workers: int
@@ -35,7 +34,6 @@ class Setting:
     step_s: float = 0.01
     rows: int = 1_000_000
     redis: bool = False
-    dense_at: str = "master"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from matplotlib import pyplot as plt
 from benchmarks.click_job.sizes import BATCH, FEATURES
 from benchmarks.harness import RESULTS, Row, publish
 from benchmarks.scale.setting import read_runs
+from benchmarks.simulation.calibration import Calibration
 from benchmarks.simulation.cluster import Cluster, Outcome, of_run
 from benchmarks.simulation.job import simulated
-from elastable.planning.calibration import Calibration
 
 __all__ = ["main"]
 
@@ -56,7 +56,6 @@ def _predictions(costs: Calibration) -> list[Row]:
         of = run.setting
         told = simulated(of_run(run), costs)
         name = f"predicted: {of.workers} workers, {of.stores} servers, {of.ids:,} ids x {of.dim}, {of.dense:,} dense"
-        name += " at the servers" * (of.dense_at == "servers")
         measured, predicted = run.versions / run.seconds, told.versions / told.seconds
         rows.append(Row(name + (", Redis" * of.redis), predicted, "versions/s", measured, predicted / measured))
     return rows
@@ -73,10 +72,9 @@ def _workers(costs: Calibration) -> list[Row]:
     series["16, asynchronous, bounded"] = [
         simulated(replace(_BASE, workers=n, staleness=2 * n), costs, *_length(n)) for n in _WORKERS
     ]
-    for where in ("master", "servers"):
-        series[f"16, a network of 10 MB, dense at the {where}"] = [
-            simulated(replace(_BASE, workers=n, dense=_LARGE, dense_at=where), costs, *_length(n)) for n in _WORKERS
-        ]
+    series["16, a network of 10 MB"] = [
+        simulated(replace(_BASE, workers=n, dense=_LARGE), costs, *_length(n)) for n in _WORKERS
+    ]
     _plot("scale-workers.svg", "workers", _WORKERS, series)
     return _shown(series, _WORKERS, "workers")
 

@@ -27,7 +27,6 @@ class Cluster:
         others: Cores' worth of work that other programs ask for, where cores are shared.
         staleness: By how many versions a push may be behind; None: the job is synchronous.
         spread: Standard deviation of a step's time, as a share of it.
-        dense_at: Where dense gradients are summed, as of `JobSpec`; "master" where the job is asynchronous.
         redis: Whether every store server writes changed rows to a Redis with a core of its own.
         seed: Of the steps' times.
     """
@@ -45,7 +44,6 @@ class Cluster:
     others: float = 0.0
     staleness: int | None = None
     spread: float = 0.0
-    dense_at: str = "master"
     redis: bool = False
     seed: int = 0
 
@@ -80,6 +78,6 @@ def of_run(run: Run) -> Cluster:
     """The cluster of a measured run: one machine, whose cores other programs used in part."""
     of = run.setting
     return Cluster(
-        of.workers, of.stores, run.unique, of.dim, of.dense, of.step_s, of.rows, redis=of.redis, dense_at=of.dense_at,
+        of.workers, of.stores, run.unique, of.dim, of.dense, of.step_s, of.rows, redis=of.redis,
         cores=run.cores, others=run.other_cores,
     )  # fmt: skip

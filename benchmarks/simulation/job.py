@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import numpy as np
 import simpy
 
+from benchmarks.simulation.calibration import Calibration
 from benchmarks.simulation.cluster import Cluster, Outcome
 from benchmarks.simulation.stations import Cores, Station, Steps
-from elastable.planning.calibration import Calibration
 
 __all__ = ["simulated"]
 
@@ -53,9 +53,6 @@ class _Job:
         self._redis, self._written = Station(env, cores), env.event().succeed()
         self._random = np.random.default_rng(cluster.seed)
         self._wait = costs.wait / _CALLS
-        # Dense values that the master sends to each worker and gets of it, and those that each store server does.
-        self._at_master = 0 if cluster.dense_at == "servers" else cluster.dense
-        self._at_store = (cluster.dense - self._at_master) / cluster.stores
         self._at_workers = 0.0  # seconds of a worker's card, on average
         self._paused = [0.0] * cluster.workers
 
@@ -68,13 +65,8 @@ class _Job:
     def _pull(self, number: int) -> Steps:
         of, costs = self._of, self._costs
         yield self._env.timeout(self._wait)
-        yield from self._master.work(costs.master_push / 2 + costs.master_dense * self._at_master / 2)
-        yield from self._sent("master out", _VALUE_BYTES * self._at_master)
-        if self._at_store:
-            yield self._env.timeout(self._wait)
-            yield from self._workers[number].work(costs.worker_server * of.stores / 2)
-            yield from self._at_stores((costs.store_push + costs.store_dense * self._at_store) / 2)
-            yield from self._sent_slices("store out")
+        yield from self._master.work(costs.master_push / 2 + costs.master_dense * self._of.dense / 2)
+        yield from self._sent("master out", _VALUE_BYTES * self._of.dense)
         yield from self._workers[number].work(costs.worker_version / 2 + costs.worker_dense * of.dense / 2)
 
     def _look_up(self, number: int) -> Steps:
@@ -84,9 +76,6 @@ class _Job:
     def _push_rows(self, number: int) -> Steps:
         yield self._env.timeout(self._wait)
         yield from self._to_stores(number, self._costs.push_share, "store in")
-        if self._at_store:
-            yield from self._sent_slices("store in")
-            yield from self._at_stores(self._costs.store_dense * self._at_store / 2)
 
     def _to_stores(self, number: int, share: float, rows_go: str) -> Steps:
         """A lookup or a push: half of what the rows cost the worker, and their share of what they cost a server."""
@@ -103,14 +92,13 @@ class _Job:
         of, costs = self._of, self._costs
         yield self._env.timeout(self._wait)
         yield from self._workers[number].work(costs.worker_version / 2 + costs.worker_dense * of.dense / 2)
-        yield from self._sent("master in", _VALUE_BYTES * self._at_master)
-        yield from self._master.work(costs.master_push / 2 + costs.master_dense * self._at_master / 2)
+        yield from self._sent("master in", _VALUE_BYTES * self._of.dense)
+        yield from self._master.work(costs.master_push / 2 + costs.master_dense * self._of.dense / 2)
 
     def _commit(self, pushes: int) -> Steps:
         of, costs = self._of, self._costs
         yield self._env.timeout(self._wait)
         yield from self._master.work(costs.master_version + costs.master_server * of.stores)
-        yield from self._summed()
         yield self._written  # Redis may be one version behind
         commit = 1 - costs.lookup_share - costs.push_share
         yield from self._at_stores(costs.store_version + commit * pushes * self._row_work(of.ids))
@@ -118,16 +106,6 @@ class _Job:
         if of.redis:
             different = of.rows * -math.expm1(-pushes * of.ids / of.rows) / of.stores
             self._written = self._env.process(self._write(different))
-
-    def _summed(self) -> Steps:
-        """Store servers' sums of dense gradients go to the master, and its new values to them."""
-        if self._at_store:
-            of, costs = self._of, self._costs
-            for card in ("master in", "master out"):
-                yield self._env.timeout(self._wait)
-                yield from self._at_stores(costs.store_version + costs.store_dense * self._at_store / 2)
-                yield from self._sent(card, _VALUE_BYTES * of.dense)
-                yield from self._master.work(costs.master_server * of.stores + costs.master_dense * of.dense / 2)
 
     def _write(self, rows: float) -> Steps:
         """Every store server writes so many rows to its Redis."""
@@ -163,10 +141,6 @@ class _Job:
             yield from self._cards[card].work(size * a_byte)
             self._at_workers += (size + besides) * a_byte / self._of.workers
             yield self._env.timeout((size + besides) * a_byte)
-
-    def _sent_slices(self, card: str) -> Steps:
-        """All dense values through a worker's card, and a slice of them through that of each store server."""
-        yield from self._sent(card, _VALUE_BYTES * self._at_store, _VALUE_BYTES * (self._of.dense - self._at_store))
 
     # Jobs.
 

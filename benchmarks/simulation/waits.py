@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from benchmarks.scale.setting import Run
+from benchmarks.simulation.calibration import Calibration
 from benchmarks.simulation.cluster import of_run
 from benchmarks.simulation.job import simulated
-from elastable.planning.calibration import Calibration
 
 __all__ = ["error", "waits_found"]
 

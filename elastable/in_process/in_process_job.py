@@ -155,7 +155,6 @@ def _job(model: keras.Model, data: FitData, settings: FitSettings, steps: StepPl
         steps_per_epoch=data.steps_per_epoch,
         initial_epoch=settings.initial_epoch,
         evaluation_batch_size=data.validation_batch_size,
-        versions_per_step=1 if steps is None else steps.turns,
     )
 
 

@@ -11,7 +11,7 @@ from elastable.callbacks.freezing import Freezing
 from elastable.embedding_store.errors import Unsupported
 from elastable.in_process.fit_seeds import FitSeeds
 from elastable.in_process.fit_tables import FitTables
-from elastable.master.api import JobSpec, Push, SyncPushId, Tensor
+from elastable.master.api import JobSpec, Push, SyncPushId
 from elastable.master.commits.accumulate import add_metrics
 from elastable.master.commits.committer import Committer
 from elastable.master.keras.keras_optimizer import accumulation_of
@@ -87,7 +87,6 @@ class _BatchTrainer:
             self._dense.variables, self._dense.states, self._book.specs, self._specs, self._dense.may_overflow
         )
         self._committer = Committer(self._store, self._dense, JobSpec(job=uuid.uuid4().hex[:12]), _DEADLINE_S)
-        self._turns = 1 if steps is None else steps.turns
         self._plan = plan_ids(model, spec, training=True)
         given = (model, spec, self._plan, lambda table, ids: self._store.lookup({table: ids})[table], None, None)
         self._step = TrainStep(*given) if steps is None else OwnTrainStep(*given, steps)
@@ -102,24 +101,21 @@ class _BatchTrainer:
         self._model.make_train_function()
         self._freezing.look()
         ids = make_id_sets(self._plan.tables, self._plan.ids(batch), self._specs)
-        total: tuple[Tensor, ...] = ()
-        for turn in range(self._turns):
-            version = self._store.version()
-            self._step.hold(self._dense.snapshot(version).trainable)
-            rows = self._store.lookup(ids.unique) if ids.unique else {}
-            result = self._step(batch, rows, ids, 0, turn)
-            push = Push(
-                SyncPushId(version, 0), records, result.dense, result.slices, result.states, result.metrics,
-                parts=result.parts,
-            )  # fmt: skip
-            try:
-                check_finite(push, self._expected)
-            except BaseException:
-                self._dense.rewind()  # the step has moved the states of the model itself
-                raise
-            self._committer.prepare_step(turn)
-            self._committer.commit(version + 1, [push], _place_of)
-            total = add_metrics(total, [result.metrics])
+        version = self._store.version()
+        self._step.hold(self._dense.snapshot(version).trainable)
+        rows = self._store.lookup(ids.unique) if ids.unique else {}
+        result = self._step(batch, rows, ids, 0)
+        push = Push(
+            SyncPushId(version, 0), records, result.dense, result.slices, result.states, result.metrics,
+            parts=result.parts,
+        )  # fmt: skip
+        try:
+            check_finite(push, self._expected)
+        except BaseException:
+            self._dense.rewind()  # the step has moved the states of the model itself
+            raise
+        self._committer.commit(version + 1, [push], _place_of)
+        total = add_metrics((), [result.metrics])
         for variable, value in zip(self._model.metrics_variables, total, strict=True):
             variable.assign(value.astype(variable.dtype))
         return self._book.results(total)

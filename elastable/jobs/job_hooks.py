@@ -114,9 +114,8 @@ class JobHooks(Hooks):
     def go_on(self, logs: Mapping[str, float]) -> None:
         """The job goes on at a version that was kept before callbacks heard of it: they hear of it now."""
         version = self._version
-        if self._schedule.ends_step(version):
-            step, last = self._schedule.step(version - 1), self._schedule.ends_epoch(version)
-            self._stopped = self._callbacks.version(step, logs, last)
+        step, last = self._schedule.step(version - 1), self._schedule.ends_epoch(version)
+        self._stopped = self._callbacks.version(step, logs, last)
 
     def on_rows(self, version: int, made: Accumulated) -> None:
         self._committed(made.updates, version, made.frozen)
@@ -139,9 +138,8 @@ class JobHooks(Hooks):
         describe_process(version=version)
         self.stopwatch.version()
         rows = self._rows_written()
-        if self._schedule.ends_step(version):
-            last = self._schedule.ends_epoch(version)
-            self._stopped = self._callbacks.version(self._schedule.step(version - 1), logs, last)
+        last = self._schedule.ends_epoch(version)
+        self._stopped = self._callbacks.version(self._schedule.step(version - 1), logs, last)
         now, self._asked = time.monotonic() if self._asked is None else self._asked, None
         if self._run is not None and self._is_noted(now):
             self._recorded = now
@@ -161,8 +159,7 @@ class JobHooks(Hooks):
 
     def _begin_step(self) -> None:
         # After a checkpoint is begun: a job that is resumed from it begins the step itself.
-        if self._schedule.ends_step(self._version):
-            self._callbacks.begin_step(self._schedule.step(self._version))
+        self._callbacks.begin_step(self._schedule.step(self._version))
 
     def may_assign(self) -> bool:
         return self._shares_model or self._callbacks.sees_versions

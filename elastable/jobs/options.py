@@ -112,13 +112,6 @@ class JobOptions:
             metavar="HOST:PORT[,...]|redis://...|dns://...|N", unset="rows are with the master",
         ),
     )  # fmt: skip
-    dense_at: str = setting(
-        "auto",
-        of_store(
-            "Where dense gradients are summed, and workers get dense variables: at the master, or a slice at each of "
-            "the store servers; auto: there if they are large.", choices=("auto", "master", "servers"),
-        ),
-    )  # fmt: skip
     locations: Path | None = setting(
         None, of_store("Which table is kept where; see elastable plan.", metavar="FILE.toml", unset="all in --store")
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,9 +17,8 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, ModelError, NotReady, Unsupported
 from elastable.embedding_store.open_store import check_store_url, operation_deadline
 from elastable.embedding_store.remains import OnBroken
-from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.retry import retry
-from elastable.embedding_store.support.store_url import SERVERS, server_addresses
+from elastable.embedding_store.support.store_url import SERVERS
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.jobs.options import JobOptions
@@ -30,7 +28,6 @@ from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.storage.checkpoint_locations import newest_checkpoint
 from elastable.master.checkpoints.warm_start import warm_start
-from elastable.master.commits.dense_at_servers import worth_servers
 from elastable.master.keras.discovery import discover_tables
 from elastable.master.keras.keras_optimizer import accumulated_by, accumulation_of
 from elastable.master.keras.metrics import ModelMetrics
@@ -48,7 +45,7 @@ from elastable.worker.rows.saved_rows import leaving_rows_out
 from elastable.worker.step.tensor_specs import batch_spec
 from elastable.worker.step.traced.step_plan import StepPlan, plan_step
 
-__all__ = ["PreparedJob", "prepare_job", "tables_of", "where_dense_is_summed"]
+__all__ = ["PreparedJob", "prepare_job", "tables_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -113,8 +110,6 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
     job = _described(options, file, train, model, steps, here)
     warn_of_batch_statistics(model, job)
     dense = dense_part(model, steps)
-    size = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in dense.variables)
-    job = replace(job, dense_at=where_dense_is_summed(options, job, size))
     shared, deadline_s = options.transport != "grpc", operation_deadline(options.deadline_s)
     on_broken = None if checkpoint is None else _giving_way(options, checkpoint, tables, job)
     store = open_places(
@@ -158,9 +153,8 @@ def _described(
     batches = -(-len(train) // options.micro_batch_size)
     asked = options.grads_to_wait or (None if accumulation_of(model.optimizer) else options.default_grads_to_wait)
     grads_to_wait, average = accumulated_by(model.optimizer, batches, asked, options.average)
-    versions_per_step = 1 if steps is None else steps.turns
     if options.mode == "async":
-        _refuse_sync_only(model, versions_per_step)
+        _refuse_sync_only(model)
     validation = file.reader("validation")
     return JobSpec(
         job=uuid.uuid4().hex[:12],
@@ -172,46 +166,14 @@ def _described(
         train_records=len(train),
         validation_records=0 if validation is None else len(validation),
         average=average,
-        versions_per_step=versions_per_step,
         **{name: getattr(options, name) for name in _SAME_NAME},
     )
 
 
-def where_dense_is_summed(options: JobOptions, job: JobSpec, size: int) -> str:
-    """The job's `dense_at`.
-
-    Args:
-        options: What was asked for, and where the rows are.
-        job: The job.
-        size: Bytes of all dense variables.
-
-    Raises:
-        BadInput: it cannot be as the options say.
-    """
-    possible = options.store.startswith(SERVERS) and job.mode == "sync"
-    if options.dense_at == "servers" and not possible:
-        raise BadInput(
-            f"--dense-at servers with --mode {job.mode} and rows in {options.store}: only store servers (--stores) sum "
-            "dense gradients, and only in mode sync; leave it out"
-        )
-    if options.dense_at != "auto":
-        return options.dense_at
-    if not possible or not worth_servers(size, job.micro_batches_per_version):
-        return "master"
-    # Servers of this host share the master's cores and network: spreading the sums over them gains nothing.
-    here = all(Address.parse(address).is_loopback for address in server_addresses(options.store))
-    return "master" if here else "servers"
-
-
-def _refuse_sync_only(model: keras.Model, versions_per_step: int) -> None:
+def _refuse_sync_only(model: keras.Model) -> None:
     """Raises `Unsupported` for what only synchronous jobs can train."""
     if accumulation_of(model.optimizer):
         raise Unsupported("gradient_accumulation_steps in mode async, where every batch is an update: leave it out")
-    if versions_per_step > 1:
-        raise Unsupported(
-            f"model {model.name!r}: its train_step applies gradients in turn, the later ones computed after the "
-            "earlier, and in mode async other micro-batches would come between; use --mode sync"
-        )
 
 
 def _filled(

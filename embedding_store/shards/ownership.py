@@ -6,10 +6,9 @@ import hmac
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from elastable.embedding_store.errors import BadInput, NotReady, TakenOver
-from elastable.embedding_store.shards.row_pushes import DenseLayout
 
 __all__ = ["LEASE_S", "LONGEST_NAME", "Claim", "ShardOwnership"]
 
@@ -32,7 +31,6 @@ class Claim:
         may_overflow: Whether pushes may hold NaN or Inf.
         number: Of the server among those of the job, from 0.
         servers: How many these are; 0: neither is said.
-        dense: Slices of dense variables whose gradients come with those of rows.
     """
 
     owner: str
@@ -40,7 +38,6 @@ class Claim:
     may_overflow: bool = False
     number: int = 0
     servers: int = 0
-    dense: DenseLayout = field(default_factory=dict)
 
 
 class ShardOwnership:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from elastable.embedding_store.errors import NotReady
-from elastable.embedding_store.shards.row_pushes import DenseGradients, RowPush, RowSums, Slices
+from elastable.embedding_store.shards.row_pushes import RowPush, RowSums, Slices
 
 __all__ = ["PushBuffer"]
 
@@ -63,7 +63,7 @@ class PushBuffer:
             version: Of the store.
         """
         rows = sum(each.indices.nbytes + each.values.nbytes for part in push.parts for each in part.values())
-        size = _PUSH_BYTES + rows + sum(each.nbytes for part in push.dense for each in part.values())
+        size = _PUSH_BYTES + rows
         replaced = self._replaced_by(push)
         room = self._most_bytes - self._bytes + sum(self._held[name].size for name in replaced)
         if room < size:
@@ -114,14 +114,6 @@ class PushBuffer:
     def parts(self, sender: str) -> Mapping[int, Sequence[Mapping[str, Slices]]]:
         """The parts of every push of a sender ("": of synchronous pushes), by micro-batch or sequence."""
         return {name[1]: held.push.parts for name, held in self._held.items() if name[0] == sender}
-
-    def dense(self, sender: str) -> Mapping[int, Sequence[DenseGradients]]:
-        """The dense gradients of every push, as of `parts`."""
-        return {
-            name[1]: held.push.dense or ({},) * len(held.push.parts)
-            for name, held in self._held.items()
-            if name[0] == sender
-        }
 
     def clear(self) -> None:
         """Forgets everything."""

@@ -6,16 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-import numpy as np
-
-from elastable.embedding_store.contract.arrays import Array, Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import EvictionCut
 
 __all__ = [
     "Committed",
-    "DenseGradients",
-    "DenseLayout",
-    "DenseSlice",
     "Measured",
     "PushedCommit",
     "RowOffer",
@@ -38,26 +33,8 @@ class Slices:
 
 
 @dataclass(frozen=True, slots=True)
-class DenseSlice:
-    """A run of the elements of a dense variable, whose shape does not matter: dtype and number, and its path."""
-
-    dtype: np.dtype[np.generic]
-    size: int
-    name: str = ""
-
-
-DenseLayout = Mapping[int, DenseSlice]
-"""Place of a dense variable in model order -> what of it there is."""
-
-DenseGradients = Mapping[int, Array]
-"""Place of a dense variable in model order -> its gradient, or a slice of that, of one dimension."""
-
-
-@dataclass(frozen=True, slots=True)
 class RowPush:
     """The rows' part of the gradient of one micro-batch, or as much of it as one store server holds.
-
-    Where a job's dense gradients go to its store servers, too, each server holds a slice of them.
 
     Attributes:
         job: The job it was computed for.
@@ -68,7 +45,6 @@ class RowPush:
             store that it goes to.
         sender: Incarnation of the worker that made it, in an asynchronous job: it sends one push after the other, and
             each in place of the one before. "": the job is synchronous.
-        dense: Of each part, the gradients of dense variables; nothing where these go to the master.
     """
 
     job: str
@@ -76,7 +52,6 @@ class RowPush:
     micro_batch: int
     parts: tuple[Mapping[str, Slices], ...]
     sender: str = ""
-    dense: tuple[DenseGradients, ...] = ()
 
 
 class RowPushOutcome(StrEnum):
@@ -124,13 +99,11 @@ class Measured:
             `elastable.embedding_store.shards.sums.exact_squares.UNIT`.
         not_finite: Tables whose gradient holds NaN or Inf.
         missing: Micro-batches whose pushes are not there; then nothing else is set.
-        dense: Place of a dense variable -> its summed gradient, where that was asked for.
     """
 
     squares: Mapping[str, int] = field(default_factory=dict)
     not_finite: tuple[str, ...] = ()
     missing: tuple[int, ...] = ()
-    dense: DenseGradients = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

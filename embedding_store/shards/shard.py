@@ -5,9 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 
-from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
@@ -39,7 +37,6 @@ from elastable.embedding_store.shards.row_pushes import (
 )
 from elastable.embedding_store.shards.row_saving import RowSave, RowSaver, SavedRows, TakenChanges
 from elastable.embedding_store.shards.shared_budget import offer_of
-from elastable.embedding_store.shards.sums.dense_slices import DenseValues, require_dense, sum_dense
 from elastable.embedding_store.shards.sums.version_sums import Pushes, VersionSums
 
 __all__ = ["MOST_PARTS", "Shard"]
@@ -65,15 +62,14 @@ class Shard:
         self._saver = saver
         self.ownership = ShardOwnership()
         self._buffer = PushBuffer(most_bytes)
-        self._dense = DenseValues()
         self._pushing = threading.Lock()  # the buffer
         self._committing = threading.Lock()  # the version, and the sums of the next one
         self._sums = VersionSums(self._pushes)
 
     @property
     def buffered_bytes(self) -> int:
-        """Of pushes that are kept, and of dense variables."""
-        return self._buffer.bytes + self._dense.bytes
+        """Of pushes that are kept."""
+        return self._buffer.bytes
 
     def claim(self, secret: bytes, claim: Claim, first: bool) -> None:
         """As `ShardOwnership.take`, once a commit under way has ended.
@@ -86,13 +82,12 @@ class Shard:
         with self._alone():
             refuse_other_position(self.store.specs(), claim.number, claim.servers)
             before = self.ownership.claim
-            same = before is not None and (before.job, before.dense) == (claim.job, claim.dense)
+            same = before is not None and before.job == claim.job
             stays = not self.ownership.take(secret, claim, first) and same
             if not stays:
                 with self._pushing:
                     self._buffer.clear()
                 self._sums.forget()
-                self._dense.forget()
                 if self._saver is not None:
                     self._saver.abandon()
 
@@ -135,7 +130,6 @@ class Shard:
                     known = ", ".join(sorted(specs)) or "none"
                     raise TableNotFound(f"gradient for table {table!r}, which is not there (tables: {known})")
                 _check_slices(specs[table], slices, finite)
-        require_dense(push.dense, len(push.parts), {} if claim is None else claim.dense, finite)
 
     def measure(self, sums: RowSums) -> Measured:
         """As `ShardStore.measure`."""
@@ -144,32 +138,6 @@ class Shard:
             if missing := self._missing(sums):
                 return Measured(missing=missing)
             return self._sums.measured(sums)
-
-    def sum_dense(self, sums: RowSums, squares: bool) -> Measured:
-        """As `ShardStore.sum_dense`, of the slices that are here."""
-        with self._alone():
-            refuse_other_version(self.store.version(), sums.version)
-            if missing := self._missing(sums):
-                return Measured(missing=missing)
-            with self._pushing:
-                pushes = self._buffer.dense(sums.sender)
-            measured = self._sums.measured(sums) if squares else Measured()
-            return replace(measured, dense=sum_dense(sums.terms, pushes))
-
-    def keep_dense(self, version: int, values: Mapping[int, Array]) -> None:
-        """As `ShardStore.keep_dense`, of the slices that the owner has claimed the server for."""
-        claim = self.ownership.claim
-        require_dense((values,), 1, {} if claim is None else claim.dense, finite=False)
-        self._dense.keep(version, values)
-
-    def read_dense(self, job: str, version: int) -> Mapping[int, Array]:
-        """As `ShardStore.read_dense`."""
-        claim = self.ownership.claim
-        if claim is None or not claim.job:
-            raise NotReady("no job has claimed the store server since it was started")
-        if job != claim.job:
-            raise JobFailed(f"the store server is job {claim.job}'s; dense variables of job {job} are not here")
-        return self._dense.of(version)
 
     def offer_rows(self, commit: PushedCommit, most: int, ids: Mapping[str, tuple[int, int]]) -> RowOffers:
         """As `ShardServer.offer_rows`."""

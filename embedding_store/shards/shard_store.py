@@ -1,16 +1,13 @@
-"""What a master and workers ask of store servers: to keep pushes, to sum and commit them, to hold dense variables."""
+"""What a master and workers ask of store servers: to keep pushes, to sum them, and to commit them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
-from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.shards.row_pushes import (
     Committed,
-    DenseLayout,
-    DenseSlice,
     Measured,
     PushedCommit,
     RowOffers,
@@ -37,13 +34,12 @@ class ShardStore(EmbeddingStore, ServedRows, ABC):
         """`host:port` of the server; of several servers with commas between."""
 
     @abstractmethod
-    def begin_job(self, job: str, may_overflow: bool, dense: Mapping[int, DenseSlice] = {}) -> None:
+    def begin_job(self, job: str, may_overflow: bool) -> None:
         """Takes pushes of this job from now on.
 
         Args:
             job: Its id.
             may_overflow: Whether pushes may hold NaN or Inf.
-            dense: Its dense variables, where their gradients come with those of rows; nothing: they do not.
 
         Raises:
             TakenOver: another process has become the owner.
@@ -74,38 +70,6 @@ class ShardStore(EmbeddingStore, ServedRows, ABC):
 
         Raises:
             StaleVersion, FutureVersion: the store is at another version than `sums.version`.
-        """
-
-    @abstractmethod
-    def sum_dense(self, sums: RowSums, dense: DenseLayout, squares: bool) -> Measured:
-        """As `measure`, with the summed gradients of dense variables.
-
-        Args:
-            sums: What is summed.
-            dense: The variables.
-            squares: Whether the gradients of rows are measured, too; else nothing is said of them.
-
-        Raises:
-            StaleVersion, FutureVersion: as `measure`.
-        """
-
-    @abstractmethod
-    def keep_dense(self, version: int, values: Mapping[int, Array], dense: DenseLayout) -> None:
-        """Keeps the dense variables of a version for workers to read, in place of those before. A crash loses them.
-
-        Args:
-            version: Of the values.
-            values: By place, of any shape.
-            dense: The variables.
-        """
-
-    @abstractmethod
-    def read_dense(self, job: str, version: int, dense: DenseLayout) -> dict[int, Array]:
-        """What `keep_dense` keeps, by place, of one dimension each.
-
-        Raises:
-            StaleVersion, FutureVersion: they are of another version, or of none.
-            JobFailed: they are of another job.
         """
 
     @abstractmethod

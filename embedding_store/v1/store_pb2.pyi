@@ -1532,61 +1532,22 @@ class SlicesEntry(_message.Message):
 Global___SlicesEntry: _TypeAlias = SlicesEntry  # noqa: Y015
 
 @_typing.final
-class DenseSlice(_message.Message):
-    """A run of the elements of a dense variable that a store server has, of one dimension."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    PLACE_FIELD_NUMBER: _builtins.int
-    DTYPE_FIELD_NUMBER: _builtins.int
-    SIZE_FIELD_NUMBER: _builtins.int
-    NAME_FIELD_NUMBER: _builtins.int
-    place: _builtins.int
-    """of the variable, in model order"""
-    dtype: _builtins.str
-    """NumPy name"""
-    size: _builtins.int
-    name: _builtins.str
-    """of a claim: the variable's path"""
-    def __init__(
-        self,
-        *,
-        place: _builtins.int = ...,
-        dtype: _builtins.str = ...,
-        size: _builtins.int = ...,
-        name: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "name", b"name", "place", b"place", "size", b"size"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DenseSlice: _TypeAlias = DenseSlice  # noqa: Y015
-
-@_typing.final
 class RowPart(_message.Message):
     """The terms of a loss that are divided alike; see GradientPart of the master."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SLICES_FIELD_NUMBER: _builtins.int
-    DENSE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlicesEntry]: ...
-    @_builtins.property
-    def dense(self) -> _containers.RepeatedCompositeFieldContainer[Global___DenseSlice]:
-        """where dense gradients go to store servers"""
-
     def __init__(
         self,
         *,
         slices: _abc.Iterable[Global___SlicesEntry] | None = ...,
-        dense: _abc.Iterable[Global___DenseSlice] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "slices", b"slices"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["slices", b"slices"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1622,7 +1583,7 @@ Global___SharedMessage: _TypeAlias = SharedMessage  # noqa: Y015
 class RowPushHeader(_message.Message):
     """The rows' part of a micro-batch's gradient, of one store server.  Body: for
     each part, of each table int64 ids[count] of the server's own and float32
-    values[count][dim]; then its dense slices.
+    values[count][dim].
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1741,7 +1702,6 @@ class ClaimRequest(_message.Message):
     FIRST_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     SERVERS_FIELD_NUMBER: _builtins.int
-    DENSE_FIELD_NUMBER: _builtins.int
     owner: _builtins.str
     """host:process"""
     job: _builtins.str
@@ -1754,10 +1714,6 @@ class ClaimRequest(_message.Message):
     """of the server, from 0: refused where its tables say otherwise"""
     servers: _builtins.int
     """of the job; 0: neither is said"""
-    @_builtins.property
-    def dense(self) -> _containers.RepeatedCompositeFieldContainer[Global___DenseSlice]:
-        """whose gradients come with those of rows"""
-
     def __init__(
         self,
         *,
@@ -1767,11 +1723,10 @@ class ClaimRequest(_message.Message):
         first: _builtins.bool = ...,
         number: _builtins.int = ...,
         servers: _builtins.int = ...,
-        dense: _abc.Iterable[Global___DenseSlice] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "first", b"first", "job", b"job", "may_overflow", b"may_overflow", "number", b"number", "owner", b"owner", "servers", b"servers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "job", b"job", "may_overflow", b"may_overflow", "number", b"number", "owner", b"owner", "servers", b"servers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1906,7 +1861,7 @@ class ShardStatus(_message.Message):
     """versions that the tier is behind"""
     log_bytes: _builtins.int
     pushed_bytes: _builtins.int
-    """gradients kept for the next version, and slices of dense variables"""
+    """gradients kept for the next version"""
     failure: _builtins.str
     """why the last write to the tier failed; empty: it did not"""
     store: _builtins.str
@@ -2275,166 +2230,6 @@ class MeasureReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MeasureReply: _TypeAlias = MeasureReply  # noqa: Y015
-
-@_typing.final
-class SumDenseRequest(_message.Message):
-    """As MeasureRequest, with the sums of dense gradients."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SUMS_FIELD_NUMBER: _builtins.int
-    SQUARES_FIELD_NUMBER: _builtins.int
-    squares: _builtins.bool
-    """whether the gradients of rows are measured, too"""
-    @_builtins.property
-    def sums(self) -> Global___RowSums: ...
-    def __init__(
-        self,
-        *,
-        sums: Global___RowSums | None = ...,
-        squares: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sums", b"sums"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["squares", b"squares", "sums", b"sums"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___SumDenseRequest: _TypeAlias = SumDenseRequest  # noqa: Y015
-
-@_typing.final
-class DenseSumsHeader(_message.Message):
-    """Body: the slices."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    MEASURED_FIELD_NUMBER: _builtins.int
-    SLICES_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def measured(self) -> Global___MeasureReply: ...
-    @_builtins.property
-    def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___DenseSlice]: ...
-    def __init__(
-        self,
-        *,
-        measured: Global___MeasureReply | None = ...,
-        slices: _abc.Iterable[Global___DenseSlice] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["measured", b"measured"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["measured", b"measured", "slices", b"slices"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DenseSumsHeader: _TypeAlias = DenseSumsHeader  # noqa: Y015
-
-@_typing.final
-class DenseSumsFrame(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    HEADER_FIELD_NUMBER: _builtins.int
-    BODY_FIELD_NUMBER: _builtins.int
-    body: _builtins.bytes
-    @_builtins.property
-    def header(self) -> Global___DenseSumsHeader: ...
-    def __init__(
-        self,
-        *,
-        header: Global___DenseSumsHeader | None = ...,
-        body: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "header", b"header"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DenseSumsFrame: _TypeAlias = DenseSumsFrame  # noqa: Y015
-
-@_typing.final
-class DenseValuesHeader(_message.Message):
-    """Dense variables of a version.  Body: the slices."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    VERSION_FIELD_NUMBER: _builtins.int
-    SLICES_FIELD_NUMBER: _builtins.int
-    version: _builtins.int
-    @_builtins.property
-    def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___DenseSlice]: ...
-    def __init__(
-        self,
-        *,
-        version: _builtins.int = ...,
-        slices: _abc.Iterable[Global___DenseSlice] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["slices", b"slices", "version", b"version"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DenseValuesHeader: _TypeAlias = DenseValuesHeader  # noqa: Y015
-
-@_typing.final
-class DenseValuesFrame(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    HEADER_FIELD_NUMBER: _builtins.int
-    BODY_FIELD_NUMBER: _builtins.int
-    body: _builtins.bytes
-    @_builtins.property
-    def header(self) -> Global___DenseValuesHeader: ...
-    def __init__(
-        self,
-        *,
-        header: Global___DenseValuesHeader | None = ...,
-        body: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "header", b"header"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DenseValuesFrame: _TypeAlias = DenseValuesFrame  # noqa: Y015
-
-@_typing.final
-class KeepDenseReply(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___KeepDenseReply: _TypeAlias = KeepDenseReply  # noqa: Y015
-
-@_typing.final
-class ReadDenseRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    JOB_FIELD_NUMBER: _builtins.int
-    VERSION_FIELD_NUMBER: _builtins.int
-    job: _builtins.str
-    version: _builtins.int
-    def __init__(
-        self,
-        *,
-        job: _builtins.str = ...,
-        version: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "version", b"version"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ReadDenseRequest: _TypeAlias = ReadDenseRequest  # noqa: Y015
 
 @_typing.final
 class TableClip(_message.Message):

@@ -1060,8 +1060,8 @@ class EmbeddingStore:
 
 class StoreServerStub:
     """What a store server does besides EmbeddingStore, whose calls that change
-    something it refuses.  Roles as above; all but PushRows, ReadDense, GetOwner
-    and GetShardStatus are the owner's alone.
+    something it refuses.  Roles as above; all but PushRows, GetOwner and
+    GetShardStatus are the owner's alone.
     """
 
     def __init__(self, channel):
@@ -1085,11 +1085,6 @@ class StoreServerStub:
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowPushFrame.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowPushReply.FromString,
                 _registered_method=True)
-        self.ReadDense = channel.unary_stream(
-                '/elastable.embedding_store.v1.StoreServer/ReadDense',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReadDenseRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.DenseValuesFrame.FromString,
-                _registered_method=True)
         self.Renew = channel.unary_unary(
                 '/elastable.embedding_store.v1.StoreServer/Renew',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewRequest.SerializeToString,
@@ -1099,16 +1094,6 @@ class StoreServerStub:
                 '/elastable.embedding_store.v1.StoreServer/Measure',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureRequest.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureReply.FromString,
-                _registered_method=True)
-        self.SumDense = channel.unary_stream(
-                '/elastable.embedding_store.v1.StoreServer/SumDense',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.SumDenseRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.DenseSumsFrame.FromString,
-                _registered_method=True)
-        self.KeepDense = channel.stream_unary(
-                '/elastable.embedding_store.v1.StoreServer/KeepDense',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.DenseValuesFrame.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.KeepDenseReply.FromString,
                 _registered_method=True)
         self.OfferRows = channel.unary_unary(
                 '/elastable.embedding_store.v1.StoreServer/OfferRows',
@@ -1189,8 +1174,8 @@ class StoreServerStub:
 
 class StoreServerServicer:
     """What a store server does besides EmbeddingStore, whose calls that change
-    something it refuses.  Roles as above; all but PushRows, ReadDense, GetOwner
-    and GetShardStatus are the owner's alone.
+    something it refuses.  Roles as above; all but PushRows, GetOwner and
+    GetShardStatus are the owner's alone.
     """
 
     def GetOwner(self, request, context):
@@ -1213,12 +1198,6 @@ class StoreServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ReadDense(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Renew(self, request, context):
         """For the owner, who has claimed the server as an administrator.
         says that the owner is there
@@ -1228,18 +1207,6 @@ class StoreServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Measure(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def SumDense(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def KeepDense(self, request_iterator, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -1354,11 +1321,6 @@ def add_StoreServerServicer_to_server(servicer, server):
                     request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowPushFrame.FromString,
                     response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowPushReply.SerializeToString,
             ),
-            'ReadDense': grpc.unary_stream_rpc_method_handler(
-                    servicer.ReadDense,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReadDenseRequest.FromString,
-                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.DenseValuesFrame.SerializeToString,
-            ),
             'Renew': grpc.unary_unary_rpc_method_handler(
                     servicer.Renew,
                     request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewRequest.FromString,
@@ -1368,16 +1330,6 @@ def add_StoreServerServicer_to_server(servicer, server):
                     servicer.Measure,
                     request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureRequest.FromString,
                     response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureReply.SerializeToString,
-            ),
-            'SumDense': grpc.unary_stream_rpc_method_handler(
-                    servicer.SumDense,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.SumDenseRequest.FromString,
-                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.DenseSumsFrame.SerializeToString,
-            ),
-            'KeepDense': grpc.stream_unary_rpc_method_handler(
-                    servicer.KeepDense,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.DenseValuesFrame.FromString,
-                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.KeepDenseReply.SerializeToString,
             ),
             'OfferRows': grpc.unary_unary_rpc_method_handler(
                     servicer.OfferRows,
@@ -1464,8 +1416,8 @@ def add_StoreServerServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class StoreServer:
     """What a store server does besides EmbeddingStore, whose calls that change
-    something it refuses.  Roles as above; all but PushRows, ReadDense, GetOwner
-    and GetShardStatus are the owner's alone.
+    something it refuses.  Roles as above; all but PushRows, GetOwner and
+    GetShardStatus are the owner's alone.
     """
 
     @staticmethod
@@ -1550,33 +1502,6 @@ class StoreServer:
             _registered_method=True)
 
     @staticmethod
-    def ReadDense(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/elastable.embedding_store.v1.StoreServer/ReadDense',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReadDenseRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.DenseValuesFrame.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def Renew(request,
             target,
             options=(),
@@ -1620,60 +1545,6 @@ class StoreServer:
             '/elastable.embedding_store.v1.StoreServer/Measure',
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureRequest.SerializeToString,
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SumDense(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/elastable.embedding_store.v1.StoreServer/SumDense',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.SumDenseRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.DenseSumsFrame.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def KeepDense(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_unary(
-            request_iterator,
-            target,
-            '/elastable.embedding_store.v1.StoreServer/KeepDense',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.DenseValuesFrame.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.KeepDenseReply.FromString,
             options,
             channel_credentials,
             insecure,

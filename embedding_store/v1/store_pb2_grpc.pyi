@@ -299,8 +299,8 @@ def add_EmbeddingStoreServicer_to_server(servicer: EmbeddingStoreServicer, serve
 
 class StoreServerStub:
     """What a store server does besides EmbeddingStore, whose calls that change
-    something it refuses.  Roles as above; all but PushRows, ReadDense, GetOwner
-    and GetShardStatus are the owner's alone.
+    something it refuses.  Roles as above; all but PushRows, GetOwner and
+    GetShardStatus are the owner's alone.
     """
 
     @_typing.overload
@@ -312,14 +312,11 @@ class StoreServerStub:
     GetShardStatus: _grpc.UnaryUnaryMultiCallable[_store_pb2.GetShardStatusRequest, _store_pb2.ShardStatus]
     PushRows: _grpc.StreamUnaryMultiCallable[_store_pb2.RowPushFrame, _store_pb2.RowPushReply]
     """For workers."""
-    ReadDense: _grpc.UnaryStreamMultiCallable[_store_pb2.ReadDenseRequest, _store_pb2.DenseValuesFrame]
     Renew: _grpc.UnaryUnaryMultiCallable[_store_pb2.RenewRequest, _store_pb2.RenewReply]
     """For the owner, who has claimed the server as an administrator.
     says that the owner is there
     """
     Measure: _grpc.UnaryUnaryMultiCallable[_store_pb2.MeasureRequest, _store_pb2.MeasureReply]
-    SumDense: _grpc.UnaryStreamMultiCallable[_store_pb2.SumDenseRequest, _store_pb2.DenseSumsFrame]
-    KeepDense: _grpc.StreamUnaryMultiCallable[_store_pb2.DenseValuesFrame, _store_pb2.KeepDenseReply]
     OfferRows: _grpc.UnaryUnaryMultiCallable[_store_pb2.OfferRowsRequest, _store_pb2.OfferRowsReply]
     CommitPushed: _grpc.StreamUnaryMultiCallable[_store_pb2.CommitPushedFrame, _store_pb2.CommitPushedReply]
     TakeBack: _grpc.UnaryUnaryMultiCallable[_store_pb2.TakeBackRequest, _store_pb2.TakeBackReply]
@@ -340,8 +337,8 @@ class StoreServerStub:
 @_typing.type_check_only
 class StoreServerAsyncStub(StoreServerStub):
     """What a store server does besides EmbeddingStore, whose calls that change
-    something it refuses.  Roles as above; all but PushRows, ReadDense, GetOwner
-    and GetShardStatus are the owner's alone.
+    something it refuses.  Roles as above; all but PushRows, GetOwner and
+    GetShardStatus are the owner's alone.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -350,14 +347,11 @@ class StoreServerAsyncStub(StoreServerStub):
     GetShardStatus: _aio.UnaryUnaryMultiCallable[_store_pb2.GetShardStatusRequest, _store_pb2.ShardStatus]  # type: ignore[assignment]
     PushRows: _aio.StreamUnaryMultiCallable[_store_pb2.RowPushFrame, _store_pb2.RowPushReply]  # type: ignore[assignment]
     """For workers."""
-    ReadDense: _aio.UnaryStreamMultiCallable[_store_pb2.ReadDenseRequest, _store_pb2.DenseValuesFrame]  # type: ignore[assignment]
     Renew: _aio.UnaryUnaryMultiCallable[_store_pb2.RenewRequest, _store_pb2.RenewReply]  # type: ignore[assignment]
     """For the owner, who has claimed the server as an administrator.
     says that the owner is there
     """
     Measure: _aio.UnaryUnaryMultiCallable[_store_pb2.MeasureRequest, _store_pb2.MeasureReply]  # type: ignore[assignment]
-    SumDense: _aio.UnaryStreamMultiCallable[_store_pb2.SumDenseRequest, _store_pb2.DenseSumsFrame]  # type: ignore[assignment]
-    KeepDense: _aio.StreamUnaryMultiCallable[_store_pb2.DenseValuesFrame, _store_pb2.KeepDenseReply]  # type: ignore[assignment]
     OfferRows: _aio.UnaryUnaryMultiCallable[_store_pb2.OfferRowsRequest, _store_pb2.OfferRowsReply]  # type: ignore[assignment]
     CommitPushed: _aio.StreamUnaryMultiCallable[_store_pb2.CommitPushedFrame, _store_pb2.CommitPushedReply]  # type: ignore[assignment]
     TakeBack: _aio.UnaryUnaryMultiCallable[_store_pb2.TakeBackRequest, _store_pb2.TakeBackReply]  # type: ignore[assignment]
@@ -377,8 +371,8 @@ class StoreServerAsyncStub(StoreServerStub):
 
 class StoreServerServicer(metaclass=_abc_1.ABCMeta):
     """What a store server does besides EmbeddingStore, whose calls that change
-    something it refuses.  Roles as above; all but PushRows, ReadDense, GetOwner
-    and GetShardStatus are the owner's alone.
+    something it refuses.  Roles as above; all but PushRows, GetOwner and
+    GetShardStatus are the owner's alone.
     """
 
     @_abc_1.abstractmethod
@@ -405,13 +399,6 @@ class StoreServerServicer(metaclass=_abc_1.ABCMeta):
         """For workers."""
 
     @_abc_1.abstractmethod
-    def ReadDense(
-        self,
-        request: _store_pb2.ReadDenseRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_store_pb2.DenseValuesFrame], _abc.AsyncIterator[_store_pb2.DenseValuesFrame]]: ...
-
-    @_abc_1.abstractmethod
     def Renew(
         self,
         request: _store_pb2.RenewRequest,
@@ -427,20 +414,6 @@ class StoreServerServicer(metaclass=_abc_1.ABCMeta):
         request: _store_pb2.MeasureRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.MeasureReply, _abc.Awaitable[_store_pb2.MeasureReply]]: ...
-
-    @_abc_1.abstractmethod
-    def SumDense(
-        self,
-        request: _store_pb2.SumDenseRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_store_pb2.DenseSumsFrame], _abc.AsyncIterator[_store_pb2.DenseSumsFrame]]: ...
-
-    @_abc_1.abstractmethod
-    def KeepDense(
-        self,
-        request_iterator: _MaybeAsyncIterator[_store_pb2.DenseValuesFrame],
-        context: _ServicerContext,
-    ) -> _typing.Union[_store_pb2.KeepDenseReply, _abc.Awaitable[_store_pb2.KeepDenseReply]]: ...
 
     @_abc_1.abstractmethod
     def OfferRows(

@@ -10,11 +10,12 @@ import numpy as np
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.shards.row_pushes import RowSums, SumTerm
-from elastable.embedding_store.shards.sums.dense_slices import weighted_sum
 from elastable.embedding_store.shards.sums.version_sums import Pushes
 from elastable.master.api import AsyncPushId, Divisor, DivisorKind, GradientPart, Push, Tensor
 
 __all__ = ["Accumulated", "accumulate", "add_metrics", "row_parts", "row_sums"]
+
+_BLOCK = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Accumulated:
 
     Attributes:
         records: Records behind it; 0 where every push was skipped.
-        dense: Gradient of every trainable dense variable, in model order; nothing where store servers sum them.
+        dense: Gradient of every trainable dense variable, in model order.
         updates: Table name -> coalesced gradient, once it is committed; nothing where store servers hold them.
         states: Every non-trainable variable, in model order.
         metrics: Summed metric state; floats as float64, integers as int64.
@@ -70,7 +71,7 @@ def accumulate(pushes: Sequence[Push], average: str) -> Accumulated:
     return Accumulated(
         records=records,
         dense=tuple(
-            weighted_sum([(part.dense[place], part.share) for part in parts if place in part.dense])
+            _weighted_sum([(part.dense[place], part.share) for part in parts if place in part.dense])
             for place in range(len(pushes[0].dense))
         ),
         states=tuple(_weighted_mean(state, shares) for state in states),
@@ -216,3 +217,22 @@ def _weighted_mean(parts: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
         moved += (part.astype(wide, copy=False) - first) * wide.type(share)
     mean: Tensor = (first + moved).astype(first.dtype, copy=False)
     return mean
+
+
+def _weighted_sum(parts: Sequence[tuple[Tensor, float]]) -> Tensor:
+    """The sum of arrays times their shares, as a left fold; of their dtype, in float32 at least until it is made."""
+    first = parts[0][0]
+    wide = np.result_type(first.dtype, np.float32)
+    flat = [(np.ascontiguousarray(part).reshape(-1), wide.type(share)) for part, share in parts]
+    total: Tensor = np.empty(first.size, first.dtype)
+    # By blocks that stay in the processor's cache, so that each array passes through memory once.
+    block, product = np.empty(min(_BLOCK, first.size), wide), np.empty(min(_BLOCK, first.size), wide)
+    for start in range(0, first.size, _BLOCK):
+        stop = min(start + _BLOCK, first.size)
+        here, times = block[: stop - start], product[: stop - start]
+        np.multiply(flat[0][0][start:stop], flat[0][1], out=here, dtype=wide)
+        for part, share in flat[1:]:
+            np.multiply(part[start:stop], share, out=times, dtype=wide)
+            here += times
+        total[start:stop] = here
+    return total.reshape(first.shape)

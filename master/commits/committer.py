@@ -11,15 +11,13 @@ import numpy as np
 
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.measures.counters import Durations
 from elastable.embedding_store.optimizers.registry import follows_steps
-from elastable.embedding_store.shards.row_pushes import Measured, TableClip
+from elastable.embedding_store.shards.row_pushes import TableClip
 from elastable.embedding_store.shards.shard_store import ShardStore
 from elastable.master.api import DenseSnapshot, JobSpec, Push, Tensor
 from elastable.master.commits.accumulate import Accumulated, accumulate, row_parts, row_sums
 from elastable.master.commits.clipping import Clipping, clip
-from elastable.master.commits.dense_at_servers import DenseAtServers
 from elastable.master.commits.dense_part import DensePart, OptimizerStep
 from elastable.master.commits.embedded_shard import LOGGED, EmbeddedShard
 from elastable.master.commits.row_gradients import RowGradients, RowShard, RowStep
@@ -58,15 +56,9 @@ class Committer:
     ) -> None:
         self._store = store
         self._embedded: EmbeddedShard | None = None
-        self._dense_servers: DenseAtServers | None = None
         if isinstance(store, ShardStore):
-            if job.dense_at == "servers":
-                self._dense_servers = DenseAtServers(store, tuple(dense.variables), deadline_s)
-            layout = {} if self._dense_servers is None else self._dense_servers.layout
-            store.begin_job(job.job, dense.may_overflow, layout)
+            store.begin_job(job.job, dense.may_overflow)
             self._shard: RowShard = store
-        elif job.dense_at == "servers":
-            raise BadInput("dense_at='servers' without store servers: dense gradients are summed here; say 'master'")
         else:
             self._shard = self._embedded = EmbeddedShard(store, ahead)
         self._dense = dense
@@ -88,16 +80,15 @@ class Committer:
         self._recorded = None
 
     def publish(self, version: int) -> DenseSnapshot:
-        """The dense part as it is, for workers; see `DensePart.snapshot` and `DenseAtServers.publish`."""
-        snapshot = self._dense.snapshot(version, self._recorded)
-        return snapshot if self._dense_servers is None else self._dense_servers.publish(snapshot)
+        """The dense part as it is, for workers; see `DensePart.snapshot`."""
+        return self._dense.snapshot(version, self._recorded)
 
-    def prepare_step(self, version: int) -> None:
-        """Computes the learning rates of the step from `version` now, while workers compute.
+    def prepare_step(self) -> None:
+        """Computes the learning rates of the next step now, while workers compute.
 
         Nothing may change them before the next `commit`.
         """
-        self._prepared = self._dense.steps(version)
+        self._prepared = self._dense.steps()
 
     def commit(self, version: int, pushes: Sequence[Push], progress: Callable[[Accumulated], Progress]) -> Accumulated:
         """The step from `version - 1` to `version`; returns what it was made of.
@@ -115,12 +106,12 @@ class Committer:
         """
         self.settle()
         if self._prepared is None:
-            self.prepare_step(version - 1)
+            self.prepare_step()
         steps, self._prepared = cast(tuple[OptimizerStep, ...], self._prepared), None
         # Late pushes of async mode may be of when a table was not frozen.
         frozen = self._dense.frozen_tables
         with self._phases.timing("sum"):
-            gradient, rows = self._accumulated(version, pushes, frozen, _clips_by_norm(steps))
+            gradient, rows = self._accumulated(version, pushes, frozen)
             if gradient.records and not gradient.overflowed:
                 gradient = replace(gradient, dense=_clipped(gradient.dense, rows, steps))
         share = 1.0 / (1 + _behind(pushes, version)) if self._slows_stale else 1.0
@@ -162,30 +153,24 @@ class Committer:
         self._logging, self._before = LOGGED, {}
 
     def _accumulated(
-        self, version: int, pushes: Sequence[Push], frozen: tuple[str, ...], by_norm: bool
+        self, version: int, pushes: Sequence[Push], frozen: tuple[str, ...]
     ) -> tuple[Accumulated, RowGradients]:
         """The gradient of a version; none, if it overflowed and the optimizer's loss scale answers that."""
         if not self._dense.may_overflow:
-            return self._sum(version, pushes, frozen, by_norm)
+            return self._sum(version, pushes, frozen)
         with np.errstate(invalid="ignore", over="ignore"):
-            gradient, rows = self._sum(version, pushes, frozen, True)
+            gradient, rows = self._sum(version, pushes, frozen)
         if all(np.isfinite(part).all() for part in gradient.dense) and (not gradient.records or rows.finite()):
             return gradient, rows
         rows.drop()
         return replace(gradient, dense=(), overflowed=True), rows
 
-    def _sum(
-        self, version: int, pushes: Sequence[Push], frozen: tuple[str, ...], squares: bool
-    ) -> tuple[Accumulated, RowGradients]:
-        """The gradient of dense variables and that of rows; `squares`: whether somebody will ask for the latter's."""
+    def _sum(self, version: int, pushes: Sequence[Push], frozen: tuple[str, ...]) -> tuple[Accumulated, RowGradients]:
+        """The gradient of dense variables and that of rows."""
         gradient, sums = accumulate(pushes, self._average), row_sums(version - 1, pushes, self._average, frozen)
-        known: Measured | None = None
         if self._embedded is not None:
             self._embedded.take(sums, row_parts(pushes))
-        elif self._dense_servers is not None and gradient.records:
-            dense, measured = self._dense_servers.summed(sums, squares)
-            gradient, known = replace(gradient, dense=dense), measured if squares else None
-        return gradient, RowGradients(self._shard, sums, tuple(self._specs()), self._deadline_s, known)
+        return gradient, RowGradients(self._shard, sums, tuple(self._specs()), self._deadline_s)
 
     def _tables(self, rows: RowGradients) -> Iterable[str]:
         """Those that a step has a learning rate for: those it updates, and those whose rows follow every step."""

@@ -64,8 +64,8 @@ class DensePart(Protocol):
     @property
     def may_overflow(self) -> bool: ...
 
-    def steps(self, version: int) -> tuple[OptimizerStep, ...]:
-        """The optimizer steps that lead on from `version`, to which all later calls refer."""
+    def steps(self) -> tuple[OptimizerStep, ...]:
+        """The optimizer steps that lead on from the current version, to which all later calls refer."""
 
     def snapshot(self, version: int, tensors: Mapping[str, Tensor] | None = None) -> DenseSnapshot:
         """Read-only copies of all variables and states.
@@ -105,7 +105,7 @@ class NoDense(DensePart):
     frozen_tables: tuple[str, ...] = ()
     may_overflow = False
 
-    def steps(self, version: int) -> tuple[OptimizerStep, ...]:
+    def steps(self) -> tuple[OptimizerStep, ...]:
         return (OptimizerStep(),)
 
     def snapshot(self, version: int, tensors: Mapping[str, Tensor] | None = None) -> DenseSnapshot:

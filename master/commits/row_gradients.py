@@ -58,24 +58,16 @@ class RowGradients:
         sums: What is summed.
         tables: Those that have a gradient, or may have one.
         deadline_s: How long measuring is tried again while a server is away.
-        known: What the shard has measured of them already; None: nothing.
 
     Attributes:
         tables: As given.
         changed: Tables that had a gradient, once it is committed.
     """
 
-    def __init__(
-        self,
-        shard: RowShard,
-        sums: RowSums,
-        tables: Sequence[str],
-        deadline_s: float,
-        known: Measured | None = None,
-    ) -> None:
+    def __init__(self, shard: RowShard, sums: RowSums, tables: Sequence[str], deadline_s: float) -> None:
         self._shard, self._sums = shard, sums
         self._deadline_s = deadline_s
-        self._known = known
+        self._known: Measured | None = None
         self._clips: Mapping[str, TableClip] = {}
         self._dropped = False
         self.tables = tables

@@ -116,9 +116,7 @@ class BareMaster(ServedMaster):
     def not_ready(self) -> str | None:
         return "it was stopped" if self._stopped else None
 
-    def pull_dense(
-        self, incarnation: str, version: int | None, wait_s: float, whole: bool = False
-    ) -> DenseSnapshot | None:
+    def pull_dense(self, incarnation: str, version: int | None, wait_s: float) -> DenseSnapshot | None:
         return DenseSnapshot(self._store.version(), (), ())
 
     def report_gradient(self, push: Push) -> PushReply:

@@ -221,7 +221,7 @@ class Driver:
             self._waits.tasks_free()
         self._opened = time.monotonic()
         # No hook is called, and so no learning rate assigned, before the next commit.
-        self._committer.prepare_step(self._state.version)
+        self._committer.prepare_step()
 
     def _publish(self, tickets: Iterable[Ticket] = ()) -> None:
         """Publishes the current version to the workers, and answers those whose pushes made it."""

@@ -91,8 +91,8 @@ class Master(ServedMaster):
             )
         self.job, self._metrics = job, metrics or ModelMetrics()
         known = None if metrics is None else metrics.specs
-        elsewhere = isinstance(store, ShardStore), job.dense_at == "servers"
-        self._expected = Expected(dense.variables, dense.states, known, store.specs(), dense.may_overflow, *elsewhere)
+        elsewhere = isinstance(store, ShardStore)
+        self._expected = Expected(dense.variables, dense.states, known, store.specs(), dense.may_overflow, elsewhere)
         self._changed, self._ended = threading.Condition(), Future[JobStatus]()
         self._state = JobState(job, self._options, start, time.monotonic)
         self._flush_status, self.measures, self._begun = store.flush_status, JobMeasures(), False
@@ -184,9 +184,7 @@ class Master(ServedMaster):
             self._waits.leased(incarnation, lease)
         return at_once(lease)
 
-    def pull_dense(
-        self, incarnation: str, version: int | None, wait_s: float, whole: bool = False
-    ) -> DenseSnapshot | None:
+    def pull_dense(self, incarnation: str, version: int | None, wait_s: float) -> DenseSnapshot | None:
         return self.pull_dense_later(incarnation, version, wait_s).result(wait_s + _SETTLED_S)
 
     def pull_dense_later(self, incarnation: str, version: int | None, wait_s: float) -> Future[DenseSnapshot | None]:

@@ -208,7 +208,7 @@ class JobState:
     def committed(self, tickets: tuple[Ticket, ...], made: Accumulated) -> bool:
         """Advances to the version that was committed; returns whether it ends an epoch. Workers do not see it yet."""
         self._records_before = self.records
-        self.records += self._records_of(made)
+        self.records += made.records
         self.version += 1
         self.evaluated = False
         self.throughput.note(self._now(), self.records)
@@ -255,16 +255,12 @@ class JobState:
             self.progress(),
             version=self.version + 1,
             evaluated=False,
-            records=self.records + self._records_of(made),
+            records=self.records + made.records,
             metrics=add_metrics(self.epoch_metrics, [made.metrics]) if made.metrics else self.epoch_metrics,
             epoch=point.epoch,
             done=point.done,
             sequences=point.sequences,
         )
-
-    def _records_of(self, made: Accumulated) -> int:
-        """Records that the next version finishes: those of a step of several versions count with its last one."""
-        return made.records if self.schedule.ends_step(self.version + 1) else 0
 
     def status(self) -> JobStatus:
         """How far the job is, without metrics and the store's address."""

@@ -107,7 +107,7 @@ class DenseState(DenseTensors):
             table: TableStep(learning_rate_of(own), clipping_of(own)) for table, own in self._table_optimizers.items()
         }
 
-    def steps(self, version: int) -> tuple[OptimizerStep, ...]:
+    def steps(self) -> tuple[OptimizerStep, ...]:
         return (OptimizerStep(self.step(), self.learning_rate(), self.clipping, self.table_steps()),)
 
     def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor], rate_share: float = 1.0) -> None:

@@ -23,8 +23,6 @@ class Apply(Protocol):
     """One `step.apply`; see `elastable.worker.step.traced.step_trace.PlannedApply`, which says what each member is."""
 
     @property
-    def turn(self) -> int: ...
-    @property
     def optimizer(self) -> keras.Optimizer: ...
     @property
     def layers(self) -> tuple[keras.Layer, ...]: ...
@@ -41,8 +39,6 @@ class Steps(Protocol):
 
     @property
     def applies(self) -> Sequence[Apply]: ...
-    @property
-    def turns(self) -> int: ...
     @property
     def several(self) -> bool: ...
     @property
@@ -76,7 +72,7 @@ class ModelPart:
 
 
 class MultiUpdateState(DenseTensors):
-    """A dense part whose step from version v makes the updates of turn v % turns.
+    """A dense part whose step makes several updates.
 
     Variables are the weights that any update changes; states are all others.
 
@@ -98,7 +94,6 @@ class MultiUpdateState(DenseTensors):
         position = {id(variable): number for number, variable in enumerate(self.trained)}
         self._positions = [tuple(position[id(variable)] for variable in each.variables) for each in steps.applies]
         self._known = {id(weight) for weight in variables_of(model.trainable_weights)}
-        self._turn = 0
         self.hold(variables_of(model.trainable_weights))
 
     def hold(
@@ -126,31 +121,22 @@ class MultiUpdateState(DenseTensors):
         self._set_frozen()
 
     def _set_frozen(self) -> None:
-        """Frozen are the tables that `hold` named, and those that no update of this turn changes."""
-        trained = {table for at in self._now() for table in self._steps.applies[at].tables}
+        """Frozen are the tables that `hold` named, and those that no update changes."""
+        trained = {table for each in self._steps.applies for table in each.tables}
         self.frozen_tables = tuple(table for table in self._tables if table in self._frozen or table not in trained)
 
-    def steps(self, version: int) -> tuple[OptimizerStep, ...]:
-        self._turn = version % self._steps.turns
-        self._set_frozen()
+    def steps(self) -> tuple[OptimizerStep, ...]:
         found = []
-        for at in self._now():
-            update, tables = self._updates[at], self._steps.applies[at].tables
+        for update, planned, positions in zip(self._updates, self._steps.applies, self._positions, strict=True):
+            tables = planned.tables
             own = {table: each for table, each in update.table_steps().items() if table in tables}
-            found.append(
-                OptimizerStep(update.step(), update.learning_rate(), update.clipping, own, self._positions[at], tables)
-            )
+            found.append(OptimizerStep(update.step(), update.learning_rate(), update.clipping, own, positions, tables))
         _refuse_other_numbers([step for step in found if step.tables])
         return tuple(found)
 
-    def _now(self) -> list[int]:
-        return [at for at, each in enumerate(self._steps.applies) if each.turn == self._turn]
-
     def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor], rate_share: float = 1.0) -> None:
-        for at in self._now():
-            update, of_variable = self._updates[at], {
-                id(self.trained[place]): gradients[place] for place in self._positions[at]
-            }  # fmt: skip
+        for update, positions in zip(self._updates, self._positions, strict=True):
+            of_variable = {id(self.trained[place]): gradients[place] for place in positions}
             given = [
                 of_variable.get(id(variable), np.zeros(spec.shape, spec.dtype))
                 for variable, spec in zip(update.trained, update.variables, strict=True)
@@ -163,8 +149,8 @@ class MultiUpdateState(DenseTensors):
 
     def skip(self) -> None:
         self.rewind()
-        for at in self._now():
-            self._updates[at].skip()
+        for update in self._updates:
+            update.skip()
 
     def finalize_averages(self) -> None:
         """Nothing: no optimizer of several keeps averages."""
@@ -194,8 +180,7 @@ def _refuse_other_numbers(steps: Sequence[OptimizerStep]) -> None:
         steps_taken = "; ".join(f"{', '.join(step.tables or ())}: {step.number}" for step in steps)
         raise Unsupported(
             f"tables that are updated together have optimizers that have taken different numbers of steps "
-            f"({steps_taken}); "
-            "let step.apply call each of them equally often, or compute the later loss after the earlier step.apply"
+            f"({steps_taken}); let step.apply call each of them equally often"
         )
 
 

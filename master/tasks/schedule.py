@@ -16,17 +16,14 @@ class Schedule:
     its last step may be smaller, and no step spans two passes. In async mode
     every micro-batch is a separate step.
 
-    A step makes one version. Where the model's `train_step` applies gradients
-    in turn it makes several (`versions_per_step`, T below), one after the other,
-    each of the same records: version v is turn v % T of its step.
+    A step makes one version.
 
     An epoch is a pass. With `steps_per_epoch` an epoch has that many steps,
     the next one continues where it ended, and the last epoch of a pass has what
     is left of it, as in `model.fit` of arrays. The pass at which
     `initial_epoch` begins has its number.
 
-    Micro-batches are numbered within the job in the order of their versions; a
-    step of n of them has T * n numbers, n for each turn.
+    Micro-batches are numbered within the job in the order of their versions.
 
     Raises:
         BadInput: the job has no training records.
@@ -38,12 +35,9 @@ class Schedule:
         self.job = job
         self.group = job.micro_batches_per_version
         self.micro_batches_per_pass = _ceil(job.train_records, job.micro_batch_size)
-        self.turns = job.versions_per_step
-        steps_per_pass = _ceil(self.micro_batches_per_pass, self.group)
-        self.steps_per_epoch = min(job.steps_per_epoch or steps_per_pass, steps_per_pass)
-        self.versions_per_pass = steps_per_pass * self.turns
-        self.versions_per_epoch = self.steps_per_epoch * self.turns
-        self._epochs_per_pass = _ceil(steps_per_pass, self.steps_per_epoch)
+        self.versions_per_pass = _ceil(self.micro_batches_per_pass, self.group)
+        self.steps_per_epoch = min(job.steps_per_epoch or self.versions_per_pass, self.versions_per_pass)
+        self._epochs_per_pass = _ceil(self.versions_per_pass, self.steps_per_epoch)
         self.versions_total = self.first_version(job.epochs)
         self.evaluation_tasks = _ceil(job.validation_records, self._evaluated_together)
 
@@ -55,30 +49,24 @@ class Schedule:
         """The epoch, counted from 0, that trains on `version`."""
         number, place = divmod(version, self.versions_per_pass)
         first = self.job.initial_epoch
-        return first + (number - first) * self._epochs_per_pass + place // self.versions_per_epoch
+        return first + (number - first) * self._epochs_per_pass + place // self.steps_per_epoch
 
     def first_version(self, epoch: int) -> int:
         """The version that the first step of an epoch trains on."""
         first = self.job.initial_epoch
         passes, part = divmod(epoch - first, self._epochs_per_pass)
-        return (first + passes) * self.versions_per_pass + part * self.versions_per_epoch
+        return (first + passes) * self.versions_per_pass + part * self.steps_per_epoch
 
     def step(self, version: int) -> int:
         """The position within its epoch, counted from 0, of the step that trains on `version`."""
-        return (version - self.first_version(self.epoch(version))) // self.turns
+        return version - self.first_version(self.epoch(version))
 
     def micro_batches(self, version: int) -> range:
         """Numbers within the job of the micro-batches trained on `version`."""
-        number, place = divmod(version, self.versions_per_pass)
-        step, turn = divmod(place, self.turns)
-        start, count = self._of_step(step)
-        first = (number * self.micro_batches_per_pass + start) * self.turns + turn * count
-        return range(first, first + count)
-
-    def _of_step(self, step: int) -> tuple[int, int]:
-        """The position in its pass of a step's first micro-batch, and how many it has."""
+        number, step = divmod(version, self.versions_per_pass)
         start = step * self.group
-        return start, min(self.group, self.micro_batches_per_pass - start)
+        first = number * self.micro_batches_per_pass + start
+        return range(first, first + min(self.group, self.micro_batches_per_pass - start))
 
     def micro_batches_of_epoch(self, epoch: int) -> range:
         """Numbers within the job of the micro-batches of an epoch that is a pass."""
@@ -87,10 +75,8 @@ class Schedule:
 
     def task(self, version: int, micro_batch: int) -> Task:
         """The training task of micro-batch `micro_batch` (its number within the job) on `version`."""
-        number, rest = divmod(micro_batch, self.micro_batches_per_pass * self.turns)
-        step, rest = divmod(rest, self.group * self.turns)
-        first, count = self._of_step(step)
-        start, stop = _slice(first + rest % count, self.job.micro_batch_size, self.job.train_records)
+        number, place = divmod(micro_batch, self.micro_batches_per_pass)
+        start, stop = _slice(place, self.job.micro_batch_size, self.job.train_records)
         return Task(version, TaskKind.TRAIN, micro_batch, number, start, stop)
 
     def tasks(self, version: int) -> tuple[Task, ...]:
@@ -106,14 +92,10 @@ class Schedule:
         """Whether `version` is what an epoch leaves behind."""
         return version > 0 and version == self.first_version(self.epoch(version))
 
-    def ends_step(self, version: int) -> bool:
-        """Whether `version` is what a step leaves behind."""
-        return version % self.turns == 0
-
     def records_before(self, version: int) -> int:
         """Records of the steps that are done once `version` is committed, in a job that skipped none."""
         number, place = divmod(version, self.versions_per_pass)
-        within = min(place // self.turns * self.group * self.job.micro_batch_size, self.job.train_records)
+        within = min(place * self.group * self.job.micro_batch_size, self.job.train_records)
         return number * self.job.train_records + within
 
 

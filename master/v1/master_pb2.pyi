@@ -129,8 +129,6 @@ class JobDescription(_message.Message):
     STEPS_PER_EPOCH_FIELD_NUMBER: _builtins.int
     INITIAL_EPOCH_FIELD_NUMBER: _builtins.int
     EVALUATION_BATCH_SIZE_FIELD_NUMBER: _builtins.int
-    VERSIONS_PER_STEP_FIELD_NUMBER: _builtins.int
-    DENSE_AT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """unique id of this run"""
     mode: _builtins.str
@@ -166,10 +164,6 @@ class JobDescription(_message.Message):
     initial_epoch: _builtins.int
     evaluation_batch_size: _builtins.int
     """records; 0: micro_batch_size"""
-    versions_per_step: _builtins.int
-    """made one after the other of the same micro-batches; 0: 1"""
-    dense_at: _builtins.str
-    """where dense gradients are summed: "master" (or empty) | "servers", the store servers"""
     @_builtins.property
     def on_worker(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """tables that are variables of the workers and in no store"""
@@ -199,12 +193,10 @@ class JobDescription(_message.Message):
         steps_per_epoch: _builtins.int = ...,
         initial_epoch: _builtins.int = ...,
         evaluation_batch_size: _builtins.int = ...,
-        versions_per_step: _builtins.int = ...,
-        dense_at: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_staleness_bound", b"_staleness_bound", "staleness_bound", b"staleness_bound"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness_bound", b"_staleness_bound", "average", b"average", "dense_at", b"dense_at", "epochs", b"epochs", "evaluation_batch_size", b"evaluation_batch_size", "grads_to_wait", b"grads_to_wait", "initial_epoch", b"initial_epoch", "intra_op_threads", b"intra_op_threads", "job", b"job", "micro_batch_size", b"micro_batch_size", "mode", b"mode", "model_file", b"model_file", "model_sha256", b"model_sha256", "not_finite", b"not_finite", "offload_above", b"offload_above", "on_worker", b"on_worker", "seed", b"seed", "shuffle", b"shuffle", "staleness_bound", b"staleness_bound", "staleness_modulation", b"staleness_modulation", "steps_per_epoch", b"steps_per_epoch", "store_url", b"store_url", "train_records", b"train_records", "validation_records", b"validation_records", "versions_per_step", b"versions_per_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness_bound", b"_staleness_bound", "average", b"average", "epochs", b"epochs", "evaluation_batch_size", b"evaluation_batch_size", "grads_to_wait", b"grads_to_wait", "initial_epoch", b"initial_epoch", "intra_op_threads", b"intra_op_threads", "job", b"job", "micro_batch_size", b"micro_batch_size", "mode", b"mode", "model_file", b"model_file", "model_sha256", b"model_sha256", "not_finite", b"not_finite", "offload_above", b"offload_above", "on_worker", b"on_worker", "seed", b"seed", "shuffle", b"shuffle", "staleness_bound", b"staleness_bound", "staleness_modulation", b"staleness_modulation", "steps_per_epoch", b"steps_per_epoch", "store_url", b"store_url", "train_records", b"train_records", "validation_records", b"validation_records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__staleness_bound: _TypeAlias = _typing.Literal["staleness_bound"]  # noqa: Y015
     _WhichOneofArgType__staleness_bound: _TypeAlias = _typing.Literal["_staleness_bound", b"_staleness_bound"]  # noqa: Y015
@@ -370,25 +362,21 @@ class PullDenseRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     WAIT_MS_FIELD_NUMBER: _builtins.int
-    WHOLE_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     version: _builtins.int
     """absent: the current one"""
     wait_ms: _builtins.int
     """how long to wait for it to be committed"""
-    whole: _builtins.bool
-    """with the variables that store servers have, too"""
     def __init__(
         self,
         *,
         incarnation: _builtins.str = ...,
         version: _builtins.int | None = ...,
         wait_ms: _builtins.int = ...,
-        whole: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "incarnation", b"incarnation", "version", b"version", "wait_ms", b"wait_ms", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "incarnation", b"incarnation", "version", b"version", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__version: _TypeAlias = _typing.Literal["version"]  # noqa: Y015
     _WhichOneofArgType__version: _TypeAlias = _typing.Literal["_version", b"_version"]  # noqa: Y015
@@ -434,7 +422,6 @@ class DenseHeader(_message.Message):
     VARIABLES_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
     TRAINABLE_FIELD_NUMBER: _builtins.int
-    AT_SERVERS_FIELD_NUMBER: _builtins.int
     ready: _builtins.bool
     """false: the version is not committed yet; no tensors"""
     version: _builtins.int
@@ -443,8 +430,6 @@ class DenseHeader(_message.Message):
     the model and then for each of its weights, in model order.  Empty: as the
     model file made them.
     """
-    at_servers: _builtins.bool
-    """the values of `variables` are at the store servers (ReadDense), and not in the body"""
     @_builtins.property
     def variables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorEntry]:
         """trainable"""
@@ -461,11 +446,10 @@ class DenseHeader(_message.Message):
         variables: _abc.Iterable[Global___TensorEntry] | None = ...,
         states: _abc.Iterable[Global___TensorEntry] | None = ...,
         trainable: _builtins.bytes = ...,
-        at_servers: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_servers", b"at_servers", "ready", b"ready", "states", b"states", "trainable", b"trainable", "variables", b"variables", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ready", b"ready", "states", b"states", "trainable", b"trainable", "variables", b"variables", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -124,20 +124,16 @@ def push_from_frames(frames: Iterable[bytes], channels: SharedChannels | None = 
     )
 
 
-def dense_frames(snapshot: DenseSnapshot | None, whole: bool = False) -> Iterator[bytes]:
+def dense_frames(snapshot: DenseSnapshot | None) -> Iterator[bytes]:
     """The frames of one PullDense.
 
     Args:
         snapshot: What was pulled; None: the version is not committed yet.
-        whole: Whether variables are sent that the store servers have, too.
     """
     if snapshot is None:
         return encode(master_pb2.DenseHeader(ready=False).SerializeToString(), ())
     header = master_pb2.DenseHeader(ready=True, version=snapshot.version, trainable=snapshot.trainable)
-    header.at_servers = snapshot.at_servers and not whole
     arrays = _declare(header.variables, snapshot.variables, snapshot.variable_names)
-    if header.at_servers:
-        arrays = []
     arrays += _declare(header.states, snapshot.states, snapshot.state_names)
     return encode(header.SerializeToString(), arrays)
 
@@ -151,13 +147,12 @@ def dense_from_frames(frames: Iterable[bytes]) -> DenseSnapshot | None:
     reader = FrameReader(frames, "DenseFrame")
     header = reader.header(master_pb2.DenseHeader)
     plan = BodyPlan("DenseFrame")
-    _plan_tensors(BodyPlan("DenseFrame") if header.at_servers else plan, "variable", header.variables)
+    _plan_tensors(plan, "variable", header.variables)
     _plan_tensors(plan, "state", header.states)
     arrays = reader.read(plan)
     if not header.ready:
         return None
-    count = 0 if header.at_servers else len(header.variables)
-    shapes = ((tuple(entry.shape), _DTYPES[entry.dtype]) for entry in header.variables)
+    count = len(header.variables)
     return DenseSnapshot(
         version=header.version,
         variables=tuple(arrays[:count]),
@@ -165,8 +160,6 @@ def dense_from_frames(frames: Iterable[bytes]) -> DenseSnapshot | None:
         variable_names=tuple(entry.name for entry in header.variables),
         state_names=tuple(entry.name for entry in header.states),
         trainable=header.trainable,
-        at_servers=header.at_servers,
-        shapes=tuple(shapes) if header.at_servers else (),
     )
 
 

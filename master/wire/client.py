@@ -107,17 +107,13 @@ class MasterClient(MasterApi, Closing):
         request = lease_request(incarnation, want, _wait_ms(wait_s), holding)
         return lease_from_message(self._call(self._stub.LeaseTasks, request, wait_s))
 
-    def pull_dense(
-        self, incarnation: str, version: int | None, wait_s: float, whole: bool = False
-    ) -> DenseSnapshot | None:
-        request = master_pb2.PullDenseRequest(
-            incarnation=incarnation, version=version, wait_ms=_wait_ms(wait_s), whole=whole
-        )
+    def pull_dense(self, incarnation: str, version: int | None, wait_s: float) -> DenseSnapshot | None:
+        request = master_pb2.PullDenseRequest(incarnation=incarnation, version=version, wait_ms=_wait_ms(wait_s))
 
         def attempt(timeout: float) -> DenseSnapshot | None:
             frames = (
                 [self._pull_one(request, timeout=timeout)]
-                if self._dense_is_small and not whole
+                if self._dense_is_small
                 else self._pull(request, timeout=timeout)
             )
             sizes: list[int] = []
@@ -125,7 +121,7 @@ class MasterClient(MasterApi, Closing):
                 snapshot = dense_from_frames(_measured(frames, sizes))
             except BadInput as error:
                 raise StoreFailed(f"{self.address} gave an answer that cannot be read: {error}") from error
-            if snapshot is not None and not whole:
+            if snapshot is not None:
                 # A job's dense part keeps its size; only its header grows with the version.
                 self._dense_is_small = len(sizes) == 1 and sizes[0] <= MAX_FRAME_BYTES - _HEADER_GROWTH_BYTES
             return snapshot

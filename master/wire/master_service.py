@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, TypeVar
 
 import grpc
@@ -131,8 +130,8 @@ class _MasterServicer:
             self._identities.require(request.incarnation, self._identities.secret_of(context))
             version = request.version if request.HasField("version") else None
             wait_s = _wait_s(request.wait_ms)
-            frames = partial(dense_frames, whole=request.whole)
-            return Later(self._master.pull_dense_later(request.incarnation, version, wait_s), frames, light=_is_small)
+            pulled = self._master.pull_dense_later(request.incarnation, version, wait_s)
+            return Later(pulled, dense_frames, light=_is_small)
 
     def report_gradient(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Later[PushReply]:
         with answering(context):

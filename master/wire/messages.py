@@ -48,8 +48,6 @@ MASTER_SERVICE: str = master_pb2.DESCRIPTOR.services_by_name["Master"].full_name
 _JOB_FIELDS = tuple(field.name for field in master_pb2.JobDescription.DESCRIPTOR.fields)
 _NEW_JOB_FIELDS: dict[str, str | int] = {
     "staleness_modulation": "none",
-    "versions_per_step": 1,
-    "dense_at": "master",
 }  # as masters meant it that did not say so
 _KINDS = {TaskKind.TRAIN: master_pb2.TASK_KIND_TRAIN, TaskKind.EVALUATE: master_pb2.TASK_KIND_EVALUATE}
 _OUTCOMES = {

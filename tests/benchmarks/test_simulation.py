@@ -10,11 +10,10 @@ import pytest
 from benchmarks.harness import RESULTS
 from benchmarks.scale.fit import least_squares
 from benchmarks.scale.setting import read_runs
+from benchmarks.simulation.calibration import Calibration
 from benchmarks.simulation.cluster import Cluster
 from benchmarks.simulation.job import simulated
 from benchmarks.simulation.waits import error
-from elastable.planning.calibration import Calibration
-from elastable.planning.sizing import JobShape, pace
 
 COSTS = Calibration.read()
 RUNS = read_runs(RESULTS / "scale_runs.json")
@@ -24,12 +23,11 @@ CLUSTER = Cluster(workers=8, stores=4, ids=50_000, dim=16, dense=140_000, step_s
 def test_it_predicts_what_was_measured() -> None:
     errors = {run.setting: abs(error(run, COSTS)) for run in RUNS}
     in_memory = [each for setting, each in errors.items() if not setting.redis]
-    assert len(in_memory) >= 20
+    assert len(in_memory) >= 18
     assert np.median(in_memory) <= 0.1
     # What eight or more processes cost one another on two cores is described roughly: docs/scale.md says so.
     assert np.mean(np.array(in_memory) <= 0.15) >= 0.75
     assert max(in_memory) <= 0.2
-    assert max(each for setting, each in errors.items() if setting.dense_at == "servers") <= 0.1
 
 
 def test_the_same_cluster_gives_the_same_outcome() -> None:
@@ -48,9 +46,6 @@ def test_more_store_servers_help_where_they_are_the_limit() -> None:
 def test_a_large_dense_part_is_limited_by_the_master_or_its_card() -> None:
     large = replace(CLUSTER, workers=64, dense=10_000_000)
     assert simulated(large, COSTS).limit == "master"
-    few, many = (simulated(replace(large, stores=stores, dense_at="servers"), COSTS) for stores in (4, 16))
-    assert few.limit == "store servers"
-    assert many.examples_per_s > 5 * simulated(large, COSTS).examples_per_s
     cheap = replace(COSTS, master_dense=0.0, master_update=0.0)
     assert simulated(replace(large, gbit=1.0), cheap).limit == "network of the master"
 
@@ -66,17 +61,6 @@ def test_synchronous_jobs_wait_for_the_slowest_worker_and_asynchronous_ones_do_n
 def test_pushes_beyond_the_staleness_bound_are_computed_in_vain() -> None:
     assert simulated(replace(CLUSTER, staleness=64), COSTS).refused == 0
     assert simulated(replace(CLUSTER, staleness=2), COSTS).refused > 0
-
-
-@pytest.mark.parametrize(
-    ("workers", "dense", "dense_at"),
-    [(1, 140_000, "master"), (8, 140_000, "master"), (32, 140_000, "master"), (32, 2_500_000, "servers")],
-)
-def test_a_sizing_is_close_to_the_simulation(workers: int, dense: int, dense_at: str) -> None:
-    told = simulated(replace(CLUSTER, workers=workers, gbit=None, dense=dense, dense_at=dense_at), COSTS)
-    job = JobShape(1, CLUSTER.ids, CLUSTER.ids * CLUSTER.dim, dense, CLUSTER.step_s, 0)
-    planned = pace(job, COSTS, workers, CLUSTER.stores)
-    assert planned.version_s == pytest.approx(told.seconds / told.versions, rel=0.25)
 
 
 def test_costs_are_found_again_from_what_they_make() -> None:

@@ -50,7 +50,6 @@ def arguments_of(
     words = ["master", str(_MODELS[schedule.shape.model]), "--listen", "127.0.0.1:0", *transport]
     store = filled_in(schedule.store, addresses, str(home))
     words += ["--stores", store.removeprefix(SERVERS)] if store.startswith(SERVERS) else ["--store", store]
-    words += ["--dense-at", schedule.dense_at]
     words += ["--deadline", f"{_DEADLINE_S:g}", "--lease", f"{LEASE_S:g}", "--mode", schedule.shape.mode]
     words += ["--epochs", str(schedule.shape.epochs), "--micro-batch-size", str(MICRO_BATCH)]
     words += ["--seed", str(SEED)]

@@ -103,7 +103,6 @@ class Schedule:
         keep: Checkpoints that stay; 0: all.
         pause_s: That reading a micro-batch takes longer.
         store: Where rows are, as `tests.chaos.stores` has it.
-        dense_at: Where dense gradients are summed, as of `elastable master`.
     """
 
     kind: str
@@ -117,12 +116,10 @@ class Schedule:
     keep: int = 0
     pause_s: float = 0.0
     store: str = "memory"
-    dense_at: str = "master"
 
     def __str__(self) -> str:
         told = "; ".join(map(str, self.faults)) or "no fault"
         where = "" if self.kind in _OLDER else f" on {self.store}"
-        where += ", dense at the servers" * (self.dense_at == "servers")
         return (
             f"{self.kind} {self.seed}{where}: {self.shape.model}, {self.shape.optimizer} x {self.shape.grads_to_wait}, "
             f"{self.workers} workers, a checkpoint every {self.checkpoint_every} versions, an evaluation every "
@@ -169,7 +166,6 @@ def schedule_of(kind: str, seed: int, model: str | None = None, faults: int | No
         faults=struck,
         store=store,
         pause_s=_PAUSE_S if kind == "sentinel" else 0.0,
-        dense_at="servers" if kind == "servers" and seed % 2 else "master",
     )
     return made if lazy else replace(made, shape=replace(shape, chapter=made.checkpoint_every))
 

@@ -1,4 +1,4 @@
-"""A GAN whose networks have a table and an optimizer each, and two losses in turn: as jobs, and in plain Keras."""
+"""A GAN whose networks have a table and an optimizer each, and two losses: as jobs, and in plain Keras."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def dense(part: keras.Model, tape: Any, loss: tf.Tensor, optimizer: keras.optimi
 
 
 def in_turn(model: keras.Model, z: tf.Tensor, labels: tf.Tensor, real: tf.Tensor) -> object:
-    """The generator's loss is computed with the discriminator's new weights."""
+    """The generator's loss is computed with the discriminator's new weights: refused in et.fit and in jobs."""
     with et.step(model) as step:
         with tf.GradientTape() as tape:
             judged = model.judge_loss(z, labels, real)
@@ -101,17 +101,6 @@ def in_turn(model: keras.Model, z: tf.Tensor, labels: tf.Tensor, real: tf.Tensor
         with tf.GradientTape() as tape:
             fooled = model.make_loss(z, labels)
         step.apply(tape, fooled, of=model.generator, optimizer=model.make)
-    return judged, fooled
-
-
-def in_turn_plainly(model: keras.Model, z: tf.Tensor, labels: tf.Tensor, real: tf.Tensor) -> object:
-    """`in_turn` in plain Keras."""
-    with tf.GradientTape() as tape:
-        judged = model.judge_loss(z, labels, real)
-    dense(model.discriminator, tape, judged, model.judge)
-    with tf.GradientTape() as tape:
-        fooled = model.make_loss(z, labels)
-    dense(model.generator, tape, fooled, model.make)
     return judged, fooled
 
 
@@ -134,7 +123,7 @@ def at_once_plainly(model: keras.Model, z: tf.Tensor, labels: tf.Tensor, real: t
     return judged, fooled
 
 
-def model(layer: Layer = in_store, updates: Callable[..., Any] = in_turn) -> Gan:
+def model(layer: Layer = in_store, updates: Callable[..., Any] = at_once) -> Gan:
     """The model of the job; its tables begin alike wherever they are."""
 
     def seeded(name: str) -> keras.layers.Layer:

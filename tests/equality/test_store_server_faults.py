@@ -71,9 +71,6 @@ class Faults:
         for step, version in (
             ("push_rows", lambda push, *_: push.version + 1),
             ("measure", lambda sums, *_: sums.version + 1),
-            ("sum_dense", lambda sums, *_: sums.version + 1),
-            ("keep_dense", lambda version, *_: version),
-            ("read_dense", lambda job, version: version),
             ("commit", lambda commit, *_: commit.version),
             ("save_rows", lambda save, source, *_: source.version() if save.tables else -1),
         ):
@@ -84,7 +81,7 @@ class Faults:
             at = version(*of)
             self._perhaps(step, at, False, shard)
             done = work(shard, *of)
-            if step in ("measure", "sum_dense") and at == self.master_version:
+            if step == "measure" and at == self.master_version:
                 self.master_waits.set()
                 assert self.master_died.wait(DEADLINE_S)
             self._perhaps(step, at, True, shard)
@@ -115,30 +112,20 @@ class Faults:
         raise StoreFailed("nobody reads this: the server is dead")
 
 
-@pytest.mark.parametrize("dense_at", [pytest.param("master", marks=pytest.mark.slow), "servers"])
 def test_servers_die_at_every_step_and_the_master_between_two(
     clipped: Numbers,
     tmp_path: Path,
     start: Callable[[int], list[ServedShard]],
     monkeypatch: pytest.MonkeyPatch,
-    dense_at: str,
 ) -> None:
-    servers, at_servers = start(3), dense_at == "servers"
-    measure = "sum_dense" if at_servers else "measure"
-    of_dense = {
-        ("keep_dense", 26, False): [2],
-        ("keep_dense", 28, True): [0],
-        ("read_dense", 33, False): [1],
-        ("read_dense", 36, True): [2],
-    }
+    servers = start(3)
     faults = Faults(
         servers,
         {
-            **(of_dense if at_servers else {}),
             ("push_rows", 4, False): [0],
             ("push_rows", 7, True): [1],
-            (measure, 10, False): [2],
-            (measure, 13, True): [0],
+            ("measure", 10, False): [2],
+            ("measure", 13, True): [0],
             ("commit", 16, False): [1],
             ("commit", 19, True): [2],
             ("save_rows", 20, False): [0],
@@ -157,7 +144,7 @@ def test_servers_die_at_every_step_and_the_master_between_two(
         job.start_master("--resume", "--listen", job.address)
 
     stores = [server.address for server in servers]
-    options = ("--checkpoint-every", "10", "--full-every", "3", "--keep", "0", "--dense-at", dense_at)
+    options = ("--checkpoint-every", "10", "--full-every", "3", "--keep", "0")
     assert differing(clipped, train(tmp_path, 2, "clipped", stores=stores, during=kill_master, options=options)) == []
     assert faults.left == {}
     listed = list_checkpoints(tmp_path / "checkpoints", verify=True)

@@ -77,11 +77,11 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Numbers:
 
 
 @pytest.mark.parametrize(
-    ("count", "workers", "place", "dense_at"),
+    ("count", "workers", "place"),
     [
-        pytest.param(1, 1, "memory", "auto", marks=pytest.mark.slow),
-        (3, 2, "redis", "servers"),
-        (2, 2, "files", "master"),
+        pytest.param(1, 1, "memory", marks=pytest.mark.slow),
+        (3, 2, "redis"),
+        (2, 2, "files"),
     ],
 )
 def test_numbers_do_not_depend_on_store_servers(
@@ -92,7 +92,6 @@ def test_numbers_do_not_depend_on_store_servers(
     count: int,
     workers: int,
     place: str,
-    dense_at: str,
 ) -> None:
     urls = {
         "memory": ["memory"] * count,
@@ -101,8 +100,7 @@ def test_numbers_do_not_depend_on_store_servers(
     }
     started = servers(*urls[place])
     stores = [f"dns://{started[0].address}?count=1"] if count == 1 else [server.address for server in started]
-    options = ("--dense-at", dense_at)
-    assert differing(alone, train(tmp_path, workers, "adagrad", stores=stores, options=options)) == []
+    assert differing(alone, train(tmp_path, workers, "adagrad", stores=stores)) == []
 
 
 @pytest.mark.slow  # tests/master/commits compares asynchronous versions in one process

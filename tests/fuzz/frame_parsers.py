@@ -15,7 +15,6 @@ from elastable.embedding_store.wire.messages.store_messages import (
     ids_from_frames,
     state_from_frames,
 )
-from elastable.embedding_store.wire.pushes.dense_messages import dense_sums_from_frames, dense_values_from_frames
 from elastable.embedding_store.wire.pushes.push_messages import (
     pushed_commit_from_frames,
     record_from_frames,
@@ -32,7 +31,7 @@ from elastable.master.wire.bulk_messages import (
 from tests.fuzz.calls import Call, Seed, made_messages
 from tests.fuzz.master_calls import MASTER_CALLS, master_words
 from tests.fuzz.mutator import Mutator
-from tests.fuzz.shard_calls import DENSE, SHARD_CALLS, dense_sums_seed, record_seed
+from tests.fuzz.shard_calls import SHARD_CALLS, record_seed
 from tests.fuzz.store_calls import STORE_CALLS, store_words
 from tests.fuzz.target import Target
 
@@ -56,11 +55,6 @@ PARSERS: dict[str, tuple[Call, Callable[[Iterable[bytes]], object]]] = {
     "Sightings": (STORE_CALLS["PutSightings"], state_from_frames),
     "RowPush": (SHARD_CALLS["PushRows"], row_push_from_frames),
     "CommitPushed": (SHARD_CALLS["CommitPushed"], pushed_commit_from_frames),
-    "DenseValues": (SHARD_CALLS["KeepDense"], dense_values_from_frames),
-    "DenseSums": (
-        Call(dense_sums_seed, store_pb2.DenseSumsFrame),
-        lambda frames: dense_sums_from_frames(frames, DENSE),
-    ),
     "Record": (Call(record_seed, store_pb2.RecordFrame), record_from_frames),
     "Gradient": (MASTER_CALLS["ReportGradient"], push_from_frames),
     "Evaluation": (MASTER_CALLS["ReportEvaluation"], evaluation_from_frames),

@@ -12,7 +12,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
 from elastable.embedding_store.errors import ElastableError
-from elastable.embedding_store.shards.row_pushes import DenseSlice, PushedCommit, RowPush, RowSums, Slices, SumTerm
+from elastable.embedding_store.shards.row_pushes import PushedCommit, RowPush, RowSums, Slices, SumTerm
 from elastable.embedding_store.shards.row_saving import RowSave
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.v1 import store_pb2
@@ -239,12 +239,11 @@ class MasterReplies(_Replies):
 
 
 _SUMS = RowSums(0, (SumTerm(0, 0, 1.0),))
-_DENSE = {0: DenseSlice(np.dtype(np.float32), 5, "kernel")}
 
 
 def _pushed_rows(server: ShardClient) -> None:
     slices = Slices(_IDS, np.ones((3, SPECS["any"].dim), np.float32))
-    server.push_rows(RowPush("told", 0, 0, ({"any": slices},), dense=({0: np.ones(5, np.float32)},)))
+    server.push_rows(RowPush("told", 0, 0, ({"any": slices},)))
 
 
 SHARD_QUESTIONS: dict[str, Callable[[Any], Any]] = {
@@ -253,9 +252,6 @@ SHARD_QUESTIONS: dict[str, Callable[[Any], Any]] = {
     "PushRows": _pushed_rows,
     "Renew": lambda server: server.require_owner(),
     "Measure": lambda server: server.measure(_SUMS),
-    "SumDense": lambda server: server.sum_dense(_SUMS, _DENSE, True),
-    "KeepDense": lambda server: server.keep_dense(0, {0: np.ones(5, np.float32)}, _DENSE),
-    "ReadDense": lambda server: server.read_dense("told", 0, _DENSE),
     "OfferRows": lambda server: server.offer_rows(PushedCommit(_SUMS, 0, {}), 3, {"few": (0, 2)}),
     "CommitPushed": lambda server: server.commit_pushed(PushedCommit(_SUMS, 0, {}, {}, b"record")),
     "TakeBack": lambda server: server.recover(),
@@ -263,7 +259,7 @@ SHARD_QUESTIONS: dict[str, Callable[[Any], Any]] = {
     "KeepRecord": lambda server: server.reset_version(0, b"record"),
     "TakeChanges": lambda server: server.take_changes(bytes(16), b""),
     "SaveRows": lambda server: server.save_rows(RowSave(bytes(16))),
-    "Claim": lambda server: server.begin_job("told", False, _DENSE),
+    "Claim": lambda server: server.begin_job("told", False),
     **{
         name: STORE_QUESTIONS[name]
         for name in ("CreateTable", "Put", "PutSightings", "Delete", "ClearTable", "DropTable", "ResetVersion")

@@ -153,9 +153,7 @@ class Successors(ServedMaster):
     def lease_tasks(self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None) -> Lease:
         return self.current.lease_tasks(incarnation, want, wait_s, holding)
 
-    def pull_dense(
-        self, incarnation: str, version: int | None, wait_s: float, whole: bool = False
-    ) -> DenseSnapshot | None:
+    def pull_dense(self, incarnation: str, version: int | None, wait_s: float) -> DenseSnapshot | None:
         return self.current.pull_dense(incarnation, version, wait_s)
 
     def report_gradient(self, push: Push) -> PushReply:

@@ -11,14 +11,12 @@ from google.protobuf.message import Message
 
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.shards.row_pushes import DenseSlice, PushedCommit, RowPush, RowSums, Slices, SumTerm
+from elastable.embedding_store.shards.row_pushes import PushedCommit, RowPush, RowSums, Slices, SumTerm
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.shards.sums.pushed_sums import sum_pushes
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY
-from elastable.embedding_store.wire.pushes.dense_arrays import DenseEntries, declare_dense
-from elastable.embedding_store.wire.pushes.dense_messages import layout_to_message
 from elastable.embedding_store.wire.pushes.push_messages import pushed_commit_frames, record_frames
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.pushes.shard_service import shard_services
@@ -30,16 +28,12 @@ from tests.fuzz.mutator import Mutator
 from tests.fuzz.store_calls import SPECS, STORE_CALLS, store_words
 from tests.fuzz.target import Finding
 
-__all__ = ["DENSE", "SHARD_CALLS", "ShardCalls", "dense_sums_seed", "record_seed"]
+__all__ = ["SHARD_CALLS", "ShardCalls", "record_seed"]
 
 JOB = "fuzzed"
 TRAINED = ("fixed", "any", "half", "few")
 SECRET = b"a hostile client"
 PUSH_BYTES = 1 << 20
-DENSE = {
-    0: DenseSlice(np.dtype(np.float32), 5, "kernel"),
-    2: DenseSlice(np.dtype(np.float16), 3, "half"),
-}
 
 
 def _push(m: Mutator) -> Seed:
@@ -52,20 +46,6 @@ def _push(m: Mutator) -> Seed:
             values = np.array([m.random.uniform(-1, 1) for _ in range(count * dim)], np.float32)
             part.slices.add(table=name, count=count, dim=dim)
             body += ids.tobytes() + values.tobytes()
-        body += _dense(m, part.dense)
-    return header, body
-
-
-def _dense(m: Mutator, entries: DenseEntries) -> bytes:
-    """Slices as the claim says, or some of them, or none."""
-    places = [place for place in DENSE if m.chance(0.8)] if m.chance(0.7) else []
-    slices = {place: np.full(DENSE[place].size, m.random.uniform(-1, 1)).astype(DENSE[place].dtype) for place in places}
-    return b"".join(array.tobytes() for array in declare_dense(entries, slices))
-
-
-def _values(m: Mutator) -> Seed:
-    header = store_pb2.DenseValuesHeader(version=m.small(2))
-    body = _dense(m, header.slices)
     return header, body
 
 
@@ -93,14 +73,6 @@ def _commit(m: Mutator) -> Seed:
     return frame.header, frame.body
 
 
-def dense_sums_seed(m: Mutator) -> Seed:
-    """Sums of dense gradients as the server sends them."""
-    header = store_pb2.DenseSumsHeader()
-    header.measured.tables.add(table="any", squares=m.bytes(m.small(20)))
-    body = _dense(m, header.slices)
-    return header, body
-
-
 def record_seed(m: Mutator) -> Seed:
     """A record as the server sends it."""
     frame = store_pb2.RecordFrame.FromString(next(record_frames(m.bytes(m.small(20)))))
@@ -109,8 +81,6 @@ def record_seed(m: Mutator) -> Seed:
 
 def _claim(m: Mutator) -> Seed:
     claim = store_pb2.ClaimRequest(owner="host:1", job=JOB, may_overflow=m.chance(0.2), first=m.chance(0.5))
-    if m.chance(0.7):
-        layout_to_message(claim.dense, DENSE)
     return claim, b""
 
 
@@ -140,9 +110,6 @@ SHARD_CALLS: dict[str, Call] = {
     "PushRows": Call(_push, store_pb2.RowPushFrame),
     "Renew": _plain(store_pb2.RenewRequest),
     "Measure": Call(lambda m: (store_pb2.MeasureRequest(sums=_sums(m)), b"")),
-    "SumDense": Call(lambda m: (store_pb2.SumDenseRequest(sums=_sums(m), squares=m.chance(0.5)), b"")),
-    "KeepDense": Call(_values, store_pb2.DenseValuesFrame),
-    "ReadDense": Call(lambda m: (store_pb2.ReadDenseRequest(job=JOB, version=m.small(2)), b"")),
     "OfferRows": Call(_offer),
     "CommitPushed": Call(_commit, store_pb2.CommitPushedFrame),
     "TakeBack": Call(lambda m: (store_pb2.TakeBackRequest(version=m.small(2) if m.chance(0.5) else None), b"")),
@@ -196,7 +163,7 @@ class ShardCalls(CallTarget):
             for name in client.specs():
                 client.drop_table(name)
             client.reset_version(0)
-            client.begin_job("good", False, DENSE)
+            client.begin_job("good", False)
             for store in (client, own):
                 for name in TRAINED:
                     store.create_table(SPECS[name])
@@ -206,16 +173,6 @@ class ShardCalls(CallTarget):
                     client.push_rows(push)
                 terms = tuple(SumTerm(number, 0, 0.5) for number in pushes)
                 sums, time_s = RowSums(version, terms), time.time()
-                summed = client.sum_dense(sums, DENSE, squares=False).dense
-                wanted = {place: (pushes[0].dense[0][place] + pushes[1].dense[0][place]) / 2 for place in DENSE}
-                if any(not np.allclose(summed[place], wanted[place], atol=1e-2) for place in DENSE):
-                    raise Finding(f"dense gradients of a good job sum to {summed} after the fuzzing, not {wanted}")
-                client.keep_dense(version + 1, summed, DENSE)
-                if any(
-                    not np.array_equal(kept, summed[place])
-                    for place, kept in client.read_dense("good", version + 1, DENSE).items()
-                ):
-                    raise Finding("dense variables of a good job are not kept after the fuzzing")
                 client.commit_pushed(PushedCommit(sums, version, {"any": 0.25}, {}, None, time=time_s))
                 updates = sum_pushes(sums, {number: push.parts for number, push in pushes.items()})
                 own.commit(Commit(version + 1, updates, version, {"any": 0.25}, time=time_s))
@@ -229,7 +186,6 @@ class ShardCalls(CallTarget):
     def _begin_anew(self) -> None:
         """The hostile client owns the server, and the tables are empty."""
         claim = store_pb2.ClaimRequest(owner="host:1", job=JOB, first=True)
-        layout_to_message(claim.dense, DENSE)
         self._call("Claim", claim)
         for name in self.store.specs():
             self._call("DropTable", store_pb2.DropTableRequest(table=name))
@@ -248,5 +204,4 @@ def _good_push(version: int, micro_batch: int) -> RowPush:
         name: Slices(random.integers(0, 20, 9), random.standard_normal((9, SPECS[name].dim)).astype(np.float32))
         for name in TRAINED
     }
-    dense = {place: random.standard_normal(of.size).astype(of.dtype) for place, of in DENSE.items()}
-    return RowPush("good", version, micro_batch, (part,), dense=(dense,))
+    return RowPush("good", version, micro_batch, (part,))

@@ -13,7 +13,7 @@ import keras
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.errors import BadInput, ModelError, NotFinite, Unavailable
+from elastable.embedding_store.errors import BadInput, NotFinite, Unavailable
 from elastable.embedding_store.support.retry import retry
 from elastable.master.api import DenseSnapshot, JobSpec, Task, TaskKind, Tensor
 from elastable.master.tasks.record_order import RecordOrder, record_order
@@ -70,14 +70,6 @@ def require_same_records(job: JobSpec, readers: Mapping[TaskKind, Reader]) -> No
             )
 
 
-def _require_same_turns(model: keras.Model, job: JobSpec, turns: int) -> None:
-    if turns != job.versions_per_step:
-        raise ModelError(
-            f"model {model.name!r}: its train_step makes {turns} versions of a step here, and {job.versions_per_step} "
-            "at the master; run the same model file everywhere"
-        )
-
-
 def _train_step(
     model: keras.Model,
     job: JobSpec,
@@ -89,9 +81,7 @@ def _train_step(
 ) -> TrainStep:
     several = job.micro_batches_per_version > 1 and job.average != "batches"
     average = job.average if several else None
-    # With turns, a micro-batch comes several times and cannot continue from the previous one's random state.
-    alone = steps is None or steps.turns == 1 or job.grads_to_wait == 1
-    seed = None if keras_draws and alone else job.seed
+    seed = None if keras_draws else job.seed
     if steps is None:
         return TrainStep(model, spec, plan, look_up, seed, average)
     return OwnTrainStep(model, spec, plan, look_up, seed, average, steps)
@@ -138,8 +128,6 @@ class MicroBatchComputer:
             # Training and validation data may have weights independently, as in Keras.
             self._likes[TaskKind.EVALUATE] = (*self._spec[:2], *batch_spec(validation)[2:])
         steps = plan_step(model, self._spec)
-        self._turns = 1 if steps is None else steps.turns
-        _require_same_turns(model, job, self._turns)
         self._mirror = DenseMirror(*dense_parts(model, steps))
 
         def look_up_in(rows: RowSource, table: str, ids: Int64) -> Float32:
@@ -188,10 +176,8 @@ class MicroBatchComputer:
         """Gradients, states and metric state of a micro-batch."""
         task, job = prepared.task, self._job
         of_pass = -(-job.train_records // job.micro_batch_size)
-        # The same in every turn: random numbers belong to the records.
         number = task.epoch * of_pass + task.start // job.micro_batch_size
-        turn = task.version % self._turns if self._turns > 1 else 0
-        result = self._train(prepared.batch, bets, prepared.ids, number, turn)
+        result = self._train(prepared.batch, bets, prepared.ids, number)
         if not math.isfinite(result.loss):
             self._blame_data(prepared, result.loss)
         return result

@@ -37,7 +37,6 @@ from elastable.master.api import (
     WorkerIdentity,
 )
 from elastable.worker.runtime.compute import MicroBatchComputer, Prepared
-from elastable.worker.runtime.dense_pulls import DensePulls
 from elastable.worker.runtime.push_naming import push_naming
 from elastable.worker.runtime.row_pushes import RowPushes
 from elastable.worker.runtime.rows_ahead import RowsAhead
@@ -97,7 +96,6 @@ class Worker:
         self.job_ended: JobStatus | None = None
         self._feed = TaskFeed(master, identity.incarnation, computer.prepare, ahead)
         self._rows_ahead = RowsAhead(source, deadline_s, session.job.job)
-        self._dense = DensePulls(master, rows_to, identity.incarnation, session.job.job)
         self._row_pushes = None if rows_to is None else RowPushes(rows_to, session.job, deadline_s)
 
     def run(self) -> int:
@@ -173,7 +171,7 @@ class Worker:
         held = self._snapshots.get(task.kind)
         if wanted is None or held is None or held.version != wanted:
             # One for each kind: the version evaluated is not the version trained on.
-            held = self._dense.pull(wanted, _VERSION_WAIT_S)
+            held = self._master.pull_dense(self._identity.incarnation, wanted, _VERSION_WAIT_S)
             if held is None:
                 return False
             self._snapshots[task.kind] = held

@@ -1,4 +1,4 @@
-"""Gradients on their way to store servers, of rows and perhaps of dense variables; the rest goes to the master."""
+"""Gradients of rows on their way to store servers; the rest goes to the master."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RowPushes:
         self._deadline_s = deadline_s
 
     def send(self, push: Push, refuse_failed: Callable[[], None]) -> Push:
-        """Hands in the gradients of rows, and of dense variables if servers sum them; what is left is the master's.
+        """Hands in the gradients of rows; what is left is the master's.
 
         Args:
             push: Of a micro-batch.
@@ -43,8 +43,6 @@ class RowPushes:
         """
         rows = self._rows_of(push)
         left = replace(push, slices={}, parts=tuple(replace(part, slices={}) for part in push.parts))
-        if rows.dense:
-            left = replace(left, dense=(), parts=tuple(replace(part, dense={}) for part in left.parts))
 
         def attempt() -> RowPushOutcome:
             refuse_failed()
@@ -63,8 +61,6 @@ class RowPushes:
     def _rows_of(self, push: Push) -> RowPush:
         parts = (push.slices, *(part.slices for part in push.parts))
         if isinstance(push.id, SyncPushId):
-            at_servers = self._job.dense_at == "servers"
-            dense = (dict(enumerate(push.dense)), *(part.dense for part in push.parts)) if at_servers else ()
-            return RowPush(self._job.job, push.id.version, push.id.micro_batch, parts, dense=dense)
+            return RowPush(self._job.job, push.id.version, push.id.micro_batch, parts)
         assert push.computed_on is not None, "a worker says what it computed an asynchronous push on"
         return RowPush(self._job.job, push.computed_on, push.id.sequence, parts, sender=push.id.incarnation)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 import keras
 import tensorflow as tf
@@ -17,9 +16,7 @@ from elastable.worker.step.id_plan import IdPlan
 from elastable.worker.step.model_step import Lookup, PartTensors
 from elastable.worker.step.traced.own_step import Applied, Gathering, OwnStepScope, collecting
 from elastable.worker.step.traced.step_plan import StepPlan
-from elastable.worker.step.traced.step_trace import metric_updates
 from elastable.worker.step.traced.tape_scope import seen_by_tapes
-from elastable.worker.step.traced.turn_scope import TurnScope
 from elastable.worker.step.train_step import StepTensors, TrainStep, as_slices, dense_gradient, dense_parts, of_metrics
 from elastable.worker.step.trainable import frozen_tables
 
@@ -60,24 +57,20 @@ class OwnTrainStep(TrainStep):
     def _body(self, *flat: tf.Tensor) -> StepTensors:
         batch, bets, inverses, micro_batch = self._unpack(flat)
         scope = OwnStepScope(self._plan.layers, inverses, bets, self._lookup)
-        with self._states_of_turn() as values, self._recording() as recorded:
+        with self._recording() as recorded:
             set_seeds(self._seed_states, self._seed, micro_batch)
             self._model.reset_metrics()
             gathering = Gathering(
-                self._model, self._steps.applies, self._turn, scope, self._average, recorded, batch, list(bets.values())
+                self._model, self._steps.applies, scope, self._average, recorded, batch, list(bets.values())
             )
-            with entered(scope), collecting(gathering), metric_updates(self._model, self._counting()):
+            with entered(scope), collecting(gathering):
                 self._model.train_step(batch)
             gathering.end()
-            states, metrics, draws = map(values, (self._states, self._model.metrics_variables, self._seed_states))
+            states, metrics = map(_values, (self._states, self._model.metrics_variables))
         parts = [LossPart(applied.kind, applied.amount, applied.loss) for applied in gathering.applied]
         parts = self._with_metrics(parts, recorded, batch, scope, metrics)
-        if self._steps.turns > 1 and self._seed is None and self._turn == self._steps.turns - 1:
-            # Keras' draws continue from where the whole step leaves them.
-            for state, value in zip(self._seed_states, draws, strict=True):
-                state.assign(value)
         self._unplanned = [table for table, _, _ in scope.unplanned]
-        self._kinds[self._trainable, self._turn] = [part.kind for part in parts]
+        self._kinds[self._trainable] = [part.kind for part in parts]
         return StepTensors(
             tf.add_n([tf.reduce_mean(applied.loss) for applied in gathering.applied]),
             [
@@ -90,21 +83,6 @@ class OwnTrainStep(TrainStep):
             states,
             metrics,
         )
-
-    @contextmanager
-    def _states_of_turn(self) -> Iterator[Callable[[Sequence[keras.Variable]], list[tf.Tensor]]]:
-        """Lets only this turn's assignments change states; yields a function that reads their values at the end."""
-        if self._steps.turns == 1:
-            yield lambda variables: [tf.convert_to_tensor(variable.value) for variable in variables]
-            return
-        with TurnScope(self._model, self._steps.states, self._steps.assigned, self._turn) as scope:
-            yield scope.values
-            scope.end()
-
-    def _counting(self) -> Callable[[keras.metrics.Metric, object], bool]:
-        """Decides for each metric update, in order, whether this turn counts it."""
-        turns = iter(self._steps.metrics)
-        return lambda metric, arguments: next(turns, self._turn) == self._turn
 
     def _pushed(
         self, applied: Applied, losses: Mapping[int, tf.Tensor], scope: OwnStepScope, first: bool
@@ -133,6 +111,10 @@ class OwnTrainStep(TrainStep):
             _joined(planned),
             unplanned,
         )
+
+
+def _values(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+    return [tf.convert_to_tensor(variable.value) for variable in variables]
 
 
 def _joined(planned: Mapping[str, Sequence[tuple[tf.Tensor, tf.Tensor]]]) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:

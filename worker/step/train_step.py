@@ -96,13 +96,13 @@ class TrainStep(ModelStep[StepTensors]):
     ) -> None:
         self._seed = seed
         self._variables, self._states = dense_parts(model) if parts is None else parts
-        self._trainable, self._turn = b"", 0
-        self._traces: dict[tuple[bytes, int], Callable[..., StepTensors] | None] = {}
+        self._trainable = b""
+        self._traces: dict[bytes, Callable[..., StepTensors] | None] = {}
         self._average = average
         self._seed_states = seed_states(model, seed)
         self._unplanned: list[str] = []
-        self._kinds: dict[tuple[bytes, int], list[DivisorKind | None]] = {}
-        self._once: dict[tuple[bytes, int], tuple[int, ...]] = {}
+        self._kinds: dict[bytes, list[DivisorKind | None]] = {}
+        self._once: dict[bytes, tuple[int, ...]] = {}
         super().__init__(model, spec, plan, lookup, training=True)
         _refuse_unplanned_regularizers(plan)
         if average is not None:
@@ -114,30 +114,23 @@ class TrainStep(ModelStep[StepTensors]):
 
     def hold(self, trainable: bytes) -> None:
         """Trains what these flags (`read_trainable`) select from now on; b"": the model's current flags."""
-        self._trace_of(trainable, self._turn)
+        if trainable != self._trainable:
+            self._traces[self._trainable] = self._function
+            self._trainable = trainable
+            self._function = self._traces.get(trainable, self._untraced())
 
-    def _trace_of(self, trainable: bytes, turn: int) -> None:
-        if (trainable, turn) != (self._trainable, self._turn):
-            self._traces[self._trainable, self._turn] = self._function
-            self._trainable, self._turn = trainable, turn
-            self._function = self._traces.get((trainable, turn), self._untraced())
-
-    def __call__(
-        self, batch: TensorBatch, bets: Mapping[str, Float32], ids: IdSets, micro_batch: int, turn: int = 0
-    ) -> StepResult:
+    def __call__(self, batch: TensorBatch, bets: Mapping[str, Float32], ids: IdSets, micro_batch: int) -> StepResult:
         """Computes one micro-batch.
 
         Args:
             batch: (x,), (x, y) or (x, y, sample_weight), as tensors.
             bets: Table name -> float32 `[u, dim]`: the rows of `ids.unique`.
             ids: The id sets of the batch.
-            micro_batch: Its number within the job, the same in every turn of its step; seeds dropout.
-            turn: Turn of the step; see `elastable.worker.step.traced.step_plan`.
+            micro_batch: Its number within the job; seeds dropout.
         """
-        self._trace_of(self._trainable, turn)
         with imposed(self._model, self._trainable):  # it may be traced, or run, within this call
             loss, parts, states, metrics = self._call(batch, bets, ids, micro_batch)
-        kinds = self._kinds[self._trainable, self._turn]
+        kinds = self._kinds[self._trainable]
         gradients = [self._as_part(kind, part, ids) for kind, part in zip(kinds, parts, strict=True)]
         first = gradients[0]
         return StepResult(
@@ -148,7 +141,7 @@ class TrainStep(ModelStep[StepTensors]):
             metrics=arrays(metrics),
             divisor=first.divisor if kinds[0] is not None else None,
             losses=first.losses,
-            once=self._once[self._trainable, self._turn],
+            once=self._once[self._trainable],
             parts=tuple(gradients[1:]),
         )
 
@@ -187,7 +180,7 @@ class TrainStep(ModelStep[StepTensors]):
             parts = self._parts_of(loss, penalty, recorded, batch, scope)
         parts = self._with_metrics(parts, recorded, batch, scope, metrics)
         self._unplanned = [table for table, _, _ in scope.unplanned]
-        self._kinds[self._trainable, self._turn] = [part.kind for part in parts]
+        self._kinds[self._trainable] = [part.kind for part in parts]
         return StepTensors(
             loss if penalty is None else loss + penalty,
             [self._gradient(tape, part, scope, first=part is parts[0]) for part in parts],
@@ -239,11 +232,11 @@ class TrainStep(ModelStep[StepTensors]):
         elif self._average == "mean":
             states = {id(var): state for var, state in zip(self._model.metrics_variables, metrics, strict=True)}
             means = metric_means(self._model, recorded, *self._terms(recorded, batch, scope), states)
-        self._once[self._trainable, self._turn] = tuple(mean.place for mean in means if mean.once)
+        self._once[self._trainable] = tuple(mean.place for mean in means if mean.once)
         return parts_with_metrics(parts, means)
 
     def _plain_kind(self) -> DivisorKind:
-        return self._kinds[b"", 0][0] or DivisorKind.RECORDS
+        return self._kinds[b""][0] or DivisorKind.RECORDS
 
     def _penalties(self, scope: StepScope) -> dict[str, tf.Tensor]:
         """Table -> float32 `[u]`: what each row adds to the loss."""
@@ -291,7 +284,7 @@ class TrainStep(ModelStep[StepTensors]):
         """Traces the step once, because terms are only visible in a graph; refuses a loss of several parts."""
         self._traced().get_concrete_function()
         plain = (DivisorKind.RECORDS, DivisorKind.NOTHING)
-        first, *others = self._kinds[b"", 0]
+        first, *others = self._kinds[b""]
         if first not in plain or any(kind is not DivisorKind.ROWS for kind in others):
             raise Unsupported(
                 f"model {self._model.name!r}: compile(run_eagerly=True) with grads_to_wait above 1 and a loss whose "

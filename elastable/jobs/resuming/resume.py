@@ -152,7 +152,6 @@ def _restored(
 def is_finished(saved: DocumentFields, progress: Progress, job: JobSpec) -> bool:
     """Whether a saved job has reached its last version, and `job` asks for no more epochs than it had."""
     shape = {name: saved[name] for name in ("mode", "micro_batch_size", "grads_to_wait", "epochs", "train_records")}
-    shape["versions_per_step"] = saved.get("versions_per_step", 1)
     earlier = replace(job, **{**shape, "staleness_bound": None, "staleness_modulation": "none"})
     return progress.version >= Schedule(earlier).versions_total and job.epochs <= earlier.epochs
 
@@ -246,13 +245,12 @@ _SAME = (
     "average",
     "intra_op_threads",
     "on_worker",
-    "versions_per_step",
 )
 
 
 def refuse_other_job(what: str, saved: DocumentFields, job: JobSpec) -> None:
     """Raises `Unsupported` where a saved job computed with other numbers than `job` would."""
-    saved = {"versions_per_step": 1, **saved, "on_worker": tuple(saved.get("on_worker", ()))}
+    saved = {**saved, "on_worker": tuple(saved.get("on_worker", ()))}
     differing = [
         f"{name} was {saved[name]} and is {getattr(job, name)}" for name in _SAME if saved[name] != getattr(job, name)
     ]

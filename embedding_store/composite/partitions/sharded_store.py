@@ -22,8 +22,6 @@ from elastable.embedding_store.rows.checks import require_gradients, require_ids
 from elastable.embedding_store.shards.moving import refuse_moved
 from elastable.embedding_store.shards.row_pushes import (
     Committed,
-    DenseLayout,
-    DenseSlice,
     PushedCommit,
     RowOffer,
     RowPush,
@@ -34,7 +32,6 @@ from elastable.embedding_store.shards.row_saving import ChangedTable, TakenChang
 from elastable.embedding_store.shards.server_status import ShardStatus
 from elastable.embedding_store.shards.shard_store import ShardServer
 from elastable.embedding_store.shards.shared_budget import FEW_VERSIONS, cut_of
-from elastable.embedding_store.shards.sums.dense_slices import cut, layout_of_servers
 
 __all__ = ["ShardedStore"]
 
@@ -89,11 +86,8 @@ class ShardedStore(RowsOnServers[EmbeddingStore], SumsOnServers, PartitionedStor
         for number, record in self._calls.run({n: server.record for n, server in enumerate(self._servers)}).items():
             refuse_moved(self._servers[number].address, record)
 
-    def begin_job(self, job: str, may_overflow: bool, dense: Mapping[int, DenseSlice] = {}) -> None:
-        of_servers = layout_of_servers(dense, len(self._servers))
-        self._calls.run(
-            {n: partial(server.begin_job, job, may_overflow, of_servers[n]) for n, server in enumerate(self._servers)}
-        )
+    def begin_job(self, job: str, may_overflow: bool) -> None:
+        self._calls.run({n: partial(server.begin_job, job, may_overflow) for n, server in enumerate(self._servers)})
 
     def push_rows(self, push: RowPush) -> RowPushOutcome:
         """Pushes to every server its share, to all at once.
@@ -222,11 +216,7 @@ class ShardedStore(RowsOnServers[EmbeddingStore], SumsOnServers, PartitionedStor
                 found = self._partition(table)
                 for shard, share in _split(found, slices).items():
                     parts[shard][number][table] = share
-        dense = [cut(part, _layout_of(push), len(self._servers)) for part in push.dense]
-        return [
-            replace(push, parts=tuple(of_server), dense=tuple(part[n] for part in dense))
-            for n, of_server in enumerate(parts)
-        ]
+        return [replace(push, parts=tuple(of_server)) for of_server in parts]
 
 
 class _PushesMissing(Exception):
@@ -235,11 +225,6 @@ class _PushesMissing(Exception):
     def __init__(self, numbers: tuple[int, ...]) -> None:
         super().__init__(f"pushes {list(numbers)} are missing")
         self.numbers = numbers
-
-
-def _layout_of(push: RowPush) -> DenseLayout:
-    """Of the dense gradients of a push, the first part of which has all of them."""
-    return {place: DenseSlice(array.dtype, array.size) for place, array in push.dense[0].items()}
 
 
 def _split(table: Partition, slices: Slices) -> Mapping[int, Slices]:

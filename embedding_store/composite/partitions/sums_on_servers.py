@@ -1,18 +1,15 @@
-"""Gradients that store servers sum, and the dense variables that they keep: asked of all of them, and put together."""
+"""What store servers measure of the gradients that they sum: asked of all of them, and put together."""
 
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from elastable.embedding_store.composite.coordinator.store_calls import StoreCalls
 from elastable.embedding_store.composite.partitions.server_watch import ServerWatch
-from elastable.embedding_store.contract.arrays import Array
-from elastable.embedding_store.shards.row_pushes import DenseLayout, Measured, RowSums
+from elastable.embedding_store.shards.row_pushes import Measured, RowSums
 from elastable.embedding_store.shards.shard_store import ShardServer, ShardStore
-from elastable.embedding_store.shards.sums.dense_slices import cut, joined, layout_of_servers
 
 __all__ = ["SumsOnServers", "union_of"]
 
@@ -30,35 +27,9 @@ class SumsOnServers(ShardStore, ABC):
         )
         return _measured_together(list(found.values()))
 
-    def sum_dense(self, sums: RowSums, dense: DenseLayout, squares: bool) -> Measured:
-        of_servers = layout_of_servers(dense, len(self._servers))
-        found = self._calls.run(
-            {
-                n: self.watch.timed(n, partial(server.sum_dense, sums, of_servers[n], squares))
-                for n, server in enumerate(self._servers)
-            }
-        )
-        together = _measured_together(list(found.values()))
-        if together.missing:
-            return together
-        return replace(together, dense=joined([found[n].dense for n in range(len(self._servers))], dense))
-
-    def keep_dense(self, version: int, values: Mapping[int, Array], dense: DenseLayout) -> None:
-        of_servers, shares = layout_of_servers(dense, len(self._servers)), cut(values, dense, len(self._servers))
-        self._calls.run(
-            {n: partial(server.keep_dense, version, shares[n], of_servers[n]) for n, server in enumerate(self._servers)}
-        )
-
-    def read_dense(self, job: str, version: int, dense: DenseLayout) -> dict[int, Array]:
-        of_servers = layout_of_servers(dense, len(self._servers))
-        found = self._calls.run(
-            {n: partial(server.read_dense, job, version, of_servers[n]) for n, server in enumerate(self._servers)}
-        )
-        return joined([found[n] for n in range(len(self._servers))], dense)
-
 
 def _measured_together(every: Sequence[Measured]) -> Measured:
-    """What all servers measured, but for dense gradients."""
+    """What all servers measured."""
     if missing := union_of(measured.missing for measured in every):
         return Measured(missing=missing)
     broken = {table for measured in every for table in measured.not_finite}

@@ -1,1 +1,1 @@
-"""Gradients of a version, of rows and of dense variables: summed and measured, wherever they are."""
+"""Gradients of a version, of rows: summed and measured, wherever they are."""

@@ -73,9 +73,9 @@ LEAST_ROLE: Mapping[str, Role] = MappingProxyType(
             (_SERVER, Role.READER, "GetOwner GetShardStatus"),
             (
                 _SERVER,
-                Role.WORKER,  # all but PushRows and ReadDense for the owner alone, whose claim was an administrator's
-                "PushRows ReadDense Renew Measure SumDense KeepDense OfferRows CommitPushed TakeBack ReadRecord "
-                "KeepRecord TakeChanges SaveRows CreateTable Put PutSightings Delete ClearTable DropTable ResetVersion",
+                Role.WORKER,  # all but PushRows for the owner alone, whose claim was an administrator's
+                "PushRows Renew Measure OfferRows CommitPushed TakeBack ReadRecord KeepRecord "
+                "TakeChanges SaveRows CreateTable Put PutSightings Delete ClearTable DropTable ResetVersion",
             ),
             (_SERVER, Role.ADMINISTRATOR, "Claim"),
             (_MASTER, Role.READER, "GetStatus"),

@@ -18,7 +18,6 @@ from elastable.embedding_store.shards.row_pushes import (
 )
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode
-from elastable.embedding_store.wire.pushes.dense_arrays import declare_dense, plan_dense, taken_dense
 from elastable.embedding_store.wire.pushes.offer_messages import cut_from_message, cut_to_message
 from elastable.embedding_store.wire.pushes.pushed_arrays import body_of, declare_slices, plan_slices, read_body
 from elastable.embedding_store.wire.pushes.sums_messages import sums_from_message, sums_to_message
@@ -61,9 +60,8 @@ def row_push_frames(push: RowPush, channel: SharedChannel | None = None) -> Iter
         job=push.job, version=push.version, micro_batch=push.micro_batch, sender=push.sender
     )
     arrays: list[Array] = []
-    for part, dense in zip(push.parts, push.dense or ({},) * len(push.parts), strict=True):
-        entry = header.parts.add()
-        arrays += declare_slices(entry.slices, part) + declare_dense(entry.dense, dense)
+    for part in push.parts:
+        arrays += declare_slices(header.parts.add().slices, part)
     body = body_of(header, arrays, channel)  # first: the header says where it lies
     return encode(header.SerializeToString(), body)
 
@@ -84,13 +82,9 @@ def row_push_from_frames(frames: Iterable[bytes], channels: SharedChannels | Non
     plan = BodyPlan("RowPush")
     for part in header.parts:
         plan_slices(plan, "RowPush", part.slices)
-        plan_dense(plan, "RowPush", part.dense)
     arrays = read_body(reader, header, "RowPush", plan, channels)
-    parts, dense = [], []
-    for part in header.parts:
-        parts.append({entry.table: Slices(next(arrays), next(arrays)) for entry in part.slices})
-        dense.append(taken_dense(part.dense, arrays))
-    return RowPush(header.job, header.version, header.micro_batch, tuple(parts), header.sender, tuple(dense))
+    parts = [{entry.table: Slices(next(arrays), next(arrays)) for entry in part.slices} for part in header.parts]
+    return RowPush(header.job, header.version, header.micro_batch, tuple(parts), header.sender)
 
 
 def row_outcome_to_message(outcome: RowPushOutcome) -> store_pb2.RowPushReply:

@@ -12,7 +12,6 @@ from typing import NoReturn, TypeVar
 
 import grpc
 
-from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.errors import (
@@ -26,8 +25,6 @@ from elastable.embedding_store.errors import (
 )
 from elastable.embedding_store.shards.row_pushes import (
     Committed,
-    DenseLayout,
-    DenseSlice,
     Measured,
     PushedCommit,
     RowOffers,
@@ -38,7 +35,6 @@ from elastable.embedding_store.shards.row_pushes import (
 from elastable.embedding_store.shards.row_saving import RowSave, SavedRows, TakenChanges
 from elastable.embedding_store.shards.server_status import ShardStatus
 from elastable.embedding_store.shards.shard_store import ShardServer
-from elastable.embedding_store.shards.sums.dense_slices import cut
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.server_connection import MetadataChannel, ServerConnection
@@ -46,12 +42,6 @@ from elastable.embedding_store.wire.channels.status_codes import raising
 from elastable.embedding_store.wire.client.remote_store import RemoteStore, WriteStub
 from elastable.embedding_store.wire.messages.frames import Upload
 from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, SERVER_SERVICE
-from elastable.embedding_store.wire.pushes.dense_messages import (
-    dense_sums_from_frames,
-    dense_values_frames,
-    dense_values_from_frames,
-    layout_to_message,
-)
 from elastable.embedding_store.wire.pushes.offer_messages import offer_request_to_message, offers_from_message
 from elastable.embedding_store.wire.pushes.push_messages import (
     measured_from_message,
@@ -115,11 +105,6 @@ class ShardClient(RemoteStore, ShardServer):
         self._server = store_pb2_grpc.StoreServerStub(channel)
         self._commit_pushed = Upload(channel, f"{path}/CommitPushed", store_pb2.CommitPushedReply.FromString)
         self._keep_record = Upload(channel, f"{path}/KeepRecord", store_pb2.KeepRecordReply.FromString)
-        self._keep_dense = Upload(channel, f"{path}/KeepDense", store_pb2.KeepDenseReply.FromString)
-        self._sum_frames = channel.unary_stream(f"{path}/SumDense", store_pb2.SumDenseRequest.SerializeToString, None)
-        self._dense_frames = channel.unary_stream(
-            f"{path}/ReadDense", store_pb2.ReadDenseRequest.SerializeToString, None
-        )
         self._record_frames = channel.unary_stream(
             f"{path}/ReadRecord", store_pb2.ReadRecordRequest.SerializeToString, None
         )
@@ -148,9 +133,8 @@ class ShardClient(RemoteStore, ShardServer):
     def take_position(self, number: int, servers: int) -> None:
         self._claim.number, self._claim.servers = number, servers
 
-    def begin_job(self, job: str, may_overflow: bool, dense: Mapping[int, DenseSlice] = {}) -> None:
+    def begin_job(self, job: str, may_overflow: bool) -> None:
         self._claim.job, self._claim.may_overflow = job, may_overflow
-        layout_to_message(self._claim.dense, dense)
         self._send_claim(first=not self._claimed)
 
     def require_owner(self) -> None:
@@ -194,27 +178,6 @@ class ShardClient(RemoteStore, ShardServer):
         request = store_pb2.MeasureRequest(sums=sums_to_message(sums))
         reply = self._change(lambda timeout: self._server.Measure(request, timeout=timeout))
         return self._decoded(measured_from_message, reply)
-
-    def sum_dense(self, sums: RowSums, dense: DenseLayout, squares: bool) -> Measured:
-        request = store_pb2.SumDenseRequest(sums=sums_to_message(sums), squares=squares)
-        return self._change(
-            lambda timeout: self._decoded(
-                lambda frames: dense_sums_from_frames(frames, dense), self._sum_frames(request, timeout=timeout)
-            )
-        )
-
-    def keep_dense(self, version: int, values: Mapping[int, Array], dense: DenseLayout) -> None:
-        (flat,) = cut(values, dense, 1)
-        self._change(lambda timeout: self._keep_dense(dense_values_frames(version, flat), timeout))
-
-    def read_dense(self, job: str, version: int, dense: DenseLayout) -> dict[int, Array]:
-        request = store_pb2.ReadDenseRequest(job=job, version=version)
-
-        def attempt(timeout: float) -> dict[int, Array]:
-            frames = self._dense_frames(request, timeout=timeout)
-            return self._decoded(lambda frames: dense_values_from_frames(frames, dense)[1], frames)
-
-        return self._connection.call(attempt)
 
     def offer_rows(self, commit: PushedCommit, most: int, ids: Mapping[str, tuple[int, int]]) -> RowOffers:
         request = offer_request_to_message(commit, most, ids)

@@ -16,12 +16,6 @@ from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.channels.status_codes import answering
 from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, SERVER_SERVICE
-from elastable.embedding_store.wire.pushes.dense_messages import (
-    dense_sums_frames,
-    dense_values_frames,
-    dense_values_from_frames,
-    layout_from_message,
-)
 from elastable.embedding_store.wire.pushes.offer_messages import offer_request_from_message, offers_to_message
 from elastable.embedding_store.wire.pushes.push_messages import (
     measured_to_message,
@@ -79,8 +73,6 @@ def _server_service(
     owned = {
         "Renew": control(servicer.renew, store_pb2.RenewRequest),
         "Measure": control(servicer.measure, store_pb2.MeasureRequest),
-        "SumDense": stream(servicer.sum_dense, store_pb2.SumDenseRequest),
-        "KeepDense": upload(servicer.keep_dense),
         "OfferRows": control(servicer.offer_rows, store_pb2.OfferRowsRequest),
         "CommitPushed": _upload_with_secret(servicer.commit_pushed),
         "TakeBack": _control_with_secret(servicer.take_back, store_pb2.TakeBackRequest),
@@ -94,7 +86,6 @@ def _server_service(
         "GetOwner": _control_with_secret(servicer.get_owner, store_pb2.GetOwnerRequest),
         "GetShardStatus": control(servicer.get_shard_status, store_pb2.GetShardStatusRequest),
         "PushRows": upload(servicer.push_rows),
-        "ReadDense": stream(servicer.read_dense, store_pb2.ReadDenseRequest),
         "Claim": _control_with_secret(servicer.claim, store_pb2.ClaimRequest),
         **{call: _owned(handler, shard) for call, handler in owned.items()},
     }
@@ -106,7 +97,6 @@ class _ShardServicer:
         self._shard = shard
         self._channels = channels
         self._pins = pins
-        self._told: tuple[object, tuple[bytes, ...]] = None, ()
 
     def get_owner(self, request: store_pb2.GetOwnerRequest, secret: bytes) -> store_pb2.GetOwnerReply:
         owner = self._shard.ownership.live_owner(but=secret)
@@ -116,8 +106,7 @@ class _ShardServicer:
         return shard_status_to_message(shard_status(self._shard.store, self._shard.buffered_bytes, self._shard.url))
 
     def claim(self, request: store_pb2.ClaimRequest, secret: bytes) -> store_pb2.ClaimReply:
-        dense = layout_from_message(request.dense)
-        claim = Claim(request.owner, request.job, request.may_overflow, request.number, request.servers, dense)
+        claim = Claim(request.owner, request.job, request.may_overflow, request.number, request.servers)
         self._shard.claim(secret, claim, request.first)
         return store_pb2.ClaimReply()
 
@@ -129,20 +118,6 @@ class _ShardServicer:
 
     def measure(self, request: store_pb2.MeasureRequest) -> store_pb2.MeasureReply:
         return measured_to_message(self._shard.measure(sums_from_message(request.sums)))
-
-    def sum_dense(self, request: store_pb2.SumDenseRequest) -> Iterator[bytes]:
-        return dense_sums_frames(self._shard.sum_dense(sums_from_message(request.sums), request.squares))
-
-    def keep_dense(self, frames: Iterator[bytes]) -> store_pb2.KeepDenseReply:
-        self._shard.keep_dense(*dense_values_from_frames(frames))
-        return store_pb2.KeepDenseReply()
-
-    def read_dense(self, request: store_pb2.ReadDenseRequest) -> Iterator[bytes]:
-        values = self._shard.read_dense(request.job, request.version)
-        told = self._told
-        if told[0] is not values:  # every worker asks for them
-            self._told = told = values, tuple(dense_values_frames(request.version, values))
-        return iter(told[1])
 
     def offer_rows(self, request: store_pb2.OfferRowsRequest) -> store_pb2.OfferRowsReply:
         return offers_to_message(self._shard.offer_rows(*offer_request_from_message(request)))

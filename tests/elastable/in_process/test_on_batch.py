@@ -80,7 +80,7 @@ def test_a_loop_of_batches_has_the_numbers_of_plain_keras(metrics: list[str]) ->
 
 def test_a_gan_is_trained_by_the_batch() -> None:
     ours = gan_job.model()
-    theirs = gan_job.model(gan_job.in_keras, gan_job.in_turn_plainly)
+    theirs = gan_job.model(gan_job.in_keras, gan_job.at_once_plainly)
     (z, labels), real = gan_job.DATA
     for at in range(0, 40, BATCH):
         cut = slice(at, at + BATCH)

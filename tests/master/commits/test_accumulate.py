@@ -268,16 +268,6 @@ def test_a_push_that_does_not_fit_is_refused(changes: dict[str, object], error: 
         check_push(good(**changes), EXPECTED)
 
 
-def test_dense_gradients_that_go_to_store_servers_are_refused_here() -> None:
-    elsewhere = replace(EXPECTED, dense_elsewhere=True)
-    check_push(good(dense=()), elsewhere)
-    check_finite(good(dense=()), elsewhere)
-    of_part = GradientPart(Divisor(DivisorKind.NOTHING), {0: np.zeros((2, 3), np.float32)})
-    for push in (good(), good(dense=(), parts=(of_part,))):
-        with pytest.raises(BadGradient, match="summed at its store servers"):
-            check_push(push, elsewhere)
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", ["dense", "states", "slices"])
 def test_values_that_are_not_finite_are_refused_by_name(place: str, bad: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -22,16 +21,6 @@ jobs = st.builds(
     train_records=st.integers(1, 200),
     validation_records=st.integers(0, 50),
     evaluation_batch_size=st.integers(0, 7),
-)
-
-jobs_in_turns = st.builds(
-    JobSpec,
-    micro_batch_size=st.integers(1, 20),
-    grads_to_wait=st.integers(1, 6),
-    epochs=st.integers(1, 3),
-    train_records=st.integers(1, 100),
-    steps_per_epoch=st.integers(0, 5),
-    versions_per_step=st.integers(1, 4),
 )
 
 jobs_in_steps = st.builds(
@@ -75,7 +64,7 @@ def test_a_version_never_spans_epochs_and_only_an_epochs_last_is_small(job: JobS
 @given(jobs)
 def test_evaluation_covers_the_validation_split_once(job: JobSpec) -> None:
     schedule = Schedule(job)
-    version = schedule.versions_per_epoch
+    version = schedule.steps_per_epoch
     tasks = [schedule.evaluation(version, number) for number in range(schedule.evaluation_tasks)]
     positions = [position for task in tasks for position in range(task.start, task.stop)]
     assert positions == list(range(job.validation_records))
@@ -114,27 +103,6 @@ def test_epochs_of_steps_go_on_where_they_ended_and_end_with_a_pass(job: JobSpec
     assert ends == last | {versions[-1]}
 
 
-@given(jobs_in_turns)
-def test_the_versions_of_a_step_take_the_same_records_in_turn(job: JobSpec) -> None:
-    schedule, plain = Schedule(job), Schedule(replace(job, versions_per_step=1))
-    turns = job.versions_per_step
-    assert schedule.versions_total == plain.versions_total * turns
-    numbers = [task.micro_batch for version in range(schedule.versions_total) for task in schedule.tasks(version)]
-    assert numbers == list(range(len(numbers)))
-    for version in range(schedule.versions_total):
-        step = version // turns
-        assert [(task.epoch, task.start, task.stop) for task in schedule.tasks(version)] == [
-            (task.epoch, task.start, task.stop) for task in plain.tasks(step)
-        ]
-        assert {task.version for task in schedule.tasks(version)} == {version}
-        assert (schedule.epoch(version), schedule.step(version)) == (plain.epoch(step), plain.step(step))
-        assert schedule.ends_step(version) == (version % turns == 0)
-        assert schedule.ends_epoch(version) == (version % turns == 0 and plain.ends_epoch(step))
-        assert schedule.records_before(version) == plain.records_before(step)
-
-
 def test_an_epoch_of_steps_is_for_sync_jobs() -> None:
     with pytest.raises(BadSpec, match="steps_per_epoch is for mode sync"):
         JobSpec(mode="async", steps_per_epoch=2)
-    with pytest.raises(BadSpec, match="versions_per_step is for mode sync"):
-        JobSpec(mode="async", versions_per_step=2)

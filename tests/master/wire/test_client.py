@@ -94,9 +94,7 @@ class Scripted(ServedMaster):
         tasks = (Task(3, TaskKind.TRAIN, 5, 0, 40, 48), Task(3, TaskKind.EVALUATE, 1, 0, 8, 16))
         return Lease(tasks, revoked=tuple(holding or ()))
 
-    def pull_dense(
-        self, incarnation: str, version: int | None, wait_s: float, whole: bool = False
-    ) -> DenseSnapshot | None:
+    def pull_dense(self, incarnation: str, version: int | None, wait_s: float) -> DenseSnapshot | None:
         self._note("pull", incarnation, version, wait_s)
         return self.snapshot if version in (None, 3) else None
 
@@ -199,24 +197,6 @@ def test_a_dense_part_of_any_size_arrives_again_and_again(client: MasterClient, 
         assert (snapshot is not None) is found
         if snapshot is not None:
             np.testing.assert_array_equal(snapshot.variables[0], scripted.snapshot.variables[0])
-
-
-def test_variables_that_store_servers_have_are_sent_only_when_asked_for(
-    client: MasterClient, scripted: Scripted
-) -> None:
-    kernel, count = np.arange(1 << 21, dtype=np.float32).reshape(2, -1), np.array([5])
-    scripted.snapshot = DenseSnapshot(3, (kernel,), (count,), ("kernel",), ("count",), at_servers=True)
-    client.join(WorkerIdentity("w"))
-    for _ in range(2):
-        told = client.pull_dense("w", 3, 0.0)
-        assert told is not None
-        assert (told.variables, told.at_servers) == ((), True)
-        assert told.shapes == ((kernel.shape, kernel.dtype),)
-        np.testing.assert_array_equal(told.states[0], count)
-        whole = client.pull_dense("w", 3, 0.0, whole=True)
-        assert whole is not None
-        assert (whole.shapes, whole.at_servers) == ((), False)
-        np.testing.assert_array_equal(whole.variables[0], kernel)
 
 
 @pytest.mark.parametrize("rows", [1, 40_000, 80_000])

@@ -163,7 +163,6 @@ JOBS = [
         staleness_bound=0, staleness_modulation="inverse",
     ),
     JobSpec(steps_per_epoch=3, initial_epoch=2, evaluation_batch_size=5),
-    JobSpec(versions_per_step=3, dense_at="servers"),
 ]  # fmt: skip
 
 

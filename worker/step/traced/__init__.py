@@ -1,1 +1,1 @@
-"""The user's own `train_step`: tracing, planning, and running it in turns."""
+"""The user's own `train_step`: tracing, planning, and running it."""

@@ -1,7 +1,7 @@
 """Runs a user's `train_step`, written with `et.step`, as a worker's step.
 
-`step.apply` computes a gradient to push instead of making an update; the step's plan decides in which turn
-(`elastable.worker.step.traced.step_plan`).
+`step.apply` computes a gradient to push instead of making an update, as the step's plan
+(`elastable.worker.step.traced.step_plan`) says.
 """
 
 from __future__ import annotations
@@ -172,12 +172,11 @@ class Applied:
 
 @dataclass(slots=True)
 class Gathering:
-    """Collects the gradients of one turn.
+    """Collects the gradients of a step.
 
     Attributes:
         model: The job's model.
         planned: The planned `step.apply` calls.
-        turn: The turn.
         scope: Of the step.
         average: As of `TrainStep`.
         recorded: What was recorded of the step so far.
@@ -188,7 +187,6 @@ class Gathering:
 
     model: keras.Model
     planned: Sequence[PlannedApply]
-    turn: int
     scope: OwnStepScope
     average: str | None
     recorded: Recording
@@ -205,7 +203,7 @@ class Gathering:
         of: Trained,
         optimizer: keras.optimizers.Optimizer | None,
     ) -> None:
-        """Computes the gradient of the loss, if it belongs to this turn.
+        """Computes the gradient of the loss.
 
         Raises:
             ModelError: the step calls `apply` more often than planned.
@@ -215,8 +213,6 @@ class Gathering:
         if number >= len(self.planned):
             self._refuse_other_calls()
         planned = self.planned[number]
-        if planned.turn != self.turn:
-            return
         # AutoGraph converts a train_step that is a tf.function of its own, and everything it calls.
         kind, amount = tf.autograph.experimental.do_not_convert(self._divisor)(loss)
         trained = {id(variable) for variable in self.model.trainable_weights}

@@ -1,37 +1,25 @@
 """Dependencies in a traced step: which values are computed from which reads of variables and rows, and when.
 
 A `train_step` with several updates reads some weights before an update and some after it. Each read and each change has
-a position among the operations of the graph; comparing them shows whether a version contains the values that were read.
+a position among the operations of the graph; comparing them shows what a step reads that it has changed before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import keras
 import tensorflow as tf
 
-from elastable.worker.keras.graphs import is_stateful
+__all__ = ["Change", "Read", "StepGraph", "here", "stale_reads"]
 
-__all__ = ["Change", "Reads", "StepGraph", "here", "stale_reads"]
+Read: TypeAlias = tuple[Hashable, int]
+"""The variable or table that was read, and the position of the read."""
 
 #: Operations that take a variable without reading its value.
 _NO_READ = ("VariableShape", "VarIsInitializedOp", "Assign", "DestroyResourceOp")
-_CALLS = ("If", "While", "Case", "PartitionedCall", "StatefulPartitionedCall")
-
-
-@dataclass(frozen=True, slots=True)
-class Reads:
-    """What tensors are computed from.
-
-    Attributes:
-        places: (variable or table that was read, position of the read).
-        drawn: Names of random operations, or operations with effects, that they depend on.
-    """
-
-    places: frozenset[tuple[Hashable, int]]
-    drawn: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +29,10 @@ class Change:
     Attributes:
         keys: What is changed.
         position: After which operation.
-        turn: Of the step, in which it is made.
     """
 
     keys: frozenset[Hashable]
     position: int
-    turn: int
 
 
 def here() -> int:
@@ -75,12 +61,12 @@ class StepGraph:
         self._handles = {inner.name: known[id(outer)] for outer, inner in graph.captures if id(outer) in known}
         self._rows = rows or {}
 
-    def reads(self, tensors: object) -> Reads:
+    def reads(self, tensors: object) -> set[Read]:
         """What the tensors in a structure are computed from; other values are skipped."""
         flat = tf.nest.flatten(tensors, expand_composites=True)
         waiting = [each.op for each in flat if tf.is_tensor(each) and hasattr(each, "op")]
         seen: set[str] = set()
-        places, drawn = set(), set()
+        places: set[Read] = set()
         while waiting:
             operation = waiting.pop()
             if operation.name in seen:
@@ -92,56 +78,26 @@ class StepGraph:
             touched = [self._handles[each.name] for each in operation.inputs if each.name in self._handles]
             if touched and not operation.type.startswith(_NO_READ):
                 places |= {(key, self._places[operation.name]) for key in touched}
-            elif not touched and _draws(operation):
-                drawn.add(operation.name)
             waiting.extend(each.op for each in operation.inputs if each.name not in self._handles)
-        return Reads(frozenset(places), frozenset(drawn))
+        return places
 
-    def assigned(
-        self, variables: Iterable[keras.Variable]
-    ) -> list[tuple[keras.Variable, int, tf.Tensor | keras.Variable]]:
-        """(variable, position, new value or increment) of every assignment to one of these, in order.
-
-        For one within a condition, a loop or a compiled function the value is the variable itself.
-        """
+    def assigned(self, variables: Iterable[keras.Variable]) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """(variable, new value or increment) of every assignment to one of these, in order."""
         wanted = {id(variable): variable for variable in variables}
-        found = []
-        for place, operation in enumerate(self._operations):
-            touched = [
-                wanted[key] for each in operation.inputs if (key := self._handles.get(each.name)) is not None
-                and key in wanted
-            ]  # fmt: skip
-            if touched and operation.type.startswith("Assign"):
-                found.append((touched[0], place, operation.inputs[1]))
-            elif touched and operation.type in _CALLS:
-                found += [(variable, place, variable) for variable in touched]
-        return found
+        return [
+            (wanted[key], operation.inputs[1])
+            for operation in self._operations
+            if operation.type.startswith("Assign")
+            for each in operation.inputs
+            if (key := self._handles.get(each.name)) is not None and key in wanted
+        ]
 
 
-def _draws(operation: tf.Operation) -> bool:
-    return is_stateful(operation) and operation.type not in ("ReadVariableOp", "ResourceGather")
-
-
-def stale_reads(reads: Reads, turn: int, applied: Sequence[Change], assigned: Sequence[Change] = ()) -> list[Hashable]:
-    """What was read at another time than the version of a turn provides; empty: it can be computed in that turn.
-
-    Args:
-        reads: Reads of the value to compute.
-        turn: The turn that would compute it.
-        applied: Changes by the step's updates; visible from the next turn on.
-        assigned: Changes by assignments; also visible in their own turn.
-    """
-    stale = []
-    for key, position in sorted(reads.places, key=lambda read: read[1]):
-        for changes, own_turn in ((applied, False), (assigned, True)):
-            before = {at for at, change in enumerate(changes) if key in change.keys and change.position <= position}
-            holds = {
-                at
-                for at, change in enumerate(changes)
-                if key in change.keys
-                and (change.turn < turn or (own_turn and change.turn == turn and change.position <= position))
-            }
-            if before != holds:
-                stale.append(key)
-                break
+def stale_reads(reads: Iterable[Read], applied: Sequence[Change]) -> list[Hashable]:
+    """What was read after one of these changes to it, in the order of the reads."""
+    stale = [
+        key
+        for key, position in sorted(reads, key=lambda read: read[1])
+        if any(key in change.keys and change.position <= position for change in applied)
+    ]
     return list(dict.fromkeys(stale))

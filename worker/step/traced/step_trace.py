@@ -27,19 +27,18 @@ Trained: TypeAlias = keras.Layer | Sequence[keras.Layer] | None
 
 
 @contextmanager
-def metric_updates(model: keras.Model, count: Callable[[keras.metrics.Metric, object], bool]) -> Iterator[None]:
-    """Within the block, each metric update is made only if `count(metric, arguments)` returns True."""
+def metric_updates(model: keras.Model, note: Callable[[keras.metrics.Metric, object], None]) -> Iterator[None]:
+    """Within the block, `note(metric, arguments)` is told of each metric update before it is made."""
     inside: list[keras.metrics.Metric] = []
 
-    def asking(metric: keras.metrics.Metric) -> Callable[..., object]:
+    def telling(metric: keras.metrics.Metric) -> Callable[..., object]:
         update = metric.update_state
 
         def update_state(*args: object, **kwargs: object) -> object:
             # A compound metric updates its parts within its own update.
             if inside:
                 return update(*args, **kwargs)
-            if not count(metric, (args, kwargs)):
-                return None
+            note(metric, (args, kwargs))
             inside.append(metric)
             try:
                 return update(*args, **kwargs)
@@ -51,7 +50,7 @@ def metric_updates(model: keras.Model, count: Callable[[keras.metrics.Metric, ob
 
     metrics = list({id(metric): metric for metric in model.metrics}.values())
     for metric in metrics:
-        metric.__dict__["update_state"] = asking(metric)  # past Keras' tracking
+        metric.__dict__["update_state"] = telling(metric)  # past Keras' tracking
     try:
         yield
     finally:
@@ -64,7 +63,6 @@ class PlannedApply:
     """One `step.apply` of a step.
 
     Attributes:
-        turn: The turn that computes it and makes its update; 0 until the step is planned.
         optimizer: The Keras optimizer of the update.
         roots: The layers passed as `of=`, or the model.
         layers: The roots with all layers they contain.
@@ -73,7 +71,6 @@ class PlannedApply:
         tables: Names of the tables that the loss reaches.
     """
 
-    turn: int
     optimizer: keras.optimizers.Optimizer
     roots: tuple[keras.Layer, ...]
     layers: tuple[keras.Layer, ...]
@@ -112,10 +109,9 @@ class StepTrace:
         self._seen.append((layer, rows))
         return rows
 
-    def count(self, metric: keras.metrics.Metric, arguments: object) -> bool:
-        """Records the update, and lets it happen."""
+    def note(self, metric: keras.metrics.Metric, arguments: object) -> None:
+        """Records the update."""
         self.metrics.append((metric.name, arguments))
-        return True
 
     def apply(
         self,
@@ -152,7 +148,7 @@ class StepTrace:
                 "`with et.step(self)`"
             )
         gradients = [found for found in (*dense, *rows) if found is not None]
-        apply = PlannedApply(0, chosen, roots, layers, weights, reached, tuple(tables))
+        apply = PlannedApply(chosen, roots, layers, weights, reached, tuple(tables))
         self.applies.append((apply, gradients, here()))
 
     def _refuse_strangers(self, weights: Sequence[keras.Variable]) -> None:

@@ -12,7 +12,7 @@ from elastable.embedding_store.errors import BadInput
 __all__ = ["INSTALLED", "Calibration"]
 
 INSTALLED = Path(__file__).with_name("calibration.json")
-"""The calibration that comes with the package; `python -m benchmarks.scale` writes it."""
+"""The one that is stored; `python -m benchmarks.scale` writes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +30,12 @@ class Calibration:
         store_version: A store server's, of a commit.
         store_row: A store server's, of a row that is looked up, pushed and committed.
         store_value: The same, of a value of such a row.
-        store_dense: A store server's, of a dense value of a push, where store servers sum them.
         lookup_share, push_share: The part of `store_row` and `store_value` that is the lookup's and the push's; what is
             left is the commit's.
         master_version: The master's, of a version, besides what follows.
         master_push: The master's, of a worker's tasks and push.
         master_server: The master's, of a version and a store server.
-        master_dense: The master's, of a dense value of a push: it is sent, received and summed. Where store servers
-            sum them, of a dense value of a version.
+        master_dense: The master's, of a dense value of a push: it is sent, received and summed.
         master_update: The master's, of a dense value that takes a step.
         store_redis_row, store_redis_value: A store server's, of a row that it writes to Redis, and of a value of it.
         redis_row: Redis', of a row that is written to it.
@@ -58,7 +56,6 @@ class Calibration:
     store_version: float
     store_row: float
     store_value: float
-    store_dense: float
     lookup_share: float
     push_share: float
     master_version: float

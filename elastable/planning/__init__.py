@@ -1,1 +1,0 @@
-"""How many machines a job needs."""
