@@ -11,7 +11,6 @@ from elastable.commands.command_line import with_options
 from elastable.commands.knowledge_graphs.downloading import download_published
 from elastable.commands.knowledge_graphs.evaluating import classify_triples, evaluate_run, score_triples
 from elastable.commands.knowledge_graphs.predicting import predict_links
-from elastable.commands.knowledge_graphs.searching import search_settings
 from elastable.commands.knowledge_graphs.setting_options import CHOSEN, HEADER, MODEL, with_header
 from elastable.commands.knowledge_graphs.using import export_run, serve_run, show_neighbors
 from elastable.embedding_store.errors import BadInput
@@ -27,7 +26,7 @@ kg = typer.Typer(name="kg", help="Train models of knowledge graphs, and query th
 for _name, _command in (
     *(("predict", predict_links), ("evaluate", evaluate_run), ("score", score_triples), ("classify", classify_triples)),
     ("download", download_published),
-    *(("neighbors", show_neighbors), ("export", export_run), ("serve", serve_run), ("search", search_settings)),
+    *(("neighbors", show_neighbors), ("export", export_run), ("serve", serve_run)),
 ):
     kg.command(_name)(_command)
 
