@@ -4,13 +4,13 @@
     python -m benchmarks.graphs.kg_quality budgets        # FB15k-237, CoDEx-M, WN18RR, 40 minutes each, on quiet cores
     python -m benchmarks.graphs.kg_quality drawn          # drawn graphs of the sizes of FB15k-237 and CoDEx-M
 
-The graphs are folders of triples in `ELASTABLE_GRAPHS` (default `../shared/data`), such as `elastable kg download
-fb15k-237 FOLDER/fb15k-237` writes; a case whose graph is not there says so. Settings are the defaults of `elastable kg
-train`, except those that a case changes; a case with a budget takes what `--budget` chooses for it. MRR is the mean
-over head and tail queries, with average ranks, including entities not seen in training: of the test triples, and in the
-cases with a budget of the validation triples. On a drawn graph it is compared with that of the model that the graph was
-drawn from. `ELASTABLE_BUDGET=5m` shortens the budgets; `ELASTABLE_CLOCK=processor` counts them in processor seconds
-divided by the number of cores, which other processes on the machine change little.
+The graphs are folders of triples in `ELASTABLE_GRAPHS` (default `../shared/data`); a case whose graph is not there says
+so. Settings are the defaults of `elastable kg train`, except those that a case changes; a case with a budget takes what
+`--budget` chooses for it. MRR is the mean over head and tail queries, with average ranks, including entities not seen
+in training: of the test triples, and in the cases with a budget of the validation triples. On a drawn graph it is
+compared with that of the model that the graph was drawn from. `ELASTABLE_BUDGET=5m` shortens the budgets;
+`ELASTABLE_CLOCK=processor` counts them in processor seconds divided by the number of cores, which other processes on
+the machine change little.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _row(name: str, case: Case, home: Path, console: Console) -> Row:
         return Row(label, mrr, "validation MRR", bound, mrr / bound, case.floor)
     unit = "test MRR" if case.budget_minutes is None else "validation MRR"
     if not (home / case.graph).is_dir():
-        absent = f"absent: elastable kg download {case.graph} FOLDER/{case.graph}"
+        absent = f"absent: no folder {case.graph} in ELASTABLE_GRAPHS"
         return Row(f"{case.model} on {case.graph}", None, unit, case.floor, None, 1.0, absent)
     mrr, label = _trained(name, case, home, console)
     return Row(label, mrr, unit, case.floor, mrr / (case.floor or 1.0), 1.0)

@@ -8,7 +8,6 @@ from pathlib import Path
 import typer
 
 from elastable.commands.command_line import with_options
-from elastable.commands.knowledge_graphs.downloading import download_published
 from elastable.commands.knowledge_graphs.evaluating import classify_triples, evaluate_run, score_triples
 from elastable.commands.knowledge_graphs.predicting import predict_links
 from elastable.commands.knowledge_graphs.setting_options import CHOSEN, HEADER, MODEL, with_header
@@ -25,7 +24,6 @@ __all__ = ["kg"]
 kg = typer.Typer(name="kg", help="Train models of knowledge graphs, and query them.", no_args_is_help=True)
 for _name, _command in (
     *(("predict", predict_links), ("evaluate", evaluate_run), ("score", score_triples), ("classify", classify_triples)),
-    ("download", download_published),
     *(("neighbors", show_neighbors), ("export", export_run), ("serve", serve_run)),
 ):
     kg.command(_name)(_command)
