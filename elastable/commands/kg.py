@@ -33,7 +33,7 @@ for _name, _command in (
 class _RunOptions:
     dataset: str = required(
         Option(
-            "Folder with train.txt, valid.txt, test.txt; openke:, ogb: or pykeen: and a folder; or an installed graph.",
+            "Folder with train.txt, valid.txt, test.txt; or ogb: and a folder.",
             metavar="DATASET", positional=True,
         )
     )  # fmt: skip

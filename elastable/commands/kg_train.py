@@ -58,7 +58,7 @@ def run_graph(
     """Trains a model of a graph, on threads of this process or as one of MPI's.
 
     Args:
-        source: A folder of triples, or the name of an installed graph.
+        source: A folder of triples, or `ogb:FOLDER`.
         settings: All that the model's numbers depend on.
         workers: Of the group; of MPI's, as many as were started.
         run_dir: Home of run directories.

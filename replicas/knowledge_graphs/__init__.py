@@ -5,7 +5,7 @@ sampled evenly from every shardpair. So each worker reads and sends the same
 number of rows in every step (Cattaneo et al., "BESS: Balanced Entity Sampling and
 Sharing for Large-Scale Knowledge Graph Completion", 2022).
 
-    graph     = load_graph("DIR" or "umls")                             `knowledge_graph`
+    graph     = load_graph("FOLDER")                                     `knowledge_graph`
     sharding  = Sharding.create(entities, shards, seed=0)               `sharding`
     partition = PartitionedTriples.create(triples, sharding)            `partition`
     known     = KnownTriples.create(entities, relations, triples)       `known_triples`

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -15,30 +13,19 @@ from elastable.embedding_store.contract.arrays import Bools, Int32, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.entity_types import read_entity_types
 from elastable.replicas.knowledge_graphs.graph.formats.ogb import read_ogb
-from elastable.replicas.knowledge_graphs.graph.formats.openke import read_openke
 from elastable.replicas.knowledge_graphs.graph.formats.parts import GraphParts
-from elastable.replicas.knowledge_graphs.graph.formats.pykeen import read_pykeen
 from elastable.replicas.knowledge_graphs.graph.formats.source import GraphSource
 from elastable.replicas.knowledge_graphs.graph.formats.table_file import TABLE_ENDINGS, read_table_columns
 from elastable.replicas.knowledge_graphs.graph.names import Names, inverse_names
 from elastable.replicas.knowledge_graphs.graph.triple_file import line_of, read_columns, without_header
 
-__all__ = ["INSTALLED_GRAPHS", "SPLITS", "KnowledgeGraph", "Unseen", "graph_of_parts", "load_graph"]
+__all__ = ["SPLITS", "KnowledgeGraph", "Unseen", "graph_of_parts", "load_graph"]
 
 Unseen = Literal["keep", "drop", "refuse"]
 
 SPLITS = ("train", "valid", "test")
 _ENDINGS = (".txt", ".tsv", ".txt.gz", ".tsv.gz", *TABLE_ENDINGS)
 _TYPES = "entity_types"
-
-_READERS: Mapping[str, Callable[[str], GraphParts]] = {
-    "ogb": lambda place: read_ogb(Path(place)),
-    "openke": lambda place: read_openke(Path(place)),
-    "pykeen": read_pykeen,
-}
-
-INSTALLED_GRAPHS = ("kinships", "nations", "umls")
-"""Graphs in the wheel of PyKEEN, whose files are read without importing it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,8 +99,7 @@ def load_graph(source: str | os.PathLike[str], *, unseen: Unseen = "keep") -> Kn
             (`triple_file.without_header`); and optionally `entity_types.txt`: entity and type, on several lines for an
             entity of several types. Files may end in `.csv`, `.csv.gz` or `.parquet`, with columns head,
             relation and tail, or those of `FOLDER?head=A&relation=B&tail=C`. `FOLDER?header=yes` or `header=no` says
-            whether text and CSV files begin with a header. Or the name of an installed graph, one of
-            `INSTALLED_GRAPHS`; or `openke:FOLDER`, `ogb:FOLDER`, `pykeen:FOLDER` or `pykeen:NAME` (`graph.formats`).
+            whether text and CSV files begin with a header. Or `ogb:FOLDER`: `read_ogb`.
         unseen: How to treat validation and test triples with an entity or relation that
             no training triple has. "keep": it gets an id and an embedding that is never
             trained, and the triple counts, as in LibKGE; "drop"; or "refuse".
@@ -126,8 +112,10 @@ def load_graph(source: str | os.PathLike[str], *, unseen: Unseen = "keep") -> Kn
         raise BadInput(f"unseen {unseen!r}: known are {', '.join(get_args(Unseen))}")
     asked = GraphSource.parse(source)
     if asked.kind:
-        return graph_of_parts(_READERS[asked.kind](asked.place), unseen)
-    folder = _folder(asked.place)
+        return graph_of_parts(read_ogb(Path(asked.place)), unseen)
+    folder = Path(asked.place)
+    if not folder.is_dir():
+        raise BadInput(f"{folder}: no such folder; a graph is a folder with train.txt, or ogb:FOLDER")
     files = {split: file for split in SPLITS if (file := _file(folder, split)) is not None}
     if "train" not in files:
         raise BadInput(f"{folder}: no train.txt (or .tsv) with training triples")
@@ -229,22 +217,6 @@ def _read_others(
     if unseen == "drop":
         del entities.names[seen[0] :], relations.names[seen[1] :]
     return counts
-
-
-def _folder(source: str | os.PathLike[str]) -> Path:
-    folder = Path(source)
-    if folder.is_dir():
-        return folder
-    if str(source) not in INSTALLED_GRAPHS:
-        raise BadInput(f"{source}: neither a folder nor an installable graph ({', '.join(INSTALLED_GRAPHS)})")
-    found = importlib.util.find_spec("pykeen")  # finds its files without importing it
-    for place in (found.submodule_search_locations or []) if found else []:
-        inside = Path(place) / "datasets" / str(source)
-        if inside.is_dir():
-            return inside
-    raise BadInput(
-        f"graph {source!r} is inside the wheel of pykeen, which is not installed: pip install --no-deps pykeen"
-    )
 
 
 def _file(folder: Path, name: str) -> Path | None:

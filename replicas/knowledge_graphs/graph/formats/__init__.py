@@ -1,1 +1,1 @@
-"""Graphs in the files of other programs: OpenKE, OGB, PyKEEN, CSV, Parquet."""
+"""Graphs in the files of other programs: OGB, CSV, Parquet."""

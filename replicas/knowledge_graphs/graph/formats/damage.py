@@ -8,7 +8,7 @@ import zlib
 
 from elastable.embedding_store.contract.malformed import UNREADABLE
 
-__all__ = ["DAMAGED", "is_whole_number"]
+__all__ = ["DAMAGED"]
 
 DAMAGED: tuple[type[Exception], ...] = (
     *UNREADABLE,
@@ -22,8 +22,3 @@ DAMAGED: tuple[type[Exception], ...] = (
     ZeroDivisionError,
 )
 """For code that reads arrays of `np.load`, or text of `gzip`, and makes something of them."""
-
-
-def is_whole_number(word: str) -> bool:
-    """Whether a word is a whole number from 0 that may be an id; `int` would refuse one of thousands of digits."""
-    return word.isdecimal() and len(word) < 11

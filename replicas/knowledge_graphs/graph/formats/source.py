@@ -1,4 +1,4 @@
-"""How the user names a graph: `FOLDER`, `FOLDER?head=A&header=no`, `FORMAT:PLACE`, or an installed one."""
+"""How the user names a graph: `FOLDER`, `FOLDER?head=A&header=no`, or `ogb:FOLDER`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["COLUMNS", "FOREIGN", "HEADERS", "GraphSource"]
 COLUMNS = ("head", "relation", "tail")
 """Names of the columns of CSV and Parquet files, unless the source names others."""
 
-FOREIGN = ("ogb", "openke", "pykeen")
+FOREIGN = ("ogb",)
 """Formats that are named before a colon."""
 
 HEADERS = ("auto", "yes", "no")
@@ -29,7 +29,7 @@ class GraphSource:
     """A graph as the user named it.
 
     Attributes:
-        place: A folder, or a name.
+        place: A folder.
         kind: One of `FOREIGN`; "": files of names.
         columns: Names of the columns of head, relation and tail in CSV and Parquet files.
         header: Whether `train.txt` and CSV files, and those of the other splits, begin with a header; one of `HEADERS`.

@@ -220,7 +220,7 @@ def test_triples_are_classified_by_thresholds_of_validation(run: Path, graph: Pa
         (("evaluate", "--at", "1,x"), "--at 1,x"),
         (("evaluate", "--at", "0"), "numbers from 1"),
         (("evaluate", "--of-type", "--among", "f"), "give one of them"),
-        (("evaluate", "--graph", "umls"), "not the one"),
+        (("evaluate", "--graph", "nowhere"), "nowhere: no such folder"),
         (("evaluate", "--among", "nowhere.txt"), "no such file"),
         (("score", "nowhere.txt"), "no such file"),
         (("classify", "--test-negatives", "nowhere.txt"), "no such file"),
