@@ -1,10 +1,8 @@
-"""`elastable kg neighbors`, `export` and `serve`: what a trained model of a knowledge graph is used for."""
+"""`elastable kg neighbors` and `export`: what a trained model of a knowledge graph is used for."""
 
 from __future__ import annotations
 
 import json
-import signal
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,12 +10,11 @@ import typer
 from rich.table import Table
 
 from elastable.commands.command_line import AS_JSON, takes
-from elastable.commands.knowledge_graphs.evaluating import GRAPH, RUN, open_run
+from elastable.commands.knowledge_graphs.evaluating import RUN, open_run
 from elastable.embedding_store.option import Option, required, setting
-from elastable.embedding_store.support.address import Address
 from elastable.process.stopping import OutputConsole
 
-__all__ = ["export_run", "serve_run", "show_neighbors"]
+__all__ = ["export_run", "show_neighbors"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,34 +63,3 @@ def export_run(options: _ExportOptions) -> None:
 
     for file in export_embeddings(trained, options.output, options.format, options.spaces):
         typer.echo(str(file))
-
-
-@dataclass(frozen=True, slots=True)
-class _ServeOptions:
-    run: Path = required(RUN)
-    graph: str | None = setting(None, GRAPH)
-    listen: str = setting("127.0.0.1:8080", Option("Address to serve HTTP at.", metavar="HOST:PORT"))
-    insecure: bool = setting(False, Option("Serve others than this host without TLS and tokens."))
-
-
-@takes(_ServeOptions)
-def serve_run(options: _ServeOptions) -> None:
-    """Answer batches of JSON queries over HTTP, with one loaded model."""
-    from elastable.embedding_store.wire.access.credentials import Credentials
-
-    address, credentials = Address.parse(options.listen), Credentials.from_environment()
-    trained = open_run(options.run, options.graph)
-    from elastable.commands.knowledge_graphs.query_server import QueryServer
-    from elastable.replicas.knowledge_graphs.trained.link_predictor import LinkPredictor
-    from elastable.replicas.knowledge_graphs.trained.query_service import QueryService
-
-    service = QueryService(LinkPredictor(trained))
-    ended = threading.Event()
-    with QueryServer(service, address, credentials, options.insecure) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        scheme = "http" if credentials.certificate is None else "https"
-        typer.echo(f"{trained.settings.model} of {options.run} at {server.address}, {scheme}")
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: ended.set())
-        ended.wait()
-        server.shutdown()
