@@ -11,7 +11,7 @@ from elastable.commands.command_line import with_options
 from elastable.commands.knowledge_graphs.evaluating import classify_triples, evaluate_run, score_triples
 from elastable.commands.knowledge_graphs.predicting import predict_links
 from elastable.commands.knowledge_graphs.setting_options import CHOSEN, HEADER, MODEL, with_header
-from elastable.commands.knowledge_graphs.using import export_run, show_neighbors
+from elastable.commands.knowledge_graphs.using import export_run
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.option import Option, option_fields, required, setting
 from elastable.embedding_store.support.extras import needs
@@ -24,7 +24,7 @@ __all__ = ["kg"]
 kg = typer.Typer(name="kg", help="Train models of knowledge graphs, and query them.", no_args_is_help=True)
 for _name, _command in (
     *(("predict", predict_links), ("evaluate", evaluate_run), ("score", score_triples), ("classify", classify_triples)),
-    *(("neighbors", show_neighbors), ("export", export_run)),
+    ("export", export_run),
 ):
     kg.command(_name)(_command)
 

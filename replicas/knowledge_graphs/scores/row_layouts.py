@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
 
-__all__ = ["RowLayout", "RowPart", "compared_columns", "row_layout"]
+__all__ = ["RowLayout", "RowPart", "row_layout"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +77,6 @@ def row_layout(score: ScoreFunction) -> RowLayout:
     """The layout of a score function's rows."""
     entity, relation = _LAYOUTS[score.name]
     return RowLayout(_parts(entity, score.entity_width), _parts(relation, score.relation_width))
-
-
-def compared_columns(score: ScoreFunction) -> slice:
-    """The columns of an entity's row that are its position: all but a bias."""
-    parts = row_layout(score).entity
-    return slice(0, parts[-1].first if parts[-1].name == "bias" else parts[-1].last)
 
 
 def _parts(named: _Parts, width: int) -> tuple[RowPart, ...]:

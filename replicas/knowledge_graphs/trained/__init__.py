@@ -1,1 +1,1 @@
-"""A trained model, loaded once: ranks, scores, answers, neighbours, and its embeddings in other formats."""
+"""A trained model, loaded once: ranks, scores, answers, and its embeddings in files."""
