@@ -94,9 +94,7 @@ def _planned(
 
     minutes = None if budget is None else _minutes(budget)
     graph = load_graph(dataset)
-    return planned_settings(
-        model, chosen, GraphSize(len(graph.entities), len(graph.train), len(graph.relations)), minutes
-    )
+    return planned_settings(model, chosen, GraphSize(len(graph.entities), len(graph.train)), minutes)
 
 
 def _minutes(budget: str) -> float:

@@ -22,17 +22,15 @@ _EXPONENTIAL = 60  # of one score, in the same unit
 _TRAINING = 0.9  # of the budget; the rest is for evaluations
 _FEWEST_EPOCHS, _MOST_EPOCHS = 20, 200
 _MOST_ENTITIES = 20_000  # of whole-softmax
-_LARGE, _SPARSE, _MANY = 5_000, 8.0, 100  # entities; triples of an entity; relations
 _NEGATIVES = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class GraphSize:
-    """Numbers of entities, training triples and relations (without inverse ones)."""
+    """Numbers of entities and training triples."""
 
     entities: int
     triples: int
-    relations: int
 
 
 def planned_settings(
@@ -67,7 +65,6 @@ def planned_settings(
     plan = _whole(settings, size, budget, cores)
     if plan is None:
         plan = _sampled(settings, size, budget, cores)
-    plan |= _weight(settings, size)
     if budget_minutes is not None and settings.schedule not in ("linear", "cosine"):
         ending = f"training ends after {_told(budget_minutes)}, or when validation MRR stops rising"
         plan["epochs"] = (_MOST_EPOCHS, ending)
@@ -122,24 +119,6 @@ def _sampled(settings: TrainSettings, size: GraphSize, budget: float, cores: int
 
 def _told(minutes: float) -> str:
     return f"{minutes:g} minutes" if minutes >= 1 else f"{60 * minutes:g} s"
-
-
-def _weight(settings: TrainSettings, size: GraphSize) -> _Plan:
-    """The weight of N3, the same for all entities and for a sample, which estimates the same loss.
-
-    The weights are the best published ones, of the same loss, optimizer and normalisation (a mean over the triples of
-    both directions): WN18RR 0.1 and FB15k-237 0.05 at ranks from 25 to 2,000 (Lacroix et al., 2018), CoDEx-M 0.01
-    (Chen et al., 2021). Of graphs with many relations, NELL-995 is also trained with 0.05; of those with few, YAGO3-10
-    with 0.005. A graph of no more than `_LARGE` entities keeps the default.
-    """
-    if settings.regularizer != "n3" or size.entities <= _LARGE:
-        return {}
-    each = 2 * size.triples / size.entities
-    if each < _SPARSE:
-        return {"regularization": (0.1, f"few triples of an entity, {each:.1f} on average, as in WN18RR")}
-    if size.relations >= _MANY:
-        return {"regularization": (0.05, f"{size.entities:,} entities and {size.relations} relations, as in FB15k-237")}
-    return {"regularization": (0.01, f"{size.entities:,} entities and only {size.relations} relations, as in CoDEx-M")}
 
 
 def _epoch_seconds(settings: TrainSettings, size: GraphSize, cores: int) -> float:
