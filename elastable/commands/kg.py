@@ -89,7 +89,7 @@ def _planned(
     dataset: str, model: str, chosen: dict[str, object], budget: str | None
 ) -> tuple[TrainSettings, tuple[str, ...]]:
     """The settings of a run, and what was chosen by the size of the graph, for people."""
-    from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph
+    from elastable.replicas.knowledge_graphs.graph import load_graph
     from elastable.replicas.knowledge_graphs.training.size_plan import GraphSize, planned_settings
 
     minutes = None if budget is None else _minutes(budget)

@@ -18,7 +18,7 @@ from elastable.output.run_directory import RunDirectory
 from elastable.process.stopping import stopping_on_signals
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph
+from elastable.replicas.knowledge_graphs.graph import load_graph
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 from elastable.replicas.knowledge_graphs.training.graph_checkpoints import (
     GraphCheckpoint,

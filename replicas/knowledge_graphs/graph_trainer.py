@@ -13,15 +13,19 @@ from elastable.embedding_store.errors import BadInput, NotFinite
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.embedding_store.tables.grouping import coalesce
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.knowledge_graphs.graph.batch import Side, StepBatch
-from elastable.replicas.knowledge_graphs.graph.frequency import frequency_weights
-from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
-from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples, with_inverses
-from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
+from elastable.replicas.knowledge_graphs.graph import (
+    KnownTriples,
+    PartitionedTriples,
+    Sharding,
+    Side,
+    StepBatch,
+    with_inverses,
+)
 from elastable.replicas.knowledge_graphs.losses.losses import Loss, SampledSoftmax, loss_function
 from elastable.replicas.knowledge_graphs.losses.regularizer import penalty_gradients
 from elastable.replicas.knowledge_graphs.model import ShardedModel
 from elastable.replicas.knowledge_graphs.sampling.augmented_negatives import AugmentedNegatives
+from elastable.replicas.knowledge_graphs.sampling.frequency import frequency_weights
 from elastable.replicas.knowledge_graphs.sampling.negatives import NegativeSampler
 from elastable.replicas.knowledge_graphs.sampling.random_negatives import RandomNegatives, TypedNegatives
 from elastable.replicas.knowledge_graphs.sampling.random_sampler import RandomSampler

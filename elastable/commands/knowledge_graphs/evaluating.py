@@ -139,7 +139,7 @@ def _hits(at: str) -> tuple[int, ...]:
 def listed_entities(trained: TrainedGraph, file: Path) -> Candidates:
     """The entities of a file, a name per line. Raises BadInput for an unknown one."""
     from elastable.replicas.knowledge_graphs.evaluation.candidates import Candidates
-    from elastable.replicas.knowledge_graphs.graph.triple_file import read_columns
+    from elastable.replicas.knowledge_graphs.graph import read_columns
 
     names = read_columns(file, ("entity",))[0][0]
     try:
@@ -249,7 +249,7 @@ def classify_triples(options: _ClassifyOptions) -> None:
     """Tell true triples from false ones, by a threshold of each relation chosen on validation triples."""
     trained = open_run(options.run, options.graph)
     from elastable.replicas.knowledge_graphs.evaluation.classification import ClassificationMetrics, Thresholds
-    from elastable.replicas.knowledge_graphs.graph.formats.source import GraphSource
+    from elastable.replicas.knowledge_graphs.graph import GraphSource
 
     graph, folder = trained.graph, Path(GraphSource.parse(trained.source).place)
     labelled = []
@@ -285,7 +285,7 @@ def classify_triples(options: _ClassifyOptions) -> None:
 
 def _read(trained: TrainedGraph, file: Path) -> Int32:
     """Triples of a file by name; unknown names are refused with similar ones."""
-    from elastable.replicas.knowledge_graphs.graph.triple_file import read_columns
+    from elastable.replicas.knowledge_graphs.graph import read_columns
 
     columns = read_columns(file)
     kinds = (trained.entities, trained.relations, trained.entities)

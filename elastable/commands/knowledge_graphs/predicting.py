@@ -105,7 +105,7 @@ def _candidates(trained: TrainedGraph, options: _PredictOptions) -> Candidates |
 
 
 def _read(trained: TrainedGraph, file: Path) -> list[Query]:
-    from elastable.replicas.knowledge_graphs.graph.triple_file import line_of, read_columns
+    from elastable.replicas.knowledge_graphs.graph import line_of, read_columns
     from elastable.replicas.knowledge_graphs.trained.link_predictor import Query
 
     if _UNKNOWN in trained.entities:

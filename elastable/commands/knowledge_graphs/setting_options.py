@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.option import Option, OptionField, option_fields
-from elastable.replicas.knowledge_graphs.graph.formats.source import HEADERS, GraphSource
+from elastable.replicas.knowledge_graphs.graph import HEADERS, GraphSource
 from elastable.replicas.knowledge_graphs.scores import SCORES
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 from elastable.replicas.knowledge_graphs.training.defaults import default_settings

@@ -15,8 +15,7 @@ from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.knowledge_graphs.evaluation.candidates import Candidates
 from elastable.replicas.knowledge_graphs.evaluation.ranking import RankCounts, Ranks
-from elastable.replicas.knowledge_graphs.graph.batch import Queries
-from elastable.replicas.knowledge_graphs.graph.known_triples import Exclusions, KnownTriples
+from elastable.replicas.knowledge_graphs.graph import Exclusions, KnownTriples, Queries
 from elastable.replicas.knowledge_graphs.model import ShardedModel
 
 __all__ = ["AllScores", "TopAnswers"]

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Bools, Int32, Int64, UInt8
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
-from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
+from elastable.replicas.knowledge_graphs.graph import Sharding
 
 __all__ = ["Candidates"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from elastable.embedding_store.contract.arrays import Bools, Int64
 from elastable.replicas.knowledge_graphs.evaluation.ranking import RankingMetrics, Ranks
-from elastable.replicas.knowledge_graphs.graph.batch import SIDES
+from elastable.replicas.knowledge_graphs.graph import SIDES
 
 __all__ = ["HITS", "QueryRanks"]
 

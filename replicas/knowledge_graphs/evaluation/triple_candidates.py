@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
-from elastable.replicas.knowledge_graphs.graph.batch import Side
+from elastable.replicas.knowledge_graphs.graph import Side
 
 __all__ = ["TripleCandidates"]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Bools, Int32, Int64, UInt64
-from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
-from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
+from elastable.replicas.knowledge_graphs.graph import KnownTriples, Sharding
 from elastable.replicas.knowledge_graphs.sampling.negatives import StepTriples
 from elastable.replicas.knowledge_graphs.sampling.random_negatives import RandomNegatives
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Bools, Int32, Int64
 from elastable.embedding_store.native.kernel import kernel
-from elastable.replicas.knowledge_graphs.graph.known_triples import first_at_least
+from elastable.replicas.knowledge_graphs.graph import first_at_least
 
 __all__ = ["mask_each", "mask_rows", "mask_shared"]
 

@@ -11,11 +11,18 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Bools, Int32, Int64, UInt64
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, SIDES, Corruption, Negatives, Side
-from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
-from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
-from elastable.replicas.knowledge_graphs.graph.randomness import derived_keys, stream_key
-from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
+from elastable.replicas.knowledge_graphs.graph import (
+    CORRUPTIONS,
+    SIDES,
+    Corruption,
+    KnownTriples,
+    Negatives,
+    PartitionedTriples,
+    Sharding,
+    Side,
+    derived_keys,
+    stream_key,
+)
 from elastable.replicas.knowledge_graphs.sampling.negative_masks import mask_each, mask_shared
 
 __all__ = ["Exclude", "NegativeSampler", "StepTriples", "WorkerTriples"]

@@ -6,9 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Queries, Side
-from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
-from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
+from elastable.replicas.knowledge_graphs.graph import SIDES, PartitionedTriples, Queries, Sharding, Side
 
 __all__ = ["QueryBatches"]
 

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Bools, Int32, Int64, UInt64
-from elastable.replicas.knowledge_graphs.graph.batch import SIDES
-from elastable.replicas.knowledge_graphs.graph.randomness import derived_keys, draw_between, stream_key
-from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
+from elastable.replicas.knowledge_graphs.graph import SIDES, Sharding, derived_keys, draw_between, stream_key
 from elastable.replicas.knowledge_graphs.sampling.negatives import NegativeSampler, StepTriples
 from elastable.replicas.knowledge_graphs.sampling.type_members import TypeMembers
 

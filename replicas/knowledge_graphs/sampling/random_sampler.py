@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Bools, Float32, Int64
-from elastable.replicas.knowledge_graphs.graph.randomness import derived_keys, draw_between, stream_key
+from elastable.replicas.knowledge_graphs.graph import derived_keys, draw_between, stream_key
 from elastable.replicas.knowledge_graphs.sampling.sampler import ShardedSampler
 
 __all__ = ["RandomSampler"]

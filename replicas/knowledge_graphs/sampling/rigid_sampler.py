@@ -9,8 +9,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Bools, Float32, Int64
 from elastable.embedding_store.native.kernel import kernel
-from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
-from elastable.replicas.knowledge_graphs.graph.randomness import shuffled_segments, stream_key
+from elastable.replicas.knowledge_graphs.graph import PartitionedTriples, shuffled_segments, stream_key
 from elastable.replicas.knowledge_graphs.sampling.negatives import NegativeSampler
 from elastable.replicas.knowledge_graphs.sampling.sampler import ShardedSampler
 

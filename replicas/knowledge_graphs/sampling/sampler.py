@@ -10,8 +10,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Bools, Float32, Int32, Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph.batch import StepBatch
-from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
+from elastable.replicas.knowledge_graphs.graph import PartitionedTriples, StepBatch
 from elastable.replicas.knowledge_graphs.sampling.negatives import NegativeSampler, StepTriples, WorkerTriples
 
 __all__ = ["ShardedSampler"]

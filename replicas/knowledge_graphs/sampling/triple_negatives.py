@@ -10,10 +10,15 @@ import numpy.typing as npt
 from elastable.embedding_store.contract.arrays import Bools, Int32, Int64, UInt64
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
 from elastable.embedding_store.native.kernel import kernel
-from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Corruption, Negatives, Side
-from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
-from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
-from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
+from elastable.replicas.knowledge_graphs.graph import (
+    SIDES,
+    Corruption,
+    KnownTriples,
+    Negatives,
+    PartitionedTriples,
+    Sharding,
+    Side,
+)
 from elastable.replicas.knowledge_graphs.sampling.negatives import Exclude, NegativeSampler, StepTriples
 
 __all__ = ["TripleNegatives"]

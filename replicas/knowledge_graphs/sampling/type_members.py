@@ -8,8 +8,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int32, Int64, UInt64
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph.randomness import draw_between
-from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
+from elastable.replicas.knowledge_graphs.graph import Sharding, draw_between
 
 __all__ = ["TypeMembers"]
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Side, StepBatch
-from elastable.replicas.knowledge_graphs.graph.randomness import stream_key
+from elastable.replicas.knowledge_graphs.graph import SIDES, Side, StepBatch, stream_key
 
 __all__ = ["Dropout", "QueryMasks"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int32, Int64
-from elastable.replicas.knowledge_graphs.graph.batch import Negatives, StepBatch
+from elastable.replicas.knowledge_graphs.graph import Negatives, StepBatch
 from elastable.replicas.knowledge_graphs.schemes.scheme import Scheme, Scored, StepGradients
 from elastable.replicas.knowledge_graphs.schemes.triple_scores import Asked, TripleScores, asked_sides, counted
 

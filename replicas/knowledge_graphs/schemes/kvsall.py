@@ -8,9 +8,7 @@ from elastable.embedding_store.contract.arrays import Float32, Float64, Int32, I
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.knowledge_graphs.graph.batch import Side, StepBatch
-from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
-from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
+from elastable.replicas.knowledge_graphs.graph import KnownTriples, Sharding, Side, StepBatch
 from elastable.replicas.knowledge_graphs.schemes.dropout import Dropout
 from elastable.replicas.knowledge_graphs.schemes.whole_softmax import WholeSoftmax
 from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction

@@ -12,7 +12,7 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.embedding_store.tables.grouping import coalesce
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.knowledge_graphs.graph.batch import Negatives, Side, StepBatch
+from elastable.replicas.knowledge_graphs.graph import Negatives, Side, StepBatch
 from elastable.replicas.knowledge_graphs.schemes.dropout import Dropout, QueryMasks
 from elastable.replicas.knowledge_graphs.schemes.triple_scores import TripleScores
 from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction

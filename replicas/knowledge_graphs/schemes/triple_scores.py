@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Bools, Float32, Int64
-from elastable.replicas.knowledge_graphs.graph.batch import Corruption, Side
+from elastable.replicas.knowledge_graphs.graph import Corruption, Side
 from elastable.replicas.knowledge_graphs.schemes.dropout import QueryMasks
 from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
 from elastable.replicas.knowledge_graphs.scores.kernels.row_sums import add_rows

@@ -8,7 +8,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import InitializerSpec
-from elastable.replicas.knowledge_graphs.graph.batch import Side
+from elastable.replicas.knowledge_graphs.graph import Side
 from elastable.replicas.knowledge_graphs.scores.function import RowPair, ScoreFunction
 from elastable.replicas.knowledge_graphs.scores.kernels.affine import affine
 from elastable.replicas.knowledge_graphs.scores.kernels.comparison import NORMS

@@ -12,8 +12,7 @@ import pyarrow.parquet
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.evaluation.triple_candidates import TripleCandidates
-from elastable.replicas.knowledge_graphs.graph.formats.damage import DAMAGED
-from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeGraph
+from elastable.replicas.knowledge_graphs.graph import DAMAGED, KnowledgeGraph
 
 __all__ = ["read_triple_candidates"]
 

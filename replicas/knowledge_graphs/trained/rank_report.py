@@ -14,9 +14,8 @@ import pyarrow.parquet
 from elastable.embedding_store.contract.arrays import Bools, Float32, Int32
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.evaluation.query_ranks import HITS, QueryRanks
-from elastable.replicas.knowledge_graphs.graph.batch import SIDES
-from elastable.replicas.knowledge_graphs.graph.names import Names
-from elastable.replicas.knowledge_graphs.graph.relation_categories import CATEGORIES, relation_categories
+from elastable.replicas.knowledge_graphs.graph import SIDES, Names
+from elastable.replicas.knowledge_graphs.trained.relation_categories import CATEGORIES, relation_categories
 
 __all__ = ["GROUPINGS", "RankGroup", "rank_groups", "save_ranks"]
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Bools, Float32, Int32, Int64
-from elastable.replicas.knowledge_graphs.graph.batch import Side, StepBatch
-from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
-from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
-from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
+from elastable.replicas.knowledge_graphs.graph import KnownTriples, PartitionedTriples, Sharding, Side, StepBatch
 from elastable.replicas.knowledge_graphs.sampling.sampler import ShardedSampler
 from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
 

@@ -9,9 +9,13 @@ import pytest
 
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, Corruption, StepBatch
-from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
-from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
+from elastable.replicas.knowledge_graphs.graph import (
+    CORRUPTIONS,
+    Corruption,
+    KnownTriples,
+    PartitionedTriples,
+    StepBatch,
+)
 from elastable.replicas.knowledge_graphs.sampling.all_entities import AllEntities
 from elastable.replicas.knowledge_graphs.sampling.negatives import NegativeSampler
 from elastable.replicas.knowledge_graphs.sampling.random_negatives import RandomNegatives, TypedNegatives

@@ -11,7 +11,7 @@ from elastable.replicas.knowledge_graphs.evaluation.classification import (
     Thresholds,
     best_threshold,
 )
-from elastable.replicas.knowledge_graphs.graph.relation_categories import CATEGORIES, relation_categories
+from elastable.replicas.knowledge_graphs.trained.relation_categories import CATEGORIES, relation_categories
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
-from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples, PartitionMode, with_inverses
-from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
+from elastable.replicas.knowledge_graphs.graph import (
+    PartitionedTriples,
+    PartitionMode,
+    Sharding,
+    with_inverses,
+)
 from tests.replicas.knowledge_graphs.graphs import ENTITIES, RELATIONS, SHARDS, random_triples, typed_sharding
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from elastable.embedding_store.contract.arrays import Array, Int32
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import alone, run_threads
-from elastable.replicas.knowledge_graphs.graph.partition import with_inverses
+from elastable.replicas.knowledge_graphs.graph import with_inverses
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.losses.regularizer import REGULARIZERS, penalty, penalty_gradients
 from elastable.replicas.knowledge_graphs.scores.function import Values

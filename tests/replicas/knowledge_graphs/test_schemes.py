@@ -11,9 +11,7 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.knowledge_graphs.graph.batch import Corruption, Side, StepBatch
-from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
-from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
+from elastable.replicas.knowledge_graphs.graph import Corruption, PartitionedTriples, Sharding, Side, StepBatch
 from elastable.replicas.knowledge_graphs.losses.losses import LogSigmoid
 from elastable.replicas.knowledge_graphs.sampling.random_negatives import RandomNegatives
 from elastable.replicas.knowledge_graphs.sampling.rigid_sampler import RigidSampler

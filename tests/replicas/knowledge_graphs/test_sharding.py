@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
+from elastable.replicas.knowledge_graphs.graph import Sharding
 from tests.replicas.knowledge_graphs.graphs import ENTITIES, SHARDS, TYPE_OFFSETS, typed_sharding
 
 

@@ -1,4 +1,4 @@
-"""Files of triples: tab-separated names of head, relation and tail, one triple per line; with or without a header."""
+"""Files of triples by name: text, CSV and Parquet, with or without a header; and files of entity types."""
 
 from __future__ import annotations
 
@@ -7,15 +7,26 @@ import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv
 
 from elastable.embedding_store.contract.arrays import Int32
 from elastable.embedding_store.errors import BadInput
+from elastable.replicas.knowledge_graphs.graph.names import Names
 
-__all__ = ["NamedColumns", "line_of", "read_columns", "without_header"]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "TABLE_ENDINGS",
+    "NamedColumns",
+    "line_of",
+    "read_columns",
+    "read_entity_types",
+    "read_table_columns",
+    "without_header",
+]
 
 NamedColumns = list[tuple[list[str], Int32]]
 """For each column: its names in order of first occurrence, and int32 `[lines]`, the index of each line's name."""
@@ -33,6 +44,8 @@ def read_columns(path: str | os.PathLike[str], columns: tuple[str, ...] = ("head
     Raises:
         BadInput: no such file, or a malformed line, named by file and number.
     """
+    import pyarrow as pa
+
     file = Path(path)
     if not file.is_file():
         raise BadInput(f"{file}: no such file; wanted: {', '.join(columns)}, separated by tabs, one a line")
@@ -132,6 +145,9 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def _parsed(file: Path, columns: tuple[str, ...]) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.csv
+
     return pyarrow.csv.read_csv(
         file,
         read_options=pyarrow.csv.ReadOptions(column_names=list(columns)),
@@ -152,3 +168,110 @@ def _refuse_malformed(file: Path, columns: tuple[str, ...]) -> None:
                 f"{file}, line {number}: {shown!r} is not {len(columns)} names ({', '.join(columns)}) with a tab "
                 f"between them"
             )
+
+
+TABLE_ENDINGS = (".csv", ".csv.gz", ".parquet")
+"""Endings of files with named columns."""
+
+
+def read_table_columns(file: Path, columns: tuple[str, ...], header: bool = True) -> NamedColumns:
+    """Reads columns of names; what is not text becomes text, such as integers.
+
+    Args:
+        file: A CSV file (`.csv`, `.csv.gz`), or a Parquet file.
+        columns: Names of the columns; others are skipped.
+        header: Whether a CSV file's first line names its columns; without, it must have as many as `columns`, in this
+            order.
+
+    Raises:
+        BadInput: a file that cannot be read, a column that is missing, or a row without a name or with a float that is
+            no exact integer; names the row.
+    """
+    import pyarrow as pa
+
+    if file.suffix == ".parquet" and not header:
+        raise BadInput(f"{file}: columns of a Parquet file have names; leave out header=no")
+    try:
+        table = _parquet(file, columns) if file.suffix == ".parquet" else _csv(file, columns, header)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise BadInput(f"{file}: cannot be read ({error})") from error
+    found = []
+    for name in columns:
+        encoded = table[name].combine_chunks().dictionary_encode()
+        names = encoded.dictionary.to_pylist()
+        if encoded.null_count or not all(names):
+            empty = [place for place, each in enumerate(table[name].to_pylist()) if not each]
+            raise BadInput(f"{file}, row {empty[0]} (from 0): column {name!r} is empty")
+        found.append((names, np.asarray(encoded.indices, np.int32)))
+    return found
+
+
+def _require_columns(file: Path, present: list[str], columns: tuple[str, ...]) -> None:
+    for name in columns:
+        if present.count(name) != 1:
+            raise BadInput(
+                f"{file}: no column {name!r} among {', '.join(map(repr, present[:20]))}, or several; name columns as "
+                "FOLDER?head=A&relation=B&tail=C"
+            )
+
+
+def _csv(file: Path, columns: tuple[str, ...], header: bool) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.csv
+
+    types = {name: pa.string() for name in columns}
+    options = pyarrow.csv.ConvertOptions(column_types=types)
+    named = pyarrow.csv.ReadOptions(column_names=None if header else list(columns))
+    table = pyarrow.csv.read_csv(file, read_options=named, convert_options=options)
+    _require_columns(file, table.column_names, columns)
+    return table.select(list(columns))
+
+
+def _parquet(file: Path, columns: tuple[str, ...]) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(file) as read:
+        _require_columns(file, read.schema_arrow.names, columns)
+        table = read.read(columns=list(columns))
+    return pa.table({name: _as_text(file, name, table[name]) for name in columns})
+
+
+def _as_text(file: Path, name: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Names as text: of floats, as pandas makes them of integers beside nulls, the integers' digits."""
+    import pyarrow as pa
+
+    from elastable.worker.readers.formats.arrow_columns import At, as_type
+
+    if pa.types.is_floating(values.type):
+        at = At(name, lambda record: f"{file}, row {record} (from 0)")
+        values = pa.chunked_array([as_type(values.combine_chunks(), pa.int64(), at)])
+    return values.cast(pa.string())
+
+
+def read_entity_types(file: Path | None, entities: Names) -> tuple[Names | None, Int32 | None, Int32 | None]:
+    """Reads types of entities; lines of others are skipped.
+
+    Args:
+        file: The file; None: there are no types.
+        entities: The graph's.
+
+    Returns:
+        The names of types; int32 `[E]`, the first type of each entity; int32 `[K, 2]`, entity and type, further ones.
+        Entities without a type have the type "(none)".
+
+    Raises:
+        BadInput: a malformed line.
+    """
+    if file is None:
+        return None, None, None
+    (named, entity), (types, kind) = read_columns(file, ("entity", "type"))
+    place = np.array([entities.id_of(name) if name in entities else -1 for name in named], np.int64)[entity]
+    pairs = np.stack([place, kind.astype(np.int64)], axis=1)[place >= 0]
+    pairs = pairs[np.sort(np.unique(pairs, axis=0, return_index=True)[1])]  # each once, in the order of the file
+    with_type, first = np.unique(pairs[:, 0], return_index=True)
+    found = np.full(len(entities), -1, np.int32)
+    found[with_type] = pairs[first, 1]
+    if (found < 0).any():  # entities without a type get their own type
+        types, found = [*types, "(none)"], np.where(found < 0, len(types), found).astype(np.int32)
+    return Names(types, "type"), found, np.delete(pairs, first, axis=0).astype(np.int32)
