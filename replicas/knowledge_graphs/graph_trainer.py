@@ -37,7 +37,7 @@ from elastable.replicas.knowledge_graphs.schemes.kvsall import KvsAll, distinct_
 from elastable.replicas.knowledge_graphs.schemes.scheme import Scheme, StepGradients
 from elastable.replicas.knowledge_graphs.schemes.score_moving import ScoreMoving
 from elastable.replicas.knowledge_graphs.schemes.whole_softmax import WholeSoftmax
-from elastable.replicas.knowledge_graphs.scores.function import Values
+from elastable.replicas.knowledge_graphs.scores import Values
 from elastable.replicas.knowledge_graphs.settings import KVSALL, WHOLE_LOSSES, WHOLE_SOFTMAX, TrainSettings
 
 __all__ = ["EpochLoss", "GraphTrainer"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32
-from elastable.replicas.knowledge_graphs.scores.function import Values
+from elastable.replicas.knowledge_graphs.scores import Values
 
 __all__ = ["REGULARIZERS", "penalty", "penalty_gradients"]
 

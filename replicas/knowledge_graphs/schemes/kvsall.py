@@ -11,7 +11,7 @@ from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.knowledge_graphs.graph import KnownTriples, Sharding, Side, StepBatch
 from elastable.replicas.knowledge_graphs.schemes.dropout import Dropout
 from elastable.replicas.knowledge_graphs.schemes.whole_softmax import WholeSoftmax
-from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
+from elastable.replicas.knowledge_graphs.scores import ScoreFunction
 
 __all__ = ["KvsAll", "distinct_queries"]
 

@@ -15,7 +15,7 @@ from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.knowledge_graphs.graph import Negatives, Side, StepBatch
 from elastable.replicas.knowledge_graphs.schemes.dropout import Dropout, QueryMasks
 from elastable.replicas.knowledge_graphs.schemes.triple_scores import TripleScores
-from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
+from elastable.replicas.knowledge_graphs.scores import ScoreFunction
 
 __all__ = ["Scheme", "Scored", "StepGradients"]
 

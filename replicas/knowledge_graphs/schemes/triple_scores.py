@@ -10,8 +10,8 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Bools, Float32, Int64
 from elastable.replicas.knowledge_graphs.graph import Corruption, Side
 from elastable.replicas.knowledge_graphs.schemes.dropout import QueryMasks
-from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
-from elastable.replicas.knowledge_graphs.scores.kernels.row_sums import add_rows
+from elastable.replicas.knowledge_graphs.scores import ScoreFunction
+from elastable.replicas.knowledge_graphs.scores.kernels import add_rows
 
 __all__ = ["Asked", "TripleScores", "asked_sides", "counted"]
 

@@ -15,8 +15,8 @@ from elastable.replicas.knowledge_graphs.graph import Side, StepBatch
 from elastable.replicas.knowledge_graphs.losses.exponentials import exponentials, row_total
 from elastable.replicas.knowledge_graphs.schemes.dropout import Dropout
 from elastable.replicas.knowledge_graphs.schemes.scheme import StepGradients
-from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
-from elastable.replicas.knowledge_graphs.scores.kernels.row_sums import add_rows
+from elastable.replicas.knowledge_graphs.scores import ScoreFunction
+from elastable.replicas.knowledge_graphs.scores.kernels import add_rows
 
 __all__ = ["WholeSoftmax"]
 

@@ -13,7 +13,7 @@ from elastable.embedding_store.contract.spec import InitializerSpec
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph import Side
 from elastable.replicas.knowledge_graphs.scores.function import RowPair, ScoreFunction
-from elastable.replicas.knowledge_graphs.scores.kernels.dot import Dot
+from elastable.replicas.knowledge_graphs.scores.kernels import Dot
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -14,7 +14,7 @@ import pyarrow.parquet
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph import inverse_names
-from elastable.replicas.knowledge_graphs.scores.row_layouts import row_layout
+from elastable.replicas.knowledge_graphs.scores import row_layout
 from elastable.replicas.knowledge_graphs.trained.trained_graph import TrainedGraph
 
 __all__ = ["FORMATS", "export_embeddings"]

@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from elastable.replicas.knowledge_graphs.scores import SCORES, score_function
-from elastable.replicas.knowledge_graphs.scores.row_layouts import RowPart, row_layout
+from elastable.replicas.knowledge_graphs.scores import SCORES, RowPart, row_layout, score_function
 
 DIM, TRIPLES = 8, 5
 Array = npt.NDArray[np.float64]

@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.native.range_pool import RangePool
-from elastable.replicas.knowledge_graphs.scores.kernels.blas_threads import blas_threads, one_blas_thread
-from elastable.replicas.knowledge_graphs.scores.kernels.products import product_gradients, products
+from elastable.replicas.knowledge_graphs.scores.kernels import (
+    blas_threads,
+    one_blas_thread,
+    product_gradients,
+    products,
+)
 
 WIDTH = 24
 
