@@ -13,8 +13,7 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.option import Option, check_options, setting
 from elastable.replicas.knowledge_graphs.graph import CORRUPTIONS, Corruption
-from elastable.replicas.knowledge_graphs.losses.losses import LOSSES
-from elastable.replicas.knowledge_graphs.losses.regularizer import REGULARIZERS
+from elastable.replicas.knowledge_graphs.losses import LOSSES, REGULARIZERS
 from elastable.replicas.knowledge_graphs.scores import SCORES, score_function
 
 __all__ = ["KVSALL", "WHOLE_LOSSES", "WHOLE_SOFTMAX", "TrainSettings"]

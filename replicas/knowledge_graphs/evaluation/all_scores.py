@@ -37,7 +37,7 @@ class AllScores:
     """Everyone's queries against all entities: queries are gathered, scored on each shard, and small results returned.
 
     Every member of the group calls the same methods with its own part of the
-    same batch of queries (`elastable.replicas.knowledge_graphs.sampling.queries`).
+    same batch of queries (`elastable.replicas.knowledge_graphs.evaluation.query_batches`).
 
     Args:
         model: This worker's part of the model.

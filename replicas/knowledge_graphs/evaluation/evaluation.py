@@ -11,12 +11,12 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.knowledge_graphs.evaluation.all_scores import AllScores
 from elastable.replicas.knowledge_graphs.evaluation.candidates import Candidates
+from elastable.replicas.knowledge_graphs.evaluation.query_batches import QueryBatches
 from elastable.replicas.knowledge_graphs.evaluation.query_ranks import QueryRanks
 from elastable.replicas.knowledge_graphs.evaluation.ranking import RankingMetrics, Ranks
 from elastable.replicas.knowledge_graphs.evaluation.triple_candidates import TripleCandidates
 from elastable.replicas.knowledge_graphs.graph import SIDES, KnownTriples, Queries, Side, with_inverses
 from elastable.replicas.knowledge_graphs.model import ShardedModel
-from elastable.replicas.knowledge_graphs.sampling.queries import QueryBatches
 
 __all__ = ["Evaluation", "as_asked"]
 

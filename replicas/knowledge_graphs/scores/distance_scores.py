@@ -1,4 +1,9 @@
-"""Score functions by distances: TransE, RotatE, PairRE, TripleRE, InterHT, TranS and BoxE."""
+"""Score functions by distances: TransE, RotatE, PairRE, TripleRE, InterHT, TranS and BoxE.
+
+Bordes et al., 2013; Sun et al., 2019; Chao et al., 2021; Yu et al., 2022; Wang et al., 2022; Zhang et al., 2022; Abboud
+et al., 2020. Relations move entities (the first two), scale head and tail apart (the next two) or act through an aid of
+each entity (InterHT, TranS); of BoxE a relation is a box for its heads and one for its tails.
+"""
 
 from __future__ import annotations
 

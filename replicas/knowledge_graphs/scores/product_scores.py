@@ -1,4 +1,7 @@
-"""Score functions by products: DistMult, ComplEx, CP and TuckER."""
+"""Score functions by products: DistMult, ComplEx, CP and TuckER.
+
+Yang et al., 2015; Trouillon et al., 2016; Hitchcock, 1927, with Lacroix et al., 2018; Balažević et al., 2019.
+"""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.knowledge_graphs.evaluation.candidates import Candidates
 from elastable.replicas.knowledge_graphs.evaluation.evaluation import as_asked
+from elastable.replicas.knowledge_graphs.evaluation.query_batches import QueryBatches
 from elastable.replicas.knowledge_graphs.graph import SIDES, Side
-from elastable.replicas.knowledge_graphs.sampling.queries import QueryBatches
 from elastable.replicas.knowledge_graphs.trained.trained_graph import TrainedGraph
 
 __all__ = ["Answer", "LinkPredictor", "Query"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.losses.losses import SampledSoftmax
+from elastable.replicas.knowledge_graphs.losses import SampledSoftmax
 from elastable.replicas.knowledge_graphs.scores import SCORES, score_function
 from elastable.replicas.knowledge_graphs.settings import WHOLE_LOSSES, TrainSettings
 

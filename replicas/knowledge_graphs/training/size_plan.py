@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from elastable.embedding_store.native.range_pool import available_cores
-from elastable.replicas.knowledge_graphs.losses.losses import SampledSoftmax
+from elastable.replicas.knowledge_graphs.losses import SampledSoftmax
 from elastable.replicas.knowledge_graphs.scores import score_function
 from elastable.replicas.knowledge_graphs.scores.kernels import Dot
 from elastable.replicas.knowledge_graphs.settings import WHOLE_SOFTMAX, TrainSettings

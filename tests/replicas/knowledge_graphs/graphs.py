@@ -6,7 +6,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Bools, Float32, Int32, Int64
 from elastable.replicas.knowledge_graphs.graph import KnownTriples, PartitionedTriples, Sharding, Side, StepBatch
-from elastable.replicas.knowledge_graphs.sampling.sampler import ShardedSampler
+from elastable.replicas.knowledge_graphs.sampling import ShardedSampler
 from elastable.replicas.knowledge_graphs.scores import ScoreFunction
 
 ENTITIES, RELATIONS, SHARDS = 501, 11, 5

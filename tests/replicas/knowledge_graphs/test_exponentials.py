@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from elastable.replicas.knowledge_graphs.losses.exponentials import exponentials, row_total
+from elastable.replicas.knowledge_graphs.losses import exponentials, row_total
 
 
 def test_exponentials_are_exact_to_two_units_in_the_last_place() -> None:

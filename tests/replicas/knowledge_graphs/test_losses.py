@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import RangePool
-from elastable.replicas.knowledge_graphs.losses.losses import (
+from elastable.replicas.knowledge_graphs.losses import (
     LogSigmoid,
     Loss,
     MarginRanking,

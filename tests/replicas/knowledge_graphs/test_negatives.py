@@ -18,11 +18,14 @@ from elastable.replicas.knowledge_graphs.graph import (
     Sharding,
     StepBatch,
 )
-from elastable.replicas.knowledge_graphs.sampling.all_entities import AllEntities
-from elastable.replicas.knowledge_graphs.sampling.negatives import NegativeSampler
-from elastable.replicas.knowledge_graphs.sampling.random_negatives import RandomNegatives, TypedNegatives
-from elastable.replicas.knowledge_graphs.sampling.rigid_sampler import RigidSampler
-from elastable.replicas.knowledge_graphs.sampling.triple_negatives import TripleNegatives
+from elastable.replicas.knowledge_graphs.sampling import (
+    AllEntities,
+    NegativeSampler,
+    RandomNegatives,
+    RigidSampler,
+    TripleNegatives,
+    TypedNegatives,
+)
 from tests.replicas.knowledge_graphs.graphs import (
     ENTITIES,
     RELATIONS,

@@ -11,7 +11,7 @@ from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import alone, run_threads
 from elastable.replicas.knowledge_graphs.graph import with_inverses
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
-from elastable.replicas.knowledge_graphs.losses.regularizer import REGULARIZERS, penalty, penalty_gradients
+from elastable.replicas.knowledge_graphs.losses import REGULARIZERS, penalty, penalty_gradients
 from elastable.replicas.knowledge_graphs.scores import Values
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 from tests.replicas.knowledge_graphs.test_scores import CASES, FORMULAS, WITH_NORMS
