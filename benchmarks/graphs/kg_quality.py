@@ -34,9 +34,7 @@ from elastable.commands.kg_train import run_graph
 from elastable.embedding_store.native.range_pool import available_cores
 from elastable.process.heap import keep_freed_memory
 from elastable.replicas.knowledge_graphs.graph import load_graph, save_graph
-from elastable.replicas.knowledge_graphs.settings import TrainSettings
-from elastable.replicas.knowledge_graphs.training.defaults import settings_of
-from elastable.replicas.knowledge_graphs.training.size_plan import GraphSize, planned_settings
+from elastable.replicas.knowledge_graphs.settings import GraphSize, TrainSettings, planned_settings, settings_of
 
 __all__ = ["CASES", "Case", "main"]
 

@@ -90,7 +90,7 @@ def _planned(
 ) -> tuple[TrainSettings, tuple[str, ...]]:
     """The settings of a run, and what was chosen by the size of the graph, for people."""
     from elastable.replicas.knowledge_graphs.graph import load_graph
-    from elastable.replicas.knowledge_graphs.training.size_plan import GraphSize, planned_settings
+    from elastable.replicas.knowledge_graphs.settings import GraphSize, planned_settings
 
     minutes = None if budget is None else _minutes(budget)
     graph = load_graph(dataset)

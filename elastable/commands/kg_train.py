@@ -20,12 +20,13 @@ from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.knowledge_graphs.graph import load_graph
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
-from elastable.replicas.knowledge_graphs.training.graph_checkpoints import (
+from elastable.replicas.knowledge_graphs.training import (
     GraphCheckpoint,
     GraphCheckpoints,
+    GraphRun,
     RunProgress,
+    train_graph,
 )
-from elastable.replicas.knowledge_graphs.training.graph_run import GraphRun, train_graph
 from elastable.replicas.processes.world import replica_group, started_by_mpi
 
 __all__ = ["newest_checkpoint_of", "run_graph"]

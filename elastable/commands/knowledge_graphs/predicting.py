@@ -19,9 +19,8 @@ from elastable.embedding_store.option import Option, check_options, required, se
 from elastable.process.stopping import OutputConsole
 
 if TYPE_CHECKING:
-    from elastable.replicas.knowledge_graphs.evaluation.candidates import Candidates
-    from elastable.replicas.knowledge_graphs.trained.link_predictor import Answer, Query
-    from elastable.replicas.knowledge_graphs.trained.trained_graph import TrainedGraph
+    from elastable.replicas.knowledge_graphs.evaluation import Candidates
+    from elastable.replicas.knowledge_graphs.trained import Answer, Query, TrainedGraph
 
 __all__ = ["predict_links"]
 
@@ -68,7 +67,7 @@ class _PredictOptions:
 def predict_links(options: _PredictOptions) -> None:
     """Answer (head, relation, ?) or (?, relation, tail)."""
     trained = open_run(options.run, options.graph)
-    from elastable.replicas.knowledge_graphs.trained.link_predictor import LinkPredictor, Query
+    from elastable.replicas.knowledge_graphs.trained import LinkPredictor, Query
 
     if options.queries is not None:
         queries = _read(trained, options.queries)
@@ -90,7 +89,7 @@ def predict_links(options: _PredictOptions) -> None:
 
 
 def _candidates(trained: TrainedGraph, options: _PredictOptions) -> Candidates | None:
-    from elastable.replicas.knowledge_graphs.evaluation.candidates import Candidates
+    from elastable.replicas.knowledge_graphs.evaluation import Candidates
 
     if options.among is not None:
         return listed_entities(trained, options.among)
@@ -106,7 +105,7 @@ def _candidates(trained: TrainedGraph, options: _PredictOptions) -> Candidates |
 
 def _read(trained: TrainedGraph, file: Path) -> list[Query]:
     from elastable.replicas.knowledge_graphs.graph import line_of, read_columns
-    from elastable.replicas.knowledge_graphs.trained.link_predictor import Query
+    from elastable.replicas.knowledge_graphs.trained import Query
 
     if _UNKNOWN in trained.entities:
         raise BadInput(

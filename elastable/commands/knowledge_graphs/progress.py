@@ -11,7 +11,7 @@ from rich.text import Text
 
 from elastable.output.run_directory import RunDirectory
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
-from elastable.replicas.knowledge_graphs.training.graph_checkpoints import RunProgress
+from elastable.replicas.knowledge_graphs.training import RunProgress
 
 __all__ = ["TrainingProgress"]
 

@@ -9,8 +9,7 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.option import Option, OptionField, option_fields
 from elastable.replicas.knowledge_graphs.graph import HEADERS, GraphSource
 from elastable.replicas.knowledge_graphs.scores import SCORES
-from elastable.replicas.knowledge_graphs.settings import TrainSettings
-from elastable.replicas.knowledge_graphs.training.defaults import default_settings
+from elastable.replicas.knowledge_graphs.settings import TrainSettings, default_settings
 
 __all__ = ["CHOSEN", "HEADER", "MODEL", "with_header"]
 

@@ -25,7 +25,7 @@ class _ExportOptions:
 def export_run(options: _ExportOptions) -> None:
     """Write the embeddings for other programs."""
     trained = open_run(options.run, None)
-    from elastable.replicas.knowledge_graphs.trained.export import export_embeddings
+    from elastable.replicas.knowledge_graphs.trained import export_embeddings
 
     for file in export_embeddings(trained, options.output, options.format):
         typer.echo(str(file))

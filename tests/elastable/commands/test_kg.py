@@ -19,10 +19,9 @@ from elastable.commands.knowledge_graphs.progress import TrainingProgress
 from elastable.embedding_store.errors import BadInput, CheckpointError
 from elastable.output.run_directory import RunDirectory
 from elastable.replicas.knowledge_graphs.scores import SCORES
-from elastable.replicas.knowledge_graphs.settings import TrainSettings
-from elastable.replicas.knowledge_graphs.trained.link_predictor import LinkPredictor
-from elastable.replicas.knowledge_graphs.training.defaults import default_settings, settings_of
-from elastable.replicas.knowledge_graphs.training.graph_checkpoints import GraphCheckpoints, RunProgress
+from elastable.replicas.knowledge_graphs.settings import TrainSettings, default_settings, settings_of
+from elastable.replicas.knowledge_graphs.trained import LinkPredictor
+from elastable.replicas.knowledge_graphs.training import GraphCheckpoints, RunProgress
 from tests.elastable.processes import elastable, run_elastable, wait_until
 
 CITIES = 24

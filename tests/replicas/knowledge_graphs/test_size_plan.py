@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastable.replicas.knowledge_graphs.scores import SCORES
-from elastable.replicas.knowledge_graphs.training.defaults import settings_of
-from elastable.replicas.knowledge_graphs.training.size_plan import GraphSize, planned_settings
+from elastable.replicas.knowledge_graphs.settings import GraphSize, planned_settings, settings_of
 
 SMALL = GraphSize(2_034, 32_888)  # CoDEx-S
 DENSE = GraphSize(14_541, 272_115)  # FB15k-237

@@ -19,7 +19,7 @@ from elastable.commands.knowledge_graphs.evaluating import rank_table
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph import load_graph
-from elastable.replicas.knowledge_graphs.trained.listed_candidates import read_triple_candidates
+from elastable.replicas.knowledge_graphs.trained import read_triple_candidates
 from tests.elastable.commands.knowledge_graphs.kg_runs import (
     PLACES,
     elastable,

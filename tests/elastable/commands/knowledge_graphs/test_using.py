@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from elastable.command import app
 from elastable.embedding_store.contract.arrays import Array
-from elastable.replicas.knowledge_graphs.trained.link_predictor import LinkPredictor
+from elastable.replicas.knowledge_graphs.trained import LinkPredictor
 from tests.elastable.commands.knowledge_graphs.kg_runs import (
     PEOPLE,
     PLACES,
