@@ -1,4 +1,4 @@
-"""`elastable kg predict`: the best answers to one query, or to a file of them."""
+"""`elastable kg predict` and `export`: the best answers to queries, and embeddings in files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from elastable.replicas.knowledge_graphs.evaluation import Candidates
     from elastable.replicas.knowledge_graphs.trained import Answer, Query, TrainedGraph
 
-__all__ = ["predict_links"]
+__all__ = ["export_run", "predict_links"]
 
 _UNKNOWN = "?"
 _query = partial(Option, group="One query")
@@ -159,3 +159,20 @@ def _table(query: Query, answers: Sequence[Answer]) -> Table:
     for rank, answer in enumerate(answers, start=1):
         table.add_row(str(rank), answer.entity, f"{answer.score:.4f}")
     return table
+
+
+@dataclass(frozen=True, slots=True)
+class _ExportOptions:
+    run: Path = required(RUN)
+    output: Path = required(Option("A new folder.", metavar="DIR"))
+    format: str = required(Option("Format of the embeddings.", choices=("numpy", "parquet")))
+
+
+@takes(_ExportOptions)
+def export_run(options: _ExportOptions) -> None:
+    """Write the embeddings for other programs."""
+    trained = open_run(options.run, None)
+    from elastable.replicas.knowledge_graphs.trained import export_embeddings
+
+    for file in export_embeddings(trained, options.output, options.format):
+        typer.echo(str(file))

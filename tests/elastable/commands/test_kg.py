@@ -15,7 +15,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from elastable.command import app
-from elastable.commands.knowledge_graphs.progress import TrainingProgress
+from elastable.commands.kg_train import TrainingProgress
 from elastable.embedding_store.errors import BadInput, CheckpointError
 from elastable.output.run_directory import RunDirectory
 from elastable.replicas.knowledge_graphs.scores import SCORES
