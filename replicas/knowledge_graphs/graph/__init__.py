@@ -9,7 +9,6 @@ from elastable.replicas.knowledge_graphs.graph.batch import (
     Side,
     StepBatch,
 )
-from elastable.replicas.knowledge_graphs.graph.damage import DAMAGED
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import (
     HEADERS,
     SPLITS,
@@ -33,7 +32,7 @@ from elastable.replicas.knowledge_graphs.graph.sharding import (
     checked_triples,
     with_inverses,
 )
-from elastable.replicas.knowledge_graphs.graph.triple_files import line_of, read_columns
+from elastable.replicas.knowledge_graphs.graph.triple_files import DAMAGED, line_of, read_columns
 
 __all__ = [
     "CORRUPTIONS",

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Array, Int32
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph.damage import DAMAGED
 from elastable.replicas.knowledge_graphs.graph.names import Names
+from elastable.replicas.knowledge_graphs.graph.triple_files import DAMAGED
 
 __all__ = ["GraphParts", "id_triples", "names_by_id", "read_ogb"]
 

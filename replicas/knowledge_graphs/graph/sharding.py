@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Array, Int32, Int64
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
-from elastable.replicas.knowledge_graphs.graph.damage import DAMAGED
 from elastable.replicas.knowledge_graphs.graph.randomness import permutation, stream_key
+from elastable.replicas.knowledge_graphs.graph.triple_files import DAMAGED
 
 __all__ = ["PartitionMode", "PartitionedTriples", "Sharding", "checked_triples", "with_inverses"]
 

@@ -1,9 +1,11 @@
-"""Files of triples by name: text, CSV and Parquet, with or without a header; and files of entity types."""
+"""Files of triples by name: text, CSV and Parquet, with or without a header; files of entity types; damaged files."""
 
 from __future__ import annotations
 
+import csv
 import gzip
 import os
+import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int32
+from elastable.embedding_store.contract.malformed import UNREADABLE
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.names import Names
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
+    "DAMAGED",
     "TABLE_ENDINGS",
     "NamedColumns",
     "line_of",
@@ -275,3 +279,17 @@ def read_entity_types(file: Path | None, entities: Names) -> tuple[Names | None,
     if (found < 0).any():  # entities without a type get their own type
         types, found = [*types, "(none)"], np.where(found < 0, len(types), found).astype(np.int32)
     return Names(types, "type"), found, np.delete(pairs, first, axis=0).astype(np.int32)
+
+
+DAMAGED: tuple[type[Exception], ...] = (
+    *UNREADABLE,
+    EOFError,  # a file that is cut off
+    zlib.error,
+    zipfile.BadZipFile,
+    csv.Error,
+    MemoryError,  # of a shape that no machine could hold
+    NotImplementedError,  # a compression that Python does not know
+    RuntimeError,  # an archive with a password
+    ZeroDivisionError,
+)
+"""For code that reads arrays of `np.load`, or text of `gzip`, and makes something of them."""

@@ -13,7 +13,7 @@ from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.knowledge_graphs.graph import KnownTriples, Sharding, Side, StepBatch
 from elastable.replicas.knowledge_graphs.losses import exponentials, row_total
-from elastable.replicas.knowledge_graphs.schemes.scheme import Dropout, StepGradients
+from elastable.replicas.knowledge_graphs.schemes.candidate_losses import Dropout, StepGradients
 from elastable.replicas.knowledge_graphs.scores import ScoreFunction
 from elastable.replicas.knowledge_graphs.scores.kernels import add_rows
 

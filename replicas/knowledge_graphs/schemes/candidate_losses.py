@@ -1,4 +1,4 @@
-"""The base of schemes: a step on one worker, from rows to gradients; its triples' scores, and dropout of queries."""
+"""Schemes of losses with candidates: workers exchange embeddings or scores; scores of triples; dropout of queries."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from functools import partial
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Bools, Float32, Int64
+from elastable.embedding_store.contract.arrays import Bools, Float32, Int32, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
-from elastable.embedding_store.tables.grouping import coalesce
+from elastable.embedding_store.tables.grouping import coalesce, unique_ids
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.knowledge_graphs.graph import SIDES, Corruption, Negatives, Side, StepBatch, stream_key
 from elastable.replicas.knowledge_graphs.scores import ScoreFunction
@@ -21,8 +21,10 @@ from elastable.replicas.knowledge_graphs.scores.kernels import add_rows
 __all__ = [
     "Asked",
     "Dropout",
+    "EmbeddingMoving",
     "QueryMasks",
     "Scheme",
+    "ScoreMoving",
     "Scored",
     "StepGradients",
     "TripleScores",
@@ -126,6 +128,191 @@ class Scheme(ABC):
         """Unique rows, and the sums of their gradients."""
         update = coalesce(places, gradients, self.pool)
         return update.ids, update.gradients
+
+
+@dataclass(slots=True)
+class _EmbeddingMovingScored(Scored):
+    """What `backward` needs: the rows sent, the candidates received, and their scores for each queried end."""
+
+    batch: StepBatch
+    sent: Int32
+    candidates: Float32
+    ready: Float32
+    places: list[Int64]
+    scores: list[Float32]
+
+
+class EmbeddingMoving(Scheme):
+    """Negatives are scored where the triples are, on the shard of their heads.
+
+    1. Every worker reads the heads of its triples from its shard, and for each
+       other worker the tails and candidates that it needs.
+    2. One balanced all-to-all moves tails and candidates.
+    3. Triples and candidates are scored.
+    4. The gradients of what was moved are sent back the same way.
+
+    Bytes that a worker sends in a step: `4 w (n - 1) (p + B m)` forward, and as many
+    back; w is the width of an embedding, other letters are those of `graph.batch`.
+    """
+
+    def forward(self, batch: StepBatch, entities: Float32, relations: Float32) -> _EmbeddingMovingScored:
+        negatives = self._negatives(batch)
+        n, p = batch.head.shape
+        heads = entities[batch.head.reshape(-1)]
+        drawn = negatives.rows.reshape(n, -1)
+        sent = batch.tail if negatives.local else np.concatenate([batch.tail, drawn], axis=1)
+        moved = self.group.all_to_all(entities[sent])
+        width = entities.shape[1]
+        tails = moved[:, :p].reshape(n * p, width)
+        candidates = entities[drawn.reshape(-1)] if negatives.local else moved[:, p:].reshape(-1, width)
+        asked = asked_sides(negatives.corruption, n, p)
+        triples = TripleScores(
+            self.score, asked, heads, batch.relation.reshape(-1).astype(np.int64), tails, relations, self._masks(batch)
+        )
+        ready = self.score.prepared(candidates)
+        places = [_received_places(negatives, part) for part in asked]
+        found = [
+            self.score.comparison.scores(query, ready, place, self.pool)
+            for query, place in zip(triples.queries, places, strict=True)
+        ]
+        negative = np.empty((n * p, found[0].shape[1]), np.float32)
+        for part, scores in zip(asked, found, strict=True):
+            negative[part.triples] = scores
+        mask = counted(negatives.mask, n * p)
+        return _EmbeddingMovingScored(
+            triples.scores, negative, mask, batch.gathered_rows, triples, batch, sent, candidates, ready, places, found
+        )
+
+    def backward(self, scored: Scored, positive: Float32, negative: Float32) -> StepGradients:
+        assert isinstance(scored, _EmbeddingMovingScored)
+        triples, batch, negatives = scored._triples, scored.batch, self._negatives(scored.batch)
+        n, p = batch.head.shape
+        to_candidates = np.zeros_like(scored.candidates)
+        to_queries = [
+            self.score.comparison.gradients(
+                query, scored.ready, place, scores, negative[part.triples], place, to_candidates, self.pool
+            )
+            for part, query, place, scores in zip(
+                triples.asked, triples.queries, scored.places, scored.scores, strict=True
+            )
+        ]
+        to_candidates = self.score.unprepared(scored.candidates, to_candidates)
+        to_heads, to_tails, relations, dense = triples.gradients(positive, to_queries)
+        back = to_tails.reshape(n, p, -1)
+        places = [batch.head.reshape(-1), scored.sent.reshape(-1)]
+        if negatives.local:
+            moved = [self.group.all_to_all(back).reshape(len(places[1]), -1), to_candidates]
+            places.append(negatives.rows.reshape(-1))
+        else:
+            back = np.concatenate([back, to_candidates.reshape(n, -1, back.shape[2])], axis=1)
+            moved = [self.group.all_to_all(back).reshape(len(places[1]), -1)]
+        rows, entities = self._summed(np.concatenate(places).astype(np.int64), np.concatenate([to_heads, *moved]))
+        return StepGradients(rows, entities, relations, dense)
+
+
+def _received_places(negatives: Negatives, part: Asked) -> Int64:
+    """int64 `[g, n * m]`: positions of these triples' candidates in what was received, `[n, B, m]`."""
+    every: Int64 = np.arange(negatives.rows.size).reshape(negatives.rows.shape)
+    if negatives.per_triple:
+        return np.ascontiguousarray(every[:, part.triples].transpose(1, 0, 2)).reshape(len(part.triples), -1)
+    return np.ascontiguousarray(every[:, min(part.place, negatives.rows.shape[1] - 1)].reshape(1, -1))
+
+
+@dataclass(slots=True)
+class _ScoreMovingScored(Scored):
+    """What `backward` needs; for each queried end: everyone's queries, the candidates' positions, and scores.
+
+    `places` are positions among the unique rows, `read` in `ready`.
+    """
+
+    batch: StepBatch
+    entities: Float32
+    unique: Int64
+    ready: Float32
+    everyone: list[Float32]
+    places: list[Int64]
+    read: list[Int64]
+    scores: list[Float32]
+
+
+class ScoreMoving(Scheme):
+    """Negatives are scored on their own shards.
+
+    1. Every worker reads the heads of its triples from its shard, and the tails
+       that each other worker needs; an all-to-all moves the tails.
+    2. It computes the queries of its triples; an all-gather sends them to all.
+    3. Each worker scores everyone's queries with the candidates on its shard, without copying them.
+    4. An all-to-all returns the scores.
+
+    In the backward pass, gradients of scores take the same way, and those of queries are summed at their workers.
+
+    Bytes that a worker sends in a step: tails `4 w (n - 1) p`, queries `4 v (n - 1) n p`, scores `4 (n - 1) n p m`,
+    and as many back; v is the width of a query.
+    """
+
+    def forward(self, batch: StepBatch, entities: Float32, relations: Float32) -> _ScoreMovingScored:
+        negatives = self._negatives(batch)
+        if negatives.local and self.group.size > 1:
+            raise BadInput("score-moving scores every worker's triples everywhere: draw candidates from all shards")
+        n, p = batch.head.shape
+        heads = entities[batch.head.reshape(-1)]
+        tails = self.group.all_to_all(entities[batch.tail]).reshape(n * p, -1)
+        asked = asked_sides(negatives.corruption, n, p)
+        relation = batch.relation.reshape(-1).astype(np.int64)
+        triples = TripleScores(self.score, asked, heads, relation, tails, relations, self._masks(batch))
+        unique, inverse = unique_ids(negatives.rows.reshape(-1).astype(np.int64))
+        ready, in_place = self._ready(entities, unique)
+        targets = inverse.astype(np.int64).reshape(negatives.rows.shape)
+        everyone = [self.group.all_gather(query) for query in triples.queries]
+        places = [_local_places(negatives, part, targets) for part in asked]
+        read = [unique[place] if in_place else place for place in places]
+        found = [
+            self.score.comparison.scores(queries.reshape(-1, queries.shape[2]), ready, place, self.pool)
+            for queries, place in zip(everyone, read, strict=True)
+        ]
+        negative = np.empty((n * p, n * found[0].shape[1]), np.float32)
+        for part, scores in zip(asked, found, strict=True):
+            back = self.group.all_to_all(scores.reshape(n, len(part.triples), -1))
+            negative[part.triples] = back.transpose(1, 0, 2).reshape(len(part.triples), -1)
+        common = (triples.scores, negative, counted(negatives.mask, n * p), batch.gathered_rows, triples)
+        return _ScoreMovingScored(*common, batch, entities, unique, ready, everyone, places, read, found)
+
+    def backward(self, scored: Scored, positive: Float32, negative: Float32) -> StepGradients:
+        assert isinstance(scored, _ScoreMovingScored)
+        triples, batch, unique, raw = scored._triples, scored.batch, scored.unique, scored.entities
+        n, p = batch.head.shape
+        to_drawn = np.zeros((len(unique), raw.shape[1]), np.float32)
+        to_queries = []
+        for part, queries, place, read, scores in zip(
+            triples.asked, scored.everyone, scored.places, scored.read, scored.scores, strict=True
+        ):
+            mine = negative[part.triples].reshape(len(part.triples), n, -1).transpose(1, 0, 2)
+            here = self.group.all_to_all(np.ascontiguousarray(mine)).reshape(scores.shape)
+            flat = queries.reshape(-1, queries.shape[2])
+            to_all = self.score.comparison.gradients(flat, scored.ready, read, scores, here, place, to_drawn, self.pool)
+            to_queries.append(self.group.reduce_scatter(np.ascontiguousarray(to_all).reshape(queries.shape)))
+        to_drawn = self._unready(raw, unique, to_drawn)
+        to_heads, to_tails, relations, dense = triples.gradients(positive, to_queries)
+        back = self.group.all_to_all(to_tails.reshape(n, p, -1)).reshape(n * p, -1)
+        places = np.concatenate([batch.head.reshape(-1), batch.tail.reshape(-1), unique]).astype(np.int64)
+        rows, entities = self._summed(places, np.concatenate([to_heads, back, to_drawn]))
+        return StepGradients(rows, entities, relations, dense)
+
+    def _ready(self, entities: Float32, unique: Int64) -> tuple[Float32, bool]:
+        """The candidates to compare: (the shard itself, True), or (its prepared rows `unique`, False)."""
+        if self.score.as_they_are:
+            return entities, True
+        return self.score.prepared(entities[unique]), False
+
+    def _unready(self, entities: Float32, unique: Int64, gradients: Float32) -> Float32:
+        return gradients if self.score.as_they_are else self.score.unprepared(entities[unique], gradients)
+
+
+def _local_places(negatives: Negatives, part: Asked, targets: Int64) -> Int64:
+    """int64 `[g, m']`: the local candidates of everyone's queries `[n * q]`."""
+    if negatives.per_triple:
+        return np.ascontiguousarray(targets[:, part.triples]).reshape(-1, targets.shape[2])
+    return targets[:1, min(part.place, targets.shape[1] - 1)]  # what triples share is the same for all workers
 
 
 @dataclass(frozen=True, slots=True)
