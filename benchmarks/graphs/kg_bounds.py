@@ -25,9 +25,12 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
-from elastable.replicas.knowledge_graphs.scores.kernels import dot
-from elastable.replicas.knowledge_graphs.scores.kernels.blas_threads import one_blas_thread
-from elastable.replicas.knowledge_graphs.scores.kernels.products import product_gradients, products
+from elastable.replicas.knowledge_graphs.scores.kernels import (
+    dot_products,
+    one_blas_thread,
+    product_gradients,
+    products,
+)
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 
 __all__ = ["main", "product_row", "row_reads_row"]
@@ -113,7 +116,7 @@ def _recorded() -> Iterator[list[Shape]]:
         shapes.append((len(places), len(queries), queries.shape[1]))
         return product_gradients(queries, rows, places, *rest)  # type: ignore[arg-type]
 
-    with patch.object(dot, "products", scores), patch.object(dot, "product_gradients", gradients):
+    with patch.object(dot_products, "products", scores), patch.object(dot_products, "product_gradients", gradients):
         yield shapes
 
 

@@ -4,13 +4,13 @@
     python -m benchmarks.graphs.kg_quality budgets        # FB15k-237, CoDEx-M, WN18RR, 40 minutes each, on quiet cores
     python -m benchmarks.graphs.kg_quality drawn          # drawn graphs of the sizes of FB15k-237 and CoDEx-M
 
-The graphs are folders of triples in `ELASTABLE_GRAPHS` (default `../shared/data`), such as `elastable kg download
-fb15k-237 FOLDER/fb15k-237` writes; a case whose graph is not there says so. Settings are the defaults of `elastable kg
-train`, except those that a case changes; a case with a budget takes what `--budget` chooses for it. MRR is the mean
-over head and tail queries, with average ranks, including entities not seen in training: of the test triples, and in the
-cases with a budget of the validation triples. On a drawn graph it is compared with that of the model that the graph was
-drawn from. `ELASTABLE_BUDGET=5m` shortens the budgets; `ELASTABLE_CLOCK=processor` counts them in processor seconds
-divided by the number of cores, which other processes on the machine change little.
+The graphs are folders of triples in `ELASTABLE_GRAPHS` (default `../shared/data`); a case whose graph is not there says
+so. Settings are the defaults of `elastable kg train`, except those that a case changes, for some by the published ones
+of `examples/knowledge_graphs`; a case with a budget takes what `--budget` chooses for it. MRR is the mean over head and
+tail queries, with average ranks, including entities not seen in training: of the test triples, and in the cases with a
+budget of the validation triples. On a drawn graph it is compared with that of the model that the graph was drawn from.
+`ELASTABLE_BUDGET=5m` shortens the budgets; `ELASTABLE_CLOCK=processor` counts them in processor seconds divided by the
+number of cores, which other processes on the machine change little.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import os
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,11 +33,8 @@ from benchmarks.harness import Row, publish
 from elastable.commands.kg_train import run_graph
 from elastable.embedding_store.native.range_pool import available_cores
 from elastable.process.heap import keep_freed_memory
-from elastable.replicas.knowledge_graphs.graph.graph_folder import save_graph
-from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph
-from elastable.replicas.knowledge_graphs.settings import TrainSettings
-from elastable.replicas.knowledge_graphs.training.defaults import settings_of
-from elastable.replicas.knowledge_graphs.training.size_plan import GraphSize, planned_settings
+from elastable.replicas.knowledge_graphs.graph import load_graph, save_graph
+from elastable.replicas.knowledge_graphs.settings import GraphSize, TrainSettings, planned_settings, settings_of
 
 __all__ = ["CASES", "Case", "main"]
 
@@ -65,6 +63,13 @@ class Case:
     budget_minutes: float | None = None
 
 
+def _published(graph: str) -> dict[str, Any]:
+    """The settings of a published graph."""
+    file = Path(__file__).parents[2] / "examples" / "knowledge_graphs" / f"{graph}.toml"
+    settings: dict[str, Any] = tomllib.loads(file.read_text())["kg"]["train"]
+    return {name: value for name, value in settings.items() if name != "model"}
+
+
 CASES = {
     "codex-s-complex": Case("codex-s", "ComplEx", 0.44, 0.465),
     "codex-s-complex-2": Case("codex-s", "ComplEx", 0.44, 0.465, workers=2),
@@ -76,12 +81,15 @@ CASES = {
         "ComplEx",
         0.43,
         0.475,
-        {"dim": 128, "loss": "softmax", "negatives": 2048, "regularization": 0.1, "evaluate_every": 4},
+        {**_published("wn18rr"), "dim": 128, "loss": "softmax", "negatives": 2048, "evaluate_every": 4},
     ),
-    "fb15k-237-budget": Case("fb15k-237", "ComplEx", 0.33, 0.348, budget_minutes=40.0),
-    "codex-m-budget": Case("codex-m", "ComplEx", 0.31, 0.337, budget_minutes=40.0),
-    "wn18rr-budget": Case("wn18rr", "ComplEx", 0.44, 0.475, budget_minutes=40.0),
-    **{name: Case(name, "ComplEx", None, None, budget_minutes=40.0) for name in DRAWN},
+    "fb15k-237-budget": Case("fb15k-237", "ComplEx", 0.33, 0.348, _published("fb15k-237"), budget_minutes=40.0),
+    "codex-m-budget": Case("codex-m", "ComplEx", 0.31, 0.337, _published("codex-m"), budget_minutes=40.0),
+    "wn18rr-budget": Case("wn18rr", "ComplEx", 0.44, 0.475, _published("wn18rr"), budget_minutes=40.0),
+    **{
+        name: Case(name, "ComplEx", None, None, _published(name.removesuffix("-drawn")), budget_minutes=40.0)
+        for name in DRAWN
+    },
 }
 _DRAWN = tuple(DRAWN)
 _BUDGETS = tuple(name for name, case in CASES.items() if case.budget_minutes is not None and name not in DRAWN)
@@ -110,7 +118,7 @@ def _row(name: str, case: Case, home: Path, console: Console) -> Row:
         return Row(label, mrr, "validation MRR", bound, mrr / bound, case.floor)
     unit = "test MRR" if case.budget_minutes is None else "validation MRR"
     if not (home / case.graph).is_dir():
-        absent = f"absent: elastable kg download {case.graph} FOLDER/{case.graph}"
+        absent = f"absent: no folder {case.graph} in ELASTABLE_GRAPHS"
         return Row(f"{case.model} on {case.graph}", None, unit, case.floor, None, 1.0, absent)
     mrr, label = _trained(name, case, home, console)
     return Row(label, mrr, unit, case.floor, mrr / (case.floor or 1.0), 1.0)
@@ -145,8 +153,7 @@ def _settings(case: Case, folder: Path) -> tuple[TrainSettings, tuple[str, ...]]
     if case.budget_minutes is None:
         return settings_of(case.model, case.changes), ()
     graph = load_graph(folder)
-    size = GraphSize(len(graph.entities), len(graph.train), len(graph.relations))
-    return planned_settings(case.model, case.changes, size, _minutes(case))
+    return planned_settings(case.model, case.changes, GraphSize(len(graph.entities), len(graph.train)), _minutes(case))
 
 
 def _minutes(case: Case) -> float:

@@ -2,32 +2,74 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import typer
 
 from elastable.commands.command_line import with_options
-from elastable.commands.knowledge_graphs.downloading import download_published
 from elastable.commands.knowledge_graphs.evaluating import classify_triples, evaluate_run, score_triples
-from elastable.commands.knowledge_graphs.predicting import predict_links
-from elastable.commands.knowledge_graphs.searching import search_settings
-from elastable.commands.knowledge_graphs.setting_options import CHOSEN, HEADER, MODEL, with_header
-from elastable.commands.knowledge_graphs.using import export_run, serve_run, show_neighbors
+from elastable.commands.knowledge_graphs.predicting import export_run, predict_links
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.option import Option, option_fields, required, setting
+from elastable.embedding_store.option import Option, OptionField, option_fields, required, setting
 from elastable.embedding_store.support.extras import needs
 from elastable.process.quiet import import_tensorflow
 from elastable.process.stopping import SIGNAL_REASONS, OutputConsole
-from elastable.replicas.knowledge_graphs.settings import TrainSettings
+from elastable.replicas.knowledge_graphs.graph import HEADERS, GraphSource
+from elastable.replicas.knowledge_graphs.scores import SCORES
+from elastable.replicas.knowledge_graphs.settings import TrainSettings, default_settings
 
 __all__ = ["kg"]
+
+_HEADER = Option(
+    "Whether the first line of text and CSV files names the columns; auto: if its words are names of columns and on no "
+    "other line.",
+    choices=HEADERS,
+    unset="auto for text, yes for CSV",
+)
+"""The option `--header`."""
+
+
+def _with_header(dataset: str, header: str | None) -> str:
+    """The graph, with what `--header` says about its files; None: nothing is said.
+
+    Raises:
+        BadInput: the graph's name says something else, or its format has no headers.
+    """
+    if header is None:
+        return dataset
+    source = GraphSource.parse(dataset)
+    if source.header not in ("auto", header):
+        raise BadInput(f"--header {header}, but {dataset} says header={source.header}")
+    return str(source.with_header(header))
+
+
+def _default_by_model(field: OptionField) -> OptionField:
+    """The option of a setting of `TrainSettings` whose default the model decides."""
+    defaults = [default_settings(name).get(field.name, field.default) for name in (_DEFAULT_MODEL, *SCORES)]
+    first = defaults[0] if defaults[0] is not None else field.option.unset
+    shown = field.words(first)[0] if isinstance(first, bool) else str(first)
+    same = all(default == defaults[0] for default in defaults)
+    unset = shown if same else f"{shown} for {_DEFAULT_MODEL}; other models differ"
+    return replace(field, default=None, option=replace(field.option, unset=unset))
+
+
+_SETTINGS = dict(option_fields(TrainSettings))
+_MODEL: OptionField = _SETTINGS.pop("model")
+"""The option `--model`."""
+
+_DEFAULT_MODEL = str(_MODEL.default)
+_CHOSEN: Mapping[str, OptionField] = {
+    name: _default_by_model(field) for name, field in _SETTINGS.items() if name != "budget_minutes"
+}
+"""The options of all other settings by name; None: not given. The time is said as --budget."""
+
 
 kg = typer.Typer(name="kg", help="Train models of knowledge graphs, and query them.", no_args_is_help=True)
 for _name, _command in (
     *(("predict", predict_links), ("evaluate", evaluate_run), ("score", score_triples), ("classify", classify_triples)),
-    ("download", download_published),
-    *(("neighbors", show_neighbors), ("export", export_run), ("serve", serve_run), ("search", search_settings)),
+    ("export", export_run),
 ):
     kg.command(_name)(_command)
 
@@ -36,11 +78,11 @@ for _name, _command in (
 class _RunOptions:
     dataset: str = required(
         Option(
-            "Folder with train.txt, valid.txt, test.txt; openke:, ogb: or pykeen: and a folder; or an installed graph.",
+            "Folder with train.txt, valid.txt, test.txt; or ogb: and a folder.",
             metavar="DATASET", positional=True,
         )
     )  # fmt: skip
-    header: str | None = setting(None, HEADER)
+    header: str | None = setting(None, _HEADER)
     workers: int = setting(
         1, Option("Threads to train on; under `elastable replicas` its -n counts instead.", at_least=1)
     )
@@ -58,11 +100,8 @@ class _RunOptions:
     )
 
 
-_CHOSEN = {name: field for name, field in CHOSEN.items() if name != "budget_minutes"}  # which is said as --budget
-
-
 @kg.command()
-@with_options([*option_fields(_RunOptions).values(), MODEL, *_CHOSEN.values()])
+@with_options([*option_fields(_RunOptions).values(), _MODEL, *_CHOSEN.values()])
 def train(
     dataset: str, header: str | None, workers: int, run_dir: Path, resume: Path | None, budget: str | None,
     checkpoint_minutes: float, model: str,
@@ -73,7 +112,7 @@ def train(
         import_tensorflow()
         from elastable.commands.kg_train import newest_checkpoint_of, run_graph
 
-    dataset = with_header(dataset, header)
+    dataset = _with_header(dataset, header)
     found, notes = None if resume is None else newest_checkpoint_of(resume), tuple[str, ...]()
     if found is None:
         settings, notes = _planned(dataset, model, chosen, budget)
@@ -92,14 +131,12 @@ def _planned(
     dataset: str, model: str, chosen: dict[str, object], budget: str | None
 ) -> tuple[TrainSettings, tuple[str, ...]]:
     """The settings of a run, and what was chosen by the size of the graph, for people."""
-    from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph
-    from elastable.replicas.knowledge_graphs.training.size_plan import GraphSize, planned_settings
+    from elastable.replicas.knowledge_graphs.graph import load_graph
+    from elastable.replicas.knowledge_graphs.settings import GraphSize, planned_settings
 
     minutes = None if budget is None else _minutes(budget)
     graph = load_graph(dataset)
-    return planned_settings(
-        model, chosen, GraphSize(len(graph.entities), len(graph.train), len(graph.relations)), minutes
-    )
+    return planned_settings(model, chosen, GraphSize(len(graph.entities), len(graph.train)), minutes)
 
 
 def _minutes(budget: str) -> float:

@@ -16,7 +16,6 @@ EXTRAS = {
     "matplotlib": ("matplotlib", "keras"),
     "ml_dtypes": ("ml_dtypes", "keras"),
     "mpi4py": ("mpi4py", "replicas"),
-    "optuna": ("Optuna", "search"),
     "opentelemetry": ("OpenTelemetry", "traces"),
     "prometheus_client": ("prometheus-client", "monitoring"),
     "pythonjsonlogger": ("python-json-logger", "monitoring"),

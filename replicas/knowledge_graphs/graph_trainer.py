@@ -13,27 +13,37 @@ from elastable.embedding_store.errors import BadInput, NotFinite
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.embedding_store.tables.grouping import coalesce
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.knowledge_graphs.graph.batch import Side, StepBatch
-from elastable.replicas.knowledge_graphs.graph.frequency import frequency_weights
-from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
-from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples, with_inverses
-from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
-from elastable.replicas.knowledge_graphs.losses.losses import Loss, SampledSoftmax, loss_function
-from elastable.replicas.knowledge_graphs.losses.regularizer import penalty_gradients
+from elastable.replicas.knowledge_graphs.graph import (
+    KnownTriples,
+    PartitionedTriples,
+    Sharding,
+    Side,
+    StepBatch,
+    with_inverses,
+)
+from elastable.replicas.knowledge_graphs.losses import Loss, SampledSoftmax, loss_function, penalty_gradients
 from elastable.replicas.knowledge_graphs.model import ShardedModel
-from elastable.replicas.knowledge_graphs.sampling.augmented_negatives import AugmentedNegatives
-from elastable.replicas.knowledge_graphs.sampling.negatives import NegativeSampler
-from elastable.replicas.knowledge_graphs.sampling.random_negatives import RandomNegatives, TypedNegatives
-from elastable.replicas.knowledge_graphs.sampling.random_sampler import RandomSampler
-from elastable.replicas.knowledge_graphs.sampling.rigid_sampler import RigidSampler
-from elastable.replicas.knowledge_graphs.sampling.sampler import ShardedSampler
-from elastable.replicas.knowledge_graphs.schemes.dropout import Dropout
-from elastable.replicas.knowledge_graphs.schemes.embedding_moving import EmbeddingMoving
-from elastable.replicas.knowledge_graphs.schemes.kvsall import KvsAll, distinct_queries
-from elastable.replicas.knowledge_graphs.schemes.scheme import Scheme, StepGradients
-from elastable.replicas.knowledge_graphs.schemes.score_moving import ScoreMoving
-from elastable.replicas.knowledge_graphs.schemes.whole_softmax import WholeSoftmax
-from elastable.replicas.knowledge_graphs.scores.function import Values
+from elastable.replicas.knowledge_graphs.sampling import (
+    AugmentedNegatives,
+    NegativeSampler,
+    RandomNegatives,
+    RandomSampler,
+    RigidSampler,
+    ShardedSampler,
+    TypedNegatives,
+    frequency_weights,
+)
+from elastable.replicas.knowledge_graphs.schemes import (
+    Dropout,
+    EmbeddingMoving,
+    KvsAll,
+    Scheme,
+    ScoreMoving,
+    StepGradients,
+    WholeSoftmax,
+    distinct_queries,
+)
+from elastable.replicas.knowledge_graphs.scores import Values
 from elastable.replicas.knowledge_graphs.settings import KVSALL, WHOLE_LOSSES, WHOLE_SOFTMAX, TrainSettings
 
 __all__ = ["EpochLoss", "GraphTrainer"]

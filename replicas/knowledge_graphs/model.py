@@ -13,10 +13,9 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.rows.initial_values import initial_rows
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
-from elastable.replicas.knowledge_graphs.schemes.scheme import StepGradients
-from elastable.replicas.knowledge_graphs.scores import score_function
-from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
+from elastable.replicas.knowledge_graphs.graph import Sharding
+from elastable.replicas.knowledge_graphs.schemes import StepGradients
+from elastable.replicas.knowledge_graphs.scores import ScoreFunction, score_function
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 
 __all__ = ["ShardedModel"]

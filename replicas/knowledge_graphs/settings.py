@@ -1,23 +1,34 @@
-"""Settings of knowledge-graph training: everything but the graph that the numbers depend on."""
+"""Settings of knowledge-graph training: all but the graph that its numbers depend on; defaults by model and size."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import Self, cast
 
 from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.native.range_pool import available_cores
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.option import Option, check_options, setting
-from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, Corruption
-from elastable.replicas.knowledge_graphs.losses.losses import LOSSES
-from elastable.replicas.knowledge_graphs.losses.regularizer import REGULARIZERS
+from elastable.replicas.knowledge_graphs.graph import CORRUPTIONS, Corruption
+from elastable.replicas.knowledge_graphs.losses import LOSSES, REGULARIZERS, SampledSoftmax
 from elastable.replicas.knowledge_graphs.scores import SCORES, score_function
+from elastable.replicas.knowledge_graphs.scores.kernels import Dot
 
-__all__ = ["KVSALL", "WHOLE_LOSSES", "WHOLE_SOFTMAX", "TrainSettings"]
+__all__ = [
+    "DEFAULT_BUDGET_MINUTES",
+    "KVSALL",
+    "WHOLE_LOSSES",
+    "WHOLE_SOFTMAX",
+    "GraphSize",
+    "TrainSettings",
+    "default_settings",
+    "planned_settings",
+    "settings_of",
+]
 
 WHOLE_SOFTMAX = "whole-softmax"
 """The cross-entropy of an answer among all entities."""
@@ -215,3 +226,208 @@ class TrainSettings:
         if unknown:
             raise BadInput(f"settings of a knowledge graph have no {', '.join(unknown)}")
         return cast(Callable[..., Self], cls)(**values)
+
+
+# Defaults of each model, found on CoDEx-S.
+_PRODUCT: Mapping[str, object] = {
+    "dim": 256,
+    "loss": "whole-softmax",
+    "optimizer": "adagrad",
+    "learning_rate": 0.1,
+    "regularizer": "n3",
+    "regularization": 0.003,
+    "batch": 512,
+    "epochs": 40,
+    "spread": 0.01,
+}
+_SAMPLED: Mapping[str, object] = {
+    "dim": 256,
+    "norm": 2,
+    "loss": "softmax",
+    "negatives": 64,
+    "shared": False,
+    "optimizer": "adagrad",
+    "learning_rate": 0.05,
+    "batch": 256,
+    "epochs": 60,
+    "evaluate_every": 5,
+    "spread": 0.03,
+}
+_DISTANCE: Mapping[str, object] = {
+    "dim": 128,
+    "loss": "whole-softmax",
+    "optimizer": "adam",
+    "learning_rate": 0.003,
+    "batch": 512,
+    "epochs": 40,
+}
+
+_DEFAULTS: Mapping[str, Mapping[str, object]] = {
+    "ComplEx": _PRODUCT,
+    "DistMult": _PRODUCT,
+    "CP": _PRODUCT,
+    "TransE": _SAMPLED,
+    "RotatE": {name: value for name, value in _SAMPLED.items() if name != "norm"},
+    "PairRE": _DISTANCE,
+    "TripleRE": _DISTANCE,
+    "InterHT": _DISTANCE,
+    "TranS": _DISTANCE,
+    "BoxE": {**_DISTANCE, "dim": 64},
+    "TuckER": {**_DISTANCE, "dim": 100, "learning_rate": 0.001},
+    "ConvE": {**_DISTANCE, "dim": 200, "learning_rate": 0.001},
+}
+
+
+def default_settings(model: str) -> dict[str, object]:
+    """The defaults of a model, by names of `TrainSettings`. Raises BadInput for an unknown model."""
+    name = {known.lower(): known for known in SCORES}.get(model.lower())
+    if name is None:
+        name = score_function(model, 2).name  # raises BadInput with the known names
+    return {"model": name, **_DEFAULTS[name]}
+
+
+def settings_of(model: str, given: Mapping[str, object]) -> TrainSettings:
+    """The settings of a run: the given ones (None: not given), then the model's defaults.
+
+    Raises:
+        BadInput: as `TrainSettings`; a given one has no effect with the others.
+    """
+    chosen = {name: value for name, value in given.items() if value is not None}
+    settings = TrainSettings.from_json({**default_settings(model), **chosen})
+    for names, idle, why in _IDLE:
+        for name in names:
+            if name in chosen and idle(settings):
+                raise BadInput(f"{name}={chosen[name]!r} has no effect {why.format(settings)}; leave it out")
+    return settings
+
+
+_IDLE: tuple[tuple[tuple[str, ...], Callable[[TrainSettings], bool], str], ...] = (
+    (
+        ("negatives", "shared", "candidates", "filtered", "scheme"),
+        lambda settings: settings.loss in WHOLE_LOSSES,
+        "on the loss {0.loss}, which scores all entities",
+    ),
+    (
+        ("margin", "adversarial"),
+        lambda settings: settings.loss in (*WHOLE_LOSSES, SampledSoftmax.name),
+        "on the loss {0.loss}",
+    ),
+    (("corruption",), lambda settings: settings.reciprocal, "with reciprocal relations, whose queries ask for tails"),
+    (("decay",), lambda settings: settings.schedule != "exponential", "on the schedule {0.schedule}"),
+    (("regularization",), lambda settings: settings.regularizer == "none", "without a regularizer"),
+)
+"""Settings, when they change nothing, and why."""
+
+
+DEFAULT_BUDGET_MINUTES = 40.0
+"""What the defaults are chosen for, where no budget is given."""
+
+_PRODUCT_PACE, _DISTANCE_PACE = 60e9, 8e9  # multiplications and additions a second and core; with AVX-512 up to 170e9
+_EXPONENTIAL = 60  # of one score, in the same unit
+_TRAINING = 0.9  # of the budget; the rest is for evaluations
+_FEWEST_EPOCHS, _MOST_EPOCHS = 20, 200
+_MOST_ENTITIES = 20_000  # of whole-softmax
+_NEGATIVES = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSize:
+    """Numbers of entities and training triples."""
+
+    entities: int
+    triples: int
+
+
+def planned_settings(
+    model: str,
+    given: Mapping[str, object],
+    size: GraphSize,
+    budget_minutes: float | None = None,
+    cores: int | None = None,
+) -> tuple[TrainSettings, tuple[str, ...]]:
+    """The settings of a run on a graph of a size, and what was chosen by the size, with reasons.
+
+    Settings that are given stay. A loss that is given, or one that scores a fixed number of negatives, leaves nothing
+    to choose but the end.
+
+    Args:
+        model: Name of the score function.
+        given: Settings by name; None: not given.
+        size: The graph's.
+        budget_minutes: Time for the run; None: 40 minutes, and no end by time.
+        cores: Of the machine; None: those of this process.
+
+    Raises:
+        BadInput: as `settings_of`.
+    """
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if budget_minutes is not None:
+        chosen["budget_minutes"] = budget_minutes
+    settings = settings_of(model, chosen)
+    if settings.loss != WHOLE_SOFTMAX or "loss" in chosen or settings.model not in _PLANNED:
+        return settings, ()
+    budget, cores = budget_minutes or DEFAULT_BUDGET_MINUTES, cores or available_cores()
+    plan = _whole(settings, size, budget, cores)
+    if plan is None:
+        plan = _sampled(settings, size, budget, cores)
+    if budget_minutes is not None and settings.schedule not in ("linear", "cosine"):
+        ending = f"training ends after {_told(budget_minutes)}, or when validation MRR stops rising"
+        plan["epochs"] = (_MOST_EPOCHS, ending)
+    names = [name for name in plan if name not in chosen and plan[name][0] != getattr(settings, name)]
+    settings = settings_of(model, {**{name: plan[name][0] for name in names}, **chosen})
+    return settings, tuple(f"{name} {plan[name][0]}: {plan[name][1]}" for name in names)
+
+
+_PLANNED = ("ComplEx", "DistMult", "CP", "PairRE", "TripleRE", "InterHT", "TranS", "BoxE")
+"""Models whose default is whole-softmax, and whose cost is that of comparing queries with all entities."""
+
+_Plan = dict[str, tuple[object, str]]
+
+
+def _whole(settings: TrainSettings, size: GraphSize, budget: float, cores: int) -> _Plan | None:
+    """Whole-softmax with the largest dimension for which 20 epochs fit; None: there is none."""
+    if size.entities > _MOST_ENTITIES:
+        return None
+    for dim in sorted({settings.dim, 128, 64}, reverse=True):
+        if dim > settings.dim:
+            continue
+        seconds = _epoch_seconds(replace(settings, dim=dim), size, cores)
+        fit = int(_TRAINING * 60 * budget / seconds)
+        if fit < _FEWEST_EPOCHS:
+            continue
+        took = f"an epoch takes up to {seconds:.0f} s on {cores} cores"
+        return {
+            "dim": (
+                dim,
+                f"with {settings.dim} values, {_FEWEST_EPOCHS} epochs may take longer than {_told(budget)}",
+            ),
+            "epochs": (min(settings.epochs, fit), f"{took}; these fit {_told(budget)}"),
+        }
+    return None
+
+
+def _sampled(settings: TrainSettings, size: GraphSize, budget: float, cores: int) -> _Plan:
+    """A sampled softmax, with the dimension of the model's defaults if all its epochs fit."""
+    seconds = _epoch_seconds(settings, replace(size, entities=_NEGATIVES), cores)
+    fits = settings.epochs * seconds <= _TRAINING * 60 * budget
+    why = f"all {size.entities:,} entities at every step take too long; a sample corrected by its size estimates them"
+    return {
+        "loss": (SampledSoftmax.name, why),
+        "negatives": (_NEGATIVES, "shared by the triples of a step, one matrix product"),
+        "dim": (
+            settings.dim if fits else min(128, settings.dim),
+            f"with {settings.dim} values, {settings.epochs} epochs may take longer than {_told(budget)}",
+        ),
+        "evaluate_every": (4, "an evaluation scores all entities"),
+    }
+
+
+def _told(minutes: float) -> str:
+    return f"{minutes:g} minutes" if minutes >= 1 else f"{60 * minutes:g} s"
+
+
+def _epoch_seconds(settings: TrainSettings, size: GraphSize, cores: int) -> float:
+    score = score_function(settings.model, settings.dim, settings.norm)
+    pace = _PRODUCT_PACE if isinstance(score.comparison, Dot) else _DISTANCE_PACE
+    scores = 2.0 * size.triples * size.entities  # both directions
+    return scores * (6 * score.entity_width + _EXPONENTIAL) / (pace * cores)

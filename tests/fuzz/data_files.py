@@ -12,8 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from elastable.replicas.knowledge_graphs.graph.names import Names
-from elastable.replicas.knowledge_graphs.graph.triple_file import read_columns
+from elastable.replicas.knowledge_graphs.graph import Names, read_columns
 from elastable.worker.readers.formats.csv_reader import CsvReader
 from elastable.worker.readers.formats.parquet_reader import ParquetReader
 from elastable.worker.readers.records.reader import ModelInputs, Reader

@@ -23,9 +23,8 @@ from elastable.process.stopping import OutputConsole
 
 if TYPE_CHECKING:
     from elastable.embedding_store.contract.arrays import Int32
-    from elastable.replicas.knowledge_graphs.evaluation.candidates import Candidates
-    from elastable.replicas.knowledge_graphs.evaluation.triple_candidates import TripleCandidates
-    from elastable.replicas.knowledge_graphs.trained.trained_graph import TrainedGraph
+    from elastable.replicas.knowledge_graphs.evaluation import Candidates, TripleCandidates
+    from elastable.replicas.knowledge_graphs.trained import TrainedGraph
 
 __all__ = [
     "GRAPH",
@@ -48,7 +47,7 @@ def open_run(run: Path, graph: str | None) -> TrainedGraph:
     with needs("elastable kg", "replicas"):
         import_tensorflow()
         from elastable.embedding_store.native.range_pool import RangePool, available_cores
-        from elastable.replicas.knowledge_graphs.trained.trained_graph import TrainedGraph
+        from elastable.replicas.knowledge_graphs.trained import TrainedGraph
 
     return TrainedGraph(run, graph, RangePool(available_cores()))
 
@@ -99,7 +98,7 @@ def evaluate_run(options: _EvaluateOptions) -> None:
     """Rank the heads and tails of a split's triples with a trained model."""
     hits = _hits(options.at)
     trained = open_run(options.run, options.graph)
-    from elastable.replicas.knowledge_graphs.trained.rank_report import rank_groups, save_ranks
+    from elastable.replicas.knowledge_graphs.trained import rank_groups, save_ranks
 
     graph = trained.graph
     triples: Int32 = getattr(graph, options.split)
@@ -138,8 +137,8 @@ def _hits(at: str) -> tuple[int, ...]:
 
 def listed_entities(trained: TrainedGraph, file: Path) -> Candidates:
     """The entities of a file, a name per line. Raises BadInput for an unknown one."""
-    from elastable.replicas.knowledge_graphs.evaluation.candidates import Candidates
-    from elastable.replicas.knowledge_graphs.graph.triple_file import read_columns
+    from elastable.replicas.knowledge_graphs.evaluation import Candidates
+    from elastable.replicas.knowledge_graphs.graph import read_columns
 
     names = read_columns(file, ("entity",))[0][0]
     try:
@@ -149,8 +148,8 @@ def listed_entities(trained: TrainedGraph, file: Path) -> Candidates:
 
 
 def _candidates(trained: TrainedGraph, options: _EvaluateOptions) -> Candidates | TripleCandidates | None:
-    from elastable.replicas.knowledge_graphs.evaluation.candidates import Candidates
-    from elastable.replicas.knowledge_graphs.trained.listed_candidates import read_triple_candidates
+    from elastable.replicas.knowledge_graphs.evaluation import Candidates
+    from elastable.replicas.knowledge_graphs.trained import read_triple_candidates
 
     if options.among is not None:
         return listed_entities(trained, options.among)
@@ -248,8 +247,8 @@ class _ClassifyOptions:
 def classify_triples(options: _ClassifyOptions) -> None:
     """Tell true triples from false ones, by a threshold of each relation chosen on validation triples."""
     trained = open_run(options.run, options.graph)
-    from elastable.replicas.knowledge_graphs.evaluation.classification import ClassificationMetrics, Thresholds
-    from elastable.replicas.knowledge_graphs.graph.formats.source import GraphSource
+    from elastable.replicas.knowledge_graphs.evaluation import ClassificationMetrics, Thresholds
+    from elastable.replicas.knowledge_graphs.graph import GraphSource
 
     graph, folder = trained.graph, Path(GraphSource.parse(trained.source).place)
     labelled = []
@@ -285,7 +284,7 @@ def classify_triples(options: _ClassifyOptions) -> None:
 
 def _read(trained: TrainedGraph, file: Path) -> Int32:
     """Triples of a file by name; unknown names are refused with similar ones."""
-    from elastable.replicas.knowledge_graphs.graph.triple_file import read_columns
+    from elastable.replicas.knowledge_graphs.graph import read_columns
 
     columns = read_columns(file)
     kinds = (trained.entities, trained.relations, trained.entities)

@@ -1,4 +1,4 @@
-"""`elastable kg predict`: the best answers to one query, or to a file of them."""
+"""`elastable kg predict` and `export`: the best answers to queries, and embeddings in files."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from elastable.embedding_store.option import Option, check_options, required, se
 from elastable.process.stopping import OutputConsole
 
 if TYPE_CHECKING:
-    from elastable.replicas.knowledge_graphs.evaluation.candidates import Candidates
-    from elastable.replicas.knowledge_graphs.trained.link_predictor import Answer, Query
-    from elastable.replicas.knowledge_graphs.trained.trained_graph import TrainedGraph
+    from elastable.replicas.knowledge_graphs.evaluation import Candidates
+    from elastable.replicas.knowledge_graphs.trained import Answer, Query, TrainedGraph
 
-__all__ = ["predict_links"]
+__all__ = ["export_run", "predict_links"]
 
 _UNKNOWN = "?"
 _query = partial(Option, group="One query")
@@ -68,7 +67,7 @@ class _PredictOptions:
 def predict_links(options: _PredictOptions) -> None:
     """Answer (head, relation, ?) or (?, relation, tail)."""
     trained = open_run(options.run, options.graph)
-    from elastable.replicas.knowledge_graphs.trained.link_predictor import LinkPredictor, Query
+    from elastable.replicas.knowledge_graphs.trained import LinkPredictor, Query
 
     if options.queries is not None:
         queries = _read(trained, options.queries)
@@ -90,7 +89,7 @@ def predict_links(options: _PredictOptions) -> None:
 
 
 def _candidates(trained: TrainedGraph, options: _PredictOptions) -> Candidates | None:
-    from elastable.replicas.knowledge_graphs.evaluation.candidates import Candidates
+    from elastable.replicas.knowledge_graphs.evaluation import Candidates
 
     if options.among is not None:
         return listed_entities(trained, options.among)
@@ -105,8 +104,8 @@ def _candidates(trained: TrainedGraph, options: _PredictOptions) -> Candidates |
 
 
 def _read(trained: TrainedGraph, file: Path) -> list[Query]:
-    from elastable.replicas.knowledge_graphs.graph.triple_file import line_of, read_columns
-    from elastable.replicas.knowledge_graphs.trained.link_predictor import Query
+    from elastable.replicas.knowledge_graphs.graph import line_of, read_columns
+    from elastable.replicas.knowledge_graphs.trained import Query
 
     if _UNKNOWN in trained.entities:
         raise BadInput(
@@ -160,3 +159,20 @@ def _table(query: Query, answers: Sequence[Answer]) -> Table:
     for rank, answer in enumerate(answers, start=1):
         table.add_row(str(rank), answer.entity, f"{answer.score:.4f}")
     return table
+
+
+@dataclass(frozen=True, slots=True)
+class _ExportOptions:
+    run: Path = required(RUN)
+    output: Path = required(Option("A new folder.", metavar="DIR"))
+    format: str = required(Option("Format of the embeddings.", choices=("numpy", "parquet")))
+
+
+@takes(_ExportOptions)
+def export_run(options: _ExportOptions) -> None:
+    """Write the embeddings for other programs."""
+    trained = open_run(options.run, None)
+    from elastable.replicas.knowledge_graphs.trained import export_embeddings
+
+    for file in export_embeddings(trained, options.output, options.format):
+        typer.echo(str(file))

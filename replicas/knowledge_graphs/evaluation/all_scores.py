@@ -13,10 +13,9 @@ from elastable.embedding_store.contract.arrays import Float32, Float64, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
-from elastable.replicas.knowledge_graphs.evaluation.candidates import Candidates
+from elastable.replicas.knowledge_graphs.evaluation.queries import Candidates
 from elastable.replicas.knowledge_graphs.evaluation.ranking import RankCounts, Ranks
-from elastable.replicas.knowledge_graphs.graph.batch import Queries
-from elastable.replicas.knowledge_graphs.graph.known_triples import Exclusions, KnownTriples
+from elastable.replicas.knowledge_graphs.graph import Exclusions, KnownTriples, Queries
 from elastable.replicas.knowledge_graphs.model import ShardedModel
 
 __all__ = ["AllScores", "TopAnswers"]
@@ -38,7 +37,7 @@ class AllScores:
     """Everyone's queries against all entities: queries are gathered, scored on each shard, and small results returned.
 
     Every member of the group calls the same methods with its own part of the
-    same batch of queries (`elastable.replicas.knowledge_graphs.sampling.queries`).
+    same batch of queries (`elastable.replicas.knowledge_graphs.evaluation.queries`).
 
     Args:
         model: This worker's part of the model.

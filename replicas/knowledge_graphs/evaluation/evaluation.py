@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Int32
+from elastable.embedding_store.contract.arrays import Bools, Int32, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.knowledge_graphs.evaluation.all_scores import AllScores
-from elastable.replicas.knowledge_graphs.evaluation.candidates import Candidates
-from elastable.replicas.knowledge_graphs.evaluation.query_ranks import QueryRanks
+from elastable.replicas.knowledge_graphs.evaluation.queries import Candidates, QueryBatches, TripleCandidates
 from elastable.replicas.knowledge_graphs.evaluation.ranking import RankingMetrics, Ranks
-from elastable.replicas.knowledge_graphs.evaluation.triple_candidates import TripleCandidates
-from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Queries, Side
-from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
-from elastable.replicas.knowledge_graphs.graph.partition import with_inverses
+from elastable.replicas.knowledge_graphs.graph import SIDES, KnownTriples, Queries, Side, with_inverses
 from elastable.replicas.knowledge_graphs.model import ShardedModel
-from elastable.replicas.knowledge_graphs.sampling.queries import QueryBatches
 
-__all__ = ["Evaluation", "as_asked"]
+__all__ = ["HITS", "Evaluation", "QueryRanks", "as_asked"]
 
 _QUERIES = 256  # of all workers in a batch
 
@@ -117,3 +113,41 @@ def as_asked(triples: Int32, side: Side, relations: int, reciprocal: bool) -> tu
     if side == "head" and reciprocal:
         return triples[:, ::-1] + np.array([0, relations, 0], np.int32), "tail"
     return triples, side
+
+
+HITS = (1, 3, 10)
+"""The k of each Hits@k that is reported by default."""
+
+
+@dataclass(frozen=True)
+class QueryRanks:
+    """The ranks of the answers of Q queries: head queries first, each side in the order of the triples.
+
+    Attributes:
+        triple: int64 `[Q]`: the query's triple, a position in the array that was ranked.
+        side: int64 `[Q]`: the queried end, an index of `graph.batch.SIDES` (0: head, 1: tail).
+        ranks: Their ranks, `[Q]`.
+    """
+
+    triple: Int64
+    side: Int64
+    ranks: Ranks
+
+    def __len__(self) -> int:
+        return len(self.triple)
+
+    def part(self, which: Bools) -> QueryRanks:
+        """The queries that `which` (bool `[Q]`) selects."""
+        ranks = Ranks(self.ranks.optimistic[which], self.ranks.pessimistic[which])
+        return QueryRanks(self.triple[which], self.side[which], ranks)
+
+    def metrics(self, hits: Sequence[int] = HITS, ties: str = "average") -> dict[str, float]:
+        """MRR, mean rank and Hits@k, as `RankingMetrics.result`.
+
+        Raises:
+            BadInput: there are no queries, a k below 1, or unknown ties.
+        """
+        found = RankingMetrics(hits, ties)
+        for place, side in enumerate(SIDES):
+            found.add(side, self.ranks, self.side == place)
+        return found.result()

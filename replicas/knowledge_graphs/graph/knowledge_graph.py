@@ -1,44 +1,122 @@
-"""A knowledge graph: training, validation and test triples, with names and ids."""
+"""A knowledge graph: how the user names it, its triples with names and ids, reading and writing it."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
+from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Bools, Int32, Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph.entity_types import read_entity_types
-from elastable.replicas.knowledge_graphs.graph.formats.ogb import read_ogb
-from elastable.replicas.knowledge_graphs.graph.formats.openke import read_openke
-from elastable.replicas.knowledge_graphs.graph.formats.parts import GraphParts
-from elastable.replicas.knowledge_graphs.graph.formats.pykeen import read_pykeen
-from elastable.replicas.knowledge_graphs.graph.formats.source import GraphSource
-from elastable.replicas.knowledge_graphs.graph.formats.table_file import TABLE_ENDINGS, read_table_columns
 from elastable.replicas.knowledge_graphs.graph.names import Names, inverse_names
-from elastable.replicas.knowledge_graphs.graph.triple_file import line_of, read_columns, without_header
+from elastable.replicas.knowledge_graphs.graph.ogb import GraphParts, read_ogb
+from elastable.replicas.knowledge_graphs.graph.triple_files import (
+    TABLE_ENDINGS,
+    line_of,
+    read_columns,
+    read_entity_types,
+    read_table_columns,
+    without_header,
+)
 
-__all__ = ["INSTALLED_GRAPHS", "SPLITS", "KnowledgeGraph", "Unseen", "graph_of_parts", "load_graph"]
+__all__ = [
+    "COLUMNS",
+    "FOREIGN",
+    "HEADERS",
+    "SPLITS",
+    "GraphSource",
+    "KnowledgeGraph",
+    "Unseen",
+    "graph_of_parts",
+    "load_graph",
+    "save_graph",
+]
+
+COLUMNS = ("head", "relation", "tail")
+"""Names of the columns of CSV and Parquet files, unless the source names others."""
+
+FOREIGN = ("ogb",)
+"""Formats that are named before a colon."""
+
+HEADERS = ("auto", "yes", "no")
+"""Whether files of names have a header: recognised by its words, always, or never."""
+
+_HEADER = "header"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSource:
+    """A graph as the user named it.
+
+    Attributes:
+        place: A folder.
+        kind: One of `FOREIGN`; "": files of names.
+        columns: Names of the columns of head, relation and tail in CSV and Parquet files.
+        header: Whether `train.txt` and CSV files, and those of the other splits, begin with a header; one of `HEADERS`.
+    """
+
+    place: str
+    kind: str = ""
+    columns: tuple[str, str, str] = COLUMNS
+    header: str = "auto"
+
+    @classmethod
+    def parse(cls, source: str | os.PathLike[str]) -> Self:
+        """Reads a source; a folder that exists is one, whatever its name.
+
+        Raises:
+            BadInput: columns that are not named `head`, `relation` or `tail`, a header that is not one of `HEADERS`, or
+                either for a format that has none.
+        """
+        said = os.fspath(source)
+        if os.path.isdir(said):
+            return cls(said)
+        place, _, query = said.partition("?")
+        kind, colon, rest = place.partition(":")
+        known = bool(colon) and kind in FOREIGN
+        if known and query:
+            raise BadInput(f"{said}: files of {kind} have no columns to name, and no header to choose")
+        named = dict(parse_qsl(query, keep_blank_values=True))
+        if set(named) - {*COLUMNS, _HEADER} or not all(named.values()) or (query and not named):
+            raise BadInput(f"{said}: name columns as FOLDER?head=A&relation=B&tail=C&header=yes; got {query!r}")
+        head, relation, tail = (named.get(each, each) for each in COLUMNS)
+        found = cls(rest if known else place, kind if known else "", (head, relation, tail))
+        return found.with_header(named.get(_HEADER, "auto"))
+
+    def with_header(self, header: str) -> Self:
+        """The same graph, whose files are said to have a header ("yes"), to have none ("no"), or neither ("auto").
+
+        Raises:
+            BadInput: another word, or a graph in a format without headers.
+        """
+        if header not in HEADERS:
+            raise BadInput(f"header {header!r}: known are {', '.join(HEADERS)}")
+        if header != "auto" and self.kind:
+            raise BadInput(f"{self}: files of {self.kind} have no header to choose")
+        if header == "no" and self.columns != COLUMNS:
+            raise BadInput(f"{self}: columns are named by a header; leave out their names, or header=no")
+        return replace(self, header=header)
+
+    def absolute(self) -> Self:
+        """The same graph, to be found from any working directory."""
+        return replace(self, place=str(Path(self.place).resolve())) if os.path.isdir(self.place) else self
+
+    def __str__(self) -> str:
+        said = f"{self.kind}:{self.place}" if self.kind else self.place
+        query = {} if self.columns == COLUMNS else dict(zip(COLUMNS, self.columns, strict=True))
+        query |= {} if self.header == "auto" else {_HEADER: self.header}
+        return f"{said}?{urlencode(query)}" if query else said
+
 
 Unseen = Literal["keep", "drop", "refuse"]
 
 SPLITS = ("train", "valid", "test")
 _ENDINGS = (".txt", ".tsv", ".txt.gz", ".tsv.gz", *TABLE_ENDINGS)
 _TYPES = "entity_types"
-
-_READERS: Mapping[str, Callable[[str], GraphParts]] = {
-    "ogb": lambda place: read_ogb(Path(place)),
-    "openke": lambda place: read_openke(Path(place)),
-    "pykeen": read_pykeen,
-}
-
-INSTALLED_GRAPHS = ("kinships", "nations", "umls")
-"""Graphs in the wheel of PyKEEN, whose files are read without importing it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,8 +190,7 @@ def load_graph(source: str | os.PathLike[str], *, unseen: Unseen = "keep") -> Kn
             (`triple_file.without_header`); and optionally `entity_types.txt`: entity and type, on several lines for an
             entity of several types. Files may end in `.csv`, `.csv.gz` or `.parquet`, with columns head,
             relation and tail, or those of `FOLDER?head=A&relation=B&tail=C`. `FOLDER?header=yes` or `header=no` says
-            whether text and CSV files begin with a header. Or the name of an installed graph, one of
-            `INSTALLED_GRAPHS`; or `openke:FOLDER`, `ogb:FOLDER`, `pykeen:FOLDER` or `pykeen:NAME` (`graph.formats`).
+            whether text and CSV files begin with a header. Or `ogb:FOLDER`: `read_ogb`.
         unseen: How to treat validation and test triples with an entity or relation that
             no training triple has. "keep": it gets an id and an embedding that is never
             trained, and the triple counts, as in LibKGE; "drop"; or "refuse".
@@ -126,8 +203,10 @@ def load_graph(source: str | os.PathLike[str], *, unseen: Unseen = "keep") -> Kn
         raise BadInput(f"unseen {unseen!r}: known are {', '.join(get_args(Unseen))}")
     asked = GraphSource.parse(source)
     if asked.kind:
-        return graph_of_parts(_READERS[asked.kind](asked.place), unseen)
-    folder = _folder(asked.place)
+        return graph_of_parts(read_ogb(Path(asked.place)), unseen)
+    folder = Path(asked.place)
+    if not folder.is_dir():
+        raise BadInput(f"{folder}: no such folder; a graph is a folder with train.txt, or ogb:FOLDER")
     files = {split: file for split in SPLITS if (file := _file(folder, split)) is not None}
     if "train" not in files:
         raise BadInput(f"{folder}: no train.txt (or .tsv) with training triples")
@@ -231,22 +310,6 @@ def _read_others(
     return counts
 
 
-def _folder(source: str | os.PathLike[str]) -> Path:
-    folder = Path(source)
-    if folder.is_dir():
-        return folder
-    if str(source) not in INSTALLED_GRAPHS:
-        raise BadInput(f"{source}: neither a folder nor an installable graph ({', '.join(INSTALLED_GRAPHS)})")
-    found = importlib.util.find_spec("pykeen")  # finds its files without importing it
-    for place in (found.submodule_search_locations or []) if found else []:
-        inside = Path(place) / "datasets" / str(source)
-        if inside.is_dir():
-            return inside
-    raise BadInput(
-        f"graph {source!r} is inside the wheel of pykeen, which is not installed: pip install --no-deps pykeen"
-    )
-
-
 def _file(folder: Path, name: str) -> Path | None:
     found = [file for ending in _ENDINGS if (file := folder / f"{name}{ending}").is_file()]
     if len(found) > 1:
@@ -297,3 +360,37 @@ def _record(file: Path, record: int) -> str:
     if file.name.endswith(TABLE_ENDINGS):
         return f"row {record} (from 0)"
     return f"line {line_of(file, record)}"
+
+
+def save_graph(graph: KnowledgeGraph, folder: Path) -> None:
+    """Writes `train.txt`, `valid.txt`, `test.txt` and, if there are types, `entity_types.txt`, into a new folder.
+
+    Read again, the graph has the same triples by name; ids are assigned anew, in order of first occurrence, and names
+    without a triple are gone.
+
+    Raises:
+        BadInput: the folder holds something, or cannot be written.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInput(f"{folder} exists; a graph is written into a new folder")
+    entities, relations = graph.entities, graph.relations
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for split in SPLITS:
+            with (folder / f"{split}.txt").open("w", encoding="utf-8", newline="\n") as file:
+                file.writelines(
+                    f"{entities[head]}\t{relations[relation]}\t{entities[tail]}\n"
+                    for head, relation, tail in getattr(graph, split).tolist()
+                )
+        if graph.entity_types is not None and graph.types is not None:
+            with (folder / "entity_types.txt").open("w", encoding="utf-8", newline="\n") as file:
+                file.writelines(
+                    f"{entities[entity]}\t{graph.types[kind]}\n"
+                    for entity, kind in enumerate(graph.entity_types.tolist())
+                )
+                file.writelines(
+                    f"{entities[entity]}\t{graph.types[kind]}\n"
+                    for entity, kind in ([] if graph.further_types is None else graph.further_types.tolist())
+                )
+    except OSError as error:
+        raise BadInput(f"{folder} cannot be written: {error}") from error

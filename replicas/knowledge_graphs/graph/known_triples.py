@@ -11,8 +11,7 @@ from elastable.embedding_store.contract.arrays import Bools, Int32, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import kernel
 from elastable.replicas.knowledge_graphs.graph.batch import Side
-from elastable.replicas.knowledge_graphs.graph.partition import checked_triples
-from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
+from elastable.replicas.knowledge_graphs.graph.sharding import Sharding, checked_triples
 
 __all__ = ["AnswerLists", "Exclusions", "KnownTriples", "first_at_least"]
 

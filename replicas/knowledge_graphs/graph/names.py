@@ -87,12 +87,9 @@ class Names(Sequence[str]):
         return cls(text.split("\n")[:-1], what)
 
 
-def inverse_names(relations: Sequence[str], joined_by: str = " ") -> list[str]:
-    """Names of the inverse relations: `NAME (inverse)`, or with more of that where a relation has such a name.
-
-    `joined_by`: what stands before "(inverse)".
-    """
-    ending, known = f"{joined_by}(inverse)", set(relations)
+def inverse_names(relations: Sequence[str]) -> list[str]:
+    """Names of the inverse relations: `NAME (inverse)`, or with more of that where a relation has such a name."""
+    ending, known = " (inverse)", set(relations)
     while any(name + ending in known for name in relations):
-        ending += f"{joined_by}(inverse)"
+        ending += " (inverse)"
     return [name + ending for name in relations]

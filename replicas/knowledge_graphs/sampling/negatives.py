@@ -1,24 +1,44 @@
-"""The base of candidate samplers: each shard draws for each worker, and excluded candidates are masked."""
+"""Candidates of a step: what all kinds share, their masks, and those that are not drawn: all entities, listed ones."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Bools, Int32, Int64, UInt64
-from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, SIDES, Corruption, Negatives, Side
-from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
-from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
-from elastable.replicas.knowledge_graphs.graph.randomness import derived_keys, stream_key
-from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
-from elastable.replicas.knowledge_graphs.sampling.negative_masks import mask_each, mask_shared
+from elastable.embedding_store.errors import BadInput, IdOutOfRange
+from elastable.embedding_store.native.kernel import kernel
+from elastable.replicas.knowledge_graphs.graph import (
+    CORRUPTIONS,
+    SIDES,
+    Corruption,
+    KnownTriples,
+    Negatives,
+    PartitionedTriples,
+    Sharding,
+    Side,
+    derived_keys,
+    first_at_least,
+    stream_key,
+)
 
-__all__ = ["Exclude", "NegativeSampler", "StepTriples", "WorkerTriples"]
+__all__ = [
+    "AllEntities",
+    "Exclude",
+    "NegativeSampler",
+    "StepTriples",
+    "TripleNegatives",
+    "WorkerTriples",
+    "mask_each",
+    "mask_rows",
+    "mask_shared",
+]
+
 
 Exclude = Literal["nothing", "answer", "known"]
 
@@ -229,3 +249,238 @@ class NegativeSampler(ABC):
             return np.ascontiguousarray(answer), first, first + (answer >= 0)
         lists = self._known.lists(side)
         return (lists.answers, *lists.spans(given, triples[:, 1]))
+
+
+class AllEntities(NegativeSampler):
+    """All rows of every shard, in order, for every triple; arguments as of `NegativeSampler`."""
+
+    def __init__(
+        self,
+        sharding: Sharding,
+        *,
+        corruption: Corruption = "t",
+        exclude: Exclude = "answer",
+        known: KnownTriples | None = None,
+        tell_entities: bool = False,
+    ) -> None:
+        super().__init__(
+            sharding,
+            sharding.rows,
+            corruption=corruption,
+            shared=True,
+            exclude=exclude,
+            known=known,
+            tell_entities=tell_entities,
+        )
+        self._column_of = sharding.place_of(np.arange(sharding.entities))
+
+    @property
+    def _pads(self) -> bool:
+        return bool((self.sharding.counts < self.sharding.rows).any())
+
+    def _draw(self, keys: UInt64, shards: Int64, workers: Int64, step: StepTriples) -> tuple[Int32, Bools | None]:
+        rows = np.broadcast_to(np.arange(self.count, dtype=np.int32), (len(shards), 1, self.count))
+        return rows, rows < self.sharding.counts[shards][:, None, None]
+
+    def _mask(self, entities: Int64, step: StepTriples, worker: int) -> Bools:
+        there = self.sharding.entity_at >= 0
+        if self.exclude == "nothing":
+            return there[None]
+        triples = step.of(worker).triples
+        mask = np.repeat(there.reshape(1, -1), len(triples), axis=0)
+        for side in SIDES:
+            which = self.corrupted(side, step.block)
+            mask_rows(self._column_of, which, *self._excluded(side, triples[which]), mask)
+        return mask.reshape(len(triples), *there.shape)
+
+
+class TripleNegatives(NegativeSampler):
+    """Candidates from lists, each scored on its own shard; padded so that all shards have the same number.
+
+    Args:
+        sharding: Sharding of the entities.
+        heads: int `[N, k]`, global ids: candidates for the head of each triple, by its position in the partitioned
+            array; or `[k]`: the same for all. -1 is padding. Needed for corruption "h" and "ht".
+        tails: The same for tails; needed for "t" and "ht".
+        corruption, exclude, known, tell_entities: As of `NegativeSampler`.
+
+    Raises:
+        BadInput: lists are missing or do not fit together.
+        IdOutOfRange: a candidate is not an entity.
+    """
+
+    def __init__(
+        self,
+        sharding: Sharding,
+        *,
+        heads: npt.ArrayLike | None = None,
+        tails: npt.ArrayLike | None = None,
+        corruption: Corruption = "ht",
+        exclude: Exclude = "nothing",
+        known: KnownTriples | None = None,
+        tell_entities: bool = False,
+    ) -> None:
+        lists = {
+            side: _checked_lists(side, given, sharding.entities)
+            for side, given in zip(SIDES, (heads, tails), strict=True)
+            if side[0] in corruption
+        }
+        dimensions = {found.ndim for found in lists.values()}
+        if len(dimensions) > 1:
+            raise BadInput("listed candidates: heads and tails must both be [N, k], or both [k]")
+        shared = dimensions == {1}
+        self._lists = {side: found.reshape(-1, found.shape[-1]) for side, found in lists.items()}
+        count = max((_most_on_a_shard(found, sharding) for found in self._lists.values()), default=1)
+        super().__init__(
+            sharding,
+            max(1, count),
+            corruption=corruption,
+            shared=shared,
+            exclude=exclude,
+            known=known,
+            tell_entities=tell_entities,
+        )
+
+    @property
+    def _pads(self) -> bool:
+        return True
+
+    def check(self, partition: PartitionedTriples) -> None:
+        super().check(partition)
+        for side, found in self._lists.items():
+            if not self.shared and len(found) != len(partition):
+                raise BadInput(f"listed candidates: {len(found)} lists of {side}s for {len(partition)} triples")
+
+    def draw(self, step: StepTriples, worker: int) -> Negatives:
+        """One worker's part of a step's candidates, with their positions in the lists (`Negatives.column`)."""
+        shards = np.arange(self.sharding.shards)
+        column = self._split(shards, np.full(len(shards), worker), step)[1]
+        return replace(super().draw(step, worker), column=np.ascontiguousarray(column.transpose(1, 0, 2)))
+
+    def _draw(self, keys: UInt64, shards: Int64, workers: Int64, step: StepTriples) -> tuple[Int32, Bools | None]:
+        rows, column = self._split(shards, workers, step)
+        return rows, column >= 0
+
+    def _split(self, shards: Int64, workers: Int64, step: StepTriples) -> tuple[Int32, Int32]:
+        """The workers' listed candidates on the shards: rows and list positions (-1 at padding), `[k, B, m]`."""
+        sets = len(self._lists) if self.shared else self.sharding.shards * step.block
+        rows = np.zeros((len(shards), sets, self.count), np.int32)
+        column = np.full(rows.shape, -1, np.int32)
+        for place, (side, lists) in enumerate(self._lists.items()):
+            for k, worker in enumerate(workers.tolist()):
+                if self.shared:
+                    which, source = np.array([place]), np.zeros(1, np.int64)
+                else:
+                    which = self.corrupted(side, step.block)
+                    source = step.of(worker).source[which]
+                _split(
+                    lists, source, which, self.sharding.shard_of, self.sharding.row_of, shards[k], rows[k], column[k]
+                )
+        return rows, column
+
+
+def _checked_lists(side: Side, given: npt.ArrayLike | None, entities: int) -> Int64:
+    if given is None:
+        raise BadInput(f"listed candidates: corruption replaces {side}s, but no {side}s are given")
+    lists = np.asarray(given)
+    if lists.ndim not in (1, 2) or lists.dtype.kind not in "iu" or not lists.shape[-1]:
+        raise BadInput(f"listed {side}s must be integers [N, k] or [k], got {lists.dtype} {list(lists.shape)}")
+    if lists.size and not -1 <= lists.min() <= lists.max() < entities:
+        raise IdOutOfRange(f"listed {side}s are in {lists.min()} .. {lists.max()}; there are {entities} entities")
+    return np.ascontiguousarray(lists, np.int64)
+
+
+def _most_on_a_shard(lists: Int64, sharding: Sharding) -> int:
+    return int(_most(lists, sharding.shard_of, np.zeros(sharding.shards, np.int64)))
+
+
+@kernel
+def _most(lists: Int64, shard_of: Int32, count: Int64) -> int:
+    most = 0
+    for i in range(lists.shape[0]):
+        count[:] = 0
+        for c in range(lists.shape[1]):
+            if lists[i, c] >= 0:
+                count[shard_of[lists[i, c]]] += 1
+        for shard in range(len(count)):
+            most = max(most, count[shard])
+    return most
+
+
+@kernel
+def _split(
+    lists: Int64,
+    source: Int64,
+    which: Int64,
+    shard_of: Int32,
+    row_of: Int32,
+    shard: int,
+    rows: Int32,
+    column: Int32,
+) -> None:
+    """Writes the candidates of list `source[i]` on `shard` to `rows[which[i]]`, their positions to `column`."""
+    for i in range(len(source)):
+        if source[i] < 0:
+            continue
+        found = 0
+        for c in range(lists.shape[1]):
+            entity = lists[source[i], c]
+            if entity >= 0 and shard_of[entity] == shard:
+                rows[which[i], found] = row_of[entity]
+                column[which[i], found] = c
+                found += 1
+
+
+def mask_shared(entities: Int64, which: Int64, answers: Int32, first: Int64, last: Int64, mask: Bools) -> None:
+    """`mask_each` for candidates that triples share: `entities` is int64 `[c]`."""
+    column = np.argsort(entities, kind="stable")
+    _mask_shared(entities[column], column, which, answers, first, last, mask)
+
+
+@kernel
+def mask_each(entities: Int64, which: Int64, answers: Int32, first: Int64, last: Int64, mask: Bools) -> None:
+    """Masks answers among the candidates of each triple.
+
+    Args:
+        entities: int64 `[b, c]`: the candidates of every triple.
+        which: int64 `[q]`: the triples to mask.
+        answers: int32 `[a]`.
+        first, last: int64 `[q]`: triple `which[i]` excludes `answers[first[i]:last[i]]`, ascending.
+        mask: bool `[b, c]`, changed in place: False for excluded candidates.
+    """
+    for i in range(len(which)):
+        if first[i] == last[i]:
+            continue
+        row = which[i]
+        for c in range(entities.shape[1]):
+            place = first_at_least(answers, first[i], last[i], entities[row, c])
+            if place < last[i] and answers[place] == entities[row, c]:
+                mask[row, c] = False
+
+
+@kernel
+def _mask_shared(
+    entities: Int64, column: Int64, which: Int64, answers: Int32, first: Int64, last: Int64, mask: Bools
+) -> None:
+    candidates = len(entities)
+    for i in range(len(which)):
+        listed = last[i] - first[i]
+        if listed <= candidates:  # walk the shorter of the two, search the longer
+            for a in range(first[i], last[i]):
+                place = first_at_least(entities, 0, candidates, answers[a])
+                while place < candidates and entities[place] == answers[a]:  # a candidate may be drawn twice
+                    mask[which[i], column[place]] = False
+                    place += 1
+        else:
+            for c in range(candidates):
+                place = first_at_least(answers, first[i], last[i], entities[c])
+                if place < last[i] and answers[place] == entities[c]:
+                    mask[which[i], column[c]] = False
+
+
+@kernel
+def mask_rows(column_of: Int64, which: Int64, answers: Int32, first: Int64, last: Int64, mask: Bools) -> None:
+    """`mask_each` where every entity is a candidate: that of column `column_of[entity]` (int64 `[E]`)."""
+    for i in range(len(which)):
+        for a in range(first[i], last[i]):
+            mask[which[i], column_of[answers[a]]] = False

@@ -11,9 +11,9 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import InitializerSpec
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph.batch import Side
+from elastable.replicas.knowledge_graphs.graph import Side
 from elastable.replicas.knowledge_graphs.scores.function import RowPair, ScoreFunction
-from elastable.replicas.knowledge_graphs.scores.kernels.dot import Dot
+from elastable.replicas.knowledge_graphs.scores.kernels import Dot
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -12,8 +12,8 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32, Float64
 from elastable.embedding_store.contract.spec import InitializerSpec
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph.batch import Side
-from elastable.replicas.knowledge_graphs.scores.kernels.comparison import Comparison
+from elastable.replicas.knowledge_graphs.graph import Side
+from elastable.replicas.knowledge_graphs.scores.kernels import Comparison
 
 __all__ = ["RowPair", "ScoreFunction", "Values"]
 

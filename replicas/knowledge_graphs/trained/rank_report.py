@@ -1,24 +1,31 @@
-"""Metrics of ranks by relation, category or side, and ranks as a Parquet file."""
+"""Ranks of a trained model by relation, category and side, and in files; and lists of candidates from files."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet
 
-from elastable.embedding_store.contract.arrays import Bools, Float32, Int32
+from elastable.embedding_store.contract.arrays import Array, Bools, Float32, Int32
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.evaluation.query_ranks import HITS, QueryRanks
-from elastable.replicas.knowledge_graphs.graph.batch import SIDES
-from elastable.replicas.knowledge_graphs.graph.names import Names
-from elastable.replicas.knowledge_graphs.graph.relation_categories import CATEGORIES, relation_categories
+from elastable.replicas.knowledge_graphs.evaluation import HITS, QueryRanks, TripleCandidates
+from elastable.replicas.knowledge_graphs.graph import DAMAGED, SIDES, KnowledgeGraph, Names
 
-__all__ = ["GROUPINGS", "RankGroup", "rank_groups", "save_ranks"]
+__all__ = [
+    "CATEGORIES",
+    "GROUPINGS",
+    "RankGroup",
+    "rank_groups",
+    "read_triple_candidates",
+    "relation_categories",
+    "save_ranks",
+]
 
 GROUPINGS = ("relation", "category", "side")
 """What metrics can be broken down by."""
@@ -128,3 +135,102 @@ def _named(names: Sequence[str], ids: np.ndarray[tuple[int, ...], np.dtype[np.in
     present, codes = np.unique(ids, return_inverse=True)
     dictionary = pa.array([names[each] for each in present.tolist()], pa.string())
     return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), dictionary)
+
+
+CATEGORIES = ("1-1", "1-N", "N-1", "N-N")
+"""Heads of a tail, then tails of a head: in "1-N" one head has many tails."""
+
+_MANY = 1.5
+
+
+def relation_categories(triples: npt.ArrayLike, relations: int) -> Int32:
+    """The category of every relation, as Bordes et al. (2013) draw the line.
+
+    A side counts as "N" if the average number of its entities, over the distinct pairs of relation and other end, is
+    at least 1.5.
+
+    Args:
+        triples: int `[N, 3]`, usually those of training; repeated ones count once.
+        relations: Number of relations, R.
+
+    Returns:
+        int32 `[R]`: index in `CATEGORIES`; -1 for a relation without triples.
+    """
+    unique = np.unique(np.asarray(triples).reshape(-1, 3), axis=0).astype(np.int64)
+    count = np.bincount(unique[:, 1], minlength=relations)
+    many = []
+    for end in (2, 0):  # heads of a tail, tails of a head
+        pairs = np.unique(unique[:, [1, end]], axis=0)
+        distinct = np.bincount(pairs[:, 0], minlength=relations)
+        many.append(count >= _MANY * np.maximum(distinct, 1))
+    found = 2 * many[0] + many[1]
+    return np.where(count > 0, found, -1).astype(np.int32)
+
+
+_ENDS = ("head", "tail")
+
+
+def read_triple_candidates(file: Path, graph: KnowledgeGraph) -> TripleCandidates:
+    """Reads the candidates of a split's triples, in their order.
+
+    Args:
+        file: `.npz` with OGB's arrays `head_neg` and `tail_neg`, int `[N, k]`; with `head_type` and `tail_type`, as of
+            ogbl-biokg, ids count within the type. Or `.parquet` with columns `head_candidates` and `tail_candidates`,
+            a list of names for each triple.
+        graph: Its entities.
+
+    Raises:
+        BadInput: a file that cannot be read, without these arrays or columns, or with unknown names.
+        IdOutOfRange: a candidate is not an entity.
+    """
+    if file.suffix not in (".npz", ".parquet"):
+        raise BadInput(f"{file}: candidates for each triple are in a file .npz or .parquet")
+    try:
+        heads, tails = _ids(file, graph) if file.suffix == ".npz" else _names(file, graph)
+    except (*DAMAGED, pa.ArrowException) as error:
+        raise BadInput(f"{file}: cannot be read as candidates for each triple ({error})") from error
+    return TripleCandidates.of(heads, tails, len(graph.entities))
+
+
+def _ids(file: Path, graph: KnowledgeGraph) -> list[Array]:
+    with file.open("rb") as opened, np.load(opened, allow_pickle=False) as saved:
+        arrays: Mapping[str, Array] = {name: saved[name] for name in saved if not name.startswith("relation")}
+    lists = []
+    for end in _ENDS:
+        found = arrays[f"{end}_neg"]
+        kinds = arrays.get(f"{end}_type")
+        if kinds is not None and found.ndim == 2 and kinds.shape == found.shape[:1]:
+            found = _within_types(found, kinds, graph)
+        lists.append(found)
+    return lists
+
+
+def _within_types(found: Array, kinds: Array, graph: KnowledgeGraph) -> Array:
+    """Ids that count within the type of each row, int `[N, k]`, as ids of the graph; -1 stays."""
+    if graph.types is None or graph.entity_types is None:
+        raise BadInput("its ids count within types, and the graph has none")
+    named, codes = np.unique(kinds, return_inverse=True)
+    first, counts = [], []
+    for name in named:
+        members = np.flatnonzero(graph.entity_types == graph.types.id_of(str(name)))
+        if not len(members) or members[-1] - members[0] + 1 != len(members):
+            raise BadInput(f"ids count within types, but those of type {str(name)!r} do not follow each other")
+        first.append(int(members[0]))
+        counts.append(len(members))
+    if (found >= np.array(counts)[codes][:, None]).any():
+        raise BadInput("an id is beyond its type's entities")
+    return np.where(found < 0, found, found + np.array(first)[codes][:, None])
+
+
+def _names(file: Path, graph: KnowledgeGraph) -> list[Array]:
+    columns = [f"{end}_candidates" for end in _ENDS]
+    table = pyarrow.parquet.read_table(file, columns=columns)
+    lists = []
+    for column in columns:
+        rows: list[list[str] | None] = table[column].to_pylist()
+        ids = [graph.entities.ids_of(list(row or ())) for row in rows]
+        found = np.full((len(rows), max((len(row) for row in ids), default=0)), -1, np.int64)
+        for place, row in enumerate(ids):
+            found[place, : len(row)] = row
+        lists.append(found)
+    return lists

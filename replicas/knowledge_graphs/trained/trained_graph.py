@@ -1,32 +1,48 @@
-"""The best model of a run directory, loaded once, with the names of its entities and relations."""
+"""A trained model of a run directory, loaded once: its scores, its answers by names, and its embeddings in files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet
 
-from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.arrays import Float32, Int32
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.groups.thread_group import alone
-from elastable.replicas.knowledge_graphs.evaluation.all_scores import AllScores
-from elastable.replicas.knowledge_graphs.evaluation.candidates import Candidates
-from elastable.replicas.knowledge_graphs.evaluation.evaluation import Evaluation, as_asked
-from elastable.replicas.knowledge_graphs.evaluation.triple_candidates import TripleCandidates
-from elastable.replicas.knowledge_graphs.graph.batch import Side
-from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeGraph, load_graph
-from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
-from elastable.replicas.knowledge_graphs.graph.names import Names
-from elastable.replicas.knowledge_graphs.graph.partition import checked_triples, with_inverses
-from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
+from elastable.replicas.knowledge_graphs.evaluation import (
+    AllScores,
+    Candidates,
+    Evaluation,
+    QueryBatches,
+    TripleCandidates,
+    as_asked,
+)
+from elastable.replicas.knowledge_graphs.graph import (
+    SIDES,
+    KnowledgeGraph,
+    KnownTriples,
+    Names,
+    Sharding,
+    Side,
+    checked_triples,
+    inverse_names,
+    load_graph,
+    with_inverses,
+)
 from elastable.replicas.knowledge_graphs.model import ShardedModel
-from elastable.replicas.knowledge_graphs.training.graph_checkpoints import GraphCheckpoints
+from elastable.replicas.knowledge_graphs.scores import row_layout
+from elastable.replicas.knowledge_graphs.training import GraphCheckpoints
 
-__all__ = ["TrainedGraph"]
+__all__ = ["FORMATS", "Answer", "LinkPredictor", "Query", "TrainedGraph", "export_embeddings"]
 
 _TRIPLES = 1 << 14  # scored at once
 
@@ -131,3 +147,187 @@ class TrainedGraph:
 
 def _relations(graph: Mapping[str, object]) -> int:
     return int(str(graph["relations"]))
+
+
+_QUERIES = 256  # scored together
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """(head, relation, ?) or (?, relation, tail), by names.
+
+    Raises:
+        BadInput: not exactly one of head and tail.
+    """
+
+    relation: str
+    head: str | None = None
+    tail: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.head is None) == (self.tail is None):
+            given = "neither" if self.head is None else f"head {self.head!r} and tail {self.tail!r}"
+            raise BadInput(f"give a head to query tails, or a tail to query heads; got {given}")
+
+    @property
+    def side(self) -> Side:
+        """The queried end."""
+        return "head" if self.head is None else "tail"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An entity's name, and the score of the triple with it; higher is more plausible."""
+
+    entity: str
+    score: float
+
+
+class LinkPredictor:
+    """The best model of a run directory of `elastable kg train`, loaded once. Not for concurrent use.
+
+    Args:
+        run: The run directory, or its model if that is loaded already.
+        source, pool: As of `TrainedGraph`, which they load.
+
+    Attributes:
+        trained: The model.
+
+    Raises:
+        BadInput: there is no such run, or it has no checkpoint.
+        CheckpointError: the checkpoint cannot be read.
+    """
+
+    def __init__(self, run: Path | TrainedGraph, source: str | None = None, pool: RangePool = SERIAL) -> None:
+        self.trained = run if isinstance(run, TrainedGraph) else TrainedGraph(run, source, pool)
+
+    def answers(
+        self, relation: str, *, head: str | None = None, tail: str | None = None, k: int = 10, new: bool = False
+    ) -> list[Answer]:
+        """The answers to one query; see `answer`."""
+        return self.answer([Query(relation, head, tail)], k=k, new=new)[0]
+
+    def answer(
+        self, queries: Sequence[Query], *, k: int = 10, new: bool = False, among: Candidates | None = None
+    ) -> list[list[Answer]]:
+        """The best answers to each query, best first.
+
+        Args:
+            queries: Any number; those for one end are scored together.
+            k: Number of answers; fewer if there are not as many.
+            new: Leave out answers that are in the graph.
+            among: The entities that may answer; all by default.
+
+        Raises:
+            BadInput: an unknown name (with similar ones), or k below 1; with `new`, the
+                graph has moved or changed.
+        """
+        if k < 1:
+            raise BadInput(f"the best {k} answers: ask for at least 1")
+        triples = np.array([self._ids(query) for query in queries], np.int32).reshape(-1, 3)
+        found: list[list[Answer]] = [[] for _ in queries]
+        for side in SIDES:
+            mine = np.array([place for place, query in enumerate(queries) if query.side == side], np.int64)
+            if len(mine):
+                for place, answers in zip(mine, self._side(triples[mine], side, k, new, among), strict=True):
+                    found[place] = answers
+        return found
+
+    def _ids(self, query: Query) -> tuple[int, int, int]:
+        entities = self.trained.entities
+        head, tail = (-1 if name is None else entities.id_of(name) for name in (query.head, query.tail))
+        return head, self.trained.relations.id_of(query.relation), tail
+
+    def _side(self, triples: Int32, side: Side, k: int, new: bool, among: Candidates | None) -> list[list[Answer]]:
+        trained = self.trained
+        asked, of = as_asked(triples, side, len(trained.relations), trained.settings.reciprocal)
+        batches = QueryBatches(asked, trained.model.sharding, of, min(_QUERIES, len(asked)))
+        known, most = trained.known if new else None, min(k, len(trained.entities))
+        found: list[list[Answer]] = [[] for _ in triples]
+        for index in range(batches.batches):
+            queries = batches.batch(index, 0)
+            best = trained.all_scores.top(queries, most, known, among or Candidates())
+            for place in np.flatnonzero(queries.mask):
+                pairs = zip(best.entities[place].tolist(), best.scores[place].tolist(), strict=True)
+                answers = [Answer(trained.entities[entity], score) for entity, score in pairs if score > -np.inf]
+                found[int(queries.triple[place])] = answers
+        return found
+
+
+def export_embeddings(trained: TrainedGraph, folder: Path, kind: str) -> list[Path]:
+    """Writes a model into a new folder, in which a file `model.json` says what the columns of rows are.
+
+    Entities have the order of their ids; relations too, with inverse ones behind all others, named `NAME (inverse)`.
+
+    Args:
+        trained: The model.
+        folder: Must not exist, or be empty.
+        kind: One of `FORMATS`.
+
+    Returns:
+        The files.
+
+    Raises:
+        BadInput: an unknown format, or a folder that holds something or cannot be written; nothing is left.
+    """
+    if kind not in FORMATS:
+        raise BadInput(f"export as {kind!r}: known are {', '.join(FORMATS)}")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInput(f"{folder} exists; export writes a new folder")
+    names = {"entities": list(trained.entities), "relations": list(trained.relations)}
+    if trained.settings.reciprocal:
+        names["relations"] += inverse_names(names["relations"])
+    draft = folder.with_name(f".{folder.name}.new")
+    try:
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        tables = {"entities": trained.embeddings(), "relations": trained.model.relations}
+        dense = dict(trained.model.score.dense)
+        FORMATS[kind](draft, names, tables, dense)
+        about = {"format": kind, "settings": trained.settings.as_json(), **_about(trained, dense)}
+        (draft / "model.json").write_text(json.dumps(about, indent=2) + "\n")
+        draft.replace(folder)
+    except OSError as error:
+        raise BadInput(f"{folder} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return sorted(folder.iterdir())
+
+
+def _about(trained: TrainedGraph, dense: Mapping[str, Float32]) -> dict[str, object]:
+    score = trained.model.score
+    return {
+        "model": score.name,
+        "entities": len(trained.entities),
+        "relations": len(trained.relations),
+        "inverse_relations": trained.settings.reciprocal,
+        "rows": row_layout(score).as_json(),
+        "further_variables": {name: list(value.shape) for name, value in dense.items()},
+    }
+
+
+Tables = Mapping[str, Float32]
+
+
+def _numpy(folder: Path, names: Mapping[str, Sequence[str]], tables: Tables, dense: Tables) -> None:
+    for table, rows in tables.items():
+        np.save(folder / f"{table}.npy", rows)
+        (folder / f"{table}.txt").write_text("".join(f"{name}\n" for name in names[table]), encoding="utf-8")
+    for name, value in dense.items():
+        np.save(folder / f"{name}.npy", value)
+
+
+def _parquet(folder: Path, names: Mapping[str, Sequence[str]], tables: Tables, dense: Tables) -> None:
+    for table, rows in tables.items():
+        embedding = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
+        columns = {"id": pa.array(np.arange(len(rows))), "name": pa.array(names[table]), "embedding": embedding}
+        pyarrow.parquet.write_table(pa.table(columns), folder / f"{table}.parquet")
+    for name, value in dense.items():
+        np.save(folder / f"{name}.npy", value)
+
+
+FORMATS: Mapping[str, Callable[[Path, Mapping[str, Sequence[str]], Tables, Tables], None]] = {
+    "numpy": _numpy,
+    "parquet": _parquet,
+}
+"""Formats by name."""

@@ -1,1 +1,10 @@
-"""Training runs: defaults, epochs, checkpoints, and predictions from them."""
+"""Training runs: their loop, and their checkpoints."""
+
+from elastable.replicas.knowledge_graphs.training.graph_checkpoints import (
+    GraphCheckpoint,
+    GraphCheckpoints,
+    RunProgress,
+)
+from elastable.replicas.knowledge_graphs.training.graph_run import GraphRun, train_graph
+
+__all__ = ["GraphCheckpoint", "GraphCheckpoints", "GraphRun", "RunProgress", "train_graph"]

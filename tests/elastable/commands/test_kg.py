@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import tomllib
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -14,17 +15,17 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from elastable.command import app
-from elastable.commands.knowledge_graphs.progress import TrainingProgress
+from elastable.commands.kg_train import TrainingProgress
 from elastable.embedding_store.errors import BadInput, CheckpointError
 from elastable.output.run_directory import RunDirectory
 from elastable.replicas.knowledge_graphs.scores import SCORES
-from elastable.replicas.knowledge_graphs.settings import TrainSettings
-from elastable.replicas.knowledge_graphs.trained.link_predictor import LinkPredictor
-from elastable.replicas.knowledge_graphs.training.defaults import default_settings, settings_of
-from elastable.replicas.knowledge_graphs.training.graph_checkpoints import GraphCheckpoints, RunProgress
+from elastable.replicas.knowledge_graphs.settings import TrainSettings, default_settings, settings_of
+from elastable.replicas.knowledge_graphs.trained import LinkPredictor
+from elastable.replicas.knowledge_graphs.training import GraphCheckpoints, RunProgress
 from tests.elastable.processes import elastable, run_elastable, wait_until
 
 CITIES = 24
+PUBLISHED = Path(__file__).parents[3] / "examples" / "knowledge_graphs"
 QUICK = ("--dim", "32", "--epochs", "40", "--batch", "32", "--learning-rate", "0.3", "--regularization", "0.001")
 
 
@@ -259,3 +260,13 @@ def test_a_budget_ends_training_and_is_told(graph: Path, tmp_path: Path) -> None
     for wrong in ("40", "m", "-4m", "soon"):
         refused = CliRunner().invoke(app, ["kg", "train", str(graph), "--budget", wrong])
         assert "say a time such as 40m" in str(refused.exception)
+
+
+@pytest.mark.parametrize("file", sorted(PUBLISHED.glob("*.toml")), ids=lambda file: file.stem)
+def test_published_settings_are_files_of_options(file: Path, graph: Path, tmp_path: Path) -> None:
+    options = ("--config", str(file), "--dim", "8", "--epochs", "1", "--run-dir", str(tmp_path))
+    done = CliRunner().invoke(app, ["kg", "train", str(graph), *options])
+    assert done.exit_code == 0, done.output
+    said = tomllib.loads(file.read_text())["kg"]["train"]
+    settings = json.loads((tmp_path / "latest" / "result.json").read_text())["settings"]
+    assert {name: settings[name] for name in said} == said

@@ -10,18 +10,18 @@ from elastable.embedding_store.contract.arrays import Array, Int32
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.knowledge_graphs.evaluation.all_scores import AllScores
-from elastable.replicas.knowledge_graphs.evaluation.candidates import Candidates
-from elastable.replicas.knowledge_graphs.evaluation.evaluation import Evaluation
-from elastable.replicas.knowledge_graphs.evaluation.query_ranks import QueryRanks
-from elastable.replicas.knowledge_graphs.evaluation.triple_candidates import TripleCandidates
-from elastable.replicas.knowledge_graphs.graph.batch import Side
-from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
+from elastable.replicas.knowledge_graphs.evaluation import (
+    AllScores,
+    Candidates,
+    Evaluation,
+    QueryBatches,
+    QueryRanks,
+    TripleCandidates,
+)
+from elastable.replicas.knowledge_graphs.graph import KnownTriples, Side
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.model import ShardedModel
-from elastable.replicas.knowledge_graphs.sampling.queries import QueryBatches
-from elastable.replicas.knowledge_graphs.settings import TrainSettings
-from elastable.replicas.knowledge_graphs.training.defaults import settings_of
+from elastable.replicas.knowledge_graphs.settings import TrainSettings, settings_of
 from tests.replicas.knowledge_graphs.graphs import scores_of
 from tests.replicas.knowledge_graphs.test_scores import CASES, FORMULAS, WITH_NORMS
 

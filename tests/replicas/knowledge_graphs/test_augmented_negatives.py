@@ -8,16 +8,10 @@ import pytest
 from elastable.embedding_store.contract.arrays import Array
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.knowledge_graphs.graph.batch import StepBatch
-from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
-from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
-from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
+from elastable.replicas.knowledge_graphs.graph import KnownTriples, PartitionedTriples, Sharding, StepBatch
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
-from elastable.replicas.knowledge_graphs.sampling.augmented_negatives import AugmentedNegatives
-from elastable.replicas.knowledge_graphs.sampling.rigid_sampler import RigidSampler
-from elastable.replicas.knowledge_graphs.schemes.embedding_moving import EmbeddingMoving
-from elastable.replicas.knowledge_graphs.schemes.scheme import Scheme, Scored
-from elastable.replicas.knowledge_graphs.schemes.score_moving import ScoreMoving
+from elastable.replicas.knowledge_graphs.sampling import AugmentedNegatives, RigidSampler
+from elastable.replicas.knowledge_graphs.schemes import EmbeddingMoving, Scheme, Scored, ScoreMoving
 from elastable.replicas.knowledge_graphs.scores import score_function
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 from tests.untyped import Keyword

@@ -9,17 +9,22 @@ import pytest
 
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, Corruption, StepBatch
-from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
-from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
-from elastable.replicas.knowledge_graphs.sampling.all_entities import AllEntities
-from elastable.replicas.knowledge_graphs.sampling.negatives import NegativeSampler
-from elastable.replicas.knowledge_graphs.sampling.random_negatives import RandomNegatives, TypedNegatives
-from elastable.replicas.knowledge_graphs.sampling.rigid_sampler import RigidSampler
-from elastable.replicas.knowledge_graphs.sampling.triple_negatives import TripleNegatives
-from elastable.replicas.knowledge_graphs.schemes.embedding_moving import EmbeddingMoving
-from elastable.replicas.knowledge_graphs.schemes.scheme import Scheme, Scored
-from elastable.replicas.knowledge_graphs.schemes.score_moving import ScoreMoving
+from elastable.replicas.knowledge_graphs.graph import (
+    CORRUPTIONS,
+    Corruption,
+    KnownTriples,
+    PartitionedTriples,
+    StepBatch,
+)
+from elastable.replicas.knowledge_graphs.sampling import (
+    AllEntities,
+    NegativeSampler,
+    RandomNegatives,
+    RigidSampler,
+    TripleNegatives,
+    TypedNegatives,
+)
+from elastable.replicas.knowledge_graphs.schemes import EmbeddingMoving, Scheme, Scored, ScoreMoving
 from elastable.replicas.knowledge_graphs.scores import score_function
 from tests.replicas.knowledge_graphs.graphs import ENTITIES, RELATIONS, is_known, random_triples, typed_sharding
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import csv
 import gzip
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from elastable.embedding_store.errors import BadInput, NotInstalled
-from elastable.replicas.knowledge_graphs.graph.formats.pykeen import parts_of_factories
-from elastable.replicas.knowledge_graphs.graph.formats.source import GraphSource
-from elastable.replicas.knowledge_graphs.graph.graph_folder import save_graph
-from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeGraph, graph_of_parts, load_graph
+from elastable.embedding_store.errors import BadInput
+from elastable.replicas.knowledge_graphs.graph import (
+    GraphSource,
+    KnowledgeGraph,
+    load_graph,
+    save_graph,
+)
 
 ENTITIES = [f'entity {k}, or "so"' if k == 3 else f"e{k}" for k in range(12)]
 RELATIONS = ["near", "part of", "42"]
@@ -38,17 +38,6 @@ def _read(graph: KnowledgeGraph, split: str) -> Named:
     return [(graph.entities[h], graph.relations[r], graph.entities[t]) for h, r, t in triples]
 
 
-def _openke(home: Path) -> str:
-    for name, names in (("entity", ENTITIES), ("relation", RELATIONS)):
-        order = np.random.default_rng(1).permutation(len(names))  # in any order of lines
-        lines = "".join(f"{names[k]}\t{k}\n" for k in order)
-        (home / f"{name}2id.txt").write_text(f"{len(names)}\n{lines}")
-    for split, triples in TRIPLES.items():
-        lines = "".join(f"{h} {t} {r}\n" for h, r, t in triples.tolist())  # head, tail, relation
-        (home / f"{split}2id.txt").write_text(f"{len(triples)}\n{lines}")
-    return f"openke:{home}"
-
-
 def _gz(file: Path, rows: list[list[object]], delimiter: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with gzip.open(file, "wt", newline="") as lines:
@@ -63,16 +52,6 @@ def _ogb(home: Path) -> str:
     _gz(home / "mapping/nodeidx2entityid.csv.gz", [["node idx", "entity id"], *enumerate(ENTITIES)], ",")  # type: ignore[list-item]
     _gz(home / "mapping/reltype2relid.csv.gz", [["rel type", "rel id"], *enumerate(RELATIONS)], ",")  # type: ignore[list-item]
     return f"ogb:{home}"
-
-
-def _pykeen(home: Path) -> str:
-    for split, folder in (("train", "training"), ("valid", "validation"), ("test", "testing")):
-        _gz(home / folder / "numeric_triples.tsv.gz", [["head", "relation", "tail"], *TRIPLES[split].tolist()], "\t")
-        for what, names in (("entity", ENTITIES), ("relation", RELATIONS)):
-            rows: list[list[object]] = [["id", "label"], *([k, name] for k, name in enumerate(names))]
-            _gz(home / folder / f"{what}_to_id.tsv.gz", rows, "\t")
-        (home / folder / "base.pth").write_bytes(b"never read")
-    return f"pykeen:{home}"
 
 
 def _tables(ending: str) -> Callable[[Path], str]:
@@ -108,9 +87,7 @@ def _text(home: Path) -> str:
 
 
 FORMATS = {
-    "openke": _openke,
     "ogb": _ogb,
-    "pykeen": _pykeen,
     "csv": _tables(".csv"),
     "csv.gz": _tables(".csv.gz"),
     "parquet": _tables(".parquet"),
@@ -124,7 +101,7 @@ def test_the_same_graph(name: str, tmp_path: Path) -> None:
     graph = load_graph(source)
     for split in TRIPLES:
         assert _read(graph, split) == _named(split)
-    if name in ("openke", "ogb", "pykeen"):  # ids are those of the files
+    if name == "ogb":  # ids are those of the files
         assert list(graph.entities) == ENTITIES
         np.testing.assert_array_equal(graph.test, TRIPLES["test"])
     again = GraphSource.parse(str(GraphSource.parse(source).absolute()))
@@ -149,93 +126,30 @@ def test_types_of_ogb_have_ids_of_their_own(tmp_path: Path) -> None:
     assert list(graph.types) == ["disease", "drug"]
 
 
-def test_factories_of_pykeen() -> None:
-    def factory(split: str, **more: object) -> SimpleNamespace:
-        ids = {
-            f"{what}_to_id": {name: k for k, name in enumerate(names)}
-            for what, names in (("entity", ENTITIES), ("relation", RELATIONS))
-        }
-        return SimpleNamespace(mapped_triples=TRIPLES[split], **{**ids, **more})
-
-    graph = graph_of_parts(parts_of_factories("mine", factory("train"), factory("valid"), factory("test")))
-    assert all(_read(graph, split) == _named(split) for split in TRIPLES)
-    core = SimpleNamespace(mapped_triples=TRIPLES["train"], num_entities=12, num_relations=6, real_num_relations=3)
-    graph = graph_of_parts(parts_of_factories("core", core))  # it would create inverse triples
-    assert (len(graph.entities), len(graph.relations), len(graph.valid)) == (12, 3, 0)
-    with pytest.raises(BadInput, match="names other ids"):
-        parts_of_factories("mixed", factory("train"), factory("valid", entity_to_id={"a": 0}))
-
-
-def test_a_dataset_of_pykeen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pykeen", None)
-    with pytest.raises(NotInstalled, match="to_directory_binary"):
-        load_graph("pykeen:fb15k237")
-    modules = {name: ModuleType(name) for name in ("pykeen", "pykeen.datasets")}
-    core = SimpleNamespace(mapped_triples=TRIPLES["train"], num_entities=12, num_relations=3)
-    asked = []
-
-    def get_dataset(dataset: str) -> SimpleNamespace:
-        asked.append(dataset)
-        return SimpleNamespace(training=core, validation=None, testing=None)
-
-    modules["pykeen.datasets"].get_dataset = get_dataset  # type: ignore[attr-defined]
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    np.testing.assert_array_equal(load_graph("pykeen:fb15k237").train, TRIPLES["train"])
-    assert asked == ["fb15k237"]
-
-
 def test_unseen_names_of_files_of_ids(tmp_path: Path) -> None:
-    _openke(tmp_path)
-    (tmp_path / "train2id.txt").write_text("2\n0 1 0\n1 2 1\n")
-    (tmp_path / "test2id.txt").write_text("3\n0 2 0\n0 2 2\n3 1 0\n")
-    graph = load_graph(f"openke:{tmp_path}")
+    _ogb(tmp_path)
+    for split, (head, relation, tail) in {
+        "train": ([0, 1], [0, 1], [1, 2]),
+        "test": ([0, 0, 3], [0, 2, 0], [2, 2, 1]),
+    }.items():
+        np.savez(tmp_path / f"{split}.npz", head=head, relation=relation, tail=tail)
+    graph = load_graph(f"ogb:{tmp_path}")
     assert graph.unseen["test"] == 2
-    assert len(load_graph(f"openke:{tmp_path}", unseen="drop").test) == 1
+    assert len(load_graph(f"ogb:{tmp_path}", unseen="drop").test) == 1
     with pytest.raises(BadInput, match=r"valid triple \d+ \(from 0\): no training triple has"):
-        load_graph(f"openke:{tmp_path}", unseen="refuse")
+        load_graph(f"ogb:{tmp_path}", unseen="refuse")
 
 
 def test_a_graph_is_written_and_read_again(tmp_path: Path) -> None:
-    _openke(tmp_path)
-    save_graph(load_graph(f"openke:{tmp_path}"), tmp_path / "text")
+    save_graph(load_graph(_text(tmp_path)), tmp_path / "text")
     graph = load_graph(tmp_path / "text")
     assert all(_read(graph, split) == _named(split) for split in TRIPLES)
     with pytest.raises(BadInput, match="exists"):
         save_graph(graph, tmp_path / "text")
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "told"),
-    [
-        ("entity2id.txt", "13\na\t0\n", "line 1: '13' is not the number of lines that follow, which is 1"),
-        ("entity2id.txt", "2\na\t0\nb\t0\n", "id 0 of entity 'b' is there twice"),
-        ("entity2id.txt", "2\na\t0\nb\t2\n", "1 is missing"),
-        ("entity2id.txt", "1\nabc\n", "line 2: 'abc' is not a name and an id"),
-        ("train2id.txt", "1\n0 1\n", "train2id.txt, line 2: '0 1' is not head, tail and relation"),
-        ("train2id.txt", "1\n0 1 -1\n", "train2id.txt, line 2"),
-        ("train2id.txt", "2\n0 1 0\n0 12 0\n", "triple 1: tail 12 has no name among 12"),
-        ("train2id.txt", "1\n0 1 3\n", "triple 0: relation 3 has no name among 3"),
-        ("train2id.txt", "0\n", "no training triple"),
-        ("train2id.txt", None, "not a file of OpenKE"),
-        ("relation2id.txt", "1\n\xff\t0\n", "not a file of OpenKE"),
-        ("entity2id.txt", "9" * 5_000 + "\na\t0\n", "is not the number of lines that follow"),
-        ("entity2id.txt", "1\na\t" + "9" * 5_000 + "\n", "is not a name and an id"),
-    ],
-)
-def test_malformed_files_of_openke(tmp_path: Path, file: str, content: str | None, told: str) -> None:
-    _openke(tmp_path)
-    if content is None:
-        (tmp_path / file).unlink()
-    else:
-        (tmp_path / file).write_bytes(content.encode("latin-1"))
-    with pytest.raises(BadInput, match=told.replace("(", r"\(")):
-        load_graph(f"openke:{tmp_path}")
-
-
-def test_malformed_files_of_ogb_and_pykeen(tmp_path: Path) -> None:
-    for name in ("ogb", "pykeen"):
-        (tmp_path / name).mkdir()
+def test_malformed_files_of_ogb(tmp_path: Path) -> None:
+    (tmp_path / "ogb").mkdir()
     _ogb(tmp_path / "ogb")
     good = dict(np.load(tmp_path / "ogb/test.npz"))
     for broken, told in (
@@ -252,20 +166,6 @@ def test_malformed_files_of_ogb_and_pykeen(tmp_path: Path) -> None:
     (tmp_path / "ogb/test.npz").write_bytes(b"PK\x03\x04cut off")
     with pytest.raises(BadInput, match="not a NumPy file"):
         load_graph(f"ogb:{tmp_path / 'ogb'}")
-    _pykeen(tmp_path / "pykeen")
-    file = tmp_path / "pykeen/testing/numeric_triples.tsv.gz"
-    for rows, told in (
-        ([["head", "relation"], [0, 0]], "wanted the columns"),
-        ([["head", "relation", "tail"], [0, 0, "x"]], "whole number"),
-    ):
-        _gz(file, rows, "\t")  # type: ignore[arg-type]
-        with pytest.raises(BadInput, match=told):
-            load_graph(f"pykeen:{tmp_path / 'pykeen'}")
-    file.write_bytes(file.read_bytes()[:20])
-    with pytest.raises(BadInput, match="not a table of PyKEEN"):
-        load_graph(f"pykeen:{tmp_path / 'pykeen'}")
-    with pytest.raises(BadInput, match="no folder training"):
-        load_graph(f"pykeen:{tmp_path}")
 
 
 def test_malformed_tables_and_sources(tmp_path: Path) -> None:
@@ -278,7 +178,7 @@ def test_malformed_tables_and_sources(tmp_path: Path) -> None:
         with pytest.raises(BadInput, match="name columns as"):
             load_graph(f"{tmp_path}{query}")
     with pytest.raises(BadInput, match="no columns to name"):
-        load_graph("openke:somewhere?head=x")
+        load_graph("ogb:somewhere?head=x")
     (tmp_path / "train.csv").unlink()
     (tmp_path / "train.txt.gz").write_bytes(b"no gzip")
     with pytest.raises(BadInput, match="cannot be read"):
@@ -311,14 +211,6 @@ def test_names_in_columns_of_floats_are_integers(tmp_path: Path) -> None:
 def test_damaged_or_made_up_files_are_refused(tmp_path: Path) -> None:
     """Whatever zlib, NumPy and Python would raise: digits without end, splits that do not fit, ids without bound."""
     digits = "9" * 5000
-    _openke(tmp_path)
-    for file, content in (("entity2id.txt", f"1\na\t{digits}\n"), ("relation2id.txt", f"{digits}\nr\t0\n")):
-        before = (tmp_path / file).read_bytes()
-        (tmp_path / file).write_text(content)
-        with pytest.raises(BadInput, match=f"{file}, line"):
-            load_graph(f"openke:{tmp_path}")
-        (tmp_path / file).write_bytes(before)
-
     (tmp_path / "ogb/mapping").mkdir(parents=True)
     ids = {"head": np.array([0, 1]), "relation": np.array([0, 0]), "tail": np.array([1, 2])}
     typed = {**ids, "head_type": np.array(["x", "y"]), "tail_type": np.array(["x", "y"])}
@@ -349,18 +241,10 @@ def test_damaged_or_made_up_files_are_refused(tmp_path: Path) -> None:
     for split in ("train", "valid"):
         np.savez(tmp_path / f"ogb/{split}.npz", head=ids["head"], relation=ids["relation"], tail=ids["tail"])
     mapping = tmp_path / "ogb/mapping/nodeidx2entityid.csv.gz"
+    _gz(mapping, [["id", "name"], [digits, "a"]], ",")
+    with pytest.raises(BadInput, match="not a mapping of OGB"):
+        load_graph(f"ogb:{tmp_path / 'ogb'}")
     _gz(mapping, [["id", "name"], *([place, f"n{place}"] for place in range(500))], ",")
     torn(mapping)
     with pytest.raises(BadInput, match="not a mapping of OGB"):
         load_graph(f"ogb:{tmp_path / 'ogb'}")
-
-    (tmp_path / "pykeen").mkdir()
-    _pykeen(tmp_path / "pykeen")
-    labels = tmp_path / "pykeen/training/entity_to_id.tsv.gz"
-    _gz(labels, [["id", "label"], [digits, "a"]], "\t")
-    with pytest.raises(BadInput, match="an id is not a whole number"):
-        load_graph(f"pykeen:{tmp_path / 'pykeen'}")
-    _gz(labels, [["id", "label"], *([place, f"n{place}"] for place in range(500))], "\t")
-    torn(labels)
-    with pytest.raises(BadInput, match="not a table of PyKEEN"):
-        load_graph(f"pykeen:{tmp_path / 'pykeen'}")

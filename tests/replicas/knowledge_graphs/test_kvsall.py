@@ -10,15 +10,10 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
-from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
-from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
+from elastable.replicas.knowledge_graphs.graph import KnownTriples, PartitionedTriples, Sharding
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
-from elastable.replicas.knowledge_graphs.sampling.rigid_sampler import RigidSampler
-from elastable.replicas.knowledge_graphs.schemes.dropout import Dropout
-from elastable.replicas.knowledge_graphs.schemes.kvsall import KvsAll, distinct_queries
-from elastable.replicas.knowledge_graphs.schemes.scheme import StepGradients
-from elastable.replicas.knowledge_graphs.schemes.whole_softmax import WholeSoftmax
+from elastable.replicas.knowledge_graphs.sampling import RigidSampler
+from elastable.replicas.knowledge_graphs.schemes import Dropout, KvsAll, StepGradients, WholeSoftmax, distinct_queries
 from elastable.replicas.knowledge_graphs.scores import score_function
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 from tests.untyped import Keyword, Keywords

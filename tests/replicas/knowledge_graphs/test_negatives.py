@@ -10,15 +10,22 @@ import pytest
 
 from elastable.embedding_store.contract.arrays import Array, Int64
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
-from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, Corruption, StepBatch
-from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
-from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
-from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
-from elastable.replicas.knowledge_graphs.sampling.all_entities import AllEntities
-from elastable.replicas.knowledge_graphs.sampling.negatives import NegativeSampler
-from elastable.replicas.knowledge_graphs.sampling.random_negatives import RandomNegatives, TypedNegatives
-from elastable.replicas.knowledge_graphs.sampling.rigid_sampler import RigidSampler
-from elastable.replicas.knowledge_graphs.sampling.triple_negatives import TripleNegatives
+from elastable.replicas.knowledge_graphs.graph import (
+    CORRUPTIONS,
+    Corruption,
+    KnownTriples,
+    PartitionedTriples,
+    Sharding,
+    StepBatch,
+)
+from elastable.replicas.knowledge_graphs.sampling import (
+    AllEntities,
+    NegativeSampler,
+    RandomNegatives,
+    RigidSampler,
+    TripleNegatives,
+    TypedNegatives,
+)
 from tests.replicas.knowledge_graphs.graphs import (
     ENTITIES,
     RELATIONS,

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph.batch import StepBatch
-from elastable.replicas.knowledge_graphs.graph.frequency import frequency_weights
-from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples, with_inverses
-from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
-from elastable.replicas.knowledge_graphs.sampling.random_negatives import RandomNegatives
-from elastable.replicas.knowledge_graphs.sampling.random_sampler import RandomSampler
-from elastable.replicas.knowledge_graphs.sampling.rigid_sampler import RigidSampler
-from elastable.replicas.knowledge_graphs.sampling.sampler import ShardedSampler
+from elastable.replicas.knowledge_graphs.graph import PartitionedTriples, Sharding, StepBatch, with_inverses
+from elastable.replicas.knowledge_graphs.sampling import (
+    RandomNegatives,
+    RandomSampler,
+    RigidSampler,
+    ShardedSampler,
+    frequency_weights,
+)
 from tests.replicas.knowledge_graphs.graphs import RELATIONS, assembled, everyones, random_triples, typed_sharding
 
 SAMPLERS = [RigidSampler, RandomSampler]

@@ -11,15 +11,10 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.knowledge_graphs.graph.batch import Corruption, Side, StepBatch
-from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
-from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
-from elastable.replicas.knowledge_graphs.losses.losses import LogSigmoid
-from elastable.replicas.knowledge_graphs.sampling.random_negatives import RandomNegatives
-from elastable.replicas.knowledge_graphs.sampling.rigid_sampler import RigidSampler
-from elastable.replicas.knowledge_graphs.schemes.embedding_moving import EmbeddingMoving
-from elastable.replicas.knowledge_graphs.schemes.scheme import Scheme, Scored, StepGradients
-from elastable.replicas.knowledge_graphs.schemes.score_moving import ScoreMoving
+from elastable.replicas.knowledge_graphs.graph import Corruption, PartitionedTriples, Sharding, Side, StepBatch
+from elastable.replicas.knowledge_graphs.losses import LogSigmoid
+from elastable.replicas.knowledge_graphs.sampling import RandomNegatives, RigidSampler
+from elastable.replicas.knowledge_graphs.schemes import EmbeddingMoving, Scheme, Scored, ScoreMoving, StepGradients
 from elastable.replicas.knowledge_graphs.scores import SCORES, score_function
 from tests.untyped import Keyword
 

@@ -8,12 +8,9 @@ import tensorflow as tf
 
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.knowledge_graphs.graph.batch import Side
-from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
-from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
-from elastable.replicas.knowledge_graphs.sampling.rigid_sampler import RigidSampler
-from elastable.replicas.knowledge_graphs.schemes.scheme import StepGradients
-from elastable.replicas.knowledge_graphs.schemes.whole_softmax import WholeSoftmax
+from elastable.replicas.knowledge_graphs.graph import PartitionedTriples, Sharding, Side
+from elastable.replicas.knowledge_graphs.sampling import RigidSampler
+from elastable.replicas.knowledge_graphs.schemes import StepGradients, WholeSoftmax
 from elastable.replicas.knowledge_graphs.scores import score_function
 
 ENTITIES, RELATIONS, DIM = 41, 3, 8

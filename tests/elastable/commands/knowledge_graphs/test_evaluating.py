@@ -18,8 +18,8 @@ from elastable.command import app
 from elastable.commands.knowledge_graphs.evaluating import rank_table
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph
-from elastable.replicas.knowledge_graphs.trained.listed_candidates import read_triple_candidates
+from elastable.replicas.knowledge_graphs.graph import load_graph
+from elastable.replicas.knowledge_graphs.trained import read_triple_candidates
 from tests.elastable.commands.knowledge_graphs.kg_runs import (
     PLACES,
     elastable,
@@ -220,7 +220,7 @@ def test_triples_are_classified_by_thresholds_of_validation(run: Path, graph: Pa
         (("evaluate", "--at", "1,x"), "--at 1,x"),
         (("evaluate", "--at", "0"), "numbers from 1"),
         (("evaluate", "--of-type", "--among", "f"), "give one of them"),
-        (("evaluate", "--graph", "umls"), "not the one"),
+        (("evaluate", "--graph", "nowhere"), "nowhere: no such folder"),
         (("evaluate", "--among", "nowhere.txt"), "no such file"),
         (("score", "nowhere.txt"), "no such file"),
         (("classify", "--test-negatives", "nowhere.txt"), "no such file"),

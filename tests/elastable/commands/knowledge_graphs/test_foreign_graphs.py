@@ -8,32 +8,30 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from elastable.command import app
-from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph
-from elastable.replicas.knowledge_graphs.training.graph_checkpoints import GraphCheckpoints
+from elastable.replicas.knowledge_graphs.graph import load_graph
+from elastable.replicas.knowledge_graphs.training import GraphCheckpoints
 from tests.elastable.commands.knowledge_graphs.kg_runs import elastable, write_graph
 
 
-@pytest.mark.parametrize("kind", ["openke", "csv"])
+@pytest.mark.parametrize("kind", ["ogb", "csv"])
 def test_a_foreign_graph_is_trained_and_evaluated(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph, home = load_graph(write_graph(tmp_path / "text")), tmp_path / "foreign"
     home.mkdir()
     for split in ("train", "valid", "test"):
         triples = getattr(graph, split).tolist()
-        if kind == "openke":
-            lines = [f"{h} {t} {r}" for h, r, t in triples]
-            (home / f"{split}2id.txt").write_text("".join(f"{line}\n" for line in [len(lines), *lines]))
+        if kind == "ogb":
+            head, relation, tail = np.array(triples).T
+            np.savez(home / f"{split}.npz", head=head, relation=relation, tail=tail)
         else:
             rows = [f"{graph.relations[r]},{graph.entities[h]},{graph.entities[t]}" for h, r, t in triples]
             (home / f"{split}.csv").write_text("".join(f"{row}\n" for row in ["p,s,o", *rows]))
-    for name, names in (("entity", graph.entities), ("relation", graph.relations)):
-        lines = [f"{each}\t{place}" for place, each in enumerate(names)]
-        (home / f"{name}2id.txt").write_text("".join(f"{line}\n" for line in [len(lines), *lines]))
     monkeypatch.chdir(tmp_path)
-    source = "openke:foreign" if kind == "openke" else "foreign?head=s&relation=p&tail=o"
+    source = "ogb:foreign" if kind == "ogb" else "foreign?head=s&relation=p&tail=o"
     options = ("--dim", 8, "--epochs", 2, "--batch", 32, "--evaluate-every", 1)
     elastable("kg", "train", source, *options, "--run-dir", "runs")
     elastable("kg", "train", "text", *options, "--run-dir", "text-runs")
@@ -41,7 +39,7 @@ def test_a_foreign_graph_is_trained_and_evaluated(kind: str, tmp_path: Path, mon
     run, same = (tmp_path / name / "latest" for name in ("runs", "text-runs"))
     assert str(tmp_path) in str(GraphCheckpoints(run / "checkpoints").best().graph["source"])
     metrics = [json.loads(elastable("kg", "evaluate", each, "--json").output)["metrics"] for each in (run, same)]
-    if kind == "openke":  # the same ids, so the same model
+    if kind == "ogb":  # the same ids, so the same model
         assert metrics[0] == metrics[1]
     assert metrics[0]["mrr"] > 0
 

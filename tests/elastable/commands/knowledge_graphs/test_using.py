@@ -1,4 +1,4 @@
-"""`elastable kg predict` of files, `neighbors` and `export`: read again as other programs read them."""
+"""`elastable kg predict` of files, and `export`: read again as other programs read them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet
 import pytest
-import safetensors.numpy
 from typer.testing import CliRunner
 
 from elastable.command import app
 from elastable.embedding_store.contract.arrays import Array
-from elastable.replicas.knowledge_graphs.trained.link_predictor import LinkPredictor
+from elastable.replicas.knowledge_graphs.trained import LinkPredictor
 from tests.elastable.commands.knowledge_graphs.kg_runs import (
     PEOPLE,
     PLACES,
@@ -79,22 +78,6 @@ def test_answers_are_of_a_type_or_of_a_file(run: Path, tmp_path: Path) -> None:
     assert len(new) == PEOPLE - 3
 
 
-@pytest.mark.parametrize("measure", ["cosine", "euclidean", "dot"])
-def test_neighbours_are_the_nearest_in_float64(run: Path, measure: str) -> None:
-    names, rows = _names(run), np.asarray(LinkPredictor(run).trained.embeddings(), np.float64)
-    told = json.loads(elastable("kg", "neighbors", run, "person-3", "--measure", measure, "-k", 50, "--json").output)
-    own = rows[names.index("person-3")]
-    near = {
-        "cosine": rows @ own / np.linalg.norm(rows, axis=1) / np.linalg.norm(own),
-        "euclidean": -np.linalg.norm(rows - own, axis=1),
-        "dot": rows @ own,
-    }[measure]
-    expected = [k for k in np.argsort(-near) if names[k] != "person-3"]
-    assert [each["entity"] for each in told] == [names[k] for k in expected]
-    np.testing.assert_allclose([each["similarity"] for each in told], near[expected], rtol=1e-3, atol=1e-5)
-    assert "person-" in elastable("kg", "neighbors", run, "person-3").output
-
-
 def _check(run: Path, graph: Path, rows: Sequence[Array], named: Sequence[list[str]]) -> None:
     """Rows by name give the scores of the model."""
     (entities, relations), (names, kinds) = rows, named
@@ -127,46 +110,13 @@ def test_export_as_parquet(run: Path, graph: Path, tmp_path: Path) -> None:
     _check(run, graph, rows, names)
 
 
-def test_export_as_word2vec(run: Path, graph: Path, tmp_path: Path) -> None:
-    refused = CliRunner().invoke(
-        app, ["kg", "export", str(run), "--format", "word2vec", "--output", str(tmp_path / "o")]
-    )
-    assert "'lives in'" in str(refused.exception)
-    assert not (tmp_path / "o").exists()
-    elastable("kg", "export", run, "--format", "word2vec", "--output", tmp_path / "out", "--spaces", "_")
-    rows, names = [], []
-    for table in ("entities", "relations"):
-        first, *lines = (tmp_path / "out" / f"{table}.txt").read_text().splitlines()
-        read = [line.split(" ") for line in lines]
-        assert first == f"{len(read)} {len(read[0]) - 1}"
-        rows.append(np.array([[float(x) for x in line[1:]] for line in read], np.float32))
-        names.append([line[0].replace("_", " ") for line in read])
-    _check(run, graph, rows, names)
-    np.testing.assert_array_equal(rows[0], LinkPredictor(run).trained.embeddings())  # every digit that float32 has
-
-
-def test_inverse_relations_are_no_obstacle_to_word2vec(tmp_path: Path) -> None:
-    (tmp_path / "graph").mkdir()
-    (tmp_path / "graph" / "train.txt").write_text("a\tr\tb\nb\tr_(inverse)\tc\nc\tr\ta\n")
-    home = tmp_path / "runs"
-    elastable("kg", "train", tmp_path / "graph", "--dim", "4", "--epochs", "1", "--run-dir", home)
-    elastable("kg", "export", home / "latest", "--format", "word2vec", "--output", tmp_path / "out")
-    _, *lines = (tmp_path / "out" / "relations.txt").read_text().splitlines()
-    names = [line.split(" ")[0] for line in lines]
-    assert names == ["r", "r_(inverse)", "r_(inverse)_(inverse)", "r_(inverse)_(inverse)_(inverse)"]
-
-
-def test_export_for_torch(run: Path, conve: Path, graph: Path, tmp_path: Path) -> None:
-    elastable("kg", "export", run, "--format", "torch", "--output", tmp_path / "out")
-    tensors = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
-    tables = (tensors["entities.weight"], tensors["relations.weight"])
-    _check(run, graph, tables, [_names(tmp_path / "out", kind) for kind in ("entities", "relations")])
-    elastable("kg", "export", conve, "--format", "torch", "--output", tmp_path / "conve")
-    tensors = safetensors.numpy.load_file(tmp_path / "conve" / "model.safetensors")
+@pytest.mark.parametrize("kind", ["numpy", "parquet"])
+def test_export_of_further_variables(conve: Path, kind: str, tmp_path: Path) -> None:
+    elastable("kg", "export", conve, "--format", kind, "--output", tmp_path / "conve")
     dense = LinkPredictor(conve).trained.model.score.dense
-    assert set(tensors) == {"entities.weight", "relations.weight", *dense}
+    assert {file.stem for file in (tmp_path / "conve").glob("*.npy")} - {"entities", "relations"} == set(dense)
     for name, value in dense.items():
-        np.testing.assert_array_equal(tensors[name], value)
+        np.testing.assert_array_equal(np.load(tmp_path / "conve" / f"{name}.npy"), value)
 
 
 @pytest.mark.parametrize(
@@ -181,9 +131,6 @@ def test_export_for_torch(run: Path, conve: Path, graph: Path, tmp_path: Path) -
             ("predict", "--relation", "knows", "--head", "person-1", "--of-type", "a", "--among", "f"),
             "give one of them",
         ),
-        (("neighbors", "person-99"), "no entity 'person-99'"),
-        (("export", "--format", "numpy", "--spaces", "_", "--output", "new"), "only word2vec"),
-        (("export", "--format", "word2vec", "--spaces", " ", "--output", "new"), "holds none"),
     ],
 )
 def test_what_cannot_be_is_refused(run: Path, words: tuple[str, ...], told: str) -> None:

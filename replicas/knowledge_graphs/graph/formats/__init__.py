@@ -1,1 +1,0 @@
-"""Graphs in the files of other programs: OpenKE, OGB, PyKEEN, CSV, Parquet."""

@@ -1,0 +1,295 @@
+"""Files of triples by name: text, CSV and Parquet, with or without a header; files of entity types; damaged files."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import os
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from elastable.embedding_store.contract.arrays import Int32
+from elastable.embedding_store.contract.malformed import UNREADABLE
+from elastable.embedding_store.errors import BadInput
+from elastable.replicas.knowledge_graphs.graph.names import Names
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "DAMAGED",
+    "TABLE_ENDINGS",
+    "NamedColumns",
+    "line_of",
+    "read_columns",
+    "read_entity_types",
+    "read_table_columns",
+    "without_header",
+]
+
+NamedColumns = list[tuple[list[str], Int32]]
+"""For each column: its names in order of first occurrence, and int32 `[lines]`, the index of each line's name."""
+
+
+def read_columns(path: str | os.PathLike[str], columns: tuple[str, ...] = ("head", "relation", "tail")) -> NamedColumns:
+    """Reads a file of tab-separated names, UTF-8, without a header, quotes or comments; compressed if it ends in `.gz`.
+
+    Blank lines are skipped but counted; a name may contain anything but tabs and line breaks.
+
+    Args:
+        path: The file.
+        columns: What each column is, for errors.
+
+    Raises:
+        BadInput: no such file, or a malformed line, named by file and number.
+    """
+    import pyarrow as pa
+
+    file = Path(path)
+    if not file.is_file():
+        raise BadInput(f"{file}: no such file; wanted: {', '.join(columns)}, separated by tabs, one a line")
+    try:
+        if not any(True for _ in _lines(file)):
+            return [([], np.empty(0, np.int32)) for _ in columns]
+        table = _parsed(file, columns)
+    except (OSError, EOFError, zlib.error) as error:  # a .gz file that is not one, or is cut off
+        raise BadInput(f"{file}: cannot be read ({error})") from error
+    except pa.ArrowInvalid as error:
+        _refuse_malformed(file, columns)  # finds the line that Arrow could not parse
+        raise BadInput(f"{file}: cannot be read ({error})") from error
+    found = []
+    for name in columns:
+        encoded = table[name].combine_chunks().dictionary_encode()
+        names = encoded.dictionary.to_pylist()
+        if not all(names):
+            _refuse_malformed(file, columns)
+        found.append((names, np.asarray(encoded.indices, np.int32)))
+    return found
+
+
+_HEADERS = (
+    ("head", "h", "head_entity", "subject", "subj", "s", "source", "src", "from", "start", "left", "entity1", "e1"),
+    (
+        "relation",
+        "r",
+        "rel",
+        "relation_type",
+        "relationship",
+        "predicate",
+        "pred",
+        "p",
+        "property",
+        "edge",
+        "edge_type",
+    ),
+    ("tail", "t", "tail_entity", "object", "obj", "o", "target", "dst", "to", "end", "right", "entity2", "e2"),
+)
+"""Names of the columns of head, relation and tail by which a header is known."""
+
+
+def without_header(
+    path: str | os.PathLike[str], columns: NamedColumns, header: str = "auto"
+) -> tuple[NamedColumns, bool]:
+    """The columns of triples without a first line that names them, and whether there was one.
+
+    Args:
+        path: The file, for errors.
+        columns: Head, relation and tail, as `read_columns` returned them.
+        header: "auto": a first line is a header if its names are those of columns, such as "subject, predicate,
+            object", and occur on no other line; "yes": it is one whatever its names; "no": it is a triple.
+
+    Raises:
+        BadInput: a header names the columns in another order.
+    """
+    (heads, head), (kinds, relation), (tails, tail) = columns
+    if not len(head) or header == "no":
+        return columns, False
+    names = [each[0] for each in (heads, kinds, tails)]
+    said = [name.strip().lower() for name in names]
+    found = [next((place for place, known in enumerate(_HEADERS) if name in known), -1) for name in said]
+    once = all(np.count_nonzero(codes == 0) == 1 for codes in (head, relation, tail))
+    recognised = sorted(found) == [0, 1, 2]
+    if header == "auto" and (not recognised or not once or names[0] in tails or names[2] in heads):
+        return columns, False
+    if recognised and found != [0, 1, 2]:
+        number, _ = next(_lines(Path(path)))
+        raise BadInput(f"{path}, line {number}: the columns are {', '.join(names)}; they must be head, relation, tail")
+    return [_without_first(each, codes) for each, codes in columns], True
+
+
+def _without_first(names: list[str], codes: Int32) -> tuple[list[str], Int32]:
+    """A column without its first line, whose name is dropped unless another line has it."""
+    if (codes[1:] == 0).any():
+        # In order of first occurrence again, which the first line decided.
+        kept, first, inverse = np.unique(codes[1:], return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        place = np.empty(len(order), np.int32)
+        place[order] = np.arange(len(order), dtype=np.int32)
+        return [names[code] for code in kept[order]], place[inverse]
+    return names[1:], (codes[1:] - 1).astype(np.int32)
+
+
+def line_of(path: str | os.PathLike[str], record: int) -> int:
+    """The line (from 1, blank ones counted) of a file's record `record` (from 0)."""
+    return next(number for place, (number, _) in enumerate(_lines(Path(path))) if place == record)
+
+
+def _lines(file: Path) -> Iterator[tuple[int, str]]:
+    """Non-blank lines with their numbers; bytes that are not UTF-8 become surrogates."""
+    opened = gzip.open if file.suffix == ".gz" else open
+    with opened(file, "rt", encoding="utf-8-sig", errors="surrogateescape") as lines:
+        for number, line in enumerate(lines, 1):
+            if line != "\n":
+                yield number, line.removesuffix("\n")
+
+
+def _parsed(file: Path, columns: tuple[str, ...]) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.csv
+
+    return pyarrow.csv.read_csv(
+        file,
+        read_options=pyarrow.csv.ReadOptions(column_names=list(columns)),
+        parse_options=pyarrow.csv.ParseOptions(delimiter="\t", quote_char=False),
+        convert_options=pyarrow.csv.ConvertOptions(column_types={name: pa.string() for name in columns}),
+    )
+
+
+def _refuse_malformed(file: Path, columns: tuple[str, ...]) -> None:
+    """Raises BadInput for the first malformed line, if any."""
+    for number, line in _lines(file):
+        if any("\udc80" <= sign <= "\udcff" for sign in line):
+            raise BadInput(f"{file}, line {number}: not UTF-8")
+        names = line.split("\t")
+        if len(names) != len(columns) or not all(names):
+            shown = line if len(line) <= 80 else f"{line[:80]}..."
+            raise BadInput(
+                f"{file}, line {number}: {shown!r} is not {len(columns)} names ({', '.join(columns)}) with a tab "
+                f"between them"
+            )
+
+
+TABLE_ENDINGS = (".csv", ".csv.gz", ".parquet")
+"""Endings of files with named columns."""
+
+
+def read_table_columns(file: Path, columns: tuple[str, ...], header: bool = True) -> NamedColumns:
+    """Reads columns of names; what is not text becomes text, such as integers.
+
+    Args:
+        file: A CSV file (`.csv`, `.csv.gz`), or a Parquet file.
+        columns: Names of the columns; others are skipped.
+        header: Whether a CSV file's first line names its columns; without, it must have as many as `columns`, in this
+            order.
+
+    Raises:
+        BadInput: a file that cannot be read, a column that is missing, or a row without a name or with a float that is
+            no exact integer; names the row.
+    """
+    import pyarrow as pa
+
+    if file.suffix == ".parquet" and not header:
+        raise BadInput(f"{file}: columns of a Parquet file have names; leave out header=no")
+    try:
+        table = _parquet(file, columns) if file.suffix == ".parquet" else _csv(file, columns, header)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise BadInput(f"{file}: cannot be read ({error})") from error
+    found = []
+    for name in columns:
+        encoded = table[name].combine_chunks().dictionary_encode()
+        names = encoded.dictionary.to_pylist()
+        if encoded.null_count or not all(names):
+            empty = [place for place, each in enumerate(table[name].to_pylist()) if not each]
+            raise BadInput(f"{file}, row {empty[0]} (from 0): column {name!r} is empty")
+        found.append((names, np.asarray(encoded.indices, np.int32)))
+    return found
+
+
+def _require_columns(file: Path, present: list[str], columns: tuple[str, ...]) -> None:
+    for name in columns:
+        if present.count(name) != 1:
+            raise BadInput(
+                f"{file}: no column {name!r} among {', '.join(map(repr, present[:20]))}, or several; name columns as "
+                "FOLDER?head=A&relation=B&tail=C"
+            )
+
+
+def _csv(file: Path, columns: tuple[str, ...], header: bool) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.csv
+
+    types = {name: pa.string() for name in columns}
+    options = pyarrow.csv.ConvertOptions(column_types=types)
+    named = pyarrow.csv.ReadOptions(column_names=None if header else list(columns))
+    table = pyarrow.csv.read_csv(file, read_options=named, convert_options=options)
+    _require_columns(file, table.column_names, columns)
+    return table.select(list(columns))
+
+
+def _parquet(file: Path, columns: tuple[str, ...]) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(file) as read:
+        _require_columns(file, read.schema_arrow.names, columns)
+        table = read.read(columns=list(columns))
+    return pa.table({name: _as_text(file, name, table[name]) for name in columns})
+
+
+def _as_text(file: Path, name: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Names as text: of floats, as pandas makes them of integers beside nulls, the integers' digits."""
+    import pyarrow as pa
+
+    from elastable.worker.readers.formats.arrow_columns import At, as_type
+
+    if pa.types.is_floating(values.type):
+        at = At(name, lambda record: f"{file}, row {record} (from 0)")
+        values = pa.chunked_array([as_type(values.combine_chunks(), pa.int64(), at)])
+    return values.cast(pa.string())
+
+
+def read_entity_types(file: Path | None, entities: Names) -> tuple[Names | None, Int32 | None, Int32 | None]:
+    """Reads types of entities; lines of others are skipped.
+
+    Args:
+        file: The file; None: there are no types.
+        entities: The graph's.
+
+    Returns:
+        The names of types; int32 `[E]`, the first type of each entity; int32 `[K, 2]`, entity and type, further ones.
+        Entities without a type have the type "(none)".
+
+    Raises:
+        BadInput: a malformed line.
+    """
+    if file is None:
+        return None, None, None
+    (named, entity), (types, kind) = read_columns(file, ("entity", "type"))
+    place = np.array([entities.id_of(name) if name in entities else -1 for name in named], np.int64)[entity]
+    pairs = np.stack([place, kind.astype(np.int64)], axis=1)[place >= 0]
+    pairs = pairs[np.sort(np.unique(pairs, axis=0, return_index=True)[1])]  # each once, in the order of the file
+    with_type, first = np.unique(pairs[:, 0], return_index=True)
+    found = np.full(len(entities), -1, np.int32)
+    found[with_type] = pairs[first, 1]
+    if (found < 0).any():  # entities without a type get their own type
+        types, found = [*types, "(none)"], np.where(found < 0, len(types), found).astype(np.int32)
+    return Names(types, "type"), found, np.delete(pairs, first, axis=0).astype(np.int32)
+
+
+DAMAGED: tuple[type[Exception], ...] = (
+    *UNREADABLE,
+    EOFError,  # a file that is cut off
+    zlib.error,
+    zipfile.BadZipFile,
+    csv.Error,
+    MemoryError,  # of a shape that no machine could hold
+    NotImplementedError,  # a compression that Python does not know
+    RuntimeError,  # an archive with a password
+    ZeroDivisionError,
+)
+"""For code that reads arrays of `np.load`, or text of `gzip`, and makes something of them."""

@@ -1,0 +1,354 @@
+"""Losses of triples against candidates (log-sigmoid, margin, softmax) and penalties on embeddings, with gradients.
+
+A loss sees scores alone, so every score function goes with every loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from elastable.embedding_store.contract.arrays import Bools, Float32
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.native.kernel import kernel, summing_kernel
+from elastable.embedding_store.native.range_pool import SERIAL, RangePool
+from elastable.replicas.knowledge_graphs.scores import Values
+
+__all__ = [
+    "LOSSES",
+    "REGULARIZERS",
+    "LogSigmoid",
+    "Loss",
+    "LossValue",
+    "MarginRanking",
+    "SampledSoftmax",
+    "exponentials",
+    "log_sigmoid_rows",
+    "loss_function",
+    "margin_ranking_rows",
+    "penalty",
+    "penalty_gradients",
+    "row_total",
+    "softmax_rows",
+]
+
+_PAIRS_A_THREAD = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class LossValue:
+    """A loss and its gradients.
+
+    Attributes:
+        total: The weighted sum over the triples.
+        positive: float32 `[b]`, gradients of the triples' scores.
+        negative: float32 `[b, n]`, of their candidates'; 0 where one does not count.
+    """
+
+    total: float
+    positive: Float32
+    negative: Float32
+
+
+class Loss:
+    """A loss of each triple, from its score and those of its candidates.
+
+    Args:
+        rows: The kernel that computes weighted losses and gradients of some triples.
+        scalars: What it takes besides arrays.
+    """
+
+    name: str
+
+    def __init__(self, rows: Callable[..., None], *scalars: float) -> None:
+        self._rows, self._scalars = rows, tuple(np.float32(scalar) for scalar in scalars)
+
+    def __call__(
+        self,
+        positive: Float32,
+        negative: Float32,
+        weight: Float32,
+        counted: Bools | None = None,
+        pool: RangePool = SERIAL,
+    ) -> LossValue:
+        """The weighted sum of the triples' losses.
+
+        Args:
+            positive: float32 `[b]`, scores of the triples.
+            negative: float32 `[b, n]`, scores of their candidates.
+            weight: float32 `[b]`.
+            counted: bool `[b, n]`: which candidates count; None: all.
+            pool: Threads to compute with; they change no bit.
+        """
+        losses, to_positive = np.empty(len(positive), np.float32), np.empty(len(positive), np.float32)
+        to_negative = np.empty_like(negative)
+        mask = np.empty((0, 0), np.bool_) if counted is None else counted
+        more = self._row_arrays(negative, counted)
+        arguments = positive, negative, weight, mask, *more, *self._scalars, losses, to_positive, to_negative
+        fewest = max(1, _PAIRS_A_THREAD // max(1, negative.shape[1]))
+        pool.run(lambda start, stop: self._rows(*arguments, start, stop), len(positive), fewest)
+        return LossValue(float(np.sum(losses, dtype=np.float64)), to_positive, to_negative)
+
+    def _row_arrays(self, negative: Float32, counted: Bools | None) -> tuple[Float32, ...]:
+        """Further arrays of the kernel, a value or row for each triple."""
+        return ()
+
+
+class LogSigmoid(Loss):
+    """`-(log s(margin + p) + sum w log s(-margin - n)) / 2`, s the sigmoid (Sun et al., 2019).
+
+    Args:
+        margin: Above 0 for scores that are minus a distance; 0 for dot products.
+        adversarial: Weights w are the softmax of `adversarial * n`, taken as
+            constants (self-adversarial sampling); 0: all are equal.
+    """
+
+    name = "log-sigmoid"
+
+    def __init__(self, margin: float = 0.0, adversarial: float = 0.0) -> None:
+        super().__init__(log_sigmoid_rows, margin, adversarial)
+
+
+class MarginRanking(Loss):
+    """`sum w max(0, margin - p + n)`; weights w as in `LogSigmoid`."""
+
+    name = "margin"
+
+    def __init__(self, margin: float = 1.0, adversarial: float = 0.0) -> None:
+        super().__init__(margin_ranking_rows, margin, adversarial)
+
+
+class SampledSoftmax(Loss):
+    """`-log(exp(p) / (exp(p) + c sum exp(n)))`: cross-entropy of the triple among its candidates.
+
+    Args:
+        margin: Not used.
+        adversarial: Not used.
+        entities: c is `(entities - 1) / candidates that count`, so that the sum
+            estimates the one over all entities; 0: c is 1.
+    """
+
+    name = "softmax"
+
+    def __init__(self, margin: float = 0.0, adversarial: float = 0.0, entities: int = 0) -> None:
+        super().__init__(softmax_rows, entities - 1)
+
+    def _row_arrays(self, negative: Float32, counted: Bools | None) -> tuple[Float32, ...]:
+        there = negative if counted is None else np.where(counted, negative, np.float32(-np.inf))
+        return (there.max(axis=1, initial=np.float32(-np.inf)),)
+
+
+LOSSES: Mapping[str, Callable[[float, float], Loss]] = MappingProxyType(
+    {maker.name: maker for maker in (LogSigmoid, MarginRanking, SampledSoftmax)}
+)
+"""Losses by name."""
+
+
+def loss_function(name: str, margin: float, adversarial: float) -> Loss:
+    """A loss by its name. Raises BadInput where there is none; names those there are."""
+    if name not in LOSSES:
+        raise BadInput(f"loss {name!r}: known are {', '.join(LOSSES)}")
+    return LOSSES[name](margin, adversarial)
+
+
+@kernel
+def _counts(counted: Bools, b: int, k: int) -> bool:
+    return bool(counted.shape[1] == 0 or counted[b, k])
+
+
+@kernel
+def _weights(negative: Float32, counted: Bools, b: int, adversarial: np.float32, weights: Float32) -> None:
+    """Softmax of the candidates that count, or equal shares; 0 where one does not."""
+    highest = np.float32(-np.inf)
+    for k in range(len(weights)):
+        if _counts(counted, b, k):
+            highest = max(highest, negative[b, k])
+    total = np.float32(0)
+    for k in range(len(weights)):
+        share = np.float32(0)
+        if _counts(counted, b, k):
+            share = np.float32(1) if adversarial == 0 else np.exp(adversarial * (negative[b, k] - highest))
+        weights[k] = share
+        total += share
+    if total > 0:
+        for k in range(len(weights)):
+            weights[k] /= total
+
+
+@kernel
+def _softplus(x: np.float32) -> np.float32:
+    return np.float32(max(x, np.float32(0)) + np.log1p(np.exp(-abs(x))))
+
+
+@kernel
+def _sigmoid(x: np.float32) -> np.float32:
+    small = np.exp(-abs(x))
+    return np.float32((np.float32(1) if x >= 0 else small) / (np.float32(1) + small))
+
+
+@kernel
+def log_sigmoid_rows(
+    positive: Float32,
+    negative: Float32,
+    weight: Float32,
+    counted: Bools,
+    margin: np.float32,
+    adversarial: np.float32,
+    losses: Float32,
+    to_positive: Float32,
+    to_negative: Float32,
+    start: int,
+    stop: int,
+) -> None:
+    """Weighted loss of triples `start..stop`, with its gradients, written in place."""
+    half = np.float32(0.5)
+    for b in range(start, stop):
+        shares = to_negative[b]
+        _weights(negative, counted, b, adversarial, shares)
+        total = _softplus(-margin - positive[b])
+        to_positive[b] = -half * weight[b] * _sigmoid(-margin - positive[b])
+        for k in range(len(shares)):
+            share = shares[k]
+            if share > 0:
+                x = margin + negative[b, k]
+                total += share * _softplus(x)
+                shares[k] = half * weight[b] * share * _sigmoid(x)
+        losses[b] = half * weight[b] * total
+
+
+@kernel
+def margin_ranking_rows(
+    positive: Float32,
+    negative: Float32,
+    weight: Float32,
+    counted: Bools,
+    margin: np.float32,
+    adversarial: np.float32,
+    losses: Float32,
+    to_positive: Float32,
+    to_negative: Float32,
+    start: int,
+    stop: int,
+) -> None:
+    """Weighted loss of triples `start..stop`, with its gradients, written in place."""
+    for b in range(start, stop):
+        shares = to_negative[b]
+        _weights(negative, counted, b, adversarial, shares)
+        total, pull = np.float32(0), np.float32(0)
+        for k in range(len(shares)):
+            x = margin - positive[b] + negative[b, k]
+            share = shares[k] * weight[b]
+            shares[k] = share if x > 0 else np.float32(0)
+            if x > 0:
+                total += share * x
+                pull += share
+        losses[b], to_positive[b] = total, -pull
+
+
+@kernel
+def softmax_rows(
+    positive: Float32,
+    negative: Float32,
+    weight: Float32,
+    counted: Bools,
+    highest: Float32,
+    others: np.float32,
+    losses: Float32,
+    to_positive: Float32,
+    to_negative: Float32,
+    start: int,
+    stop: int,
+) -> None:
+    """Weighted loss of triples `start..stop`, with its gradients, written in place."""
+    for b in range(start, stop):
+        shares, count, top = to_negative[b], negative.shape[1], max(positive[b], highest[b])
+        exponentials(negative[b], top, shares)
+        if counted.shape[1]:
+            count = 0
+            for k in range(len(shares)):
+                count += counted[b, k]
+                shares[k] = shares[k] if counted[b, k] else np.float32(0)
+        each = others / np.float32(count) if others > 0 and count > 0 else np.float32(1)
+        mine = np.exp(positive[b] - top)
+        total = mine + each * row_total(shares)
+        scale = weight[b] / total
+        for k in range(len(shares)):
+            shares[k] *= scale * each
+        to_positive[b] = weight[b] * (mine / total - np.float32(1))
+        losses[b] = weight[b] * (np.log(total) + top - positive[b])
+
+
+# Exponentials of rows of scores, eight or sixteen at a time: the C library's function takes one. The polynomial is that
+# of the Cephes library (S. L. Moshier), `expf`: its error is below two units in the last place.
+
+_LOWEST = np.float32(-87.0)  # its exponential is the last before denormal numbers
+_LOG2_E, _LN2_HIGH, _LN2_LOW = np.float32(1.44269504088896341), np.float32(0.693359375), np.float32(-2.12194440e-4)
+_C0, _C1, _C2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
+_C3, _C4, _C5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
+
+
+@kernel
+def exponentials(values: Float32, shift: np.float32, out: Float32) -> None:
+    """`out[k] = exp(values[k] - shift)`, for values not above `shift`; below e^-87 it is 0. NaN stays NaN."""
+    one, half, zero = np.float32(1), np.float32(0.5), np.float32(0)
+    for k in range(len(values)):
+        x = values[k] - shift
+        kept = _LOWEST if x < _LOWEST else x
+        power = np.floor(kept * _LOG2_E + half)
+        rest = kept - power * _LN2_HIGH
+        rest = rest - power * _LN2_LOW
+        series = _C0 * rest + _C1
+        series = series * rest + _C2
+        series = series * rest + _C3
+        series = series * rest + _C4
+        series = series * rest + _C5
+        series = series * (rest * rest) + rest + one
+        scale = np.int32((np.int32(power) + 127) << 23).view(np.float32)
+        out[k] = zero if x < _LOWEST else series * scale
+
+
+@summing_kernel
+def row_total(values: Float32) -> np.float32:
+    """The sum of a row."""
+    total = np.float32(0)
+    for k in range(len(values)):
+        total += values[k]
+    return total
+
+
+REGULARIZERS = ("none", "l2", "n3")
+"""By name: nothing; `sum x^2`; `sum |x|^3`, where x is complex with the modulus. Phases are not penalised: as complex
+numbers they all have the modulus 1."""
+
+
+def penalty(kind: str, rows: Float32, values: Values = "real") -> Float32:
+    """float32 `[n]`: of each of `rows` `[n, width]`."""
+    if kind == "none" or values == "phase" or not rows.shape[1]:
+        return np.zeros(len(rows), np.float32)
+    if kind == "l2":
+        return np.asarray(np.einsum("nd,nd->n", rows, rows), np.float32)
+    return np.asarray((_sizes(rows, values) ** 3).sum(axis=1), np.float32)
+
+
+def penalty_gradients(kind: str, rows: Float32, values: Values = "real") -> Float32:
+    """float32 `[n, width]`: of the penalties."""
+    if kind == "none" or values == "phase":
+        return np.zeros_like(rows)
+    if kind == "l2":
+        return np.float32(2) * rows
+    sizes = _sizes(rows, values)
+    if values == "complex":
+        sizes = np.concatenate([sizes, sizes], axis=1)
+    return np.float32(3) * sizes * rows
+
+
+def _sizes(rows: Float32, values: Values) -> Float32:
+    """Absolute values; of complex numbers, all real parts lie before all imaginary ones."""
+    if values == "real":
+        return np.abs(rows)
+    half = rows.shape[1] // 2
+    real, imaginary = rows[:, :half], rows[:, half:]
+    return np.asarray(np.sqrt(real * real + imaginary * imaginary), np.float32)

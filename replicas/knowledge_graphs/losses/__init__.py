@@ -1,1 +1,0 @@
-"""Losses and regularizers of triples."""

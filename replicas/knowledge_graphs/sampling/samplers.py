@@ -1,0 +1,323 @@
+"""Batch samplers: a step's triples, as many from every shardpair, each once an epoch or drawn; and their weights."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from functools import cached_property, lru_cache
+from hashlib import blake2b
+
+import numpy as np
+import numpy.typing as npt
+
+from elastable.embedding_store.contract.arrays import Bools, Float32, Int32, Int64
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.native.kernel import kernel
+from elastable.replicas.knowledge_graphs.graph import (
+    PartitionedTriples,
+    StepBatch,
+    derived_keys,
+    draw_between,
+    shuffled_segments,
+    stream_key,
+)
+from elastable.replicas.knowledge_graphs.sampling.negatives import NegativeSampler, StepTriples, WorkerTriples
+
+__all__ = ["RandomSampler", "RigidSampler", "ShardedSampler", "frequency_weights"]
+
+
+class ShardedSampler(ABC):
+    """Batches as a pure function of (settings, step, worker): any worker can compute any batch, in any order.
+
+    So a run's position is one number, and a run resumed at a step continues
+    with the same batches. All methods are thread-safe.
+
+    Args:
+        partition: The training triples, in mode "pair".
+        batch_per_worker: Least number of triples of a worker's step; rounded up to n
+            blocks of one size (an even one for corruption "ht").
+        seed: Seed of the order of triples.
+        negatives: Draws their candidates; None: the batches have none.
+        weights: float32 `[N]` by `partition.triples`, with mean 1 (`frequency_weights`); None: all weights are 1.
+
+    Attributes:
+        block: Triples of each shardpair in a step, p; a worker's step has `n * p`.
+
+    Raises:
+        BadInput: a partition of another mode, no triples, a batch below 1, or weights or candidates that do not fit.
+    """
+
+    def __init__(
+        self,
+        partition: PartitionedTriples,
+        batch_per_worker: int,
+        *,
+        seed: int = 0,
+        negatives: NegativeSampler | None = None,
+        weights: Float32 | None = None,
+    ) -> None:
+        if partition.mode != "pair":
+            raise BadInput(f"a batch sampler needs triples partitioned in mode 'pair', not {partition.mode!r}")
+        if not len(partition):
+            raise BadInput("a batch sampler needs at least one triple; got none")
+        if batch_per_worker < 1:
+            raise BadInput(f"a batch has at least 1 triple a worker, got {batch_per_worker}")
+        if weights is not None and weights.shape != (len(partition),):
+            raise BadInput(f"weights must be [{len(partition)}], one a triple; got {list(weights.shape)}")
+        if negatives is not None:
+            negatives.check(partition)
+        self.partition, self.negatives, self.seed = partition, negatives, seed
+        self._weights = np.ones(len(partition), np.float32) if weights is None else weights.astype(np.float32)
+        self._counts, self._offsets = partition.counts.reshape(-1), partition.offsets.reshape(-1)
+        self._halved = negatives is not None and negatives.corruption == "ht"
+        block = -(-batch_per_worker // partition.sharding.shards)
+        self.block = block + (block % 2 if self._halved else 0)
+
+    @property
+    @abstractmethod
+    def steps_per_epoch(self) -> int:
+        """Steps that visit every triple once (in a random sampler, on average)."""
+
+    @abstractmethod
+    def _place(self, step: int, pairs: Int64) -> tuple[Int64, Bools]:
+        """The triples of these shardpairs in a step.
+
+        Args:
+            step: From 0.
+            pairs: int64 `[k]`, each `head's shard * n + tail's shard`.
+
+        Returns:
+            int64 `[k, p]`, positions in `partition.triples`, -1 if a pair has none; bool `[k, p]`, False at padding.
+        """
+
+    @abstractmethod
+    def _present(self, step: int) -> int:
+        """Number of all workers' triples in a step, without padding."""
+
+    @abstractmethod
+    def _pair_weights(self) -> Float32:
+        """float32 `[n * n]`: factor of the weights of each shardpair's triples."""
+
+    def batch(self, step: int, worker: int) -> StepBatch:
+        """One worker's part of a step, counted from 0 through all epochs. Raises BadInput if there is none."""
+        partition, n = self.partition, self.partition.sharding.shards
+        if step < 0 or not 0 <= worker < n:
+            raise BadInput(f"batch of step {step} for worker {worker}: steps count from 0, workers are 0 .. {n - 1}")
+        others = np.arange(n)
+        pairs = np.append(worker * n + others, others * n + worker)
+        triple, mask = self._place(step, pairs)
+        met = self._triples(triple)  # -1 (no triple) reads some row, which is replaced by 0
+        rows = np.where(triple[..., None] < 0, 0, partition.sharding.row_of[met[..., [0, 2]]])
+        weight = self._weights[triple[:n]] * self._pair_weights()[pairs[:n], None] * mask[:n]
+        return StepBatch(
+            step=step,
+            worker=worker,
+            head=np.ascontiguousarray(rows[:n, :, 0]),
+            relation=np.where(triple[:n] < 0, 0, met[:n, :, 1]),
+            tail=np.ascontiguousarray(rows[n:, :, 1]),
+            triple=triple[:n],
+            mask=mask[:n],
+            weight=weight,
+            present=self._present(step),
+            negatives=None if self.negatives is None else self.negatives.draw(self._step_triples(step), worker),
+        )
+
+    def settings(self) -> dict[str, int | str]:
+        """Everything that the batches depend on, except the step: equal settings give equal batches."""
+        sharding = self.partition.sharding
+        digest = blake2b(digest_size=16)
+        for array in (self.partition.triples, sharding.shard_of, sharding.row_of, self._weights):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return {
+            "sampler": type(self).__name__,
+            "seed": self.seed,
+            "shards": sharding.shards,
+            "block": self.block,
+            "triples": digest.hexdigest(),
+            "negatives": "none" if self.negatives is None else self.negatives.settings(),
+        }
+
+    def _step_triples(self, step: int) -> StepTriples:
+        """All workers' triples in a step; each worker's are computed once."""
+        shards = self.partition.sharding.shards
+
+        @lru_cache(maxsize=shards)
+        def of(worker: int) -> WorkerTriples:
+            place = self._place(step, worker * shards + np.arange(shards))[0].reshape(-1)
+            return WorkerTriples(self._triples(place), np.where(place < 0, -1, self.partition.source[place]))
+
+        return StepTriples(step, self.block, of)
+
+    def _triples(self, place: Int64) -> Int32:
+        """int32 `[..., 3]`: the triples at positions `[...]`, -1 for position -1."""
+        return np.where(place[..., None] < 0, np.int32(-1), self.partition.triples[place])
+
+
+_RIGID_STREAM = 0x0BDE  # of the sampler's seed
+_EPOCHS_HELD = 2  # the current one, and the next one that a thread ahead has started
+
+
+class RigidSampler(ShardedSampler):
+    """Every triple once per epoch, in a different order each time.
+
+    An epoch has as many steps as the fullest shardpair needs. The triples of every shardpair are spread evenly over
+    them, and short blocks are padded, so steps hardly differ in the number of triples.
+
+    Args:
+        partition, batch_per_worker, seed, negatives, weights: As of `ShardedSampler`.
+        shuffle: False: every epoch has the order of the partition.
+    """
+
+    def __init__(
+        self,
+        partition: PartitionedTriples,
+        batch_per_worker: int,
+        *,
+        seed: int = 0,
+        negatives: NegativeSampler | None = None,
+        weights: Float32 | None = None,
+        shuffle: bool = True,
+    ) -> None:
+        super().__init__(partition, batch_per_worker, seed=seed, negatives=negatives, weights=weights)
+        self._steps = -(-int(self._counts.max()) // self.block)
+        self._shuffle = shuffle
+        self._orders: OrderedDict[int, Int64] = OrderedDict()
+        self._making = threading.Lock()
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self._steps
+
+    def settings(self) -> dict[str, int | str]:
+        return {**super().settings(), "shuffle": int(self._shuffle)}
+
+    def _place(self, step: int, pairs: Int64) -> tuple[Int64, Bools]:
+        epoch, part = divmod(step, self._steps)
+        counts = self._counts[pairs]
+        begin, end = counts * part // self._steps, counts * (part + 1) // self._steps
+        triple = np.empty((len(pairs), self.block), np.int64)
+        mask = np.zeros(triple.shape, np.bool_)
+        # The half that gets an odd triple alternates with step and pair, so that both ends are corrupted equally often.
+        head_half = (end - begin + (step + pairs) % 2) // 2 if self._halved else end - begin
+        half = self.block // 2 if self._halved else self.block
+        _fill(self._order(epoch), self._offsets[pairs], counts, begin, end, head_half, half, triple, mask)
+        return triple, mask
+
+    def _present(self, step: int) -> int:
+        part = step % self._steps
+        return int((self._counts * (part + 1) // self._steps - self._counts * part // self._steps).sum())
+
+    def _pair_weights(self) -> Float32:
+        return np.ones(self._counts.size, np.float32)
+
+    def _order(self, epoch: int) -> Int64:
+        if not self._shuffle:
+            epoch = 0
+        with self._making:
+            order = self._orders.get(epoch)
+            if order is None:
+                ends = np.append(self._offsets, len(self.partition))
+                order = np.arange(len(self.partition), dtype=np.int64)
+                if self._shuffle:
+                    order = shuffled_segments(ends, stream_key(self.seed, _RIGID_STREAM, epoch))
+                self._orders[epoch] = order
+            self._orders.move_to_end(epoch)
+            while len(self._orders) > _EPOCHS_HELD:
+                self._orders.popitem(last=False)
+            return order
+
+
+@kernel
+def _fill(
+    order: Int64,
+    offset: Int64,
+    count: Int64,
+    begin: Int64,
+    end: Int64,
+    head_half: Int64,
+    half: int,
+    triple: Int64,
+    mask: Bools,
+) -> None:
+    """Block i: positions `begin .. end - 1` of pair i, the first `head_half` at its start, the others at `half`."""
+    for i in range(len(offset)):
+        here = end[i] - begin[i]
+        for k in range(triple.shape[1]):
+            if count[i] == 0:
+                triple[i, k] = -1
+                continue
+            if k < head_half[i]:
+                place = k
+            elif k >= half and k - half + head_half[i] < here:
+                place = k - half + head_half[i]
+            else:
+                place = -1
+            mask[i, k] = place >= 0
+            if place < 0:
+                place = k % here if here > 0 else 0
+            triple[i, k] = order[offset[i] + (begin[i] + place) % count[i]]
+
+
+_RANDOM_STREAM = 0xD4A3  # of the sampler's seed
+
+
+class RandomSampler(ShardedSampler):
+    """Triples drawn with replacement, the same number from every non-empty shardpair.
+
+    To keep the expected loss the mean over all triples for any n, a triple's weight is multiplied by its pair's share
+    of the triples over its share of the draws. Arguments as of `ShardedSampler`.
+    """
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-len(self.partition) // (self._drawn_pairs * self.block))
+
+    def _place(self, step: int, pairs: Int64) -> tuple[Int64, Bools]:
+        keys = derived_keys(stream_key(self.seed, _RANDOM_STREAM, step), pairs)
+        first, count = self._offsets[pairs], self._counts[pairs]
+        drawn = draw_between(keys, first[:, None], count[:, None], self.block)[:, 0]
+        full = np.broadcast_to(count[:, None] > 0, drawn.shape)
+        return np.where(full, drawn, -1), full.copy()
+
+    def _present(self, step: int) -> int:
+        return self._drawn_pairs * self.block
+
+    def _pair_weights(self) -> Float32:
+        return (self._counts * (self._drawn_pairs / len(self.partition))).astype(np.float32)
+
+    @cached_property
+    def _drawn_pairs(self) -> int:
+        return int(np.count_nonzero(self._counts))
+
+
+def frequency_weights(triples: Int32, smoothing: float = 0.0) -> Float32:
+    """The weights `1 / sqrt(count(head, relation) + count(relation, tail) + smoothing)`, scaled to a mean of 1.
+
+    Counts are over all triples by global id, so weights do not depend on the number of shards. As in word2vec's
+    subsampling and the code of Sun et al., "RotatE", ICLR 2019.
+
+    Args:
+        triples: int `[N, 3]`, global ids: all training triples.
+        smoothing: At least 0; larger values make weights more equal.
+
+    Returns:
+        float32 `[N]`.
+
+    Raises:
+        BadInput: a negative smoothing.
+    """
+    if not smoothing >= 0.0 or np.isinf(smoothing):
+        raise BadInput(f"weight smoothing must be a number from 0, got {smoothing}")
+    if not len(triples):
+        return np.empty(0, np.float32)
+    shared = _count_of_pair(triples[:, 0], triples[:, 1]) + _count_of_pair(triples[:, 2], triples[:, 1])
+    weights = 1.0 / np.sqrt(shared + smoothing)
+    return np.asarray(weights / weights.mean(), np.float32)
+
+
+def _count_of_pair(entity: npt.NDArray[np.integer], relation: npt.NDArray[np.integer]) -> Int64:
+    """int64 `[N]`: number of triples with the same pair."""
+    key = entity.astype(np.int64) * (int(relation.max()) + 1) + relation
+    _, pair, counts = np.unique(key, return_inverse=True, return_counts=True)
+    return counts[pair]

@@ -1,1 +1,0 @@
-"""Hyper-parameter search: which settings train the best model of a graph."""
