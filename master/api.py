@@ -6,26 +6,19 @@ client, so the same worker runs in both places.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Protocol
 
-from elastable.master.gradient import (
-    AsyncPushId,
-    Divisor,
-    DivisorKind,
-    GradientPart,
-    Push,
-    PushId,
-    Slices,
-    SyncPushId,
-    Tensor,
-)
-from elastable.master.job_spec import JobSpec
-from elastable.master.job_status import GoneWorker, JobStatus, Refusal, WorkerIdentity, WorkerStatus
+from elastable.embedding_store.contract.arrays import Array
+from elastable.embedding_store.contract.row_data import FlushStatus
+from elastable.embedding_store.errors import BadSpec
+from elastable.embedding_store.shards.row_pushes import Slices
+from elastable.embedding_store.shards.server_status import ServerStatus
 
 __all__ = [
+    "KNOWN_VALUES",
     "AsyncPushId",
     "DenseSnapshot",
     "Divisor",
@@ -214,3 +207,327 @@ class MasterApi(Protocol):
 
     def stop(self, reason: str) -> None:
         """Ends the job cleanly at the current version, or the one that is being committed."""
+
+
+# What a worker pushes: the gradient of a micro-batch, and what its loss was divided by
+
+
+Tensor = Array
+
+
+@dataclass(frozen=True, slots=True)
+class SyncPushId:
+    """Names a push by what it computed: duplicates have the same name."""
+
+    version: int
+    micro_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncPushId:
+    """Names a push by who sent it; `micro_batch` is -1 where it belongs to no task."""
+
+    incarnation: str
+    sequence: int
+    micro_batch: int = -1
+
+
+PushId = SyncPushId | AsyncPushId
+
+
+class DivisorKind(StrEnum):
+    """What a micro-batch divided terms of its loss by, and so how much it weighs in its version.
+
+    `RECORDS`: as many as it has records. `NOTHING`: they are sums; every
+    micro-batch weighs 1. `AMOUNT`: a separate number, of weights or of what a
+    mask let through. `ROWS`: they are of rows, and not of records: each row that
+    the version touches counts once.
+    """
+
+    RECORDS = "records"
+    NOTHING = "nothing"
+    AMOUNT = "amount"
+    ROWS = "rows"
+
+
+@dataclass(frozen=True, slots=True)
+class Divisor:
+    """A divisor; with `AMOUNT` that number, which is finite and not negative."""
+
+    kind: DivisorKind
+    amount: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GradientPart:
+    """The gradient of those terms of a micro-batch's loss that are divided alike.
+
+    Attributes:
+        divisor: What they were divided by; the gradient is of the quotient.
+        dense: Place of a trainable variable in model order -> its gradient; the others have none.
+        slices: Table name -> IndexedSlices.
+        losses: Place of a metric's total among `Push.metrics` -> the mean that these terms add to it; of `ROWS` only
+            the places count.
+        penalties: Of `ROWS`: table name -> the rows, and float32 `[n, 1]` what each adds to the loss.
+    """
+
+    divisor: Divisor
+    dense: Mapping[int, Tensor] = field(default_factory=dict)
+    slices: Mapping[str, Slices] = field(default_factory=dict)
+    losses: Mapping[int, float] = field(default_factory=dict)
+    penalties: Mapping[str, Slices] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """The report of one micro-batch.
+
+    Attributes:
+        id: What makes it countable once.
+        records: Records in the micro-batch: its weight in the mean.
+        dense: Gradient of every trainable dense variable, in model order.
+        slices: Table name -> IndexedSlices.
+        states: Every non-trainable variable after the micro-batch, in model order.
+        metrics: Keras metric state of this micro-batch alone (from reset), flat.
+        job: The job it was computed for; "": whichever the master runs.
+        computed_on: Async: the version of the dense variables it was computed
+            on; None: unknown, and taken for fresh.
+        incarnation: Sync: the worker that computed it, for the status; "":
+            the holder of the lease.
+        divisor: What the terms behind `dense` and `slices` were divided by;
+            None: as the job's `average` says, by records or by nothing.
+        losses: See `GradientPart`; of those terms.
+        parts: The gradients of terms that were divided by something else.
+        not_finite: Where rows go to store servers: why one of them refused those of this push, which held NaN or Inf;
+            "": it was not refused.
+        once: Those places of `losses`, here and in `parts`, whose count is of a batch, however many records it has: a
+            version counts as one micro-batch does.
+    """
+
+    id: PushId
+    records: int
+    dense: tuple[Tensor, ...] = ()
+    slices: Mapping[str, Slices] = field(default_factory=dict)
+    states: tuple[Tensor, ...] = ()
+    metrics: tuple[Tensor, ...] = ()
+    job: str = ""
+    computed_on: int | None = None
+    incarnation: str = ""
+    divisor: Divisor | None = None
+    losses: Mapping[int, float] = field(default_factory=dict)
+    parts: tuple[GradientPart, ...] = ()
+    not_finite: str = ""
+    once: tuple[int, ...] = ()
+
+
+# What a job computes: the description that the master sends to every worker
+
+
+KNOWN_VALUES = {
+    "mode": ("sync", "async"),
+    "average": ("mean", "records", "batches", "sum"),
+    "not_finite": ("refuse", "skip"),
+    "staleness_modulation": ("none", "inverse"),
+}
+
+
+# Field -> the mode that it belongs to, and why it has no meaning in the other one.
+_OF_ONE_MODE = {
+    "staleness_bound": ("async", "in sync mode nothing is stale"),
+    "staleness_modulation": ("async", "in sync mode nothing is stale"),
+    "steps_per_epoch": ("sync", "in async mode an epoch is a pass over the records"),
+}
+_LEAST = {
+    **dict.fromkeys(("micro_batch_size", "grads_to_wait", "epochs", "intra_op_threads"), 1),
+    **dict.fromkeys(
+        ("train_records", "validation_records", "offload_above", "steps_per_epoch", "initial_epoch",
+         "evaluation_batch_size"), 0
+    ),
+}  # fmt: skip
+_MOST = {"intra_op_threads": 2**31 - 1}  # as it is sent to workers; any other number: 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What a job computes; the same on every process that takes part.
+
+    Attributes:
+        job: Unique id of the run.
+        mode: "sync" or "async".
+        micro_batch_size: Records in a micro-batch.
+        grads_to_wait: Micro-batches that make one version.
+        epochs: Passes over the training records, or, with `steps_per_epoch`,
+            parts of them; the epoch to end at, counted from 0.
+        seed: Of the record order, dropout and initial values.
+        intra_op_threads: TensorFlow's, on every worker: it changes roundings,
+            so it belongs to the job and not to the host.
+        store_url: "master": rows are looked up at the master; or grpc://host:port of the store's server.
+        model_file: Path of the model file as the master knows it; "" in process.
+        model_sha256: Of that file's bytes.
+        offload_above: Keras embeddings of more than this many elements move to
+            the store; 0 leaves them alone.
+        on_worker: Tables that are Keras variables of the workers and in no store.
+        train_records, validation_records: Sizes of the splits.
+        shuffle: Whether the record order is a seeded permutation.
+        average: How the micro-batches of a version are combined. "mean": as Keras would divide the loss of one batch
+            of all their records; a loss of which that cannot be seen is refused where there are several. "records":
+            each weighs its records, whatever its loss was divided by. "batches": all weigh the same, as in Keras'
+            gradient_accumulation_steps. "sum": each weighs 1.
+        not_finite: "refuse" a push with NaN or Inf (an error), or "skip" it.
+        staleness_bound: Async: by how many versions a push may be behind when
+            it is committed; one that is older is refused, and its micro-batch
+            computed again. None: any number.
+        staleness_modulation: Async: "none", or "inverse": the learning rate of
+            a push that is s versions behind is divided by 1 + s.
+        steps_per_epoch: Sync: steps in an epoch, where it is not a whole pass
+            over the records (`elastable.master.tasks.schedule.Schedule`); 0: it is.
+        initial_epoch: The epoch that the job begins at.
+        evaluation_batch_size: Records evaluated together; 0: `micro_batch_size`.
+    """
+
+    job: str = ""
+    mode: str = "sync"
+    micro_batch_size: int = 256
+    grads_to_wait: int = 1
+    epochs: int = 1
+    seed: int = 0
+    intra_op_threads: int = 1
+    store_url: str = "master"
+    model_file: str = ""
+    model_sha256: str = ""
+    offload_above: int = 0
+    on_worker: tuple[str, ...] = ()
+    train_records: int = 0
+    validation_records: int = 0
+    shuffle: bool = True
+    average: str = "mean"
+    not_finite: str = "refuse"
+    staleness_bound: int | None = None
+    staleness_modulation: str = "none"
+    steps_per_epoch: int = 0
+    initial_epoch: int = 0
+    evaluation_batch_size: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "on_worker", tuple(self.on_worker))
+        for name, known in KNOWN_VALUES.items():
+            if getattr(self, name) not in known:
+                raise BadSpec(f"job {name} {getattr(self, name)!r}: use {' or '.join(known)}")
+        for name, (mode, reason) in _OF_ONE_MODE.items():
+            if self.mode != mode and getattr(self, name) != _DEFAULTS[name]:
+                raise BadSpec(f"job {name} is for mode {mode}: {reason}")
+        for each in fields(JobSpec):
+            value, most = getattr(self, each.name), _MOST.get(each.name, 2**63 - 1)
+            if isinstance(value, int) and not -most - 1 <= value <= most:
+                raise BadSpec(f"job {each.name} must lie within {-most - 1} and {most}, got {value}")
+        if self.staleness_bound is not None and self.staleness_bound < 0:
+            raise BadSpec(f"job staleness_bound must not be negative, got {self.staleness_bound}")
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                limit = f"at least {least}" if least else "not be negative"
+                raise BadSpec(f"job {name} must {'be ' if least else ''}{limit}, got {getattr(self, name)}")
+
+    @property
+    def micro_batches_per_version(self) -> int:
+        """Micro-batches that make one version: `grads_to_wait`; async: 1."""
+        return self.grads_to_wait if self.mode == "sync" else 1
+
+
+_DEFAULTS = {each.name: each.default for each in fields(JobSpec)}
+
+
+# How far a job is, and who works on it: what a master tells whoever asks
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerIdentity:
+    """One start of a worker process."""
+
+    incarnation: str
+    host: str = ""
+    pid: int = 0
+
+    def __str__(self) -> str:
+        """For logs: the incarnation, and where it is if that is known."""
+        return f"{self.incarnation} (host {self.host}, pid {self.pid})" if self.host else self.incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A worker that has joined.
+
+    Attributes:
+        identity: Who it is.
+        leases: Micro-batches that it holds.
+        micro_batches, records_per_s: Of it that counted; of the last minute, 0 where that is not known.
+        silent_s: Seconds since a micro-batch of it counted last, or since it joined.
+    """
+
+    identity: WorkerIdentity
+    leases: int
+    micro_batches: int
+    records_per_s: float = 0.0
+    silent_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GoneWorker:
+    """A worker that left while there was work, or died.
+
+    Attributes:
+        leases, micro_batches: Those that it held then, and that others get; those of it that counted.
+        seconds_ago: When it left.
+    """
+
+    identity: WorkerIdentity
+    leases: int
+    micro_batches: int
+    seconds_ago: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A worker that failed or did not fit, and left: who, why, and how many said the same."""
+
+    worker: WorkerIdentity
+    error: str
+    message: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """How far a job is.
+
+    `state` is waiting, training, evaluating, stopping, finished or failed. `refusals`: of workers that could not take
+    part, the latest last. `flush`: how far the tier of the store is behind, if it has one. `records_total`: of all
+    epochs; 0: the job has no end. `records_per_s`: trained over the last minute. `gone`: workers that left while there
+    was work and have not come back, the latest last. `servers`: the job's store servers, in order. `stopped`: the
+    reason given to `stop`, where it was called before the job's end; it stays when the state becomes finished.
+    """
+
+    job: str
+    state: str
+    mode: str
+    version: int
+    versions_total: int
+    epoch: int
+    epochs: int
+    records_trained: int
+    metrics: Mapping[str, float]
+    workers: tuple[WorkerStatus, ...]
+    store: str
+    refusals: tuple[Refusal, ...] = ()
+    flush: FlushStatus | None = None
+    records_total: int = 0
+    records_per_s: float = 0.0
+    gone: tuple[GoneWorker, ...] = ()
+    servers: tuple[ServerStatus, ...] = ()
+    stopped: str = ""
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds of training that are left at this rate; None: that is not known."""
+        if not (self.records_total and self.records_per_s > 0 and self.state in ("training", "evaluating", "waiting")):
+            return None
+        return max(0, self.records_total - self.records_trained) / self.records_per_s

@@ -174,7 +174,7 @@ ROOMS = {
         *("open_store", "warm"),
     ),
     "master": (
-        *("gradient", "job_spec", "job_status", "api", "master_options", "push_check"),
+        *("api", "master_options", "push_check"),
         *("tasks", "checkpoints", "commits", "keras", "jobs", "wire"),
     ),
     "worker": ("readers", "keras", "rows", "layers", "losses", "step", "models", "runtime"),

@@ -24,9 +24,8 @@ from elastable.embedding_store.composite.partitions.sharded_store import Sharded
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.shards.row_pushes import PushedCommit, RowPush, RowSums, Slices, SumTerm
 from elastable.embedding_store.wire.access.credentials import Credentials
-from elastable.jobs.servers.local_stores import LocalStores
+from elastable.jobs.servers.local_stores import LocalStores, StoreAccess
 from elastable.jobs.servers.server_options import StoreServerOptions
-from elastable.jobs.servers.store_access import StoreAccess
 
 __all__ = ["measured", "shares"]
 

@@ -23,10 +23,8 @@ from elastable.embedding_store.support.store_url import server_addresses
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
-from elastable.master.api import DenseSnapshot, Task, Tensor, WorkerIdentity
+from elastable.master.api import DenseSnapshot, JobSpec, Slices, Task, Tensor, WorkerIdentity
 from elastable.master.commits.dense_part import NoDense
-from elastable.master.gradient import Slices
-from elastable.master.job_spec import JobSpec
 from elastable.master.jobs.hooks import Hooks
 from elastable.master.jobs.job_master import Master
 from elastable.master.push_check import TensorSpec

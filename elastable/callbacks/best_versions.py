@@ -22,9 +22,9 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import CheckpointError, Unsupported
 from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from elastable.master.checkpoints.weights import restore_weights
+from elastable.master.checkpoints.restoring import restore_weights
 from elastable.master.checkpoints.writing import write_checkpoint
-from elastable.master.keras.multi_update import DenseModel
+from elastable.master.keras.dense import DenseModel
 from elastable.master.tasks.progress import Progress
 from elastable.worker.rows.whole_table import rows_unlisted
 

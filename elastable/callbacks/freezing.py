@@ -8,7 +8,7 @@ import keras
 
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import ModelError, Unsupported
-from elastable.master.keras.multi_update import DenseModel
+from elastable.master.keras.dense import DenseModel
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.step.trainable import frozen_tables, imposed, put_trainable, read_trainable

@@ -19,9 +19,8 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.option import Option, required, setting
 from elastable.embedding_store.tiers.redis.url import redacted
-from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from elastable.master.checkpoints.checkpoint import Checkpoint, ListedCheckpoint, list_checkpoints, open_checkpoint
 from elastable.master.checkpoints.comparing import TableDifference, TensorDifference, compare_dense, compare_tables
-from elastable.master.checkpoints.listing import ListedCheckpoint, list_checkpoints
 from elastable.master.checkpoints.restoring import require_tables, restore_tables
 from elastable.process.stopping import OutputConsole
 

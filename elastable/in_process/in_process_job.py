@@ -29,15 +29,15 @@ from elastable.in_process.in_process_stores import StoreGiven
 from elastable.jobs.job_hooks import JobHooks
 from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
 from elastable.master.jobs.job_master import Master
+from elastable.master.keras.dense import DenseModel, dense_part
 from elastable.master.keras.keras_optimizer import accumulated_by
 from elastable.master.keras.metrics import ModelMetrics
-from elastable.master.keras.multi_update import DenseModel, dense_part
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
 from elastable.models.tables_in_store import note_trained
 from elastable.output.progress_bars import JobProgress
-from elastable.process.repeating import repeating
+from elastable.process.stopping import repeating
 from elastable.worker.keras.keras_methods import require_same_optimizer
 from elastable.worker.keras.seeds import same_keras_state
 from elastable.worker.models.build import build_model, for_model, sample_batch, warn_of_batch_statistics

@@ -14,9 +14,9 @@ from elastable.in_process.fit_tables import FitTables
 from elastable.master.api import JobSpec, Push, SyncPushId
 from elastable.master.commits.accumulate import add_metrics
 from elastable.master.commits.committer import Committer
+from elastable.master.keras.dense import dense_part
 from elastable.master.keras.keras_optimizer import accumulation_of
 from elastable.master.keras.metrics import ModelMetrics
-from elastable.master.keras.multi_update import dense_part
 from elastable.master.push_check import Expected, check_finite
 from elastable.master.tasks.progress import Progress
 from elastable.worker.keras.keras_methods import require_same_optimizer

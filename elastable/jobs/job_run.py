@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import logging
 import shlex
+import subprocess
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.markup import escape
@@ -19,13 +24,14 @@ from elastable.callbacks.callback_list import JobCallbacks
 from elastable.callbacks.freezing import Freezing
 from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
 from elastable.embedding_store.contract.snapshot import Snapshot
-from elastable.embedding_store.errors import ElastableError, Unsupported
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.pins.pin_keeper import PinKeeper
+from elastable.embedding_store.errors import CheckpointError, ElastableError, JobFailed, StaleVersion, Unsupported
 from elastable.embedding_store.option import command_words
+from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.tiers.redis.url import redacted
-from elastable.jobs.checkpoint_writer import CheckpointWriter
 from elastable.jobs.job_hooks import JobHooks
-from elastable.jobs.local_workers import LocalWorkers
-from elastable.jobs.options import JobOptions, TrainOptions
+from elastable.jobs.options import JobOptions, TrainOptions, WorkerOptions
 from elastable.jobs.prepare import PreparedJob
 from elastable.jobs.store_watch import StoreHealth, watching_store
 from elastable.master.api import JobStatus, Tensor
@@ -37,13 +43,125 @@ from elastable.master.tasks.schedule import Schedule
 from elastable.monitoring.checkpoint_log import MOST_CHECKPOINTS, CheckpointLog
 from elastable.output.progress_bars import JobProgress, summary_table
 from elastable.output.run_directory import RunDirectory
-from elastable.process.child import EndedChild
-from elastable.process.exit_codes import ExitCode
-from elastable.process.repeating import repeating
-from elastable.process.stopping import OUTPUT_CLOSED, SIGNAL_REASONS
+from elastable.process.child import EndedChild, start_elastable
+from elastable.process.exit_codes import ExitCode, error_of
+from elastable.process.stopping import OUTPUT_CLOSED, SIGNAL_REASONS, repeating
 from elastable.worker.models.export import export_keras
 
-__all__ = ["JobRun"]
+__all__ = ["CheckpointWriter", "JobRun", "LocalWorkers"]
+
+
+# Checkpoints of a job, written from a pinned version while training goes on
+
+
+# A master that takes the place of one that died waits for its pins.
+_LEASE_S = 30.0
+_RENEW_EVERY_S = 5.0
+
+Begin = Callable[[Snapshot, Mapping[str, Tensor], Progress], Callable[[], str]]
+"""Begins a checkpoint of (rows, dense tensors, progress); what it returns writes it, and returns where it is."""
+
+
+class CheckpointWriter:
+    """Writes one checkpoint at a time, in a separate thread.
+
+    Where one is due while the one before it is being written, training waits: none is left out. One that fails is
+    warned of, and the next one is tried: hours of training are not to end because a disk is full for a while. If its
+    pin was given up, training waits while the next one is written. The last one of a job raises.
+
+    Args:
+        store: Holds the rows.
+        begin: Begins a checkpoint, in the thread that commits (`CheckpointSeries.begin`).
+        deadline_s: How long the last one of a job is tried again while the store fails.
+        log: Where each of them is noted; None: nowhere.
+    """
+
+    def __init__(
+        self, store: EmbeddingStore, begin: Begin, deadline_s: float = 60.0, log: CheckpointLog | None = None
+    ) -> None:
+        self._noted = log or CheckpointLog()
+        self._store = store
+        self._deadline_s = deadline_s
+        self._begin = begin
+        self._thread = ThreadPoolExecutor(1, "elastable-checkpoint")
+        self._writing: Future[None] | None = None
+        self._outrun = False
+
+    def begin(self, dense: Mapping[str, Tensor], progress: Progress) -> None:
+        """Begins to write the current version; call it between two commits."""
+        self.wait()
+        version = progress.version
+        try:
+            pin = None if self._outrun else self._store.pin(version, _LEASE_S)
+        except Unsupported:
+            pin = None
+        except ElastableError as error:
+            self._failed(version, time.monotonic(), f", it cannot be pinned: {error}")
+            return
+        if pin is None:
+            self._warned(lambda: self._begin(self._store, dense, progress)(), version)
+            return
+        try:
+            write = self._begin(pin, dense, progress)
+        except ElastableError as error:
+            self._failed(version, time.monotonic(), f": {error}")
+            pin.close()
+            return
+        self._writing = self._thread.submit(self._from_pin, pin, write, version)
+
+    def finish(self, dense: Mapping[str, Tensor], progress: Progress) -> str:
+        """Writes the last version of a job, when nothing is committed any more; returns where it is.
+
+        Raises:
+            CheckpointError: it cannot be written.
+            StoreFailed, Unavailable: the store failed until the deadline.
+        """
+        self.wait()
+        begun = time.monotonic()
+        place = retry(lambda: self._begin(self._store, dense, progress)(), "the last checkpoint", self._deadline_s)
+        self._written(progress.version, begun, place)
+        return place
+
+    def wait(self) -> None:
+        """Until nothing is being written."""
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
+
+    def close(self) -> None:
+        """Waits for what is being written, and ends the thread."""
+        self.wait()
+        self._thread.shutdown()
+
+    def _from_pin(self, pin: Snapshot, write: Callable[[], str], version: int) -> None:
+        with PinKeeper(pin, _RENEW_EVERY_S, f"the checkpoint of version {version}"):
+            self._warned(write, version)
+
+    def _warned(self, write: Callable[[], str], version: int) -> None:
+        self._outrun = False
+        begun = time.monotonic()
+        try:
+            place = write()
+        except StaleVersion as error:
+            # Training changed more rows meanwhile than may be kept: it waits for the next one.
+            self._outrun = True
+            self._failed(version, begun, f": {error}")
+        except CheckpointError as error:
+            self._failed(version, begun, f": {error}")
+        except ElastableError as error:
+            self._failed(version, begun, f", the store failed: {error}")
+        else:
+            self._written(version, begun, place)
+
+    def _written(self, version: int, begun: float, place: str) -> None:
+        seconds = time.monotonic() - begun
+        _log.info("checkpoint of version %d written in %.2f s: %s", version, seconds, place, extra={"version": version})
+        self._noted.note(version, seconds, place)
+
+    def _failed(self, version: int, begun: float, why: str) -> None:
+        _log.warning("no checkpoint of version %d%s", version, why, extra={"version": version})
+        self._noted.note_failure(version, time.monotonic() - begun, why.lstrip(":, "))
+
 
 _log = logging.getLogger(__name__)
 
@@ -271,3 +389,88 @@ class JobRun:
 def _held_out_auc(logs: Mapping[str, float]) -> float | None:
     """The first AUC of the validation split, whatever its metric is called: "auc", "AUC", "auc_1"."""
     return next((value for name, value in logs.items() if name.lower().startswith("val_auc")), None)
+
+
+# Worker processes on this machine, started and ended with a job
+
+
+_STOP_WAIT_S = 20.0
+
+
+class LocalWorkers:
+    """Processes of `elastable worker`, each with its own log file.
+
+    They run in their own sessions, so that Ctrl-C reaches the master alone, which then ends the job for all. They end
+    at once when the master's process does, also by SIGKILL.
+
+    Args:
+        count: Number of processes.
+        options: Of each; the first alone makes a profile.
+        logs: Directory for the log files.
+        environment: Variables in which their environment differs from this process'.
+    """
+
+    def __init__(
+        self, count: int, options: WorkerOptions, logs: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._logs = [logs / f"worker-{number}.log" for number in range(count)]
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._reported: set[int] = set()
+        for log in self._logs:
+            self._processes.append(start_elastable(["worker", *command_words(options)], log, environment))
+            options = replace(options, profile=None)  # two profilers of one host would write to one file
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop(wait_s=_STOP_WAIT_S if error is None else 2.0)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids, in order."""
+        return [process.pid for process in self._processes]
+
+    def failed(self) -> list[EndedChild]:
+        """Those that have ended, but not with exit code 0, in order."""
+        ended = zip(self._processes, self._logs, strict=True)
+        return [EndedChild(it.pid, code, log) for it, log in ended if (code := it.poll())]
+
+    def newly_dead(self) -> list[str]:
+        """A line for every worker that failed since the last call."""
+        new = [worker for worker in self.failed() if worker.pid not in self._reported]
+        self._reported |= {worker.pid for worker in new}
+        return [f"worker {self.pids.index(worker.pid)} (pid {worker.pid}) {worker}" for worker in new]
+
+    def require_some_alive(self) -> None:
+        """Refuses to go on when every worker is gone.
+
+        Raises:
+            ElastableError: with the end of a log; of the kind that all workers failed with, or `JobFailed` where they
+                differ or were killed.
+        """
+        codes = [process.poll() for process in self._processes]
+        if codes and None not in codes:
+            number = next((n for n, code in enumerate(codes) if code), 0)
+            failed = {code for code in codes if code}
+            kind = error_of(failed.pop()) if len(failed) == 1 else JobFailed
+            tail = "\n".join(self._logs[number].read_text(errors="replace").splitlines()[-8:])
+            raise kind(f"every worker has ended before the job; the last lines of {self._logs[number]}:\n{tail}")
+
+    def stop(self, wait_s: float) -> None:
+        """Lets the workers end by themselves for `wait_s` seconds, then ends them."""
+        give_up = time.monotonic() + wait_s
+        for process in self._processes:
+            try:
+                process.wait(timeout=max(0.05, give_up - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(timeout=5.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(timeout=5.0)
+            process.stdin.close()  # type: ignore[union-attr]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Self
 
 from rich.console import Console
 
@@ -15,18 +17,16 @@ from elastable.embedding_store.measures.counters import LookupCounts
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.embedding_store.warm import warming
+from elastable.embedding_store.wire.access.credentials import GIVEN_TOKEN, Credentials, Role
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_store import channels_of
-from elastable.jobs.job_access import JobAccess
-from elastable.jobs.job_run import JobRun
-from elastable.jobs.local_workers import LocalWorkers
+from elastable.jobs.job_run import JobRun, LocalWorkers
 from elastable.jobs.options import JobOptions, WorkerOptions
 from elastable.jobs.prepare import PreparedJob, prepare_job
 from elastable.jobs.servers.finding import find_servers, server_now
-from elastable.jobs.servers.local_stores import LocalStores
+from elastable.jobs.servers.local_stores import LocalStores, StoreAccess
 from elastable.jobs.servers.server_options import StoreServerOptions
-from elastable.jobs.servers.store_access import StoreAccess
 from elastable.jobs.shared_options import client_limits
 from elastable.jobs.store_watch import StoreHealth
 from elastable.master.checkpoints.storage.checkpoint_locations import require_writable_checkpoints
@@ -45,11 +45,10 @@ from elastable.monitoring.watching import require_watchable, watched_over_http
 from elastable.output.run_directory import RunDirectory, require_writable
 from elastable.process.heap import keep_collections_short
 from elastable.process.logs import describe_process
-from elastable.process.repeating import repeating
-from elastable.process.stopping import stopping_on_signals
+from elastable.process.stopping import repeating, stopping_on_signals
 from elastable.worker.keras.tensorflow_threads import set_intra_op_threads
 
-__all__ = ["run_job"]
+__all__ = ["JobAccess", "run_job"]
 
 _LEAVE_WAIT_S = 10.0
 _LOOK_EVERY_S = 1.0  # at store servers
@@ -216,3 +215,66 @@ def _introduce(console: Console, options: JobOptions, prepared: PreparedJob, run
         line = f"beginning with rows{origin}, version {taken.version}"
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     run.begin_job(job.job, address, prepared.progress.version)
+
+
+# Who may call a job's master: the credentials of its server, and those of the workers that it starts
+
+
+_OTHER_TOKENS = ("ELASTABLE_TOKEN_FILE", "ELASTABLE_READER_TOKEN_FILE")
+
+
+@dataclass(frozen=True, slots=True)
+class JobAccess:
+    """Credentials of a job's processes.
+
+    Workers that the command itself starts have a separate token, made for this job, in their environment. Where
+    nobody set a token, they are then the only workers: other callers of this host may look on. Workers that come from
+    elsewhere, to `elastable master`, have the token that was set, or need none.
+
+    Attributes:
+        credentials: Of the master's server.
+        anonymous: The role of callers who show no token; None: as the credentials say (`GrpcServer`).
+        environment: Variables in which the environment of local workers differs from the master's.
+    """
+
+    credentials: Credentials
+    anonymous: Role | None
+    environment: Mapping[str, str]
+
+    @classmethod
+    def of(cls, options: JobOptions, given: Credentials | None = None) -> Self:
+        """For a job that is about to begin.
+
+        Args:
+            options: Of the job.
+            given: Credentials; None: those of the environment.
+
+        Raises:
+            BadInput: server or local workers cannot have such credentials.
+        """
+        credentials, where = given or Credentials.from_environment(), Address.parse(options.listen)
+        credentials.for_server(where, options.insecure)
+        if options.local_workers:
+            credentials.for_client(where.for_this_host())
+        if not options.local_workers or not _may_have_own(credentials, where, _rows_elsewhere(options)):
+            return cls(credentials, None, {})
+        without = dict.fromkeys(_OTHER_TOKENS, "")
+        if credentials.worker_token is not None:
+            return cls(credentials, None, without)
+        token = secrets.token_hex(32)
+        onlookers = None if credentials.tokens else Role.READER
+        return cls(replace(credentials, worker_token=token), onlookers, {**without, GIVEN_TOKEN: token})
+
+
+def _rows_elsewhere(options: JobOptions) -> bool:
+    """Whether workers look rows up at servers that others started; those of this run have tokens of their own."""
+    return (bool(options.stores) and not options.local_stores) or options.store.startswith("grpc://")
+
+
+def _may_have_own(credentials: Credentials, where: Address, rows_elsewhere: bool) -> bool:
+    """Whether local workers can do with the workers' token alone."""
+    if credentials.tokens:
+        # Rows at another server are looked up there, and that server knows nothing of a token made here.
+        return credentials.worker_token is not None or not rows_elsewhere
+    # Certificates say who is a worker; and so does whoever opens a port in plain text to others than this host.
+    return credentials.ca is None and credentials.certificate is None and where.is_loopback

@@ -33,7 +33,7 @@ from elastable.jobs.shared_options import (
     of_store,
     of_workers,
 )
-from elastable.master.job_spec import KNOWN_VALUES
+from elastable.master.api import KNOWN_VALUES
 
 __all__ = [
     "MODEL_FILE",

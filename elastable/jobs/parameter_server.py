@@ -19,7 +19,7 @@ from elastable.jobs.shared_options import client_limits
 from elastable.jobs.store_watch import StoreHealth
 from elastable.master.api import JobSpec
 from elastable.master.jobs.bare_master import BareMaster
-from elastable.master.keras.row_optimizers.registration import register_job_optimizers
+from elastable.master.keras.wrapping_optimizers import register_job_optimizers
 from elastable.master.master_options import MasterOptions
 from elastable.master.wire.master_service import master_service
 from elastable.monitoring.metric import Source

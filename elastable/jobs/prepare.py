@@ -14,24 +14,30 @@ from elastable.callbacks.averages import refuse_averages
 from elastable.embedding_store.composite.placement.locations import plan_tables, refuse_sharding, storage_of_tables
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import BadInput, ModelError, NotReady, Unsupported
+from elastable.embedding_store.errors import BadInput, ModelError, NotReady, StoreBroken, Unsupported
 from elastable.embedding_store.open_store import check_store_url, operation_deadline
-from elastable.embedding_store.remains import OnBroken
+from elastable.embedding_store.remains import OnBroken, Remains
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.support.store_url import SERVERS
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.jobs.options import JobOptions
-from elastable.jobs.resuming.broken_store import giving_way_to
-from elastable.jobs.resuming.resume import Beginning, fill_store
+from elastable.jobs.resuming.resume import (
+    Beginning,
+    fill_store,
+    is_finished,
+    refuse_anothers_record,
+    refuse_live_owner,
+    refuse_other_job,
+)
 from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from elastable.master.checkpoints.restoring import refuse_other_model, warm_start
 from elastable.master.checkpoints.storage.checkpoint_locations import newest_checkpoint
-from elastable.master.checkpoints.warm_start import warm_start
+from elastable.master.keras.dense import DenseModel, dense_part
 from elastable.master.keras.discovery import discover_tables
 from elastable.master.keras.keras_optimizer import accumulated_by, accumulation_of
 from elastable.master.keras.metrics import ModelMetrics
-from elastable.master.keras.multi_update import DenseModel, dense_part
 from elastable.master.tasks.progress import Progress
 from elastable.models.table_places import locations_of, on_worker, open_places, refuse_beside_servers
 from elastable.models.tables_in_store import note_trained, seeded_as_read, tables_in_store
@@ -45,7 +51,54 @@ from elastable.worker.rows.saved_rows import leaving_rows_out
 from elastable.worker.step.tensor_specs import batch_spec
 from elastable.worker.step.traced.step_plan import StepPlan, plan_step
 
-__all__ = ["PreparedJob", "prepare_job", "tables_of"]
+__all__ = ["PreparedJob", "giving_way_to", "prepare_job", "tables_of"]
+
+
+# A store that has lost rows, of a job that is resumed: what is left of it makes room for the newest checkpoint
+
+
+def giving_way_to(
+    checkpoint: Checkpoint,
+    tables: Mapping[str, TableSpec],
+    job: JobSpec,
+    *,
+    overwrite: bool,
+    take_over: bool,
+    rerun: bool,
+) -> OnBroken:
+    """Decides for `open_store` whether what is left of a broken store may be deleted, since the job has a checkpoint.
+
+    Everything that could keep the checkpoint from being restored is checked before.
+
+    Args:
+        checkpoint: That the job goes on from.
+        tables: Of its model.
+        job, overwrite, take_over, rerun: As of `fill_store`.
+
+    Returns:
+        What raises `BadInput` where another process uses the store, or where it is another job's; `CheckpointError`
+        for a checkpoint that is damaged or another model's; `Unsupported` where the job had other options.
+    """
+
+    def give_way(error: StoreBroken, remains: Remains) -> None:
+        if not take_over:
+            refuse_live_owner(remains.other_writer)
+        if rerun and is_finished(checkpoint.job, checkpoint.progress(), job):
+            _log.warning("the store cannot go on: %s; what is left of it is deleted, and a new job begins", error)
+            return
+        refuse_anothers_record(remains.record(), checkpoint, overwrite)
+        refuse_other_job(checkpoint.address, checkpoint.job, job)
+        refuse_other_model(checkpoint, tables)
+        checkpoint.verify()
+        _log.warning(
+            "the store cannot go on: %s; what is left of it is deleted, and the job goes on from %s, version %d",
+            error,
+            checkpoint.address,
+            checkpoint.version,
+        )
+
+    return give_way
+
 
 _log = logging.getLogger(__name__)
 

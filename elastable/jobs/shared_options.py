@@ -9,7 +9,7 @@ from elastable.embedding_store.option import Option
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.store_url import byte_count
 from elastable.embedding_store.wire.server.call_room import CallLimits
-from elastable.master.job_spec import KNOWN_VALUES
+from elastable.master.api import KNOWN_VALUES
 
 __all__ = [
     "CLIENT_BYTES",

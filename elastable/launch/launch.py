@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import selectors
 import signal
 import socket
@@ -16,13 +17,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import BinaryIO
 
 from elastable.embedding_store.errors import ElastableError, JobFailed, NotInstalled
-from elastable.launch.control_server import ControlServer
+from elastable.launch.control_client import ADDRESS, TOKEN, Message, read_line
 from elastable.launch.program import Program
-from elastable.launch.streams import RankStream
 from elastable.process.exit_codes import ExitCode, error_of
-from elastable.replicas.processes.hosts import this_host
+from elastable.replicas.processes.hosts import own_addresses, this_host
 from elastable.replicas.processes.world import DEADLINE_VARIABLE
 
 __all__ = ["Launch"]
@@ -293,3 +294,82 @@ def _command(size: int, hosts: str | None) -> Sequence[str]:
     # Without the flag mpiexec kills all members when one fails, before they could report it and save what they have.
     command = [str(mpiexec), "-disable-auto-cleanup", "-n", str(size)]
     return [*command, "-hosts", hosts] if hosts else command
+
+
+# What replicas write, shown line by line with the rank that wrote it
+
+
+_LONGEST_LINE = 1 << 16
+
+
+class RankStream:
+    """One stream of one member.
+
+    Args:
+        rank: Of the member.
+        connection: Where its bytes come from.
+        into: Where its lines go.
+    """
+
+    def __init__(self, rank: int, connection: socket.socket, into: BinaryIO) -> None:
+        self.connection = connection
+        self._prefix = f"[{rank}] ".encode()
+        self._into = into
+        self._begun = b""
+
+    def take(self) -> bool:
+        """Shows what has come; whether more can come."""
+        try:
+            piece = self.connection.recv(1 << 16)
+        except TimeoutError:
+            return True
+        except OSError:
+            piece = b""
+        *lines, self._begun = (self._begun + piece).split(b"\n")
+        if self._begun and (not piece or len(self._begun) > _LONGEST_LINE):
+            lines.append(self._begun)
+            self._begun = b""
+        for line in lines:
+            self._into.write(self._prefix + line + b"\n")
+        self._into.flush()
+        return bool(piece)
+
+
+# The server to which the members of a replica group report; it runs in the `elastable replicas` that started them
+
+
+_HELLO_S = 5.0
+
+
+class ControlServer:
+    """A listening socket; connections without the token are closed.
+
+    Args:
+        one_host: All members are on this host: only local connections are accepted.
+    """
+
+    def __init__(self, one_host: bool) -> None:
+        self.listener = socket.create_server(("127.0.0.1" if one_host else "", 0), backlog=1024)
+        self.listener.setblocking(False)
+        self._hosts = ("127.0.0.1",) if one_host else own_addresses()
+        self._token = secrets.token_hex(16)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that a member needs to connect."""
+        return {ADDRESS: json.dumps([self._hosts, self.listener.getsockname()[1]]), TOKEN: self._token}
+
+    def accept(self) -> tuple[socket.socket, Message] | None:
+        """The next connection and its first message; None: there is none, or it has no valid token."""
+        try:
+            connection, _ = self.listener.accept()
+        except BlockingIOError:
+            return None
+        connection.settimeout(_HELLO_S)
+        with suppress(OSError, ValueError):
+            hello = json.loads(read_line(connection))
+            if isinstance(hello, dict) and hello.get("token") == self._token:
+                connection.setblocking(False)
+                return connection, hello
+        connection.close()
+        return None

@@ -19,9 +19,9 @@ from elastable.master.api import Tensor
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.commits.accumulate import add_metrics
+from elastable.master.keras.dense import dense_part
 from elastable.master.keras.discovery import discover_tables
 from elastable.master.keras.metrics import ModelMetrics
-from elastable.master.keras.multi_update import dense_part
 from elastable.models.tables_in_store import seeded_as_read, tables_in_store
 from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.layers.model_tables import pretrained_rows, store_layers, tables_given

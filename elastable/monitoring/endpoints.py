@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import json
-from collections.abc import Callable
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import resources
+from itertools import accumulate
 from typing import TypeVar
 
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from elastable.monitoring.access import ALLOWED
-from elastable.monitoring.collector import registry_of
-from elastable.monitoring.page.event_stream import EventStream
-from elastable.monitoring.page.live_page import PAGE
+from elastable.embedding_store.errors import ElastableError
+from elastable.embedding_store.measures.values import BOUNDS_S, Histogram
+from elastable.monitoring.http_server import ALLOWED
+from elastable.monitoring.metric import Metric, MetricKind, Sample, Source
+from elastable.monitoring.sources.process_source import SOURCE_FAILED
 from elastable.monitoring.watched import Watched
 
-__all__ = ["Endpoints"]
+__all__ = ["MOST_STREAMS", "PAGE", "Endpoints", "EventStream", "registry_of"]
 
 T = TypeVar("T")
 
@@ -92,3 +107,164 @@ class Endpoints:
 
 async def _in(threads: ThreadPoolExecutor, read: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(threads, read)
+
+
+# Server-sent events: the state of a process, once a second, to everybody who looks
+
+
+MOST_STREAMS = 32
+"""Streams at once; whoever asks for one more is told to come later."""
+
+_EVERY_S = 1.0
+_LOOK_S = 0.1  # from the end of the process to the last event
+_UNREAD_S = 20.0  # that a client may take for an event
+
+
+class EventStream:
+    """An ASGI application that answers with events.
+
+    Args:
+        state: Makes the next event: one line.
+    """
+
+    def __init__(self, state: Callable[[], Awaitable[str]]) -> None:
+        self._state = state
+        self._streams = 0
+        self._ended = False
+
+    def end(self) -> None:
+        """Every stream gets one more event, and ends."""
+        self._ended = True
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._streams >= MOST_STREAMS:
+            told = f"{MOST_STREAMS} pages are open already\n"
+            await PlainTextResponse(told, 503, {"Retry-After": "10"})(scope, receive, send)
+            return
+        self._streams += 1
+        gone = asyncio.ensure_future(_gone(receive))
+        try:
+            headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._events(gone, send)
+        finally:
+            self._streams -= 1
+            gone.cancel()
+
+    async def _events(self, gone: asyncio.Future[None], send: Send) -> None:
+        last = False
+        while not gone.done():
+            body = f"retry: 2000\ndata: {await self._state()}\n\n".encode()
+            with suppress(TimeoutError):
+                sent = send({"type": "http.response.body", "body": body, "more_body": not last})
+                await asyncio.wait_for(sent, _UNREAD_S)
+                if not last:
+                    last = await self._ends_meanwhile(gone)
+                    continue
+            return
+
+    async def _ends_meanwhile(self, gone: asyncio.Future[None]) -> bool:
+        """Waits for the next event; whether it is the last one."""
+        for _ in range(round(_EVERY_S / _LOOK_S)):
+            if self._ended:
+                return True
+            await asyncio.wait((gone,), timeout=_LOOK_S)
+        return self._ended
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+# The live page: one file, and what a browser may do with it
+
+
+@dataclass(frozen=True, slots=True)
+class LivePage:
+    """A page that loads nothing.
+
+    Attributes:
+        html: All of it.
+        policy: Its Content-Security-Policy: its own script and style, its own events, and nothing else.
+    """
+
+    html: str
+    policy: str
+
+    @classmethod
+    def of(cls, html: str) -> LivePage:
+        """With the policy that fits its script and style."""
+        script, style = (_hash(html, tag) for tag in ("script", "style"))
+        rules = (
+            *("default-src 'none'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"),
+            *("connect-src 'self'", f"script-src {script}", f"style-src {style}", "img-src data:"),
+        )
+        return cls(html, "; ".join(rules))
+
+
+def _hash(html: str, tag: str) -> str:
+    (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+PAGE = LivePage.of(resources.files("elastable.monitoring.page").joinpath("live_page.html").read_text("utf-8"))
+"""Of a master, a parameter server or a store server."""
+
+
+# Sources of metrics as a collector of prometheus_client: everything is read when Prometheus asks
+
+
+_log = logging.getLogger(__name__)
+
+
+def registry_of(sources: Mapping[str, Source]) -> CollectorRegistry:
+    """A registry of these sources by name and of the process itself; no other process or server shares it."""
+    registry = CollectorRegistry()
+    registry.register(_Sources(sources))
+    ProcessCollector(registry=registry)
+    return registry
+
+
+class _Sources(Collector):
+    def __init__(self, sources: Mapping[str, Source]) -> None:
+        self._sources = dict(sources)
+
+    def describe(self) -> list[Family]:
+        """Nothing: registering must not read a store."""
+        return []
+
+    def collect(self) -> Iterator[Family]:
+        by_metric: dict[Metric, list[Sample]] = {}
+        for name, source in self._sources.items():
+            failed = 0
+            try:
+                samples = list(source())
+            except ElastableError as error:  # a store that is away hides no other metric
+                _log.debug("metrics of the %s are left out: %s", name, error)
+                samples, failed = [], 1
+            for sample in (*samples, SOURCE_FAILED(failed, name)):
+                by_metric.setdefault(sample.metric, []).append(sample)
+        for metric, found in by_metric.items():
+            yield _family(metric, found)
+
+
+def _family(metric: Metric, samples: list[Sample]) -> Family:
+    if metric.kind is MetricKind.HISTOGRAM:
+        histograms = HistogramMetricFamily(metric.name, metric.meaning, labels=metric.labels)
+        for sample in samples:
+            assert isinstance(sample.value, Histogram), metric.name
+            histograms.add_metric(sample.labels, _buckets(sample.value), sample.value.seconds)
+        return histograms
+    kind = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
+    family = kind(metric.name, metric.meaning, labels=metric.labels)
+    for sample in samples:
+        assert not isinstance(sample.value, Histogram), metric.name
+        family.add_metric(sample.labels, sample.value)
+    return family
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    """Cumulative counts by upper bound."""
+    bounds = [*(repr(bound) for bound in BOUNDS_S), "+Inf"]
+    return list(zip(bounds, map(float, accumulate(histogram.counts)), strict=True))

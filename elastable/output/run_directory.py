@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import tempfile
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from elastable.embedding_store.contract.malformed import UNREADABLE
 from elastable.embedding_store.errors import BadInput
-from elastable.output.curves import Curves
-from elastable.output.learning_curve import ABOUT, draw_learning_curve
 
-__all__ = ["RunDirectory", "require_writable"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["Curves", "RunDirectory", "require_writable"]
 
 _log = logging.getLogger(__name__)
 
@@ -161,3 +165,87 @@ def _by_age(home: Path) -> tuple[str, int]:
     day, _, rest = home.name.partition("-")
     second, _, again = rest.partition("-")
     return f"{day}-{second}", int(again) if again.isdecimal() else 0
+
+
+# The picture of a run: loss and metrics over versions
+
+
+ABOUT = ("kind", "version", "epoch", "seconds")
+"""What a line of `metrics.jsonl` has besides metrics."""
+
+
+def draw_learning_curve(lines: Sequence[Mapping[str, object]], file: Path) -> None:
+    """Draws the lines of `metrics.jsonl` as a PNG, one panel a metric.
+
+    Args:
+        lines: What `RunDirectory.record` noted.
+        file: Where the picture goes.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = sorted({_base(name) for line in lines for name in line if name not in ABOUT})
+    # Loss first: it is what is looked at first.
+    names.sort(key=lambda name: name != "loss")
+    figure, panels = pyplot.subplots(1, max(1, len(names)), figsize=(5 * max(1, len(names)), 3.6), squeeze=False)
+    for panel, name in zip(panels[0], names, strict=False):
+        for kind, style, label in (("train", "-", "training, running"), ("epoch", "o-", "training, epoch")):
+            _plot(panel, lines, (kind,), name, style, label)
+        _plot(panel, lines, ("epoch", "evaluation"), f"val_{name}", "s-", "held out")
+        panel.set_title(name)
+        panel.set_xlabel("version")
+        panel.grid(alpha=0.3)
+        if panel.lines:
+            panel.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(file, dpi=110)
+    pyplot.close(figure)
+
+
+def _base(name: str) -> str:
+    return name.removeprefix("val_")
+
+
+def _plot(
+    panel: Axes, lines: Sequence[Mapping[str, object]], kinds: Sequence[str], name: str, style: str, label: str
+) -> None:
+    # Sorted: an evaluation during training ends when later versions have been noted.
+    points = sorted((line["version"], line[name]) for line in lines if line["kind"] in kinds and name in line)
+    if points:
+        versions, values = zip(*points, strict=True)
+        panel.plot(versions, values, style, label=label, markersize=5, linewidth=1.4)
+
+
+# Loss and metrics over versions, as many points as a picture needs
+
+
+_MOST_POINTS = 256
+_MOST_CURVES = 32
+
+
+class Curves:
+    """Points (version, value) by name of the metric. A full one loses every second point. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._points: dict[str, list[tuple[int, float]]] = {}
+
+    def note(self, kind: str, version: int, values: Mapping[str, float]) -> None:
+        """Takes what `RunDirectory.record` notes; of an epoch the metrics of the validation split alone."""
+        with self._lock:
+            for name, value in values.items():
+                if (kind == "epoch" and not name.startswith("val_")) or not math.isfinite(value):
+                    continue
+                if name not in self._points and len(self._points) >= _MOST_CURVES:
+                    continue
+                points = self._points.setdefault(name, [])
+                points.append((version, float(value)))
+                if len(points) > _MOST_POINTS:
+                    del points[1::2]
+
+    def points(self) -> dict[str, list[tuple[int, float]]]:
+        """Name -> points, by version."""
+        with self._lock:
+            return {name: sorted(points) for name, points in self._points.items()}

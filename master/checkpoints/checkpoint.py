@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
-from elastable.embedding_store.contract.arrays import UInt8
+import numpy as np
+import numpy.typing as npt
+
+from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.malformed import DocumentFields
 from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.errors import CheckpointError
+from elastable.embedding_store.native.id_index import IdIndex
+from elastable.embedding_store.rows.row_blocks import chosen_rows
+from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.api import Tensor
-from elastable.master.checkpoints.rows.row_chain import chained_rows
 from elastable.master.checkpoints.storage.checkpoint_files import MANIFEST, CheckpointFiles
-from elastable.master.checkpoints.storage.checkpoint_locations import checkpoint_names, located
-from elastable.master.checkpoints.storage.checkpoint_names import version_named
-from elastable.master.checkpoints.storage.file_threads import in_order
-from elastable.master.checkpoints.storage.manifest import Manifest
-from elastable.master.checkpoints.storage.tensor_file import tensors_in
+from elastable.master.checkpoints.storage.checkpoint_locations import checkpoint_names, files_at, located, version_named
+from elastable.master.checkpoints.storage.manifest import AgedTouches, Manifest
+from elastable.master.checkpoints.storage.tensor_file import in_order, tensors_in
 from elastable.master.tasks.progress import Progress
 
-__all__ = ["Checkpoint", "open_checkpoint", "open_named", "read_tensors", "suggesting_older"]
+__all__ = [
+    "Checkpoint",
+    "ListedCheckpoint",
+    "list_checkpoints",
+    "open_checkpoint",
+    "open_named",
+    "read_tensors",
+    "suggesting_older",
+]
 
 DENSE = "dense.safetensors"
 
@@ -281,3 +293,124 @@ def _refuse_other_files(home: CheckpointFiles, name: str, manifest: Manifest) ->
             f"{home.at(f'{name}/{foreign[0]}')}: it does not belong to this checkpoint (its manifest does not name "
             "it); take it away"
         )
+
+
+# Lists the checkpoints of a directory, intact or damaged
+
+
+@dataclass(frozen=True, slots=True)
+class ListedCheckpoint:
+    """One checkpoint of a directory.
+
+    Attributes:
+        address: Where it is.
+        checkpoint: Opened; None: it cannot be used.
+        damage: Why not; "": it can.
+    """
+
+    address: str
+    checkpoint: Checkpoint | None
+    damage: str = ""
+
+
+def list_checkpoints(directory: str | Path, verify: bool = False) -> list[ListedCheckpoint]:
+    """All checkpoints in a directory, the oldest version first.
+
+    Args:
+        directory: A path, or a URL that fsspec knows; a run directory, too.
+        verify: Whether every file is read and compared with its checksum; else
+            files only have to be there and of the right size.
+
+    Raises:
+        CheckpointError: the directory cannot be read, or holds no checkpoint.
+        BadInput: as `files_at`.
+    """
+    try:
+        for folder in (str(directory).rstrip("/") or ".", f"{directory}/checkpoints"):
+            files = files_at(folder)
+            names = checkpoint_names(files)
+            if names:
+                break
+    except OSError as error:
+        raise CheckpointError(f"{directory}: cannot be read: {error}") from error
+    if not names:
+        raise CheckpointError(f"{redacted(str(directory))}: no checkpoint there; expected folders ckpt-<version>")
+    found = []
+    for name in names:
+        try:
+            checkpoint = open_named(files, name)
+            if verify:
+                checkpoint.read_all()
+        except CheckpointError as error:
+            found.append(ListedCheckpoint(files.at(name), None, str(error)))
+        else:
+            found.append(ListedCheckpoint(files.at(name), checkpoint))
+    return found
+
+
+# The rows of an increment together with those of what it builds upon: the newest first, each row once
+
+
+class Read(Protocol):
+    """Reads a file of a checkpoint that holds tensors of these names."""
+
+    def __call__(self, checkpoint: Checkpoint, file: str, names: Collection[str]) -> Mapping[str, Tensor]: ...
+
+
+_ROWS, _IDS = ("ids", "weights", "slots"), ("ids",)
+
+
+def chained_rows(chain: Sequence[Checkpoint], table: str, read: Read) -> Iterator[RowBlock]:
+    """All rows of a table.
+
+    A row of a base counts if no newer checkpoint of the chain has it, and if
+    it is on the newest list of all rows, where there is one.
+
+    Args:
+        chain: Checkpoints, the newest first; the last holds the table whole.
+        table: Its name; every checkpoint of the chain has it, down to the first that is whole.
+        read: Reads a file of a checkpoint; `names` of tensors must be there.
+    """
+    newer = _IdSet()
+    live: _IdSet | None = None  # the newest list holds all that older ones could say
+    aged = AgedTouches()  # from the checkpoint at hand to the newest
+    for place, checkpoint in enumerate(chain):
+        entry = checkpoint.manifest.tables[table]
+        last = entry.whole or place == len(chain) - 1
+        for tensors in in_order(partial(read, checkpoint, names=_ROWS), entry.files):
+            block = RowBlock(tensors["ids"], tensors["weights"], tensors["slots"], tensors.get("touches"))
+            counts = ~newer.hold(block.ids)
+            if live is not None:
+                counts &= live.hold(block.ids)
+            if not last:
+                newer.add(block.ids)
+            block = block if counts.all() else chosen_rows(block, counts)
+            if len(block.ids):
+                yield aged.age(block)
+        if last:
+            return
+        if entry.live is not None and live is None:
+            live = _IdSet()
+            for tensors in in_order(partial(read, checkpoint, names=_IDS), entry.live):
+                live.add(tensors["ids"])
+        before = chain[place + 1].version
+        aged = (entry.aged or AgedTouches.of_trained(entry.spec, before, checkpoint.version)).then(aged)
+
+
+class _IdSet:
+    """Ids that were added."""
+
+    def __init__(self) -> None:
+        self._index = IdIndex()
+
+    def add(self, ids: Int64) -> None:
+        """Ids int64 `[n]`, each once; they may be there."""
+        self._index.reserve(len(ids))
+        self._index.claim(ids, np.empty(len(ids), np.int64))
+
+    def hold(self, ids: Int64) -> npt.NDArray[np.bool_]:
+        """bool `[n]`: which of them were added."""
+        positions = np.empty(len(ids), np.int64)
+        self._index.find(ids, positions)
+        held: npt.NDArray[np.bool_] = positions >= 0
+        return held

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
+
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import CheckpointError
 from elastable.embedding_store.optimizers.registry import follows_steps
 from elastable.embedding_store.rows.conversion import spec_in_dtype
-from elastable.embedding_store.rows.row_blocks import fresh_rows
+from elastable.embedding_store.rows.row_blocks import fresh_rows, put_weights
 from elastable.master.checkpoints.checkpoint import Checkpoint
 
-__all__ = ["refuse_other_model", "require_tables", "restore_tables"]
+__all__ = ["refuse_other_model", "require_tables", "restore_tables", "restore_weights", "warm_start"]
 
 
 def restore_tables(
@@ -115,4 +120,126 @@ def _restore(checkpoint: Checkpoint, store: EmbeddingStore, spec: TableSpec) -> 
     state = checkpoint.table_state(spec.name)
     if state and (spec.admission is not None or spec.timed or follows_steps(spec.optimizer)):
         store.put_table_state(spec.name, state)
+    return rows
+
+
+# Restores the weights of a checkpoint into the store of a job that has continued since
+
+
+def restore_weights(checkpoint: Checkpoint, store: EmbeddingStore, changed: Callable[[str, Int64], None]) -> None:
+    """Every row reads what it read at the version of the checkpoint; slots and the store's version stay.
+
+    Args:
+        checkpoint: Of the same job.
+        store: Holds its tables; nothing is committed to it meanwhile.
+        changed: Called with a table and the ids of rows that were written.
+
+    Raises:
+        CheckpointError: a file is damaged; some rows may have been written then.
+        StoreFailed, Unavailable: the store failed.
+    """
+    checkpoint.verify()
+    for name, spec in store.specs().items():
+        saved = [np.zeros(0, np.int64)]
+        for block in checkpoint.rows(name):
+            put_weights(store, name, block.ids, block.weights)
+            changed(name, block.ids)
+            saved.append(block.ids)
+        known = np.concatenate(saved)
+        for block in store.scan(name):
+            since = np.setdiff1d(block.ids, known)
+            if len(since):
+                put_weights(store, name, since, _untouched(checkpoint, spec, since))
+                changed(name, since)
+        _restore_decay(checkpoint, store, name)
+
+
+def _untouched(checkpoint: Checkpoint, spec: TableSpec, ids: Int64) -> Float32:
+    """What ids without a row read at the version of the checkpoint."""
+    with MemoryStore(threads=1) as empty:
+        empty.create_table(spec)
+        _restore_decay(checkpoint, empty, spec.name)
+        return empty.lookup({spec.name: ids})[spec.name]
+
+
+def _restore_decay(checkpoint: Checkpoint, store: EmbeddingStore, table: str) -> None:
+    """Rows that were never updated have decayed as far as at the version of the checkpoint."""
+    state = checkpoint.table_state(table)
+    if state.untouched_decay is not None:
+        store.put_table_state(table, state)
+
+
+# A new job that begins with rows of another model's checkpoint
+
+
+def warm_start(
+    checkpoint: Checkpoint, store: EmbeddingStore, tables: Mapping[str, TableSpec], names: Sequence[str] = ()
+) -> dict[str, int]:
+    """Puts the rows of a checkpoint's tables into the tables of a new job, at its version 0.
+
+    Weights are taken; slots only where both tables have the same optimizer, with
+    the same settings, else they are reset, as are counts for admission and eviction.
+    Dtypes and initial values may differ.
+
+    Args:
+        checkpoint: Of any model.
+        store: Holds the job's tables, empty.
+        tables: The job's tables.
+        names: Of which tables; none: of all that both have.
+
+    Returns:
+        Table -> how many rows were put.
+
+    Raises:
+        CheckpointError: a table is missing on either side, there is none that both
+            have, or rows do not fit; nothing has been put. Or a file is damaged.
+        BadInput: a weight that the table's dtype cannot hold.
+    """
+    saved = checkpoint.manifest.tables
+    chosen = sorted(set(names)) if names else sorted(set(tables) & set(saved))
+    if not chosen:
+        raise CheckpointError(
+            f"{checkpoint.address} has no table of this model: its tables are {_listed(saved)}, the model's "
+            f"{_listed(tables)}"
+        )
+    for name in chosen:
+        for whose, held in (("the checkpoint", saved), ("the model", tables)):
+            if name not in held:
+                raise CheckpointError(f"warm start of table {name!r}: {whose} has {_listed(held)}")
+        _refuse_misfit(name, saved[name].spec, tables[name])
+    return {name: _put(checkpoint, store, tables[name]) for name in chosen}
+
+
+def _listed(tables: Mapping[str, object]) -> str:
+    return ", ".join(sorted(tables)) or "no tables"
+
+
+def _refuse_misfit(name: str, saved: TableSpec, ours: TableSpec) -> None:
+    if saved.dim != ours.dim:
+        raise CheckpointError(
+            f"warm start of table {name!r}: its rows have {saved.dim} values in the checkpoint and {ours.dim} in the "
+            "model"
+        )
+    size = ours.vocabulary_size
+    if size is not None and (saved.vocabulary_size is None or saved.vocabulary_size > size):
+        raise CheckpointError(
+            f"warm start of table {name!r}: its vocabulary is "
+            f"{'any id' if saved.vocabulary_size is None else saved.vocabulary_size} in the checkpoint and only {size} "
+            "in the model"
+        )
+
+
+def _put(checkpoint: Checkpoint, store: EmbeddingStore, spec: TableSpec) -> int:
+    same = checkpoint.manifest.tables[spec.name].spec.optimizer == spec.optimizer
+    rows = 0
+
+    def blocks() -> Iterator[RowBlock]:
+        nonlocal rows
+        for block in checkpoint.rows(spec.name):
+            rows += len(block.ids)
+            yield (
+                RowBlock(block.ids, block.weights, block.slots) if same else fresh_rows(spec, block.ids, block.weights)
+            )
+
+    store.put(spec.name, blocks())
     return rows

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -14,20 +15,22 @@ from elastable.embedding_store.errors import BadInput, CheckpointError, Elastabl
 from elastable.embedding_store.shards.row_saving import ServedRows
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.api import JobSpec, Tensor
-from elastable.master.checkpoints.checkpoint import DENSE, Checkpoint
-from elastable.master.checkpoints.retention import remove_old
-from elastable.master.checkpoints.rows.dirty_rows import Changes
-from elastable.master.checkpoints.rows.row_files import write_rows
-from elastable.master.checkpoints.servers.saved_by_servers import ServerChanges, save_tables, stop_saving
-from elastable.master.checkpoints.storage.aged_touches import AgedTouches
+from elastable.master.checkpoints.checkpoint import DENSE, Checkpoint, open_named
+from elastable.master.checkpoints.dirty_rows import Changes
+from elastable.master.checkpoints.row_files import write_rows
+from elastable.master.checkpoints.saved_by_servers import ServerChanges, save_tables, stop_saving
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
-from elastable.master.checkpoints.storage.checkpoint_locations import files_at
-from elastable.master.checkpoints.storage.checkpoint_names import checkpoint_name
-from elastable.master.checkpoints.storage.file_writer import FileWriter
-from elastable.master.checkpoints.storage.manifest import Base, Manifest, TableEntry
+from elastable.master.checkpoints.storage.checkpoint_locations import (
+    checkpoint_name,
+    checkpoint_names,
+    files_at,
+    version_named,
+)
+from elastable.master.checkpoints.storage.manifest import AgedTouches, Base, Manifest, TableEntry
+from elastable.master.checkpoints.storage.tensor_file import FileWriter
 from elastable.master.tasks.progress import Progress
 
-__all__ = ["write_checkpoint"]
+__all__ = ["StoredCheckpoint", "to_remove", "write_checkpoint"]
 
 
 def write_checkpoint(
@@ -141,3 +144,68 @@ def _refuse_other_version(source: Snapshot, progress: Progress) -> None:
             f"a checkpoint of version {progress.version} cannot be written of rows that are at version "
             f"{source.version()}: pin them, or commit nothing meanwhile"
         )
+
+
+# Removes old checkpoints
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    """One checkpoint of a directory.
+
+    Attributes:
+        name: Its folder.
+        chain: The names of it and of what it builds upon, the newest first; empty: it cannot be restored.
+        job: The job that wrote it.
+    """
+
+    name: str
+    chain: tuple[str, ...] = ()
+    job: str = ""
+
+
+def to_remove(standing: Sequence[StoredCheckpoint], written: str, keep: int) -> list[str]:
+    """Names of checkpoints to remove, the newest first, so that whatever is left meanwhile can be restored.
+
+    Of the job that wrote last, the newest `keep` that can be restored stay (0:
+    all), with what they build upon. One of the same version as a newer one is
+    not counted. Those of other jobs, and damaged ones, are left for a person to look at.
+
+    Args:
+        standing: All checkpoints of a directory, the oldest version first.
+        written: The name of the one that was written last.
+        keep: How many stay.
+    """
+    by_name = {one.name: one for one in standing}
+    last = by_name.get(written, StoredCheckpoint(written))
+    stay: set[str] = {written, *last.chain}
+    versions: list[int | None] = []
+    going: list[str] = []
+    for one in reversed(standing):
+        version = (version_named(one.name) or (None,))[0]
+        if one.job != last.job or not one.chain:
+            stay.update((one.name, *one.chain))
+        elif version not in versions and (not keep or len(versions) < keep):
+            versions.append(version)
+            stay.update(one.chain)
+        else:
+            going.append(one.name)
+    return [name for name in going if name not in stay]
+
+
+def remove_old(files: CheckpointFiles, written: str, keep: int) -> None:
+    """Removes what `to_remove` names; what cannot be removed is retried after the next checkpoint."""
+    try:
+        standing = [_standing(files, name) for name in checkpoint_names(files)]
+        for name in to_remove(standing, written, keep):
+            files.remove(name)
+    except OSError:
+        return
+
+
+def _standing(files: CheckpointFiles, name: str) -> StoredCheckpoint:
+    try:
+        found = open_named(files, name)
+    except CheckpointError:
+        return StoredCheckpoint(name)
+    return StoredCheckpoint(name, tuple(one.name for one in found.chain()), str(found.job.get("job", "")))

@@ -19,8 +19,7 @@ from elastable.master.api import DenseSnapshot, JobSpec, Push, Tensor
 from elastable.master.commits.accumulate import Accumulated, accumulate, row_parts, row_sums
 from elastable.master.commits.clipping import Clipping, clip
 from elastable.master.commits.dense_part import DensePart, OptimizerStep
-from elastable.master.commits.embedded_shard import LOGGED, EmbeddedShard
-from elastable.master.commits.row_gradients import RowGradients, RowShard, RowStep
+from elastable.master.commits.row_gradients import LOGGED, EmbeddedShard, RowGradients, RowShard, RowStep
 from elastable.master.commits.version_record import VersionRecord, job_as_json
 from elastable.master.tasks.progress import Progress
 

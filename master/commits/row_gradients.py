@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.errors import FutureVersion, StoreBroken
 from elastable.embedding_store.shards.row_pushes import Committed, Measured, PushedCommit, RowSums, TableClip
 from elastable.embedding_store.shards.sums.exact_squares import square_of
+from elastable.embedding_store.shards.sums.version_sums import Pushes, VersionSums
+from elastable.embedding_store.support.futures import at_once
 from elastable.embedding_store.support.retry import retry
-from elastable.master.commits.embedded_shard import refusing_an_older_store
 
-__all__ = ["PushesLost", "RowGradients", "RowShard", "RowStep"]
+__all__ = ["LOGGED", "EmbeddedShard", "PushesLost", "RowGradients", "RowShard", "RowStep"]
 
 
 class PushesLost(Exception):
@@ -130,3 +136,115 @@ class RowGradients:
         if self._known.missing:
             raise PushesLost(self._known.missing)
         return self._known
+
+
+# The one shard of a job whose master holds the store itself: what store servers do with pushes, without a server
+
+
+@dataclass(frozen=True, slots=True)
+class Logging:
+    """What becomes of a version that is committed, and may not be logged yet.
+
+    Attributes:
+        unlogged: Its version, while the store has not logged it; else None. Does not wait, and asks no server.
+        over: Whether it has, or has failed to. Does not wait.
+        wait: Waits until it has, and commits again while the store fails; raises the last failure.
+    """
+
+    unlogged: Callable[[], int | None]
+    over: Callable[[], bool]
+    wait: Callable[[], None]
+
+
+LOGGED = Logging(lambda: None, lambda: True, lambda: None)
+"""Of a version that is logged, or needs no log."""
+
+
+class EmbeddedShard:
+    """Used by one thread at a time.
+
+    Args:
+        store: The rows.
+        ahead: Whether `commit_pushed` may return while a store that keeps records still logs the version (`logging`).
+
+    Attributes:
+        updates: Table name -> the gradient that was committed last, clipped.
+    """
+
+    def __init__(self, store: EmbeddingStore, ahead: bool = False) -> None:
+        self._store = store
+        self._ahead = ahead and store.keeps_records
+        self._sums = VersionSums(lambda sums: self._pushes)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._sums.forget()
+        self._pushes: Pushes = {}
+        self._pushed: PushedCommit | None = None
+        self._commit = Commit(0, {}, 0, {})
+        self._begun: Future[None] = at_once(None)
+        self.updates: Mapping[str, TableUpdate] = {}
+
+    def take(self, sums: RowSums, pushes: Pushes) -> None:
+        """Sums what the next version is made of."""
+        self._forget()  # before the sums are made, which then take the memory of those before
+        self._pushes = pushes
+        self._sums.summed(sums)
+
+    def measure(self, sums: RowSums) -> Measured:
+        """As `ShardStore.measure`."""
+        return self._sums.measured(sums)
+
+    def commit_pushed(self, commit: PushedCommit) -> Committed:
+        """As `ShardStore.commit_pushed`. The same object again is the same commit, made exactly once."""
+        if commit is not self._pushed:
+            self._pushed, self._commit = commit, self._sums.to_commit(commit)
+            self._begun = at_once(None)  # as where the first attempt fails, and another one commits
+            if self._ahead:
+                self._begun = self._store.begin_commit(self._commit)
+            else:
+                self._store.commit(self._commit)
+        else:
+            self._commit_again()
+        self.updates = self._commit.updates
+        return Committed(tables=tuple(self.updates))
+
+    def logging(self, deadline_s: float) -> Logging:
+        """Of the version that was committed last; `deadline_s`: how long a commit is tried again if the log fails."""
+        begun, version = self._begun, self._commit.version
+
+        def attempt(first: list[Future[None]]) -> None:
+            with refusing_an_older_store():
+                if first:
+                    first.pop().result()
+                else:
+                    self._commit_again()
+
+        def wait() -> None:
+            first = [begun]
+            retry(lambda: attempt(first), f"commit of version {version}", deadline_s)
+
+        return Logging(lambda: None if _is_logged(begun) else version, begun.done, wait)
+
+    def _commit_again(self) -> None:
+        # Only the reply of the attempt before may have been lost.
+        if not self._is_committed():
+            self._store.commit(self._commit)
+
+    def _is_committed(self) -> bool:
+        """Whether the commit was made; of a store that another master took over, that version is not ours."""
+        store, commit = self._store, self._commit
+        return store.version() == commit.version and (not store.keeps_records or store.record() == commit.record)
+
+
+@contextmanager
+def refusing_an_older_store() -> Iterator[None]:
+    """Around a commit: raises `StoreBroken` where the store is at an earlier version than was committed to it."""
+    try:
+        yield
+    except FutureVersion as error:
+        raise StoreBroken(f"the store has lost versions that were committed to it: {error}") from error
+
+
+def _is_logged(begun: Future[None]) -> bool:
+    return begun.done() and begun.exception() is None

@@ -35,7 +35,7 @@ from elastable.master.jobs.served_master import ServedMaster
 from elastable.master.master_options import MasterOptions
 from elastable.master.push_check import Expected, check_finite, check_push
 from elastable.master.tasks.progress import Progress
-from elastable.master.tasks.workers.sessions import LocalSession, Sessions
+from elastable.master.tasks.worker_records import LocalSession, Sessions
 
 __all__ = ["BareMaster"]
 

@@ -5,27 +5,93 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import JobFailed
+from elastable.embedding_store.measures.counters import Counts, Durations, Total
 from elastable.embedding_store.measures.spans import VersionTrace
-from elastable.master.api import Tensor
+from elastable.embedding_store.support.retry import retry
+from elastable.master.api import DenseSnapshot, PushReply, Tensor, WorkerIdentity
 from elastable.master.commits.accumulate import Accumulated
 from elastable.master.commits.committer import Committer
 from elastable.master.commits.dense_part import DensePart
 from elastable.master.commits.push_protocol import Ticket
 from elastable.master.commits.row_gradients import PushesLost
-from elastable.master.jobs.evaluations import Evaluations
+from elastable.master.jobs.concurrent_evaluation import LEASE_S, ConcurrentEvaluation
 from elastable.master.jobs.hooks import Hooks
-from elastable.master.jobs.job_measures import JobMeasures
 from elastable.master.jobs.job_state import JobState, Work, as_elastable_error
 from elastable.master.jobs.waits import Waits
 from elastable.master.keras.metrics import LazyLogs, ModelMetrics
 from elastable.master.master_options import MasterOptions, is_due
 from elastable.master.tasks.progress import Progress
 
-__all__ = ["Driver"]
+__all__ = ["Driver", "JobMeasures"]
+
+
+# What a job's master counts and logs for those who watch it
+
+
+PHASES = {
+    "wait": "for the workers' gradients",
+    "sum": "adding the gradients up, and clipping them",
+    "dense": "the optimizer of the dense variables",
+    "rows": "committing the rows to the store",
+    "callbacks": "callbacks, records and checkpoints",
+}
+"""What one version after the other is made of -> what is done then."""
+
+
+class JobMeasures:
+    """Of one job, from the start of this process on.
+
+    Attributes:
+        phases: Seconds of each version by phase; see `PHASES`.
+        versions: Seconds of each version, all phases together; its label is "version".
+        pushes: Pushes by outcome.
+        refused: Pushes that raised, by name of the error.
+        joined, left: Sessions that workers opened, and that ended while there was work.
+    """
+
+    def __init__(self) -> None:
+        self.phases, self.versions = Durations(), Durations()
+        self.pushes, self.refused = Counts(), Counts()
+        self.joined, self.left = Total(), Total()
+
+    def worker_joined(self, worker: WorkerIdentity) -> None:
+        """It has opened a session."""
+        self.joined.add(1)
+        _log.info("worker %s joined", worker, extra={"worker": worker.incarnation})
+
+    def worker_left(self, worker: WorkerIdentity, held: int, ending: bool) -> None:
+        """Its last session has ended; it held so many micro-batches. `ending`: there was nothing left to do."""
+        field = {"worker": worker.incarnation}
+        if ending:
+            _log.info("worker %s left: the job is over", worker, extra=field)
+            return
+        self.left.add(1)
+        _log.info("worker %s left or died; %d of its micro-batches go to others", worker, held, extra=field)
+
+    def counted(self, report: Callable[[], Future[PushReply]]) -> Future[PushReply]:
+        """The reply to a push; its outcome, or what refuses it, is counted."""
+        try:
+            reply = report()
+        except Exception as error:
+            self.refused.add(type(error).__name__)
+            raise
+        reply.add_done_callback(self._count)
+        return reply
+
+    def _count(self, reply: Future[PushReply]) -> None:
+        if reply.cancelled():
+            return
+        if (error := reply.exception()) is not None:
+            self.refused.add(type(error).__name__)
+        else:
+            self.pushes.add(reply.result().outcome.value)
+
 
 _log = logging.getLogger(__name__)
 
@@ -255,3 +321,108 @@ class Driver:
         limit = self._options.no_worker_timeout_s
         if limit is not None and seconds > limit:
             raise JobFailed(f"no worker for {limit} s while work remains")
+
+
+# The evaluations of a job: while it is trained on, or while training waits for them
+
+
+# Versions that are evaluated concurrently with training. Training waits before another one starts, so that every
+# version that is due is evaluated however slow the workers are, and before-images do not pile up.
+_MOST_CONCURRENT = 2
+
+
+class Evaluations:
+    """Has versions evaluated, which the store has logged. Used by the thread that drives the job.
+
+    Args:
+        state: Of the job.
+        waits: The calls that wait for it.
+        store: Holds the job's tables.
+        metrics: The model's metrics.
+        options: Deadlines and intervals.
+        next_work: Waits for something to do.
+
+    Attributes:
+        hooks: Are told how evaluations end.
+    """
+
+    def __init__(
+        self,
+        state: JobState,
+        waits: Waits,
+        store: EmbeddingStore,
+        metrics: ModelMetrics,
+        options: MasterOptions,
+        next_work: Callable[[], Work],
+    ) -> None:
+        self._state = state
+        self._waits = waits
+        self._store = store
+        self._metrics = metrics
+        self._options = options
+        self._next_work = next_work
+        self.hooks = Hooks()
+
+    def is_due(self) -> bool:
+        """Whether the current version is to be evaluated, although it ends no epoch."""
+        every = self._options.evaluate_every
+        there = self._state.snapshot is not None and self._state.schedule.evaluation_tasks
+        return bool(every and self._state.version % every == 0 and there)
+
+    def begin_due(self) -> None:
+        """Evaluates the current version, concurrently with training or before it continues."""
+        version, snapshot = self._state.version, self._state.snapshot
+        assert snapshot is not None
+        if self._options.concurrent_evaluation:
+            self._begin_concurrent(snapshot)
+        elif (total := self.evaluate()) is not None:
+            self.hooks.on_evaluation(version, self._metrics.results(total, "val_"))
+
+    def evaluate(self) -> tuple[Tensor, ...] | None:
+        """Summed metric state of the validation split on the current version; None if the job is ending."""
+        if not self._state.schedule.evaluation_tasks:
+            return ()
+        version = self._state.version
+        self.hooks.on_evaluation_begin(version)
+        with self._waits.changing():
+            self._state.begin_evaluation(version)
+            self._waits.tasks_free()
+        while (work := self._next_work()).evaluated != version:
+            if work.over or work.evaluated is None:
+                return None
+            self.end_concurrent(work.evaluated)
+        with self._waits.changing():
+            return self._state.take_evaluation_total(version)
+
+    def end_concurrent(self, version: int) -> None:
+        """A concurrent evaluation is complete."""
+        with self._waits.changing():
+            total = self._state.take_evaluation_total(version)
+            evaluation = self._state.concurrent.pop(version)
+        evaluation.end()
+        self.hooks.on_evaluation(version, self._metrics.results(total, "val_"))
+
+    def give_up_unreadable(self) -> None:
+        """Ends the concurrent evaluations whose version can no longer be read."""
+        for version, evaluation in tuple(self._state.concurrent.items()):
+            if not evaluation.readable():
+                with self._waits.changing():
+                    self._state.take_evaluation_total(version)
+                    del self._state.concurrent[version]
+                evaluation.end()
+
+    def _begin_concurrent(self, snapshot: DenseSnapshot) -> None:
+        while len(self._state.concurrent) >= _MOST_CONCURRENT:
+            work = self._next_work()
+            if work.over or work.evaluated is None:
+                return
+            self.end_concurrent(work.evaluated)
+        evaluation = ConcurrentEvaluation(
+            snapshot, retry(self._pin, "pinning a version", self._options.commit_deadline_s)
+        )
+        with self._waits.changing():
+            self._state.begin_concurrent(evaluation)
+            self._waits.tasks_free()
+
+    def _pin(self) -> Snapshot:
+        return self._store.pin(self._state.version, LEASE_S)

@@ -31,9 +31,8 @@ from elastable.master.api import (
 )
 from elastable.master.commits.dense_part import DensePart
 from elastable.master.commits.push_protocol import Ticket
-from elastable.master.jobs.driver import Driver
+from elastable.master.jobs.driver import Driver, JobMeasures
 from elastable.master.jobs.hooks import Hooks
-from elastable.master.jobs.job_measures import JobMeasures
 from elastable.master.jobs.job_state import JobState
 from elastable.master.jobs.served_master import ServedMaster
 from elastable.master.jobs.waits import Waits
@@ -41,7 +40,7 @@ from elastable.master.keras.metrics import ModelMetrics
 from elastable.master.master_options import MasterOptions
 from elastable.master.push_check import Expected, check_evaluation, check_finite, check_push
 from elastable.master.tasks.progress import Progress
-from elastable.master.tasks.workers.sessions import LocalSession
+from elastable.master.tasks.worker_records import LocalSession
 
 __all__ = ["Master"]
 

@@ -20,17 +20,12 @@ from elastable.master.api import (
     WorkerIdentity,
 )
 from elastable.master.commits.accumulate import Accumulated, add_metrics
-from elastable.master.commits.async_pushes import AsyncPushes
-from elastable.master.commits.push_protocol import PushProtocol, Ticket, Verdict
-from elastable.master.commits.sync_pushes import SyncPushes
+from elastable.master.commits.push_protocol import AsyncPushes, PushProtocol, SyncPushes, Ticket, Verdict
 from elastable.master.jobs.concurrent_evaluation import ConcurrentEvaluation
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
-from elastable.master.tasks.workers.sessions import Sessions
-from elastable.master.tasks.workers.throughput import Throughput
-from elastable.master.tasks.workers.worker_records import WorkerRecords
-from elastable.master.tasks.workers.worker_refusals import Refusals
+from elastable.master.tasks.worker_records import Refusals, Sessions, Throughput, WorkerRecords
 
 __all__ = ["JobState", "Work"]
 

@@ -12,6 +12,7 @@ import keras
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import ModelError, SpecConflict, Unsupported
+from elastable.master.keras.keras_block import TABLE_VARIABLE
 from elastable.master.keras.keras_optimizer import (
     accumulation_of,
     refuse_of_table,
@@ -20,8 +21,7 @@ from elastable.master.keras.keras_optimizer import (
     sees_occurrences,
     table_optimizer,
 )
-from elastable.master.keras.row_optimizers.constraints import constrained
-from elastable.master.keras.row_optimizers.keras_block import TABLE_VARIABLE
+from elastable.master.keras.wrapping_optimizers import constrained
 
 __all__ = ["StoreBackedLayer", "create_tables", "discover_tables", "store_backed_layers", "table_optimizers"]
 

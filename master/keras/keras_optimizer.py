@@ -14,8 +14,8 @@ from elastable.embedding_store.errors import BadInput, ModelError, Unsupported
 from elastable.embedding_store.optimizers.base import KERAS_BLOCK
 from elastable.embedding_store.optimizers.registry import follows_steps, row_optimizer
 from elastable.master.commits.clipping import Clipping
-from elastable.master.keras.row_optimizers.averaging import with_averages
-from elastable.master.keras.row_optimizers.keras_block import TABLE_VARIABLE, canonical_config
+from elastable.master.keras.keras_block import TABLE_VARIABLE, canonical_config
+from elastable.master.keras.wrapping_optimizers import with_averages
 
 __all__ = [
     "accumulated_by",

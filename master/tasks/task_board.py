@@ -7,11 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from elastable.embedding_store.errors import NotJoined
 from elastable.master.api import Lease, Task, TaskKind
 from elastable.master.master_options import MasterOptions
-from elastable.master.tasks.evaluation_groups import EvaluationGroups
-from elastable.master.tasks.leases import LeaseBook
-from elastable.master.tasks.offers import Offers
-from elastable.master.tasks.task_group import TaskGroup, TaskGrouping, Unit
-from elastable.master.tasks.training_groups import TrainingGroups
+from elastable.master.tasks.leases import LeaseBook, Offers
+from elastable.master.tasks.task_group import EvaluationGroups, TaskGroup, TaskGrouping, TrainingGroups, Unit
 
 __all__ = ["TaskBoard"]
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from elastable.master.api import TaskKind
 from elastable.master.tasks.schedule import Schedule
 
-__all__ = ["TaskGroup", "TaskGrouping", "Unit"]
+__all__ = ["EvaluationGroups", "TaskGroup", "TaskGrouping", "TrainingGroups", "Unit"]
 
 Unit = tuple[TaskKind, int, int]
 """The kind of a task; the version that is evaluated, 0 of training; the micro-batch."""
@@ -111,3 +111,142 @@ class TaskGroup:
         """Notes that a holder of the micro-batch gave it up, or that its lease has ended."""
         if number < self._fresh:
             heapq.heappush(self._returned, number)
+
+
+# The groups of micro-batches that training goes through, one after the other. The master's lock guards it
+
+
+class TrainingGroups:
+    """The current group, and those of its epoch that workers may fetch ahead.
+
+    Attributes:
+        position: The number of the current group.
+
+    Args:
+        grouping: How the job's training is divided.
+        look_ahead: How many groups behind the current one workers may fetch.
+        position: The number of the group that is trained next.
+        done: Micro-batches of that group that are done.
+    """
+
+    def __init__(self, grouping: TaskGrouping, look_ahead: int, position: int, done: Iterable[int]) -> None:
+        self._grouping = grouping
+        self._look_ahead = look_ahead if grouping.leases_ahead else 0
+        self._groups: list[TaskGroup] = []
+        self.position = position
+        self._top_up()
+        if self._groups:
+            self._groups[0].done.update(done)
+
+    @property
+    def current(self) -> TaskGroup | None:
+        """The group in training; None: every micro-batch of the job has been trained."""
+        return self._groups[0] if self._groups else None
+
+    @property
+    def over(self) -> bool:
+        """Whether every micro-batch of the job has been trained."""
+        return not self._groups
+
+    @property
+    def opened(self) -> bool:
+        """Whether the current group is open."""
+        return bool(self._groups) and self._groups[0].opened is not None
+
+    @property
+    def current_done(self) -> bool:
+        """Whether all micro-batches of the current group are done."""
+        return bool(self._groups) and self._groups[0].undone_count == 0
+
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether an epoch has just ended and nothing of the next one is done."""
+        if self.position == 0 or (self._groups and self._groups[0].done):
+            return False
+        return self._grouping.starts_epoch(self.position)
+
+    def leasable(self) -> tuple[TaskGroup, ...]:
+        """The current group and those behind it; none between two epochs, before the next one is opened."""
+        return () if self.ends_epoch and not self.opened else tuple(self._groups)
+
+    def done(self) -> tuple[int, ...]:
+        """Micro-batches of the current group that are done, in order."""
+        return tuple(sorted(self._groups[0].done)) if self._groups else ()
+
+    def was_trained(self, micro_batch: int) -> bool:
+        """Whether a micro-batch is done."""
+        head = self.current
+        return head is None or micro_batch < head.numbers.start or micro_batch in head.done
+
+    def reopen(self, micro_batches: Iterable[int]) -> None:
+        """Marks micro-batches of the current group as not done."""
+        for number in micro_batches:
+            self._groups[0].reopen(number)
+
+    def advance(self) -> None:
+        """Goes on from the current group, which is done, to the next one, which is not open yet."""
+        self._groups.pop(0)
+        self.position += 1
+        self._top_up()
+
+    def open(self, now: float) -> None:
+        """Opens the current group, unless it is open."""
+        if self._groups and self._groups[0].opened is None:
+            self._groups[0].opened = now
+
+    def _top_up(self) -> None:
+        epoch_stop, stop = self._grouping.epoch_stop(self.position), self.position + self._look_ahead + 1
+        for group in range(self.position + len(self._groups), min(stop, epoch_stop, self._grouping.group_count)):
+            self._groups.append(TaskGroup(TaskKind.TRAIN, self._grouping.micro_batches(group)))
+
+
+# The versions whose validation split is being evaluated. Not thread-safe: the master's lock guards it
+
+
+class EvaluationGroups:
+    """One `TaskGroup` for each version under evaluation.
+
+    Attributes:
+        awaited: The version that training waits for; None: none, all evaluations run concurrently with training.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[int, TaskGroup] = {}
+        self.awaited: int | None = None
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The versions, oldest first."""
+        return tuple(sorted(self._groups))
+
+    @property
+    def concurrent(self) -> list[TaskGroup]:
+        """The groups that training does not wait for, oldest version first."""
+        return [self._groups[version] for version in self.versions if version != self.awaited]
+
+    @property
+    def awaited_group(self) -> TaskGroup | None:
+        """The group that training waits for."""
+        return None if self.awaited is None else self._groups[self.awaited]
+
+    @property
+    def complete(self) -> int | None:
+        """The oldest version whose evaluation is complete, if any; the awaited one first."""
+        done = [version for version, group in self._groups.items() if not group.undone_count]
+        return min(done, key=lambda version: (version != self.awaited, version), default=None)
+
+    def get(self, version: int) -> TaskGroup | None:
+        """The group of a version, if it is being evaluated."""
+        return self._groups.get(version)
+
+    def begin(self, version: int, tasks: int, opened: float, awaited: bool) -> None:
+        """Opens the `tasks` micro-batches of the validation split on `version`."""
+        self._groups[version] = TaskGroup(TaskKind.EVALUATE, range(tasks), version, opened)
+        if awaited:
+            self.awaited = version
+
+    def end(self, version: int) -> TaskGroup:
+        """Removes the group of a version, complete or not."""
+        if self.awaited == version:
+            self.awaited = None
+        return self._groups.pop(version)

@@ -49,8 +49,7 @@ def _counts_twice(role: str) -> None:
     _repeated_push(role)
     if role != "master":
         return
-    from elastable.master.commits.push_protocol import Ticket
-    from elastable.master.commits.sync_pushes import SyncPushes
+    from elastable.master.commits.push_protocol import SyncPushes, Ticket
 
     plain_ready, plain_judge, plain_commit = SyncPushes.ready, SyncPushes.judge, SyncPushes.commit
     again: list[Ticket] = []
@@ -93,7 +92,7 @@ def _loses_a_micro_batch(role: str) -> None:
     """A master that makes a version without its last micro-batch, once."""
     if role != "master":
         return
-    from elastable.master.commits.sync_pushes import SyncPushes
+    from elastable.master.commits.push_protocol import SyncPushes
 
     plain_ready, plain_commit = SyncPushes.ready, SyncPushes.commit
     made = 0

@@ -22,7 +22,7 @@ from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.pushes.shard_service import shard_services
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, channels_of
-from elastable.master.checkpoints.servers.row_saver import CheckpointRowSaver
+from elastable.master.checkpoints.row_saver import CheckpointRowSaver
 from tests.fuzz.calls import WAIT_S, Call, CallTarget, Seed
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.store_calls import SPECS, STORE_CALLS, store_words

@@ -17,8 +17,8 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.tiers.files.file_tier import MANIFEST_NAME
 from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import open_checkpoint
+from elastable.master.checkpoints.dirty_rows import DirtyRows
 from elastable.master.checkpoints.restoring import restore_tables
-from elastable.master.checkpoints.rows.dirty_rows import DirtyRows
 from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.master.commits.version_record import VersionRecord, job_as_json
 from elastable.master.tasks.progress import Progress

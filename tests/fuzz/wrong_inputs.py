@@ -28,7 +28,7 @@ from elastable.embedding_store.wire.messages.store_messages import commit_frames
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.jobs.options import TrainOptions
-from elastable.master.gradient import Push, Slices, SyncPushId
+from elastable.master.api import Push, Slices, SyncPushId
 from elastable.master.push_check import Expected, TensorSpec, check_finite, check_push
 from elastable.worker.readers import NumpyReader, RaggedArray
 from tests.fuzz.calls import WAIT_S

@@ -22,6 +22,7 @@ from elastable.master.api import (
     JobSpec,
     MasterApi,
     Push,
+    PushId,
     PushOutcome,
     Slices,
     SyncPushId,
@@ -30,7 +31,6 @@ from elastable.master.api import (
     Tensor,
     WorkerIdentity,
 )
-from elastable.master.gradient import PushId
 from elastable.master.jobs.hooks import Hooks
 from elastable.master.jobs.job_master import Master
 from elastable.master.keras.dense import DenseState

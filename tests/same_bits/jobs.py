@@ -66,7 +66,7 @@ def every_row(home: Path) -> Arrays:
 
 
 def store_servers(home: Path) -> Arrays:
-    return _trained(home, "clipped", "--stores", "2", "--dense-at", "servers")
+    return _trained(home, "clipped", "--stores", "2")
 
 
 def async_one_worker(home: Path) -> Arrays:

@@ -1,7 +1,7 @@
 """Loss scaling: the gradient of the scaled loss, divided by the scale, so that float16 does not lose small gradients.
 
 The scale of `keras.optimizers.LossScaleOptimizer` is part of the version. Workers receive it as one more state of the
-model; the master updates it with each version (`elastable.master.keras.keras_update`).
+model; the master updates it with each version (`elastable.master.keras.dense`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.option import check_options, setting
 from elastable.embedding_store.support.store_url import SERVERS, byte_count, server_addresses
 from elastable.embedding_store.tiers.redis.url import redacted
-from elastable.jobs.servers.dns_servers import DnsServers, is_dns_name
+from elastable.jobs.servers.finding import DnsServers, is_dns_name
 from elastable.jobs.servers.store_registry import is_registry
 from elastable.jobs.shared_options import (
     CLIENT_BYTES,

@@ -26,8 +26,8 @@ from elastable.jobs.servers.server_options import StoreServerOptions
 from elastable.jobs.servers.store_registry import Registration, StoreRegistry
 from elastable.jobs.shared_options import client_limits
 from elastable.jobs.store_watch import StoreHealth
-from elastable.master.checkpoints.servers.row_saver import CheckpointRowSaver
-from elastable.master.keras.row_optimizers.registration import register_job_optimizers
+from elastable.master.checkpoints.row_saver import CheckpointRowSaver
+from elastable.master.keras.wrapping_optimizers import register_job_optimizers
 from elastable.monitoring.metric import Source
 from elastable.monitoring.page.views import ShardView
 from elastable.monitoring.sources.server_source import server_sources

@@ -7,18 +7,31 @@ of this module are read by the safetensors library, and the other way round.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from types import TracebackType
+from typing import Generic, Self, TypeVar
 
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import UInt8
 from elastable.embedding_store.contract.malformed import MALFORMED, DocumentFields
+from elastable.embedding_store.native.range_pool import available_cores
 from elastable.master.api import Tensor
-from elastable.master.checkpoints.storage.checkpoint_files import Part
+from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles, Part
+from elastable.master.checkpoints.storage.manifest import FileEntry
 
-__all__ = ["parts_of", "tensors_in"]
+__all__ = ["BoundedPool", "FileWriter", "Throttle", "in_order", "parts_of", "tensors_in"]
 
 _NOTE = "__metadata__"
 _CODES = {
@@ -108,3 +121,168 @@ def _dtype(name: str) -> np.dtype[np.generic]:
         name = ml_dtypes.bfloat16
     dtype: np.dtype[np.generic] = np.dtype(name)
     return dtype
+
+
+# Files read and written by a few threads, in bounded memory
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_THREADS = 2
+_NICE = 10
+
+
+def _give_way() -> None:
+    """Lets other threads go first. Only Linux has priorities of threads; elsewhere it would be the whole process."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+
+
+def in_order(work: Callable[[T], R], items: Iterable[T], threads: int = _THREADS) -> Iterator[R]:
+    """`work(item)` of every item, in their order, done by threads that are one item each ahead.
+
+    Raises:
+        Exception: what `work` raised, in its place.
+    """
+    with ThreadPoolExecutor(threads, "elastable-checkpoint") as pool:
+        waiting: deque[Future[R]] = deque()
+        try:
+            for item in items:
+                waiting.append(pool.submit(work, item))
+                if len(waiting) > threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+class BoundedPool(Generic[R]):
+    """Runs work in threads; at most one item more than there are threads is pending.
+
+    Used as a context, which waits for all of it at its end.
+
+    Args:
+        background: Whether training continues meanwhile: then it is one thread of low
+            priority. Its work must not hold a lock that training needs.
+    """
+
+    def __init__(self, background: bool = False) -> None:
+        self._threads = 1 if background else _THREADS
+        self._pool = ThreadPoolExecutor(
+            self._threads, "elastable-checkpoint", initializer=_give_way if background else None
+        )
+        self._waiting: deque[Future[R]] = deque()
+        self.results: list[R] = []
+        """The results, in the order of submission; complete after `wait`."""
+
+    def do(self, work: Callable[[], R]) -> None:
+        """Submits work, once there is room. Raises what earlier work raised."""
+        if len(self._waiting) > self._threads:
+            self.results.append(self._waiting.popleft().result())
+        self._waiting.append(self._pool.submit(work))
+
+    def wait(self) -> list[R]:
+        """All results, once all is done. Raises what work raised."""
+        while self._waiting:
+            self.results.append(self._waiting.popleft().result())
+        return self.results
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for future in self._waiting:
+            future.cancel()
+        self._pool.shutdown(wait=True)
+
+
+# Files of tensors on their way into a draft: hashed as they are written, a few at once
+
+
+class FileWriter(BoundedPool[tuple[str, FileEntry]]):
+    """Writes files of a draft. Used as a context, which waits for all of them.
+
+    Args:
+        files: Where the draft is.
+        draft: Its folder.
+        note: Goes into every file.
+        background: Whether training continues meanwhile.
+    """
+
+    def __init__(self, files: CheckpointFiles, draft: str, note: Mapping[str, str], background: bool = False) -> None:
+        super().__init__(background)
+        self._files = files
+        self._draft = draft
+        self.note = note
+        self._throttle = Throttle() if background else None
+
+    def put(self, name: str, tensors: Mapping[str, Sequence[Tensor]]) -> None:
+        """Submits a file: `tensors` as for `parts_of`; they must not change afterwards.
+
+        Raises:
+            OSError: of a file submitted earlier.
+        """
+        self.do(partial(self._write, name, tensors))
+
+    def entries(self) -> dict[str, FileEntry]:
+        """Every file by name, once all are written. Raises `OSError`."""
+        return dict(self.wait())
+
+    def _write(self, name: str, tensors: Mapping[str, Sequence[Tensor]]) -> tuple[str, FileEntry]:
+        parts = parts_of(tensors, self.note)
+        digest = hashlib.sha256()
+        for part in parts:
+            with self._working():
+                digest.update(part)
+        with self._working():
+            self._files.write(f"{self._draft}/{name}", parts)
+        return name, FileEntry(digest.hexdigest(), sum(len(part) for part in parts))
+
+    def _working(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._throttle is None else self._throttle.working()
+
+
+# Limits a thread's share of the cores while they are busy
+
+
+_SHARE = 0.12  # of a core
+_BUSY = 0.7  # of the cores
+
+
+def cores_are_short() -> bool:
+    """Whether, in the last minute, most cores were asked for."""
+    return os.getloadavg()[0] > _BUSY * available_cores()
+
+
+class Throttle:
+    """Pauses behind pieces of work, for as long as it takes to have had an eighth of a core.
+
+    Training keeps all cores of a small machine busy. Low priority alone left it
+    0.55 of its speed there while checkpoints were written, as caches and memory
+    are shared, too; a quarter of a core 0.73, a tenth 0.87. Where cores are idle
+    nothing is waited for.
+
+    Args:
+        short: Whether cores are short now.
+        sleep: Waits that many seconds.
+    """
+
+    def __init__(
+        self, short: Callable[[], bool] = cores_are_short, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._short = short
+        self._sleep = sleep
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """A piece of work of the thread."""
+        busy = time.thread_time()
+        yield
+        busy = time.thread_time() - busy
+        if self._short():
+            self._sleep(busy * (1 / _SHARE - 1))

@@ -11,9 +11,8 @@ import pytest
 from elastable.embedding_store.errors import BadInput, CheckpointError
 from elastable.jobs.options import JobOptions
 from elastable.jobs.prepare import prepare_job
-from elastable.master.checkpoints.checkpoint import open_checkpoint
+from elastable.master.checkpoints.checkpoint import list_checkpoints, open_checkpoint
 from elastable.master.checkpoints.comparing import compare_dense, compare_tables
-from elastable.master.checkpoints.listing import list_checkpoints
 from tests.elastable.processes import CLICK_JOB, Finished, run_elastable
 
 MODEL = Path(__file__).with_name("large_vocabulary.py")

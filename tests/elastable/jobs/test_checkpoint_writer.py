@@ -13,10 +13,9 @@ from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import CheckpointError, StoreFailed
-from elastable.jobs.checkpoint_writer import CheckpointWriter
+from elastable.jobs.job_run import CheckpointWriter
 from elastable.master.api import Tensor
-from elastable.master.checkpoints.checkpoint import open_checkpoint
-from elastable.master.checkpoints.listing import list_checkpoints
+from elastable.master.checkpoints.checkpoint import list_checkpoints, open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.checkpoints.series import CheckpointSeries
 from elastable.master.checkpoints.storage.checkpoint_files import LocalFiles

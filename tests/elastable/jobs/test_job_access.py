@@ -8,7 +8,7 @@ import pytest
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.wire.access.credentials import GIVEN_TOKEN, Credentials, Role
-from elastable.jobs.job_access import JobAccess
+from elastable.jobs.master_process import JobAccess
 from elastable.jobs.options import JobOptions, TrainOptions
 from tests.certificates import TOKEN, Authority
 from tests.elastable.processes import CLICK_JOB

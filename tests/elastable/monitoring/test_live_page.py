@@ -25,15 +25,13 @@ from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.master.api import WorkerIdentity
 from elastable.master.jobs.bare_master import BareMaster
 from elastable.master.wire.messages import status_from_message, status_to_message
+from elastable.monitoring import endpoints as event_stream
 from elastable.monitoring.checkpoint_log import CheckpointLog
-from elastable.monitoring.endpoints import Endpoints
+from elastable.monitoring.endpoints import PAGE, Endpoints
 from elastable.monitoring.http_server import HttpServer
-from elastable.monitoring.page import event_stream
-from elastable.monitoring.page.advice import advice_on
-from elastable.monitoring.page.live_page import PAGE
-from elastable.monitoring.page.views import JobView, ServerView, ShardView, View
+from elastable.monitoring.page.views import JobView, ServerView, ShardView, View, advice_on
 from elastable.monitoring.watched import Watched
-from elastable.output.curves import Curves
+from elastable.output.run_directory import Curves
 from elastable.process.child import EndedChild
 from tests.certificates import TOKEN
 from tests.elastable.monitoring.http_client import LIMIT_S, get

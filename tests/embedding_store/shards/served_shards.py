@@ -15,7 +15,7 @@ from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.pushes.shard_service import shard_services
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.shared.shared_store import channels_of
-from elastable.master.checkpoints.servers.row_saver import CheckpointRowSaver
+from elastable.master.checkpoints.row_saver import CheckpointRowSaver
 
 __all__ = ["ServedShard", "served", "stopped_with"]
 

@@ -24,8 +24,7 @@ from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.checkpoints.series import CheckpointSeries
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles, LocalFiles, Part
-from elastable.master.checkpoints.storage.checkpoint_locations import checkpoint_names, files_at
-from elastable.master.checkpoints.storage.remote_files import RemoteFiles
+from elastable.master.checkpoints.storage.checkpoint_locations import RemoteFiles, checkpoint_names, files_at
 from elastable.master.checkpoints.writing import write_checkpoint
 from tests.master.checkpoints.jobs import DYNAMIC, FIXED, JOB, Rows, commit, created, dense_of, progress_of, rows
 

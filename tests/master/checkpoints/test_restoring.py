@@ -15,8 +15,7 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import CheckpointError, SpecConflict
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.comparing import compare_dense, compare_tables
-from elastable.master.checkpoints.restoring import refuse_other_model, restore_tables
-from elastable.master.checkpoints.warm_start import warm_start
+from elastable.master.checkpoints.restoring import refuse_other_model, restore_tables, warm_start
 from elastable.master.checkpoints.writing import write_checkpoint
 from tests.file_stores import file_store
 from tests.master.checkpoints.jobs import (

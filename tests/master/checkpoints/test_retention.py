@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastable.master.checkpoints.retention import StoredCheckpoint, to_remove
+from elastable.master.checkpoints.writing import StoredCheckpoint, to_remove
 
 
 def name(version: int, again: int = 1) -> str:

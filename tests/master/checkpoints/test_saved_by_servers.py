@@ -24,7 +24,7 @@ from elastable.embedding_store.shards.sums.pushed_sums import sum_pushes
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
-from elastable.master.checkpoints.rows.row_files import write_blocks
+from elastable.master.checkpoints.row_files import write_blocks
 from elastable.master.checkpoints.series import CheckpointSeries
 from elastable.master.checkpoints.storage.checkpoint_files import LocalFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import files_at
@@ -33,7 +33,7 @@ from tests.master.checkpoints.jobs import JOB, SPECS, created, dense_of, progres
 from tests.waiting import until
 
 DEADLINE_S = 120.0
-WRITE = "elastable.master.checkpoints.servers.row_saver.write_blocks"
+WRITE = "elastable.master.checkpoints.row_saver.write_blocks"
 
 
 class Job:

@@ -28,8 +28,7 @@ from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.checkpoints.series import CheckpointSeries
 from elastable.master.checkpoints.storage.checkpoint_files import LocalFiles
-from elastable.master.checkpoints.storage.checkpoint_locations import files_at
-from elastable.master.checkpoints.storage.checkpoint_names import version_named
+from elastable.master.checkpoints.storage.checkpoint_locations import files_at, version_named
 from tests.file_stores import file_store
 from tests.master.checkpoints.jobs import (
     ADAGRAD,

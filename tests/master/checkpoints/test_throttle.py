@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from elastable.master.checkpoints.storage.throttle import Throttle
+from elastable.master.checkpoints.storage.tensor_file import Throttle
 
 
 def compute(seconds: float) -> None:

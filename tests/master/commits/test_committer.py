@@ -17,8 +17,7 @@ from elastable.master.api import JobSpec, Push, Slices, SyncPushId, Tensor
 from elastable.master.commits.accumulate import row_parts, row_sums
 from elastable.master.commits.committer import Committer
 from elastable.master.commits.dense_part import NoDense
-from elastable.master.commits.embedded_shard import EmbeddedShard
-from elastable.master.commits.row_gradients import RowGradients, RowStep
+from elastable.master.commits.row_gradients import EmbeddedShard, RowGradients, RowStep
 from elastable.master.tasks.progress import Progress
 
 SPEC = TableSpec("t", 1, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd", learning_rate=1.0))

@@ -30,7 +30,7 @@ from elastable.master.api import (
 from elastable.master.commits.clipping import Clipping
 from elastable.master.commits.committer import Committer
 from elastable.master.commits.dense_part import NoDense, OptimizerStep
-from elastable.master.keras.row_optimizers.registration import register_job_optimizers
+from elastable.master.keras.wrapping_optimizers import register_job_optimizers
 from elastable.master.push_check import TensorSpec
 from elastable.master.tasks.progress import Progress
 from elastable.worker.runtime.row_pushes import RowPushes

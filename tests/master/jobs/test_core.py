@@ -29,6 +29,7 @@ from elastable.master.api import (
     DenseSnapshot,
     EvaluationReport,
     Push,
+    PushId,
     PushOutcome,
     Slices,
     SyncPushId,
@@ -36,7 +37,6 @@ from elastable.master.api import (
     TaskKind,
     WorkerIdentity,
 )
-from elastable.master.gradient import PushId
 from elastable.master.jobs.hooks import Hooks
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress

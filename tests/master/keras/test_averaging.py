@@ -17,8 +17,8 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.master.keras.keras_update import KerasUpdate
-from elastable.master.keras.row_optimizers.averaging import keeps_averages, rows_become_averages, with_averages
+from elastable.master.keras.dense import KerasUpdate
+from elastable.master.keras.wrapping_optimizers import keeps_averages, rows_become_averages, with_averages
 from tests.file_stores import file_store
 
 ADAM = OptimizerSpec.of("adam", learning_rate=0.1)

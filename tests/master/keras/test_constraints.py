@@ -12,7 +12,7 @@ from elastable.embedding_store.contract.row_data import UpdateBatch
 from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.errors import BadSpec, Unsupported
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.master.keras.row_optimizers.constraints import constrained
+from elastable.master.keras.wrapping_optimizers import constrained
 
 C = keras.constraints
 

@@ -15,7 +15,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.optimizers.base import KERAS_BLOCK
-from elastable.master.keras.row_optimizers.keras_block import canonical_config
+from elastable.master.keras.keras_block import canonical_config
 
 
 @keras.saving.register_keras_serializable(package="test")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elastable.embedding_store.errors import BadInput, ModelError
 from elastable.master.api import Refusal, WorkerIdentity
-from elastable.master.tasks.workers.worker_refusals import Refusals
+from elastable.master.tasks.worker_records import Refusals
 from tests.master.fakes import Bench
 
 ONE, OTHER = WorkerIdentity("a", "host", 1), WorkerIdentity("b", "host", 2)

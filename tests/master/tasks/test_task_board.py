@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import NotJoined
 from elastable.master.api import JobSpec, Task, TaskKind
-from elastable.master.commits.async_pushes import AsyncPushes
-from elastable.master.commits.sync_pushes import SyncPushes
+from elastable.master.commits.push_protocol import AsyncPushes, SyncPushes
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule

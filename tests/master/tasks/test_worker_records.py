@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastable.master.api import WorkerIdentity
-from elastable.master.tasks.workers.worker_records import WorkerRecords
+from elastable.master.tasks.worker_records import WorkerRecords
 
 
 def test_workers_that_left_without_having_done_anything_are_forgotten() -> None:

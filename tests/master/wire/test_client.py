@@ -48,7 +48,7 @@ from elastable.master.api import (
 )
 from elastable.master.jobs.bare_master import BareMaster
 from elastable.master.jobs.served_master import ServedMaster
-from elastable.master.tasks.workers.sessions import LocalSession
+from elastable.master.tasks.worker_records import LocalSession
 from elastable.master.v1 import master_pb2, master_pb2_grpc
 from elastable.master.wire.client import MasterClient
 from elastable.master.wire.master_service import master_service

@@ -15,8 +15,7 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import CheckpointError, ModelError, Unsupported
 from elastable.jobs.options import JobOptions
 from elastable.jobs.prepare import prepare_job
-from elastable.master.checkpoints.checkpoint import open_checkpoint
-from elastable.master.checkpoints.listing import list_checkpoints
+from elastable.master.checkpoints.checkpoint import list_checkpoints, open_checkpoint
 from elastable.master.checkpoints.storage.checkpoint_locations import newest_checkpoint
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads

@@ -19,9 +19,8 @@ from elastable.master.jobs.job_master import Master
 from elastable.master.keras.dense import DenseState
 from elastable.master.keras.discovery import create_tables, discover_tables
 from elastable.master.keras.metrics import ModelMetrics
-from elastable.master.wire.client import MasterClient
+from elastable.master.wire.client import MasterClient, RemoteSession
 from elastable.master.wire.master_service import master_service
-from elastable.master.wire.remote_session import RemoteSession
 from elastable.worker.layers.embedding import Embedding
 from elastable.worker.models.build import build_model, sample_batch
 from elastable.worker.readers import NumpyReader

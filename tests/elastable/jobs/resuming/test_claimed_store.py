@@ -47,7 +47,7 @@ def test_leases_of_the_dead_are_waited_for(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_a_pin_that_lives_on_is_not_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elastable.jobs.resuming.claiming._PINS_END_S", 0.3)
+    monkeypatch.setattr("elastable.jobs.resuming.resume._PINS_END_S", 0.3)
     with left_behind() as store, store.pin(lease_s=600.0) as pin:
         with pytest.raises(BadInput, match="'t' cannot be dropped while versions are pinned"):
             begin(store)

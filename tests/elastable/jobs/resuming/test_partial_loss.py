@@ -16,7 +16,7 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, CheckpointError, StoreBroken, StoreFailed, Unsupported
 from elastable.embedding_store.open_store import open_store
-from elastable.jobs.resuming.broken_store import giving_way_to
+from elastable.jobs.prepare import giving_way_to
 from elastable.jobs.resuming.resume import Beginning, fill_store
 from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import open_checkpoint

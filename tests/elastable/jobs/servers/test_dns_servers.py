@@ -10,8 +10,7 @@ from elastable.embedding_store.composite.partitions.sharded_store import Sharded
 from elastable.embedding_store.errors import BadInput, Unavailable
 from elastable.embedding_store.support.store_url import server_addresses
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
-from elastable.jobs.servers.dns_servers import DnsServers, Resolve, ordered_servers, resolved
-from elastable.jobs.servers.finding import find_servers, server_now
+from elastable.jobs.servers.finding import DnsServers, Resolve, find_servers, ordered_servers, resolved, server_now
 from tests.embedding_store.shards.served_shards import ServedShard
 from tests.embedding_store.shards.test_store_servers import begin, commit, push_all
 

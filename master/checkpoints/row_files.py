@@ -14,9 +14,9 @@ from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.master.api import Tensor
-from elastable.master.checkpoints.rows.dirty_rows import Changes
-from elastable.master.checkpoints.storage.file_writer import FileWriter
+from elastable.master.checkpoints.dirty_rows import Changes
 from elastable.master.checkpoints.storage.manifest import TableEntry
+from elastable.master.checkpoints.storage.tensor_file import FileWriter
 
 __all__ = ["WrittenRows", "write_blocks", "write_rows", "write_state"]
 

@@ -22,11 +22,11 @@ from elastable.embedding_store.shards.row_saving import (
     TableSave,
 )
 from elastable.embedding_store.shards.shard_store import ShardStore
-from elastable.master.checkpoints.rows.row_files import write_state
+from elastable.master.checkpoints.row_files import write_state
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
-from elastable.master.checkpoints.storage.checkpoint_names import checkpoint_name
-from elastable.master.checkpoints.storage.file_writer import FileWriter
+from elastable.master.checkpoints.storage.checkpoint_locations import checkpoint_name
 from elastable.master.checkpoints.storage.manifest import FileEntry, TableEntry
+from elastable.master.checkpoints.storage.tensor_file import FileWriter
 
 __all__ = ["ServerChanges", "ServersDirtyRows", "require_reached", "save_tables", "stop_saving"]
 

@@ -23,13 +23,12 @@ from elastable.embedding_store.shards.row_saving import (
     TakenChanges,
 )
 from elastable.embedding_store.tiers.redis.url import redacted
-from elastable.master.checkpoints.rows.dirty_rows import Changes, DirtyRows
-from elastable.master.checkpoints.rows.row_files import write_blocks
+from elastable.master.checkpoints.dirty_rows import Changes, DirtyRows
+from elastable.master.checkpoints.row_files import write_blocks
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
-from elastable.master.checkpoints.storage.checkpoint_locations import files_at
-from elastable.master.checkpoints.storage.checkpoint_names import version_named
-from elastable.master.checkpoints.storage.file_writer import FileWriter
+from elastable.master.checkpoints.storage.checkpoint_locations import files_at, version_named
 from elastable.master.checkpoints.storage.manifest import FileEntry
+from elastable.master.checkpoints.storage.tensor_file import FileWriter
 
 __all__ = ["CheckpointRowSaver"]
 

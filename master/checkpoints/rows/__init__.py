@@ -1,1 +1,0 @@
-"""Rows of checkpoints: all of them, or those that changed."""

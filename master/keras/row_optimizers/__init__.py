@@ -1,1 +1,0 @@
-"""Optimizers of rows beyond the store's own: Keras itself, averages, constraints."""

@@ -1,0 +1,214 @@
+"""What each worker of a job has done, and who has left while there was work."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from elastable.master.api import GoneWorker, JobSpec, Refusal, Session, WorkerIdentity, WorkerStatus
+
+__all__ = ["LocalSession", "Refusals", "Sessions", "Throughput", "WorkerRecords"]
+
+_POINTS = 32
+_MOST_GONE = 32
+
+
+@dataclass(slots=True)
+class _Record:
+    """Of one worker: micro-batches that counted, their records, and when it was last heard of."""
+
+    heard: float
+    micro_batches: int = 0
+    records: int = 0
+    throughput: Throughput = field(default_factory=lambda: Throughput(_POINTS))
+
+
+@dataclass(frozen=True, slots=True)
+class _Gone:
+    worker: WorkerIdentity
+    at: float
+    leases: int
+
+
+class WorkerRecords:
+    """By incarnation. Not thread-safe: the master's lock guards it.
+
+    Args:
+        now: Monotonic clock, in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._records: dict[str, _Record] = {}
+        self._gone: OrderedDict[str, _Gone] = OrderedDict()
+
+    @property
+    def contributors(self) -> int:
+        """Workers, those that left included, of whom a training micro-batch counted."""
+        return sum(1 for record in self._records.values() if record.micro_batches)
+
+    def joined(self, incarnation: str) -> None:
+        """The worker has a session."""
+        self._records.setdefault(incarnation, _Record(self._now())).heard = self._now()
+        self._gone.pop(incarnation, None)
+
+    def counted(self, incarnation: str, records: int) -> None:
+        """A training micro-batch of so many records counted."""
+        now = self._now()
+        record = self._records.setdefault(incarnation, _Record(now))
+        record.heard = now
+        record.micro_batches += 1
+        record.records += records
+        record.throughput.note(now, record.records)
+
+    def left(self, worker: WorkerIdentity, leases: int) -> None:
+        """The worker's last session has ended while there was work; it held so many leases."""
+        if not self._micro_batches(worker):
+            self._records.pop(worker.incarnation, None)  # else whoever joins and leaves is remembered for ever
+        self._gone[worker.incarnation] = _Gone(worker, self._now(), leases)
+        while len(self._gone) > _MOST_GONE:
+            self._gone.popitem(last=False)
+
+    def status(self, worker: WorkerIdentity, leases: int) -> WorkerStatus:
+        """Of a worker that is there and holds so many leases."""
+        now = self._now()
+        record = self._records.get(worker.incarnation) or _Record(now)
+        rate = record.throughput.rate(now)
+        return WorkerStatus(worker, leases, record.micro_batches, rate, max(0.0, now - record.heard))
+
+    def gone(self) -> tuple[GoneWorker, ...]:
+        """Those that left while there was work and have not come back, the latest last."""
+        now = self._now()
+        return tuple(
+            GoneWorker(it.worker, it.leases, self._micro_batches(it.worker), max(0.0, now - it.at))
+            for it in self._gone.values()
+        )
+
+    def _micro_batches(self, worker: WorkerIdentity) -> int:
+        record = self._records.get(worker.incarnation)
+        return 0 if record is None else record.micro_batches
+
+
+# How fast records are trained: by a job, or by one worker
+
+
+_WINDOW_S = 60.0
+_SILENT_GAPS = 3  # usual gaps between two notes, after which a silence counts as time in which nothing was trained
+
+
+class Throughput:
+    """Records a second over the last minute. Whoever uses it guards it.
+
+    Args:
+        points: Notes that are kept at most.
+    """
+
+    def __init__(self, points: int = 256) -> None:
+        self._notes: deque[tuple[float, int]] = deque(maxlen=points)
+        self._before = 0.0
+
+    def note(self, now: float, records: int) -> None:
+        """So many records are trained at `now`, in seconds of a monotonic clock, all earlier ones included."""
+        self._notes.append((now, records))
+        while len(self._notes) > 2 and self._notes[0][0] < now - _WINDOW_S:
+            self._notes.popleft()
+
+    def pause(self, now: float) -> None:
+        """Nothing is to be trained for a while, which counts for nothing: the rate stays as it is."""
+        self._before = self.rate(now)
+        self._notes.clear()
+
+    def rate(self, now: float) -> float:
+        """Records a second; 0 where nothing is known."""
+        if len(self._notes) < 2:
+            return self._before
+        (begun, first), (ended, last) = self._notes[0], self._notes[-1]
+        seconds, silent = ended - begun, now - ended
+        if silent > _SILENT_GAPS * seconds / (len(self._notes) - 1):
+            seconds += silent
+        return (last - first) / seconds if seconds > 0 else self._before
+
+
+# Workers that failed or did not fit, and left: the status shows why a master is still waiting for workers
+
+
+_MOST = 16  # of different reasons; workers that are started again and again have the same one
+_LONGEST = 1_000  # characters of a message
+
+
+class Refusals:
+    """The latest reasons, each with the worker that gave it last and how many gave it. The master's lock guards it."""
+
+    def __init__(self) -> None:
+        self._by_reason: OrderedDict[tuple[str, str], Refusal] = OrderedDict()
+
+    def note(self, worker: WorkerIdentity, error: BaseException) -> None:
+        """Records why a worker leaves."""
+        reason = type(error).__name__, str(error)[:_LONGEST]
+        before = self._by_reason.pop(reason, Refusal(worker, *reason, count=0))
+        self._by_reason[reason] = replace(before, worker=worker, count=before.count + 1)
+        while len(self._by_reason) > _MOST:
+            self._by_reason.popitem(last=False)
+
+    def latest(self) -> tuple[Refusal, ...]:
+        """All that are kept, the latest last."""
+        return tuple(self._by_reason.values())
+
+
+# The workers of a job and their sessions
+
+
+class Sessions:
+    """Workers by incarnation. Not thread-safe: the master's lock guards it.
+
+    A worker whose connection broke may open its next session before the end of the last
+    one is noticed, so it counts until all of its sessions are closed.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[str, tuple[WorkerIdentity, int]] = {}
+
+    def __iter__(self) -> Iterator[WorkerIdentity]:
+        return (identity for identity, _ in self._open.values())
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def identity(self, incarnation: str) -> WorkerIdentity:
+        """The worker of an incarnation; only the incarnation is known of one without a session."""
+        return self._open.get(incarnation, (WorkerIdentity(incarnation), 0))[0]
+
+    def open(self, worker: WorkerIdentity) -> None:
+        """Adds a session of the worker."""
+        _, count = self._open.get(worker.incarnation, (worker, 0))
+        self._open[worker.incarnation] = (worker, count + 1)
+
+    def close(self, incarnation: str) -> bool:
+        """Removes a session; returns whether it was the worker's last."""
+        identity, count = self._open.pop(incarnation)
+        if count > 1:
+            self._open[incarnation] = (identity, count - 1)
+        return count == 1
+
+
+class LocalSession(Session):
+    """A session in the master's own process."""
+
+    def __init__(self, job: JobSpec, leave: Callable[[], None], master_alive: Callable[[], bool]) -> None:
+        self._job = job
+        self._leave = leave
+        self._master_alive = master_alive
+        self._closed = False
+
+    @property
+    def job(self) -> JobSpec:
+        return self._job
+
+    def alive(self) -> bool:
+        return not self._closed and self._master_alive()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._leave()

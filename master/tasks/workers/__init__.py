@@ -1,1 +1,0 @@
-"""What the master knows of its workers: sessions, speed, and those that do not fit."""
