@@ -62,7 +62,7 @@ if TYPE_CHECKING:
         HostEmbeddingSGDGAOptimizerSpec,
     )
     from elastable.replicas.processes.world import replica_group
-    from elastable.replicas.training.replica_trainer import ReplicaTrainer
+    from elastable.replicas.training.trainer import ReplicaTrainer
     from elastable.worker.layers.distributed_embedding import DistributedEmbedding, FeatureConfig, TableConfig
     from elastable.worker.layers.edl_embedding import EdlEmbedding
     from elastable.worker.layers.embedding import Embedding
@@ -142,7 +142,7 @@ _NAMES_OF = {
     "elastable.replicas.host_embeddings.file": "load_host_embedding save_host_embedding",
     "elastable.replicas.host_embeddings.optimizer_spec": "HostEmbeddingOptimizerSpec HostEmbeddingSGDGAOptimizerSpec",
     "elastable.replicas.processes.world": "replica_group",
-    "elastable.replicas.training.replica_trainer": "ReplicaTrainer",
+    "elastable.replicas.training.trainer": "ReplicaTrainer",
     "elastable.worker.layers.distributed_embedding": "DistributedEmbedding FeatureConfig TableConfig",
     "elastable.worker.layers.edl_embedding": "EdlEmbedding",
     "elastable.worker.layers.embedding": "Embedding",

@@ -45,7 +45,7 @@ from elastable.worker.models.offload import offload_built
 from elastable.worker.readers import Reader
 from elastable.worker.runtime.compute import MicroBatchComputer
 from elastable.worker.runtime.loop import Worker
-from elastable.worker.step.tensor_specs import batch_spec
+from elastable.worker.step.batch_checks import batch_spec
 from elastable.worker.step.traced.step_plan import StepPlan, plan_step
 
 __all__ = ["FitSettings", "run_here"]

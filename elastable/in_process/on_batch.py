@@ -25,12 +25,11 @@ from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.build import as_tensors, build_model
 from elastable.worker.readers import Reader
+from elastable.worker.step.batch_checks import batch_spec
 from elastable.worker.step.id_plan import plan_ids
 from elastable.worker.step.id_set import make_id_sets
-from elastable.worker.step.own_train_step import OwnTrainStep
-from elastable.worker.step.tensor_specs import batch_spec
 from elastable.worker.step.traced.step_plan import plan_step
-from elastable.worker.step.train_step import TrainStep
+from elastable.worker.step.train_step import OwnTrainStep, TrainStep
 
 __all__ = ["train_batch"]
 

@@ -48,7 +48,7 @@ from elastable.worker.models.offload import refuse_slots_left_out
 from elastable.worker.models.on_worker import keep_on_worker
 from elastable.worker.readers import Reader
 from elastable.worker.rows.saved_rows import leaving_rows_out
-from elastable.worker.step.tensor_specs import batch_spec
+from elastable.worker.step.batch_checks import batch_spec
 from elastable.worker.step.traced.step_plan import StepPlan, plan_step
 
 __all__ = ["PreparedJob", "giving_way_to", "prepare_job", "tables_of"]

@@ -29,10 +29,10 @@ from elastable.worker.models.build import as_tensors, for_model, make_model, nee
 from elastable.worker.models.model_file import ModelFile, load_model_file
 from elastable.worker.readers import Reader
 from elastable.worker.rows.saved_rows import leaving_rows_out
+from elastable.worker.step.batch_checks import batch_spec
 from elastable.worker.step.id_plan import plan_ids
 from elastable.worker.step.id_set import make_id_sets
 from elastable.worker.step.model_step import EvaluateStep
-from elastable.worker.step.tensor_specs import batch_spec
 from elastable.worker.step.traced.step_plan import StepPlan, plan_step
 
 __all__ = ["TrainedModel", "batches", "evaluated", "open_trained"]

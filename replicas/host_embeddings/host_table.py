@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Self
 from weakref import WeakKeyDictionary
@@ -11,16 +11,17 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Array, Float32
+from elastable.embedding_store.contract.arrays import Array, Float32, Int64
+from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, ElastableError
+from elastable.embedding_store.native.range_pool import shared_pool
 from elastable.embedding_store.rows.checks import require_gradients
+from elastable.embedding_store.tables.grouping import Coalescer, GradientPart, coalesce_many
 from elastable.replicas.groups.agreement import fail_together
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.host_embeddings.exchange.gathered_ids import GatheredIds, gather_ids
-from elastable.replicas.host_embeddings.exchange.row_exchange import RowExchange
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
-from elastable.replicas.host_embeddings.pending_sums import PendingSums
+from elastable.replicas.host_embeddings.row_exchange import GatheredIds, RowExchange, gather_ids
 from elastable.replicas.host_embeddings.state import State, block_of, require_state, state_of
 
 __all__ = ["HostTable"]
@@ -205,3 +206,63 @@ def _take_name(group: ReplicaGroup, name: str) -> None:
 def _release_name(group: ReplicaGroup, name: str) -> None:
     with _lock:
         _held[group.outermost].discard(name)
+
+
+# Gradient accumulation: sums over the lookups that make one step
+
+
+class PendingSums:
+    """Sums of one member's part of a table: a left fold over lookups, replicas and positions.
+
+    Attributes:
+        lookups: Number of lookups in the sums.
+    """
+
+    def __init__(self, dim: int) -> None:
+        self.lookups = 0
+        self._nothing = TableUpdate(np.empty(0, np.int64), np.empty((0, dim), np.float32))
+        self._sums = self._nothing
+        self._coalescer = Coalescer()
+
+    def add(self, parts: Sequence[GradientPart], of: int) -> TableUpdate | None:
+        """Adds a lookup's gradients (`parts` as of `coalesce_many`).
+
+        Returns:
+            The sums once `of` lookups are in them; valid until the next call.
+        """
+        if of == 1 and not self.lookups:
+            return self._cut(self._coalescer.coalesce_many(parts, shared_pool()))
+        before: list[GradientPart] = [(self._sums.ids, self._sums.gradients, 1.0)] if self.lookups else []
+        self._sums = self._cut(coalesce_many([*before, *parts], shared_pool()))
+        self.lookups += 1
+        if self.lookups < of:
+            return None
+        done, self._sums, self.lookups = self._sums, self._nothing, 0
+        return done
+
+    def _cut(self, sums: TableUpdate) -> TableUpdate:
+        """A member without columns has sums without columns."""
+        return sums if self._nothing.gradients.shape[1] else TableUpdate(sums.ids, sums.gradients[:, :0])
+
+    def whole(self, exchange: RowExchange) -> tuple[Int64, Float32]:
+        """The sums of all members: ids int64 `[u]`, ascending, and gradients float32 `[u, whole dim]`; collective."""
+        group = exchange.group
+        mine = np.ascontiguousarray(self._sums.gradients).reshape(-1)
+        everyone = list(zip(group.all_gather_uneven(self._sums.ids), group.all_gather_uneven(mine), strict=True))
+        kept = [exchange.kept_ids(rank)[ids] for rank, (ids, _) in enumerate(everyone)]
+        ids = np.unique(np.concatenate(kept))
+        gradients = np.zeros((len(ids), exchange.spec.dim), np.float32)
+        for rank, (_, values) in enumerate(everyone):
+            columns = exchange.columns_of(rank)
+            rows = np.searchsorted(ids, kept[rank])
+            gradients[rows, columns] = values.reshape(len(rows), columns.stop - columns.start)
+        return ids, gradients
+
+    def replace(self, exchange: RowExchange, ids: Int64, gradients: Float32, lookups: int) -> None:
+        """Restores this member's part of what `whole` gave, of any number of members."""
+        rank = exchange.group.rank
+        kept = exchange.kept_ids(rank)
+        mine = np.flatnonzero(np.isin(ids, kept))
+        columns = exchange.columns_of(rank)
+        own = np.ascontiguousarray(gradients[mine, columns])
+        self._sums, self.lookups = TableUpdate(np.searchsorted(kept, ids[mine]).astype(np.int64), own), lookups

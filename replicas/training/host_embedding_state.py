@@ -19,7 +19,7 @@ from elastable.worker.keras.seeds import layers_of
 __all__ = ["HOST", "host_embeddings", "host_tensors", "restore_hosts"]
 
 HOST = "host/"
-"""Prefix of their tensors' keys: "host/TABLE/ARRAY", with the arrays of `elastable.replicas.host_embeddings.state`."""
+"""Prefix of their tensors' keys: "host/TABLE/ARRAY", with the arrays of `elastable.replicas.host_embeddings.file`."""
 
 
 def host_embeddings(model: keras.Model) -> list[HostEmbedding]:

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from elastable.embedding_store.composite.placement.locations import LocationSettings
 from elastable.embedding_store.contract.arrays import Array
-from elastable.embedding_store.errors import ModelError
+from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.replicas.groups.agreement import require_same
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.training.data.feed import BatchPart
+from elastable.replicas.training.feed import BatchPart
 from elastable.replicas.training.model_refusals import refuse_own_changes
-from elastable.replicas.training.model_states import ReplicaStates
-from elastable.replicas.training.replica_metrics import ReplicaMetrics
 from elastable.replicas.training.step import GradientStep
-from elastable.replicas.training.variables.clipping import clip_parts
-from elastable.replicas.training.variables.optimizer import PartOptimizer, refuse_optimizer, refuse_parts, slots_of
+from elastable.replicas.training.variables.optimizer import (
+    PartOptimizer,
+    clip_parts,
+    refuse_optimizer,
+    refuse_parts,
+    slots_of,
+)
 from elastable.replicas.training.variables.placement import DenseVariable, plan_variables, update_domains
-from elastable.replicas.training.variables.variable_memory import held_bytes, put, value_of
-from elastable.replicas.training.variables.weights import ReplicaWeights
-from elastable.replicas.training.variables.whole_tensors import WholeTensors
+from elastable.replicas.training.variables.split import Exchange, Layout, held_bytes, put, value_of
+from elastable.replicas.training.variables.weights import ReplicaWeights, WholeTensors
+from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorBatch
 
 __all__ = ["ReplicaMemory", "Training"]
@@ -176,3 +180,103 @@ def _begin_equal(model: keras.Model, group: ReplicaGroup) -> None:
     if group.size > 1:
         for variable in variables:
             put(variable, group.broadcast(value_of(variable)))
+
+
+# A model's states besides its weights, such as moving statistics: averaged over replicas after each step
+
+
+def model_states(model: keras.Model) -> list[keras.Variable]:
+    """Variables that layers update in the forward pass: no frozen weights, and no seeds, which follow the step."""
+    layers = layers_of(model)
+    found = [variable for layer in layers for variable in getattr(layer, "_non_trainable_variables", ())]
+    unique = {id(variable): variable for variable in found if variable.name != "seed_generator_state"}
+    return list(unique.values())
+
+
+class ReplicaStates:
+    """The states of a built model over replicas.
+
+    After every step a state becomes the mean of the replicas' values, weighted
+    by their records, as `tf.distribute` aggregates the moving statistics of
+    BatchNormalization; integers become rank 0's. Equal values stay equal to the bit.
+    """
+
+    def __init__(self, model: keras.Model, group: ReplicaGroup) -> None:
+        self._group = group
+        self._variables = model_states(model) if group.size > 1 else []
+
+    def share(self, shares: Sequence[float]) -> None:
+        """Averages the states; every replica calls it. `shares`: each rank's part of the batch's records."""
+        values = [value_of(variable) for variable in self._variables]
+        for dtype in dict.fromkeys(value.dtype for value in values):
+            places = [place for place, value in enumerate(values) if value.dtype == dtype]
+            rows = self._group.all_gather(np.concatenate([values[place].reshape(-1) for place in places]))
+            if all(row.tobytes() == rows[0].tobytes() for row in rows[1:]):
+                continue
+            mean, first = _mean(rows, shares), 0
+            for place in places:
+                size = values[place].size
+                put(self._variables[place], mean[first : first + size])
+                first += size
+
+
+def _mean(rows: Array, shares: Sequence[float]) -> Array:
+    first: Array = rows[0]
+    if rows.dtype.kind in "iub":
+        return first
+    total: Array = first * rows.dtype.type(shares[0])
+    for row, share in zip(rows[1:], shares[1:], strict=True):
+        total += row * row.dtype.type(share)
+    same = (rows == first).all(axis=0)
+    total[same] = first[same]
+    return total
+
+
+# Metrics over replicas: their states are summed; their results are never averaged
+
+
+class ReplicaMetrics:
+    """The metrics of a compiled and built model; every replica counts its own records.
+
+    Raises:
+        Unsupported: a metric's state does not start at zero, so it cannot be summed.
+    """
+
+    def __init__(self, model: keras.Model, exchange: Exchange) -> None:
+        self._model = model
+        self._exchange = exchange
+        self._variables: list[keras.Variable] = []
+        for metric in model.metrics:
+            metric.reset_state()
+            for variable in metric.variables:
+                if np.any(value_of(variable)):
+                    raise Unsupported(
+                        f"metric {metric.name!r}: its state {variable.path!r} does not begin at zero, so it cannot be "
+                        "summed over replicas"
+                    )
+                self._variables.append(variable)
+
+    def reset(self) -> None:
+        for metric in self._model.metrics:
+            metric.reset_state()
+
+    def results(self) -> dict[str, float]:
+        """Every metric over the records of all replicas, by name; every replica calls it."""
+        totals = self._exchange.reduce(
+            [value_of(variable) for variable in self._variables], [Layout()] * len(self._variables)
+        )
+        mapping = [
+            (variable, tf.convert_to_tensor(total)) for variable, total in zip(self._variables, totals, strict=True)
+        ]
+        # The variables keep this replica's counts: the next sum must not count them twice.
+        with keras.StatelessScope(state_mapping=mapping):
+            named = self._model.get_metrics_result()
+        return {name: value for key, result in named.items() for name, value in _scalars(key, result)}
+
+
+def _scalars(name: str, result: tf.Tensor | float) -> Iterator[tuple[str, float]]:
+    values = np.asarray(result.numpy() if hasattr(result, "numpy") else result)
+    if values.ndim == 0:
+        yield name, float(values)
+    else:
+        yield from ((f"{name}_{place}", float(value)) for place, value in enumerate(values.ravel()))

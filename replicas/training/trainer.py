@@ -2,29 +2,138 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import json
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import keras
+import numpy as np
+import tensorflow as tf
 
-from elastable.embedding_store.contract.arrays import Array
-from elastable.embedding_store.errors import BadInput, ModelError
-from elastable.replicas.training.data.feed import Feed
-from elastable.replicas.training.data.input_adapters import reader_of, require_batch_size, split_off
-from elastable.replicas.training.epochs import run_epochs
-from elastable.replicas.training.host_embedding_state import HOST, host_tensors, restore_hosts
-from elastable.replicas.training.model_refusals import refuse_losses
-from elastable.replicas.training.prediction import predict_all
+from elastable.embedding_store.composite.placement.locations import LocationSettings
+from elastable.embedding_store.contract.arrays import Array, Int64
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.errors import BadInput, CheckpointError, ModelError
+from elastable.master.api import JobSpec, Tensor
+from elastable.master.checkpoints.checkpoint import open_checkpoint
+from elastable.master.checkpoints.writing import write_checkpoint
+from elastable.master.tasks.progress import Progress
+from elastable.replicas.groups.agreement import require_same, run_at_root
+from elastable.replicas.groups.group import ReplicaGroup
+from elastable.replicas.processes.world import replica_group
+from elastable.replicas.training.feed import Feed, reader_of, require_batch_size, split_off
+from elastable.replicas.training.host_embedding_state import HOST, host_embeddings, host_tensors, restore_hosts
+from elastable.replicas.training.model_refusals import refuse_losses, refuse_model, refuse_scaled_tables
 from elastable.replicas.training.replica_callbacks import ReplicaCallbacks
-from elastable.replicas.training.replica_training import ReplicaMemory
-from elastable.replicas.training.step import GradientStep, PredictStep
-from elastable.replicas.training.trainer_core import TrainerCore
+from elastable.replicas.training.replica_training import ReplicaMemory, Training
+from elastable.replicas.training.step import BatchStep, GradientStep, PredictStep, ReplicaEvaluateStep
 from elastable.replicas.training.variables.placement import VariablePlacement
-from elastable.worker.models.build import for_model, sample_batch
+from elastable.replicas.training.variables.split import VariableSplit
+from elastable.worker.keras.structures import TensorBatch
+from elastable.worker.models.build import as_tensors, build_model, for_model, sample_batch
 from elastable.worker.readers import NumpyReader, Reader
 from elastable.worker.readers.records.pytrees import Structure
 
-__all__ = ["ShardedTrainer"]
+__all__ = ["ReplicaTrainer", "ShardedTrainer"]
+
+
+# What a trainer's methods share: the training state, created on first use, compiled steps and evaluation
+
+
+StepKind = TypeVar("StepKind", bound=BatchStep)
+
+
+class TrainerCore:
+    """The model, its replicas and what training keeps; `ShardedTrainer` describes the arguments."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        locations: LocationSettings | None = None,
+        group: ReplicaGroup | None = None,
+        *,
+        seed: int = 0,
+    ) -> None:
+        refuse_model(model)
+        self.model = model
+        self.group = replica_group() if group is None else group
+        self.seed = seed
+        self._locations = LocationSettings() if locations is None else locations
+        self._optimizer: keras.optimizers.Optimizer | None = None
+        self._training: Training | None = None
+        self._tried = False
+        self._steps: dict[tuple[type[BatchStep], str], BatchStep] = {}
+
+    def _evaluate(self, reader: Reader, batch_size: int) -> dict[str, float]:
+        training = self._ready(None)
+        step = self._step(ReplicaEvaluateStep, sample_batch(reader, self.model))
+        training.metrics.reset()
+        for part in Feed(
+            reader, batch_size, self.group, collective_layer=self._collective_layer(), model=self.model
+        ).parts():
+            if part.batch is not None:
+                step(part.batch, part.shares[self.group.rank])
+        return training.metrics.results()
+
+    def _validation(
+        self, reader: Reader | None, batch_size: int, every: int, listeners: ReplicaCallbacks
+    ) -> Callable[[int], Mapping[str, float]]:
+        """Epoch -> validation logs: of every `every`-th epoch, or none without a reader. `listeners` hear of each."""
+
+        def evaluate(epoch: int) -> Mapping[str, float]:
+            if reader is None or (epoch + 1) % every:
+                return {}
+            listeners.begin_validation()
+            found = self._evaluate(reader, batch_size)
+            listeners.end_validation(found)
+            return {f"val_{name}": value for name, value in found.items()}
+
+        return evaluate
+
+    def _step(self, kind: type[StepKind], sample: TensorBatch) -> StepKind:
+        """The compiled step for batches shaped like `sample`, traced once."""
+        shapes = tf.nest.map_structure(lambda tensor: (tensor.dtype.name, tuple(tensor.shape[1:])), sample)
+        key = (kind, repr(shapes))
+        if key not in self._steps:
+            if issubclass(kind, GradientStep):
+                self._steps[key] = self._ready(sample).gradients(sample)
+            else:
+                self._steps[key] = kind(self.model, sample)
+        return cast(StepKind, self._steps[key])
+
+    def _ready(self, sample: TensorBatch | None) -> Training:
+        """The training state, created on first use; every replica calls it."""
+        if self._optimizer is None:
+            raise ModelError("the trainer is not compiled; call compile(optimizer, loss, ...) first")
+        if self._training is None or (sample is not None and not self._tried):
+            self._require_built(sample)
+        if sample is not None and not self._tried:
+            build_model(self.model, sample)
+            self._tried = True
+            if self._training is not None:
+                self._training.count_metrics()  # Keras has made those of compile() only now
+        if self._training is None:
+            refuse_scaled_tables(self.model, self._optimizer)
+            self._training = Training(self.model, self._optimizer, self._locations, self.group, self.seed)
+            # Between trainings the model has a fresh optimizer without state, so that it can be saved.
+            self.model.optimizer = self._training.optimizer.clone()
+        return self._training
+
+    def _require_built(self, sample: TensorBatch | None) -> None:
+        if self.model.built:
+            return
+        if sample is None:
+            raise ModelError(f"model {self.model.name!r} is not built: give it an Input or call its build() first")
+        self.model(sample[0], training=False)
+
+    def _collective_layer(self) -> str:
+        """The name of a layer that all replicas must call together; "": there is none."""
+        return next((layer.name for layer in host_embeddings(self.model)), "")
+
+    def _agree(self, what: str, reader: Reader, **settings: object) -> None:
+        require_same(self.group, what, {"records": len(reader), "seed": self.seed, **settings})
 
 
 class ShardedTrainer(TrainerCore):
@@ -227,3 +336,166 @@ class ShardedTrainer(TrainerCore):
             self._training = None
         self._tried = False
         self._steps.clear()
+
+
+# Predictions of all records; each replica computes a part
+
+
+def predict_all(
+    model: keras.Model, step: PredictStep, reader: Reader, batch_size: int, group: ReplicaGroup
+) -> Structure[Array]:
+    """The outputs of all records, in their order, on every replica; each calls it.
+
+    Args:
+        model: The model.
+        step: This replica's.
+        reader: The same records on every replica.
+        batch_size: Most records that a replica computes at once.
+        group: All replicas.
+    """
+    split = VariableSplit(len(reader), group.size)
+    mine = np.arange(*split.bounds(group.rank))
+    # As many calls on every replica, as a call may be a collective lookup: without records, it takes the first.
+    outputs = [_outputs(model, step, reader, part) for part in np.array_split(mine, -(-split.length // batch_size))]
+    joined = tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *outputs)
+    found: Structure[Array] = tf.nest.map_structure(
+        lambda array: np.concatenate(group.all_gather_uneven(array)), joined
+    )
+    return found
+
+
+def _outputs(model: keras.Model, step: PredictStep, reader: Reader, indices: Int64) -> Structure[Array]:
+    taken = indices if len(indices) else np.zeros(1, np.int64)
+    outputs: Structure[Array] = tf.nest.map_structure(
+        lambda array: array[: len(indices)],
+        step(as_tensors(reader.take(taken)[:1], f"{type(reader).__name__}.take()", model, taken)),
+    )
+    return outputs
+
+
+# The epochs of a training: steps, evaluation, callbacks, and when weights must be whole
+
+
+def run_epochs(
+    training: Training,
+    compute: GradientStep,
+    feed: Feed,
+    listeners: ReplicaCallbacks,
+    epochs: range,
+    evaluate: Callable[[int], Mapping[str, float]],
+) -> None:
+    """Trains; every replica calls it.
+
+    Callbacks and evaluation see the model's whole weights; what callbacks change in them counts.
+
+    Args:
+        training: The model's training state.
+        compute: For batches shaped like the feed's.
+        feed: The records.
+        listeners: The callbacks.
+        epochs: The epochs to run.
+        evaluate: Epoch -> validation logs to add.
+    """
+    logs: dict[str, float] = {}
+    listeners.begin()
+    for epoch in epochs:
+        listeners.begin_epoch(epoch)
+        training.weights.take_back()
+        stop = _epoch(training, compute, feed, epoch, listeners)
+        logs = training.metrics.results()
+        training.weights.make_whole()
+        logs |= evaluate(epoch)
+        stop |= listeners.end_epoch(epoch, logs)
+        training.weights.take_back()
+        listeners.agree(training.optimizer.learning_rate())
+        if stop:
+            break
+    training.finish()
+    listeners.end(logs)
+    training.weights.take_back()
+
+
+def _epoch(training: Training, compute: GradientStep, feed: Feed, epoch: int, listeners: ReplicaCallbacks) -> bool:
+    """True if a callback stopped it."""
+    training.metrics.reset()
+    measured = training.memory
+    for step, part in enumerate(feed.parts(epoch)):
+        if listeners.sees_batches:
+            listeners.begin_batch(step)
+        training.train(compute, part, measure=training.memory is measured)
+        if listeners.sees_batches:
+            training.weights.make_whole()
+            stop = listeners.end_batch(step, training.metrics.results())
+            training.weights.take_back()
+            if stop:
+                return True
+    return False
+
+
+# `et.ReplicaTrainer`: data-parallel training over replicas, with checkpoints
+
+
+class ReplicaTrainer(ShardedTrainer):
+    """A `ShardedTrainer` with checkpoints, in the format of a job without tables (docs/checkpoints.md).
+
+    They hold whole tensors in the order of unsharded training; `elastable checkpoint` reads them.
+    """
+
+    _job = ""
+
+    def save(self, directory: str | Path, *, keep: int = 3) -> str:
+        """Writes a checkpoint of the current step; every replica calls it, rank 0 writes.
+
+        Rank 0 needs memory for one copy of all weights and optimizer state.
+
+        Args:
+            directory: Directory of checkpoints: a path, or a URL that fsspec supports.
+            keep: How many of this training's newest checkpoints to keep; 0: all.
+
+        Returns:
+            The checkpoint's address.
+
+        Raises:
+            CheckpointError: it cannot be written; raised on every replica.
+            ModelError: the model is not compiled or not built.
+        """
+        tensors = {key: tensor for key, tensor in self.whole_tensors() if self.group.rank == 0}
+        self._job = self._job or uuid.uuid4().hex[:12]
+
+        def write() -> str:
+            with MemoryStore() as no_tables:
+                no_tables.reset_version(self.step)
+                job, progress = JobSpec(job=self._job, seed=self.seed), Progress(self.step)
+                return write_checkpoint(directory, no_tables, tensors, job, progress, keep=keep)
+
+        return run_at_root(self.group, write)
+
+    def load(self, place: str | Path) -> None:
+        """Loads a checkpoint of any number of replicas and any sharding; every replica calls it.
+
+        Training continues as if it had never stopped, to the bit with the same
+        number of replicas: pass `initial_epoch` to `fit`.
+
+        Args:
+            place: A checkpoint, or a directory of them (its newest); rank 0 reads it.
+
+        Raises:
+            CheckpointError: there is none, a file is damaged (named), or it belongs to
+                another model or optimizer; raised on every replica, and nothing has changed.
+            ModelError: the model is not compiled or not built.
+        """
+        read: dict[str, Tensor] = {}
+
+        def open_it() -> str:
+            found = open_checkpoint(place)
+            if found.manifest.tables:
+                raise CheckpointError(
+                    f"{found.address} holds tables ({', '.join(sorted(found.manifest.tables))}): it is of a job with a "
+                    "master, and not of a ReplicaTrainer"
+                )
+            read.update(found.dense())
+            return json.dumps({"step": found.version, "job": str(found.job.get("job", ""))})
+
+        found = json.loads(run_at_root(self.group, open_it))
+        self.restore(read, found["step"])
+        self._job = found["job"]

@@ -28,9 +28,8 @@ from elastable.worker.readers.records.reader import ModelInputs
 from elastable.worker.rows.model_inputs import exact_inputs, exact_leaf, map_inputs
 from elastable.worker.rows.scope import PlanScope, entered
 from elastable.worker.rows.whole_table import rows_unlisted
-from elastable.worker.step.batch_checks import require_like, require_parts
+from elastable.worker.step.batch_checks import batch_spec, require_like, require_parts
 from elastable.worker.step.forward import Forward, forward, update_metrics, warn_of_values
-from elastable.worker.step.tensor_specs import batch_spec
 from elastable.worker.step.traced.own_step import overrides, rehearse
 
 __all__ = [

@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import keras
+import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.errors import BadInput, NotFinite, Unavailable
+from elastable.embedding_store.errors import BadInput, ModelError, NotFinite, Unavailable
 from elastable.embedding_store.support.retry import retry
 from elastable.master.api import DenseSnapshot, JobSpec, Task, TaskKind, Tensor
 from elastable.master.tasks.record_order import RecordOrder, record_order
 from elastable.worker.keras.structures import BatchSpec, TensorBatch
 from elastable.worker.models.build import as_tensors, for_model, sample_batch
 from elastable.worker.readers import Reader
-from elastable.worker.runtime.dense_mirror import DenseMirror
-from elastable.worker.step.batch_checks import not_finite_columns, require_like
+from elastable.worker.step.batch_checks import batch_spec, not_finite_columns, records_in, require_like
 from elastable.worker.step.id_plan import IdPlan, plan_ids
 from elastable.worker.step.id_set import IdSets, make_id_sets
 from elastable.worker.step.model_step import EvaluateStep, Lookup
-from elastable.worker.step.own_train_step import OwnTrainStep
-from elastable.worker.step.tensor_specs import batch_spec, records_in
 from elastable.worker.step.traced.step_plan import StepPlan, plan_step
-from elastable.worker.step.train_step import StepResult, TrainStep, dense_parts
+from elastable.worker.step.train_step import OwnTrainStep, StepResult, TrainStep, dense_parts
 
-__all__ = ["MicroBatchComputer", "Prepared", "require_same_records"]
+__all__ = ["DenseMirror", "MicroBatchComputer", "Prepared", "require_same_records"]
 
 _log = logging.getLogger(__name__)
 
@@ -210,3 +208,38 @@ class MicroBatchComputer:
     def evaluate(self, prepared: Prepared, bets: Mapping[str, Float32]) -> tuple[Tensor, ...]:
         """Metric state of a micro-batch."""
         return self._evaluate(prepared.batch, bets, prepared.ids)
+
+
+# Copies the dense part of a version into the worker's model
+
+
+class DenseMirror:
+    """Writes snapshots into a model's variables and states.
+
+    Args:
+        variables: Variables of the job's optimizer, in model order.
+        states: All other weights, in model order.
+    """
+
+    def __init__(self, variables: Sequence[keras.Variable], states: Sequence[keras.Variable]) -> None:
+        variables = [*variables, *states]
+        self._targets = [variable.value for variable in variables]
+        self._paths = [variable.path for variable in variables]
+        self._shapes = [tuple(target.shape) for target in self._targets]
+
+    def assign(self, snapshot: DenseSnapshot) -> None:
+        """Writes the snapshot into the model.
+
+        Raises:
+            ModelError: the master's model has different variables.
+        """
+        values = (*snapshot.variables, *snapshot.states)
+        if [tuple(value.shape) for value in values] != self._shapes:
+            theirs = [tuple(value.shape) for value in values]
+            raise ModelError(
+                f"the master's model differs from this worker's: its dense variables have shapes {theirs}, "
+                f"here {dict(zip(self._paths, self._shapes, strict=True))}; run the same model file everywhere"
+            )
+        for target, value in zip(self._targets, values, strict=True):
+            # A raw operation: all workers of a version wait for this, and the shapes are known to match.
+            tf.raw_ops.AssignVariableOp(resource=target.handle, value=tf.convert_to_tensor(value, target.dtype))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
+from typing import Protocol
 
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_source import RowSource
@@ -13,6 +15,7 @@ from elastable.embedding_store.errors import (
     ElastableError,
     FutureVersion,
     JobFailed,
+    NotFinite,
     NotJoined,
     PermissionDenied,
     ShardLost,
@@ -21,29 +24,31 @@ from elastable.embedding_store.errors import (
     Unavailable,
     VersionError,
 )
+from elastable.embedding_store.shards.row_pushes import RowPush, RowPushOutcome
 from elastable.embedding_store.shards.shard_store import ShardStore
 from elastable.embedding_store.support.retry import retry
 from elastable.master.api import (
+    AsyncPushId,
     DenseSnapshot,
     EvaluationReport,
     JobSpec,
     JobStatus,
     MasterApi,
     Push,
+    PushId,
     PushOutcome,
     Session,
+    SyncPushId,
     Task,
     TaskKind,
     WorkerIdentity,
 )
 from elastable.worker.runtime.compute import MicroBatchComputer, Prepared
-from elastable.worker.runtime.push_naming import push_naming
-from elastable.worker.runtime.row_pushes import RowPushes
 from elastable.worker.runtime.rows_ahead import RowsAhead
 from elastable.worker.runtime.task_feed import TaskFeed
 from elastable.worker.runtime.worker_measures import WorkerMeasures
 
-__all__ = ["Worker"]
+__all__ = ["RowPushes", "Worker"]
 
 _log = logging.getLogger(__name__)
 
@@ -297,3 +302,120 @@ def _refuse_other_job(before: JobSpec, now: JobSpec) -> None:
         raise JobFailed(
             f"the master runs job {now.job} otherwise now ({'; '.join(differing)}): start this worker again"
         )
+
+
+# What the modes of a job mean for a worker: which version a task is computed on, and how its push is named
+
+
+class PushNaming(Protocol):
+    """Chosen once for a worker."""
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether rows are looked up before their task's turn: those of a numbered version do not change."""
+
+    def version_of(self, task: Task) -> int | None:
+        """The version that a task is computed on; None: whichever is current."""
+
+    def computed_on(self, version: int) -> int | None:
+        """`Push.computed_on` of a push computed on `version`."""
+
+    def next_id(self, task: Task) -> PushId:
+        """The name of the push of a task that has been computed."""
+
+
+@dataclass
+class _Sync:
+    looks_ahead: bool = True
+
+    def version_of(self, task: Task) -> int | None:
+        return task.version
+
+    def computed_on(self, version: int) -> int | None:
+        return None
+
+    def next_id(self, task: Task) -> PushId:
+        return SyncPushId(task.version, task.micro_batch)
+
+
+@dataclass
+class _Async:
+    incarnation: str
+    looks_ahead = False  # rows are wanted as late as possible
+    _sequence: int = 0
+
+    def version_of(self, task: Task) -> int | None:
+        return task.version if task.kind is TaskKind.EVALUATE else None
+
+    def computed_on(self, version: int) -> int | None:
+        return version
+
+    def next_id(self, task: Task) -> PushId:
+        self._sequence += 1
+        return AsyncPushId(self.incarnation, self._sequence, task.micro_batch)
+
+
+def push_naming(job: JobSpec, incarnation: str, rows_change: bool = False) -> PushNaming:
+    """The naming of a job's mode.
+
+    Args:
+        job: The job joined.
+        incarnation: Of the worker.
+        rows_change: Whether callbacks may write rows of a version after its commit.
+    """
+    return _Sync(looks_ahead=not rows_change) if job.mode == "sync" else _Async(incarnation)
+
+
+# Gradients of rows on their way to store servers; the rest goes to the master
+
+
+class RowPushes:
+    """Hands the rows' part of pushes to store servers.
+
+    Args:
+        servers: All of the job's.
+        job: The job.
+        deadline_s: Seconds that a server may be away, or be full.
+    """
+
+    def __init__(self, servers: ShardStore, job: JobSpec, deadline_s: float) -> None:
+        self._servers = servers
+        self._job = job
+        self._deadline_s = deadline_s
+
+    def send(self, push: Push, refuse_failed: Callable[[], None]) -> Push:
+        """Hands in the gradients of rows; what is left is the master's.
+
+        Args:
+            push: Of a micro-batch.
+            refuse_failed: Called before every attempt; raises where the job is over.
+
+        Raises:
+            StaleVersion: the version that it was computed on is past; of an asynchronous job: a later push of this
+                worker has come before it.
+            NotFinite: gradients hold NaN or Inf, and the job refuses these.
+            ElastableError: as `ShardStore.push_rows`.
+        """
+        rows = self._rows_of(push)
+        left = replace(push, slices={}, parts=tuple(replace(part, slices={}) for part in push.parts))
+
+        def attempt() -> RowPushOutcome:
+            refuse_failed()
+            return self._servers.push_rows(rows)
+
+        try:
+            outcome = retry(attempt, "a push of rows", self._deadline_s, on=(Unavailable,))
+        except NotFinite as error:
+            if self._job.not_finite != "skip":
+                raise
+            return replace(left, not_finite=str(error))
+        if outcome is RowPushOutcome.STALE:
+            raise StaleVersion(f"a store server has no use for push {push.id}: it has a later version, or a later push")
+        return left
+
+    def _rows_of(self, push: Push) -> RowPush:
+        parts = (push.slices, *(part.slices for part in push.parts))
+        if isinstance(push.id, SyncPushId):
+            return RowPush(self._job.job, push.id.version, push.id.micro_batch, parts)
+        assert push.computed_on is not None, "a worker says what it computed an asynchronous push on"
+        return RowPush(self._job.job, push.computed_on, push.id.sequence, parts, sender=push.id.incarnation)

@@ -11,7 +11,7 @@ from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.errors import FutureVersion, Unavailable
 from elastable.embedding_store.measures.spans import span
 from elastable.worker.runtime.compute import Prepared
-from elastable.worker.runtime.traces import trace_of
+from elastable.worker.runtime.worker_measures import trace_of
 
 __all__ = ["RowsAhead"]
 

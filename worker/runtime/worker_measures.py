@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from elastable.embedding_store.measures.counters import Counts, Durations, LookupCounts, Total
-from elastable.master.api import Task
+from elastable.embedding_store.measures.spans import PROCESS, VersionTrace
+from elastable.master.api import Task, TaskKind
 from elastable.worker.runtime.step_profile import StepProfile
-from elastable.worker.runtime.traces import micro_batch_span
 
-__all__ = ["WorkerMeasures"]
+__all__ = ["WorkerMeasures", "trace_of"]
 
 
 class WorkerMeasures:
@@ -57,3 +57,26 @@ class WorkerMeasures:
         """Nothing is measured any more: a profile that is being made is written."""
         if self._profile is not None:
             self._profile.close()
+
+
+# Which trace a worker's work belongs to
+
+
+def trace_of(job: str, task: Task, computed_on: int) -> VersionTrace:
+    """The version that a task is for: the one after `computed_on` where it trains, that one where it evaluates."""
+    return VersionTrace(job, computed_on + (task.kind is TaskKind.TRAIN))
+
+
+def micro_batch_span(job: str, task: Task, computed_on: int, worker: str) -> AbstractContextManager[None]:
+    """The span of a micro-batch, from its lookup until its gradients count.
+
+    Args:
+        job: Its name.
+        task: What is computed.
+        computed_on: The version that it is computed on.
+        worker: Incarnation of the worker.
+    """
+    if PROCESS.tracer is None:
+        return nullcontext()
+    attributes: dict[str, str | int] = {"micro_batch": task.micro_batch, "kind": task.kind.value, "worker": worker}
+    return PROCESS.tracer.span("micro-batch", trace_of(job, task, computed_on), attributes)

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import elastable.worker.keras.traced_files  # noqa: F401 - AutoGraph leaves no files from here on
 from elastable.worker.keras.structures import TensorBatch, TensorStructure
-from elastable.worker.step.tensor_specs import records_in
+from elastable.worker.step.batch_checks import records_in
 
 __all__ = ["Forward", "forward", "update_metrics", "warn_of_values"]
 

@@ -18,15 +18,14 @@ import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadIds, ModelError
-from elastable.worker.keras.graphs import ancestors, is_stateful
 from elastable.worker.keras.seeds import layers_of
-from elastable.worker.keras.structures import BatchSpec, TensorBatch
+from elastable.worker.keras.structures import BatchSpec, TensorBatch, ancestors, is_stateful
 from elastable.worker.readers.records.pytrees import named_parts
 from elastable.worker.rows.id_values import assertion_of
 from elastable.worker.rows.scope import PLANNED_ROWS, EmbeddingCall, PlanScope, entered, refuse_inner_call
 from elastable.worker.rows.store_layer import StoreLayer
+from elastable.worker.step.batch_checks import flat_spec, pack_flat
 from elastable.worker.step.forward import forward, update_metrics
-from elastable.worker.step.tensor_specs import flat_spec, pack_flat
 from elastable.worker.step.traced.own_step import overrides, rehearse
 
 __all__ = ["IdPlan", "plan_ids"]

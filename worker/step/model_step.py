@@ -15,10 +15,10 @@ from elastable.master.api import Tensor
 from elastable.worker.keras.structures import BatchSpec, TensorBatch
 from elastable.worker.rows.scope import StepScope, entered
 from elastable.worker.rows.store_layer import StoreLayer
+from elastable.worker.step.batch_checks import flat_spec, pack_flat
 from elastable.worker.step.forward import forward, update_metrics, warn_of_values
 from elastable.worker.step.id_plan import IdPlan
 from elastable.worker.step.id_set import IdSets
-from elastable.worker.step.tensor_specs import flat_spec, pack_flat
 from elastable.worker.step.traced.own_step import overrides
 from elastable.worker.step.trainable import is_trained
 

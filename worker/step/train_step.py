@@ -20,20 +20,22 @@ from elastable.master.api import Divisor, DivisorKind, GradientPart, Slices, Ten
 from elastable.worker.keras.seeds import seed_states, set_seeds
 from elastable.worker.keras.structures import BatchSpec, Gradient, TensorBatch
 from elastable.worker.losses.loss_parts import LossPart, loss_parts, parts_with_metrics, require_rowwise
-from elastable.worker.losses.loss_scale import scale_variables, scaled_gradient
 from elastable.worker.losses.loss_terms import LossTerms
 from elastable.worker.losses.metric_means import MetricMean, all_metrics, eager_means, metric_means
 from elastable.worker.losses.origins import Origins
 from elastable.worker.losses.recording import RecordedLoss, Recording, recording
-from elastable.worker.rows.scope import StepScope
+from elastable.worker.rows.scope import StepScope, entered
+from elastable.worker.step.batch_checks import records_in
 from elastable.worker.step.id_plan import IdPlan
 from elastable.worker.step.id_set import IdSets
 from elastable.worker.step.model_step import Lookup, ModelStep, PartTensors, arrays
-from elastable.worker.step.tensor_specs import records_in
+from elastable.worker.step.traced.own_step import Applied, Gathering, OwnStepScope, collecting
 from elastable.worker.step.traced.step_plan import StepPlan
+from elastable.worker.step.traced.tape_scope import seen_by_tapes
 from elastable.worker.step.trainable import frozen_tables, imposed
 
 __all__ = [
+    "OwnTrainStep",
     "StepResult",
     "StepTensors",
     "TrainStep",
@@ -41,6 +43,7 @@ __all__ = [
     "dense_gradient",
     "dense_parts",
     "of_metrics",
+    "scale_variables",
 ]
 
 
@@ -349,3 +352,156 @@ def _joined(parts: Sequence[Slices]) -> Slices:
     if len(parts) == 1:
         return parts[0]
     return Slices(np.concatenate([part.indices for part in parts]), np.concatenate([part.values for part in parts]))
+
+
+# Loss scaling: the gradient of the scaled loss, divided by the scale, so that float16 does not lose small gradients
+
+
+_KEPT = "_elastable_loss_scale"
+
+
+def scale_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """The variable of a dynamic loss scale as a list; empty if the optimizer has none."""
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return []
+    if optimizer.built:
+        return [optimizer.dynamic_scale]
+    if not hasattr(optimizer, _KEPT):
+        # A worker's optimizer makes no steps: it is not built, so it allocates no moments.
+        scale = keras.Variable(optimizer.initial_scale, dtype="float32", trainable=False, name="dynamic_scale")
+        object.__setattr__(optimizer, _KEPT, scale)
+    return [getattr(optimizer, _KEPT)]
+
+
+def scaled_gradient(
+    tape: tf.GradientTape,
+    loss: tf.Tensor,
+    sources: Sequence[Sequence[tf.Tensor]],
+    optimizer: keras.optimizers.Optimizer,
+) -> Sequence[Sequence[Gradient]]:
+    """`tape.gradient(loss, sources)`, computed at the optimizer's loss scale."""
+    dynamic = scale_variables(optimizer)
+    static = getattr(optimizer, "loss_scale_factor", None)
+    found: Sequence[Sequence[Gradient]]
+    if not dynamic and static is None:
+        found = tape.gradient(loss, sources)
+        return found
+    scale = tf.convert_to_tensor(dynamic[0].value if dynamic else static, tf.float32)
+    found = tape.gradient(loss, sources, output_gradients=tf.ones_like(loss) * tf.cast(scale, loss.dtype))
+    found = tf.nest.map_structure(lambda gradient: _divided(gradient, scale), found)
+    return found
+
+
+def _divided(gradient: Gradient, scale: tf.Tensor) -> Gradient:
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(_divided(gradient.values, scale), gradient.indices, gradient.dense_shape)
+    return gradient / tf.cast(scale, gradient.dtype)
+
+
+# The compiled step of a model that overrides `train_step`
+
+
+class OwnTrainStep(TrainStep):
+    """Runs the model's `train_step`, whose `step.apply` calls provide the gradients; otherwise like `TrainStep`.
+
+    Args:
+        model, spec, plan, lookup, seed, average: As of `TrainStep`.
+        steps: The plan of the step.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        spec: BatchSpec,
+        plan: IdPlan,
+        lookup: Lookup | None,
+        seed: int | None,
+        average: str | None,
+        steps: StepPlan,
+    ) -> None:
+        for layer in plan.layers:
+            if layer.embeddings_regularizer is not None:
+                raise Unsupported(
+                    f"embedding layer {layer.name!r}: a model with its own train_step computes the whole loss; leave "
+                    "embeddings_regularizer out, and add it to the loss for the rows that the layer returned"
+                )
+        seen_by_tapes(tf.zeros([1, 1]))  # creates its variable outside of any graph
+        self._steps = steps
+        super().__init__(model, spec, plan, lookup, seed, average, dense_parts(model, steps))
+
+    def _refuse_eager(self) -> None:
+        """Does nothing: `Gathering` refuses it in the first step."""
+
+    def _body(self, *flat: tf.Tensor) -> StepTensors:
+        batch, bets, inverses, micro_batch = self._unpack(flat)
+        scope = OwnStepScope(self._plan.layers, inverses, bets, self._lookup)
+        with self._recording() as recorded:
+            set_seeds(self._seed_states, self._seed, micro_batch)
+            self._model.reset_metrics()
+            gathering = Gathering(
+                self._model, self._steps.applies, scope, self._average, recorded, batch, list(bets.values())
+            )
+            with entered(scope), collecting(gathering):
+                self._model.train_step(batch)
+            gathering.end()
+            states, metrics = map(_values, (self._states, self._model.metrics_variables))
+        parts = [LossPart(applied.kind, applied.amount, applied.loss) for applied in gathering.applied]
+        parts = self._with_metrics(parts, recorded, batch, scope, metrics)
+        self._unplanned = [table for table, _, _ in scope.unplanned]
+        self._kinds[self._trainable] = [part.kind for part in parts]
+        return StepTensors(
+            tf.add_n([tf.reduce_mean(applied.loss) for applied in gathering.applied]),
+            [
+                *(
+                    self._pushed(applied, part.losses, scope, first=part is parts[0])
+                    for applied, part in zip(gathering.applied, parts, strict=False)
+                ),
+                *map(of_metrics, parts[len(gathering.applied) :]),
+            ],
+            states,
+            metrics,
+        )
+
+    def _pushed(
+        self, applied: Applied, losses: Mapping[int, tf.Tensor], scope: OwnStepScope, first: bool
+    ) -> PartTensors:
+        """The gradient of one `step.apply`."""
+        frozen = frozen_tables(self._model, list(self._plan.layers))
+        planned: dict[str, list[tuple[tf.Tensor, tf.Tensor]]] = {table: [] for table in self._tables}
+        unplanned: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
+        for call, gradient in applied.rows.items():
+            layer, number, rows = scope.seen[call]
+            found = None if layer.table_name in frozen else gradient
+            if number is None:
+                planned[layer.table_name].append(as_slices(found, rows))
+            else:
+                dense = tf.zeros_like(rows) if found is None else tf.convert_to_tensor(found)
+                unplanned[number] = (dense, scope.unplanned[number][1])
+        return PartTensors(
+            tf.constant(0.0, tf.float64) if applied.amount is None else applied.amount,
+            dict(losses),
+            {},
+            {
+                place: dense_gradient(applied.dense.get(id(variable)), variable.value)
+                for place, variable in enumerate(self._variables)
+                if first or id(variable) in applied.dense
+            },
+            _joined_parts(planned),
+            unplanned,
+        )
+
+
+def _values(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+    return [tf.convert_to_tensor(variable.value) for variable in variables]
+
+
+def _joined_parts(
+    planned: Mapping[str, Sequence[tuple[tf.Tensor, tf.Tensor]]],
+) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
+    return {
+        table: (tf.concat([values for values, _ in parts], 0), tf.concat([positions for _, positions in parts], 0))
+        for table, parts in planned.items()
+        if parts
+    }

@@ -13,9 +13,8 @@ import elastable as et
 from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.master.keras.dense import DenseState
 from elastable.master.keras.discovery import discover_tables
-from elastable.worker.losses.loss_scale import scale_variables
-from elastable.worker.runtime.dense_mirror import DenseMirror
-from elastable.worker.step.train_step import dense_parts
+from elastable.worker.runtime.compute import DenseMirror
+from elastable.worker.step.train_step import dense_parts, scale_variables
 from tests.elastable.small_models import (
     DIM,
     USERS,

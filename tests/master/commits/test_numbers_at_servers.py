@@ -33,7 +33,7 @@ from elastable.master.commits.dense_part import NoDense, OptimizerStep
 from elastable.master.keras.wrapping_optimizers import register_job_optimizers
 from elastable.master.push_check import TensorSpec
 from elastable.master.tasks.progress import Progress
-from elastable.worker.runtime.row_pushes import RowPushes
+from elastable.worker.runtime.loop import RowPushes
 from tests.embedding_store.shards.served_shards import served
 
 register_job_optimizers()

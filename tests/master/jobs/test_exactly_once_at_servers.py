@@ -27,7 +27,7 @@ from elastable.master.jobs.hooks import Hooks
 from elastable.master.jobs.job_master import Master
 from elastable.master.tasks.progress import Progress
 from elastable.master.wire.master_service import master_service
-from elastable.worker.runtime.row_pushes import RowPushes
+from elastable.worker.runtime.loop import RowPushes
 from tests.embedding_store.shards.served_shards import ServedShard, served, stopped_with
 from tests.master.jobs.test_exactly_once import (
     ASYNC,

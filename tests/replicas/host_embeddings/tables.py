@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from elastable.replicas.host_embeddings.create import create_host_table as create
+from elastable.replicas.host_embeddings.embedding import create_host_table as create
 from elastable.replicas.host_embeddings.host_table import HostTable
 from elastable.replicas.host_embeddings.options import HostTableOptions
 from tests.untyped import Keyword

@@ -8,8 +8,8 @@ import pytest
 from elastable.embedding_store.errors import BadSpec
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.host_embeddings.exchange.cost import bytes_per_step, choose_strategy, seconds_per_step
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
+from elastable.replicas.host_embeddings.options import bytes_per_step, choose_strategy, seconds_per_step
 from tests.replicas.host_embeddings.tables import create_host_table
 
 

@@ -15,7 +15,7 @@ from elastable.embedding_store.errors import FutureVersion, SpecConflict, StoreF
 from elastable.embedding_store.open_store import open_store
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.host_embeddings.exchange.remote_buffers import EncodingBuffers, TokenBuffers
+from elastable.replicas.host_embeddings.exchanges import EncodingBuffers, TokenBuffers
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
 from tests.contracts.host_table_contract import HostTableContract, Steps, Way, random_steps, train
 from tests.replicas.host_embeddings.tables import create_host_table

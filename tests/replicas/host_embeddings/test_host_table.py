@@ -24,8 +24,7 @@ from elastable.embedding_store.rows.initial_values import initial_rows
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.grouping import CommGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.host_embeddings.exchange.callbacks import Callbacks
-from elastable.replicas.host_embeddings.exchange.remote_buffers import TokenBuffers
+from elastable.replicas.host_embeddings.exchanges import Callbacks, TokenBuffers
 from elastable.replicas.host_embeddings.optimizer_spec import (
     HostEmbeddingOptimizerSpec,
     HostEmbeddingSGDGAOptimizerSpec,

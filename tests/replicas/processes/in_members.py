@@ -23,7 +23,7 @@ from elastable.embedding_store import errors
 from elastable.embedding_store.errors import DeadlineExceeded, Unavailable
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.grouping import CommGroup
-from elastable.replicas.processes import mpi_channel, mpi_group
+from elastable.replicas.processes import mpi_group
 from elastable.replicas.processes.mpi_group import MpiGroup
 from elastable.replicas.processes.world import replica_group, world_communicator
 from tests.contracts.replica_contract import ReplicaContract, Run
@@ -117,7 +117,7 @@ def test_uneven_exchanges_are_a_transpose(lengths: list[list[int]], width: int, 
 
 
 def test_large_payloads_are_sent_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mpi_channel, "_CHUNK_BYTES", 4096)
+    monkeypatch.setattr(mpi_group, "_CHUNK_BYTES", 4096)
     group = everyone()
     for length in (4095, 4096, 4097, 50_001):
         found = group.all_gather(np.arange(length, dtype=np.uint8) + np.uint8(group.rank))
@@ -152,9 +152,9 @@ def test_a_member_that_waits_for_another_is_not_blamed() -> None:
 
 def test_a_death_that_mpi_notices_first_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def give_up(requests: list[object]) -> bool:
-        raise mpi_channel.MPI.Exception(mpi_channel.MPI.ERR_OTHER)  # type: ignore[attr-defined]
+        raise mpi_group.MPI.Exception(mpi_group.MPI.ERR_OTHER)  # type: ignore[attr-defined]
 
-    breaking = SimpleNamespace(**vars(mpi_channel.MPI))  # type: ignore[attr-defined]
+    breaking = SimpleNamespace(**vars(mpi_group.MPI))  # type: ignore[attr-defined]
     breaking.Request = SimpleNamespace(Testall=give_up)
 
     def work(group: ReplicaGroup) -> object:
@@ -163,8 +163,8 @@ def test_a_death_that_mpi_notices_first_is_named(monkeypatch: pytest.MonkeyPatch
             time.sleep(0.3)
             return "gone"
         with monkeypatch.context() as patch:
-            patch.setattr(mpi_channel, "MPI", breaking)
-            patch.setattr(mpi_channel, "_HEARD_S", 60.0)
+            patch.setattr(mpi_group, "MPI", breaking)
+            patch.setattr(mpi_group, "_HEARD_S", 60.0)
             with pytest.raises(Unavailable) as caught:
                 group.barrier()
         with pytest.raises(Unavailable, match="rank 3"):

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from elastable.embedding_store.errors import DeadlineExceeded, Unavailable
-from elastable.replicas.processes.peer_monitor import PeerMonitor
-from elastable.replicas.processes.rendezvous import MemberAddress, Rendezvous
+from elastable.replicas.processes.peer_monitor import MemberAddress, PeerMonitor, Rendezvous
 from tests.waiting import until
 
 DEADLINE_S = 90.0

@@ -18,7 +18,7 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.grouping import CommGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.training.replica_trainer import ReplicaTrainer
+from elastable.replicas.training.trainer import ReplicaTrainer
 from tests.untyped import Keyword, Parsed
 
 _BUILDING = threading.Lock()

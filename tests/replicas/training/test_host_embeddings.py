@@ -12,7 +12,7 @@ from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.host_embeddings.embedding import create_host_embedding
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
-from elastable.replicas.training.replica_trainer import ReplicaTrainer
+from elastable.replicas.training.trainer import ReplicaTrainer
 from tests.replicas.training.models import STATE, same_bits, seeded
 
 RANDOM = np.random.default_rng(3)

@@ -11,7 +11,7 @@ import pytest
 from elastable.embedding_store.composite.placement.locations import LocationSettings
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.training.replica_trainer import ReplicaTrainer
+from elastable.replicas.training.trainer import ReplicaTrainer
 from tests.replicas.training.models import BOTH, STATE, WEIGHTS, perceptron, records, seeded, trained
 from tests.untyped import Keyword, Keywords, Parsed
 

@@ -13,10 +13,15 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.training.variables.clipping import clip_parts
-from elastable.replicas.training.variables.optimizer import PartOptimizer, refuse_optimizer, refuse_parts, slots_of
+from elastable.replicas.training.variables.optimizer import (
+    PartOptimizer,
+    clip_parts,
+    refuse_optimizer,
+    refuse_parts,
+    slots_of,
+)
 from elastable.replicas.training.variables.placement import DenseVariable, plan_variables
-from elastable.replicas.training.variables.variable_memory import value_of
+from elastable.replicas.training.variables.split import value_of
 from elastable.replicas.training.variables.weights import ReplicaWeights
 from tests.replicas.training.models import BOTH, STATE, WEIGHTS
 

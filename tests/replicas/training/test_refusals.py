@@ -13,7 +13,7 @@ import elastable as et
 from elastable.embedding_store.errors import Unsupported
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import alone, run_threads
-from elastable.replicas.training.replica_trainer import ReplicaTrainer
+from elastable.replicas.training.trainer import ReplicaTrainer
 from tests.replicas.training.models import WEIGHTS, perceptron, records, seeded
 
 X, Y = records()

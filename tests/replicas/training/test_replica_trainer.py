@@ -19,7 +19,7 @@ from elastable.master.checkpoints.checkpoint import list_checkpoints, open_check
 from elastable.master.checkpoints.storage.checkpoint_locations import newest_checkpoint
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.training.replica_trainer import ReplicaTrainer
+from elastable.replicas.training.trainer import ReplicaTrainer
 from tests.elastable.processes import CLICK_JOB
 from tests.replicas.training.models import BOTH, STATE, WEIGHTS, perceptron, records, same_bits, seeded, sharded
 from tests.untyped import Keyword, Keywords

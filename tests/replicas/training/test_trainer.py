@@ -20,8 +20,8 @@ from elastable.embedding_store.errors import BadInput, BadSpec, ModelError, Unav
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.grouping import CommGroup, ReplicaGrouping
 from elastable.replicas.groups.thread_group import alone, run_threads
-from elastable.replicas.training.replica_trainer import ReplicaTrainer
 from elastable.replicas.training.replica_training import ReplicaMemory
+from elastable.replicas.training.trainer import ReplicaTrainer
 from elastable.worker.layers.embedding import Embedding
 from tests.replicas.training.models import (
     BOTH,

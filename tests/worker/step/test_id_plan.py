@@ -12,8 +12,8 @@ import tensorflow as tf
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import Unsupported
 from elastable.worker.layers.embedding import Embedding
+from elastable.worker.step.batch_checks import batch_spec
 from elastable.worker.step.id_plan import IdPlan, plan_ids
-from elastable.worker.step.tensor_specs import batch_spec
 
 Y = tf.zeros([1])
 

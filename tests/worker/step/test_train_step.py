@@ -14,10 +14,10 @@ from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.worker.layers.embedding import Embedding
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.build import build_model
+from elastable.worker.step.batch_checks import batch_spec
 from elastable.worker.step.id_plan import plan_ids
 from elastable.worker.step.id_set import make_id_sets
 from elastable.worker.step.model_step import EvaluateStep
-from elastable.worker.step.tensor_specs import batch_spec
 from elastable.worker.step.train_step import StepResult, TrainStep
 from tests.untyped import Keyword
 

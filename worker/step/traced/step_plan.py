@@ -18,10 +18,17 @@ from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import Unsupported
 from elastable.worker.keras.structures import BatchSpec
 from elastable.worker.rows.scope import entered
-from elastable.worker.step.tensor_specs import flat_spec, pack_flat
+from elastable.worker.step.batch_checks import flat_spec, pack_flat
 from elastable.worker.step.traced.own_step import collecting, overrides, refuse_own_updates
-from elastable.worker.step.traced.step_graph import Change, Read, StepGraph, stale_reads
-from elastable.worker.step.traced.step_trace import PlannedApply, StepTrace, metric_updates
+from elastable.worker.step.traced.step_trace import (
+    Change,
+    PlannedApply,
+    Read,
+    StepGraph,
+    StepTrace,
+    metric_updates,
+    stale_reads,
+)
 from elastable.worker.step.traced.tape_scope import seen_by_tapes
 
 __all__ = ["StepPlan", "plan_step"]

@@ -13,24 +13,30 @@ gradients of an id in the same order, by replica and then by position, so they g
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 
 from elastable.embedding_store.composite.splits.partition import Partition, partition
 from elastable.embedding_store.composite.splits.token_split import gather_rows, split_ids
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
-from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.errors import FutureVersion
+from elastable.embedding_store.native.kernel import kernel
+from elastable.embedding_store.native.row_moves import copy_row
 from elastable.embedding_store.optimizers.fused.rowwise_adagrad import row_squares
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables.grouping import GradientPart
+from elastable.embedding_store.tables.table_update import IndexedSlices, TableSlices, update_tables
+from elastable.replicas.groups.agreement import fail_together
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.host_embeddings.exchange.gathered_ids import GatheredIds
-from elastable.replicas.host_embeddings.exchange.row_exchange import RowExchange, rows_with_slots
-from elastable.replicas.host_embeddings.exchange.row_layout import join_columns, lay_rows, own_ids, spread_columns
+from elastable.replicas.host_embeddings.row_exchange import GatheredIds, RowExchange, rows_with_slots
 
-__all__ = ["EncodingBuffers", "RemoteBuffers", "TokenBuffers", "TokenSums"]
+__all__ = ["Callbacks", "EncodingBuffers", "RemoteBuffers", "TokenBuffers", "TokenSums"]
 
 
 class RemoteBuffers(RowExchange):
@@ -206,3 +212,194 @@ class EncodingBuffers(RemoteBuffers):
 
     def _joined_blocks(self, blocks: Sequence[RowBlock]) -> RowBlock:
         return self.partition.joined(blocks)
+
+
+# Kernels that lay out rows for an exchange and reassemble them, without holding the GIL
+
+
+_BELOW_32_BITS = 1 << 31
+
+
+def own_ids(ids: Int64, shards: int, shard: int) -> tuple[Int64, Int64]:
+    """The ids (int64 `[n]`, not negative) with `id mod shards = shard`, in order.
+
+    Returns:
+        int64 `[m]`: `id // shards`; int64 `[m]`: their positions in `ids`.
+    """
+    local, places = np.empty_like(ids), np.empty_like(ids)
+    bits = shards.bit_length() - 1 if shards & (shards - 1) == 0 else -1
+    count = _own(ids, shards, bits, shard, local, places)
+    return local[:count], places[:count]
+
+
+def lay_rows(rows: Float32, places: Int64, out: Float32) -> None:
+    """`out[places] = rows`, float32 `[m, dim]` into `[n, dim]`, C-contiguous; `places` is trusted."""
+    _put(np.ascontiguousarray(rows), places, out)
+
+
+def join_columns(pieces: Float32, count: int, dim: int) -> Float32:
+    """float32 `[count, dim]`: rows from their columns, without the padding.
+
+    Args:
+        pieces: float32 `[n, rows, width]`, C-contiguous; `pieces[j]` are columns `j width` to `(j + 1) width`.
+        count: Number of rows.
+        dim: Number of columns, at most `n width`.
+    """
+    out = np.empty((count, dim), np.float32)
+    _join(pieces, out)
+    return out
+
+
+def spread_columns(rows: Float32, shards: int, longest: int) -> Float32:
+    """The inverse: float32 `[count, dim]` as `[shards, longest, ceil(dim / shards)]`, padded with zeros."""
+    width = -(-rows.shape[1] // shards)
+    full = rows.shape == (longest, shards * width)
+    pieces: Float32 = (np.empty if full else np.zeros)((shards, longest, width), np.float32)
+    _spread(np.ascontiguousarray(rows), pieces)
+    return pieces
+
+
+@kernel
+def _own(ids: Int64, shards: int, bits: int, shard: int, local: Int64, places: Int64) -> int:
+    """Without a branch on the owner; `bits` is the logarithm of `shards` if that is a power of two, else -1."""
+    count = 0
+    for i in range(len(ids)):
+        if bits >= 0:
+            quotient = ids[i] >> bits
+        elif ids[i] < _BELOW_32_BITS:
+            quotient = np.int64(np.uint32(ids[i]) // np.uint32(shards))  # 32 bits: a third of the time
+        else:
+            quotient = ids[i] // shards
+        local[count] = quotient
+        places[count] = i
+        count += 1 if ids[i] - quotient * shards == shard else 0
+    return count
+
+
+@kernel
+def _put(rows: Float32, places: Int64, out: Float32) -> None:
+    for i in range(len(places)):
+        copy_row(out, places[i], rows, i)
+
+
+@kernel
+def _join(pieces: npt.NDArray[np.float32], out: Float32) -> None:
+    count, dim = out.shape
+    width = pieces.shape[2]
+    for j in range(len(pieces)):
+        first = j * width
+        last = min(dim, first + width)
+        if last - first == width:
+            target = out[:, first:last]
+            for i in range(count):
+                copy_row(target, i, pieces[j], i)
+        else:
+            for i in range(count):
+                for column in range(first, last):
+                    out[i, column] = pieces[j, i, column - first]
+
+
+@kernel
+def _spread(rows: Float32, pieces: npt.NDArray[np.float32]) -> None:
+    count, dim = rows.shape
+    width = pieces.shape[2]
+    for j in range(len(pieces)):
+        first = j * width
+        last = min(dim, first + width)
+        if last - first == width:
+            source = rows[:, first:last]
+            for i in range(count):
+                copy_row(pieces[j], i, source, i)
+        else:
+            for i in range(count):
+                for column in range(first, last):
+                    pieces[j, i, column - first] = rows[i, column]
+
+
+# Exchange by callbacks: the table is in an embedding store; indices out, rows in, gradients out
+
+
+_COMMITS = 0  # the rank that changes the store
+_SEEN_S = 60.0
+
+
+class Callbacks(RowExchange):
+    """A table of a store that all replicas reach, through one object or one each."""
+
+    def __init__(self, group: ReplicaGroup, spec: TableSpec, store: EmbeddingStore | None) -> None:
+        """Creates the table, unless the store has it already.
+
+        Args:
+            group: The replicas.
+            spec: The table.
+            store: The store that all of them reach; None, for one replica alone: a memory store.
+
+        Raises:
+            SpecConflict: the store has another table of that name.
+            StoreFailed: another replica could not create it; names the rank.
+        """
+        super().__init__(group, spec)
+        self._own = MemoryStore() if store is None else None
+        self._store: EmbeddingStore = self._own or cast(EmbeddingStore, store)
+        for turn in (True, False):  # rank 0 creates the table before others look for it
+            with fail_together(group):
+                if turn is (group.rank == _COMMITS):
+                    self._store.create_table(spec)
+
+    def lookup(self, batch: GatheredIds) -> Float32:
+        with fail_together(self.group):
+            return self._store.lookup({self.spec.name: batch.ids_of(self.group.rank)})[self.spec.name]
+
+    def parts(self, batch: GatheredIds, gradients: Float32, scales: Float32) -> Sequence[GradientPart]:
+        """All of them on rank 0, nothing on others."""
+        nothing = np.empty((0, self.dim), np.float32)
+        blocks = [gradients if rank == _COMMITS else nothing for rank in range(self.group.size)]
+        everyone = self.group.all_to_all_uneven(blocks)
+        if self.group.rank != _COMMITS:
+            return [(np.empty(0, np.int64), nothing, 1.0)]
+        return [(batch.ids_of(rank), theirs, float(scales[rank])) for rank, theirs in enumerate(everyone)]
+
+    def apply(self, update: TableUpdate, step: int, learning_rate: float) -> None:
+        """Returns once every replica's store has the new version.
+
+        Raises:
+            StoreFailed: rank 0's commit failed; no row has changed.
+            FutureVersion: a replica's store does not see the commit.
+        """
+        version = 0
+        with fail_together(self.group):
+            if self.group.rank == _COMMITS:
+                own = self.spec.optimizer
+                values = dict(own.hyperparameters) | {"learning_rate": learning_rate}
+                optimizer = OptimizerSpec.of(own.name, lazy=own.lazy, **values)
+                slices = IndexedSlices(update.gradients, update.ids)
+                version = update_tables(self._store, [TableSlices(self.spec, slices, optimizer)], step=step)
+        version = int(self.group.broadcast(np.array(version, np.int64), _COMMITS))
+        with fail_together(self.group):
+            self._require_version(version)
+
+    def columns_of(self, rank: int) -> slice:
+        return slice(0, self.spec.dim)
+
+    def kept_ids(self, rank: int) -> Int64:
+        return np.arange(int(self.spec.vocabulary_size or 0) if rank == _COMMITS else 0)
+
+    def whole(self) -> RowBlock:
+        return rows_with_slots(self._store, self.spec)
+
+    def replace(self, block: RowBlock) -> None:
+        with fail_together(self.group):
+            if self.group.rank == _COMMITS:
+                self._store.put(self.spec.name, [block])
+
+    def close(self) -> None:
+        if self._own is not None:
+            self._own.close()
+
+    def _require_version(self, version: int) -> None:
+        if not self._store.wait_for_version(version, _SEEN_S):
+            raise FutureVersion(
+                f"host embedding {self.spec.name!r}: the store of rank {self.group.ranks[self.group.rank]} is at "
+                f"version {self._store.version()}, and rank {self.group.ranks[_COMMITS]} has committed {version}: "
+                "replicas must be given the same store"
+            )

@@ -1,1 +1,0 @@
-"""How replicas exchange rows: remote buffers in their own memory, or callbacks to a store."""

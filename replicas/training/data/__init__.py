@@ -1,1 +1,0 @@
-"""Records of a global batch, divided over replicas."""
