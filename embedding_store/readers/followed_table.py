@@ -11,10 +11,10 @@ from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.tier import Records
-from elastable.embedding_store.engine.frames.record_layout import RecordLayout, RowParts
 from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.engine.table_rows import resident_rows
-from elastable.embedding_store.engine.tiered.kept_table import KeptTable
+from elastable.embedding_store.engine.tiered.store_state import KeptTable
+from elastable.embedding_store.engine.tiered.tier_records import RecordLayout, RowParts
 from elastable.embedding_store.log.changes import TableImages
 from elastable.embedding_store.native.ids.id_index import IdIndex
 from elastable.embedding_store.native.slab import anonymous_slab
@@ -114,7 +114,7 @@ class FollowedTable(MemoryTable):
 
     def _known(self, ids: Int64) -> npt.NDArray[np.bool_]:
         positions = np.empty(len(ids), np.int64)
-        self._directory.find(ids, positions)
+        self.directory.find(ids, positions)
         return positions >= 0
 
     def _deleted_now(self, ids: Int64) -> npt.NDArray[np.bool_]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.tier import Records, Tier
-from elastable.embedding_store.engine.history.replaying import ReplayedTables
 from elastable.embedding_store.engine.memory_table import MemoryTable
+from elastable.embedding_store.engine.store_history import ReplayedTables
 from elastable.embedding_store.engine.tiered.store_state import StoreState
 from elastable.embedding_store.errors import (
     BadInput,

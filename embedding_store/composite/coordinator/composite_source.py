@@ -15,7 +15,8 @@ from elastable.embedding_store.composite.splits.table_splits import TableSplits
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.engine.table_lookups import TableLookups
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine.pins import MemoryPin
 from elastable.embedding_store.errors import BadInput, ElastableError, StoreFailed, TableNotFound
 from elastable.embedding_store.measures.counters import LookupCounts
 from elastable.embedding_store.rows.checks import require_ids
@@ -57,7 +58,7 @@ class CompositeSource(RowSource, Generic[Source]):
         self._lock = ReadersWriterLock(timeout_s, "the stores")
         self._partitions: dict[str, Partition] = {}
         self._reloading = threading.Lock()
-        self._in_memory = all(isinstance(source, TableLookups) for source in sources)
+        self._in_memory = all(isinstance(source, MemoryStore | MemoryPin) for source in sources)
         self._apart: str | None = None  # why rows of different stores may be of different versions
         self._closed = False
         self.lookups = LookupCounts()

@@ -12,13 +12,40 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import UInt8
 from elastable.embedding_store.contract.malformed import MALFORMED
 from elastable.embedding_store.contract.row_data import TableState
+from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
-from elastable.embedding_store.engine.membership.stored_touches import StoredTouches
-from elastable.embedding_store.engine.tiered.kept_table import KeptTable
+from elastable.embedding_store.engine.tiered.tier_records import StoredTouches
 from elastable.embedding_store.errors import BadSpec, StoreBroken
 from elastable.embedding_store.log.arrays_payload import decode_payload, encode_payload
 
-__all__ = ["StoreState"]
+__all__ = ["KeptTable", "StoreState"]
+
+
+# What is kept of a table besides its rows
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTable:
+    """What the state of a store says of one table, besides its rows.
+
+    Attributes:
+        spec: The table.
+        stored: Its name in the tier.
+        direct: Whether row i lies at position i.
+        state: Its `TableState`.
+        steps: `TableSteps.save` of a table whose rows follow steps.
+        touched: How to read what records say of touches.
+        rows: How many the table has.
+    """
+
+    spec: TableSpec
+    stored: str
+    direct: bool
+    state: TableState
+    steps: bytes | None
+    touched: StoredTouches
+    rows: int
+
 
 T = TypeVar("T")
 

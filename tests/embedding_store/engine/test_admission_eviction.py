@@ -249,7 +249,7 @@ def test_a_commit_that_fails_counts_and_evicts_nothing() -> None:
 
 
 def test_no_room_for_a_row_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from elastable.embedding_store.engine.membership.row_touches import RowTouches
+    from elastable.embedding_store.engine.eviction import RowTouches
 
     def no_room(kept: RowTouches, count: int) -> None:
         raise MemoryError("no room")

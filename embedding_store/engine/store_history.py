@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.engine.history.replaying import ReplayedTables
+from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.errors import BadInput, ElastableError, StaleVersion, StoreBroken, VersionError
 from elastable.embedding_store.log.changes import (
     Change,
+    ClearTable,
+    CommitImages,
     CreateTable,
+    DeleteRows,
+    DropTable,
     PutRows,
     PutTableState,
     ResetVersion,
@@ -25,8 +31,148 @@ from elastable.embedding_store.log.contract import Buffer
 from elastable.embedding_store.log.files.base_file import newest_base, write_base
 from elastable.embedding_store.log.files.file_log import FileLog
 from elastable.embedding_store.log.inspection import entry_of_version
+from elastable.embedding_store.rows.checks import require_block, require_ids
 
-__all__ = ["DEFAULT_LOG_BYTES", "StoreHistory"]
+__all__ = ["DEFAULT_LOG_BYTES", "KeptChanges", "ReplayedTables", "StoreHistory"]
+
+
+# What a store asks of whatever keeps its changes outside its process
+
+
+class KeptChanges(Protocol):
+    """A log, and what the log begins with."""
+
+    @property
+    def place(self) -> str:
+        """Where everything is, for messages."""
+
+    @property
+    def keeps_entries(self) -> bool:
+        """Whether what is appended is kept; if not, it is only counted, and need not be made."""
+
+    @property
+    def wants_base(self) -> bool:
+        """Whether a new base should be written."""
+
+    def append(self, change: Change, version: int) -> None:
+        """Appends a change, after which the store has this version.
+
+        Raises:
+            StoreFailed: it could not be written; nothing has changed.
+            StoreBroken: nothing can be written any more.
+            TakenOver: another process owns the store now.
+        """
+
+    def refresh(self) -> None:
+        """Makes sure that no change is there whose `append` failed."""
+
+    def replay(self, tables: ReplayedTables) -> None:
+        """Brings empty tables to the last version.
+
+        Raises:
+            StoreBroken: something is corrupt or lost.
+        """
+
+    def take_back(self, version: int) -> int:
+        """Takes the changes after a version back: `replay` brings empty tables to that version then.
+
+        Returns:
+            How many rows these changes had written.
+
+        Raises:
+            StaleVersion: that is not possible any more.
+        """
+
+    def begin_base(self, snapshot: Snapshot, specs: Sequence[TableSpec], record: bytes | None) -> None:
+        """Writes a base from a pinned version, on a thread of its own, and closes the snapshot.
+
+        Args:
+            snapshot: As of the last change.
+            specs: Of its tables.
+            record: `Commit.record` of its version.
+        """
+
+    def abandon_base(self) -> None:
+        """Stops writing a base, if one is being written, and waits until its pin is released."""
+
+    def close(self) -> None:
+        """Frees what is held. Closing twice is harmless."""
+
+
+# Changes of a log, applied to tables again
+
+
+@dataclass(slots=True)
+class ReplayedTables:
+    """Tables to which changes are applied as they were made once.
+
+    Attributes:
+        tables: By name.
+        new_table: Makes an empty one.
+        version: After the last change.
+        record: `Commit.record` of that version.
+    """
+
+    tables: dict[str, MemoryTable]
+    new_table: Callable[[TableSpec], MemoryTable]
+    version: int = 0
+    record: bytes | None = field(default=None, repr=False)
+
+    def apply(self, change: Change, version: int) -> None:
+        """Applies one change, after which the store has this version.
+
+        Raises:
+            BadInput: the change does not fit the tables.
+        """
+        match change:
+            case CommitImages():
+                self._commit(change, version)
+                self.record = change.record
+            case CreateTable(spec):
+                if spec.name in self.tables:
+                    raise BadInput(f"table {spec.name!r} is created twice")
+                self.tables[spec.name] = self.new_table(spec)
+            case DropTable(name):
+                del self.tables[self._table(name).spec.name]
+            case ClearTable(name):
+                self._table(name).clear()
+            case PutRows(name, block):
+                table = self._table(name)
+                table.put(require_block(table.spec, table.slot_width, block))
+            case DeleteRows(name, ids):
+                table = self._table(name)
+                table.delete(require_ids(table.spec, ids))
+            case PutTableState(name, state):
+                self._table(name).put_state(state)
+            case ResetVersion(record):
+                self.record = record
+        self.version = version
+
+    def _commit(self, commit: CommitImages, version: int) -> None:
+        if version != self.version + 1:
+            raise BadInput(f"a commit of version {version} comes after version {self.version}")
+        images = {of_table.table: of_table for of_table in commit.tables}
+        for name in images:
+            self._table(name)
+        for name, table in self.tables.items():
+            frozen = name in commit.frozen
+            if frozen:
+                table.stay(commit.ends_chapter)
+            elif name in commit.rates:
+                table.replay_step(commit.step, commit.rates[name], commit.ends_chapter)
+            elif table.replay is not None:
+                raise BadInput(f"table {name!r}: version {version} has no learning rate for it")
+            if name in images:
+                table.put_images(images[name], version)
+            if not frozen:
+                table.replay_eviction(version, images[name].removed if name in images else None, commit.time)
+
+    def _table(self, name: str) -> MemoryTable:
+        table = self.tables.get(name)
+        if table is None:
+            raise BadInput(f"there is no table {name!r} yet")
+        return table
+
 
 _log = logging.getLogger(__name__)
 

@@ -164,8 +164,8 @@ def test_frames_that_were_found_before_an_update_are_forgotten_when_rows_move(tm
         for start in (0, 120):
             rows.update(batch.part(start, start + 120))
         expected = memory._tables["t"]
-        expected._rows.update(UpdateBatch(positions, positions, gradients, 0, 0.1))
+        expected.rows.update(UpdateBatch(positions, positions, gradients, 0, 0.1))
         everywhere = np.arange(1_000)
-        for ours, theirs in zip(rows.block(everywhere), expected._rows.block(everywhere), strict=True):
+        for ours, theirs in zip(rows.block(everywhere), expected.rows.block(everywhere), strict=True):
             np.testing.assert_array_equal(ours, theirs)
         assert rows.changed >= len(positions)
