@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.pins import PinKeeper
+from elastable.embedding_store.engine import PinKeeper
 from elastable.embedding_store.errors import CheckpointError, ElastableError, StaleVersion, Unsupported
 from elastable.embedding_store.support.retry import retry
 from elastable.master.api import Tensor

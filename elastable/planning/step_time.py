@@ -12,7 +12,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import ModelError
 from elastable.master.api import JobSpec, Task, TaskKind
 from elastable.planning.sizing import JobShape

@@ -52,9 +52,14 @@ from elastable.embedding_store.support.memory.memory_limit import before_image_b
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
 from elastable.embedding_store.support.retry import Retry
 from elastable.embedding_store.support.waits.futures import at_once
-from elastable.embedding_store.tables.base_store import BaseStore
-from elastable.embedding_store.tables.lookup_request import LookupRequest
-from elastable.embedding_store.tables.table_reader import TableReader, answer_in_order, answer_requests, look_up
+from elastable.embedding_store.tables import (
+    BaseStore,
+    LookupRequest,
+    TableReader,
+    answer_in_order,
+    answer_requests,
+    look_up,
+)
 
 __all__ = ["MemoryStore"]
 

@@ -34,7 +34,7 @@ from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.rows.checks import require_ids
 from elastable.embedding_store.rows.row_dtypes import round_update
 from elastable.embedding_store.support.scratch import Scratch
-from elastable.embedding_store.tables.table_reader import TableReader
+from elastable.embedding_store.tables import TableReader
 
 __all__ = ["MemoryTable", "StagedUpdate"]
 

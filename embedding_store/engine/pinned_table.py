@@ -15,7 +15,7 @@ from elastable.embedding_store.engine.membership import RowMembership
 from elastable.embedding_store.engine.table_rows import TableRows
 from elastable.embedding_store.native.ids.row_directory import RowDirectory
 from elastable.embedding_store.native.row_gather import scale_rows
-from elastable.embedding_store.tables.table_reader import TableReader
+from elastable.embedding_store.tables import TableReader
 
 __all__ = ["PinnedTable"]
 

@@ -22,8 +22,7 @@ from elastable.embedding_store.errors import ElastableError, StaleVersion
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.embedding_store.rows.checks import require_block_rows, require_ids
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
-from elastable.embedding_store.tables.lookup_request import LookupRequest
-from elastable.embedding_store.tables.table_reader import answer_in_order, answer_requests, look_up
+from elastable.embedding_store.tables import LookupRequest, answer_in_order, answer_requests, look_up
 
 __all__ = ["MemoryPin", "PinKeeper", "PinLease", "StorePins"]
 

@@ -9,7 +9,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.native.range_pool import shared_pool
-from elastable.embedding_store.tables.grouping import Coalescer, GradientPart, coalesce_many
+from elastable.embedding_store.tables import Coalescer, GradientPart, coalesce_many
 from elastable.replicas.host_embeddings.exchange.row_exchange import RowExchange
 
 __all__ = ["PendingSums"]

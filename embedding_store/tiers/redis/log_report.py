@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from itertools import count
 
-from elastable.embedding_store.engine.tiered.store_state import StoreState
+from elastable.embedding_store.engine import StoreState
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreBroken, StoreFailed
 from elastable.embedding_store.log.inspection import ChangeTally, LogReport, entry_of_version
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace

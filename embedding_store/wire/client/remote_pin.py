@@ -11,7 +11,7 @@ from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.rows.checks import require_block_rows
-from elastable.embedding_store.tables.base_store import BaseSnapshot
+from elastable.embedding_store.tables import BaseSnapshot
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
 from elastable.embedding_store.wire.client.remote_reads import RemoteReads

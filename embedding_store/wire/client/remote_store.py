@@ -16,7 +16,7 @@ from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import TableNotFound, Unsupported
 from elastable.embedding_store.rows.commit_checks import require_numbers
-from elastable.embedding_store.tables.base_store import BaseStore
+from elastable.embedding_store.tables import BaseStore
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection

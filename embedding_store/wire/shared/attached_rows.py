@@ -19,7 +19,7 @@ from elastable.embedding_store.native.slab import Slab, SlabMaker
 from elastable.embedding_store.rows.row_dtypes import row_values
 from elastable.embedding_store.rows.row_values import RowValues
 from elastable.embedding_store.support.memory.memory_mapping import FileMapping
-from elastable.embedding_store.tables.table_reader import TableReader
+from elastable.embedding_store.tables import TableReader
 from elastable.embedding_store.wire.shared.attachment import (
     LAYOUT,
     Packet,

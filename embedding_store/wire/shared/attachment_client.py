@@ -14,8 +14,7 @@ from dataclasses import replace
 from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool, available_cores
-from elastable.embedding_store.tables.lookup_request import LookupRequest
-from elastable.embedding_store.tables.table_reader import answer_requests
+from elastable.embedding_store.tables import LookupRequest, answer_requests
 from elastable.embedding_store.wire.shared.attached_rows import AttachedTable, Torn, attached_tables
 from elastable.embedding_store.wire.shared.attachment import NOTIFICATIONS, connected, receive_packet
 from elastable.embedding_store.wire.shared.version_board import Notice, ReadBoard

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.engine.memory_table import MemoryTable
+from elastable.embedding_store.engine import MemoryStore, MemoryTable
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
 from elastable.embedding_store.wire.shared.attachment import TableLayout
 from elastable.embedding_store.wire.shared.attachment_server import AttachmentServer, LaidOut, StoreLayout, shapes_of

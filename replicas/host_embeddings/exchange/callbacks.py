@@ -15,10 +15,9 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import FutureVersion
-from elastable.embedding_store.tables.grouping import GradientPart
-from elastable.embedding_store.tables.table_update import IndexedSlices, TableSlices, update_tables
+from elastable.embedding_store.tables import GradientPart, IndexedSlices, TableSlices, update_tables
 from elastable.replicas.groups.agreement import fail_together
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.host_embeddings.exchange.gathered_ids import GatheredIds

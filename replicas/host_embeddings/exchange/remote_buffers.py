@@ -21,10 +21,10 @@ from elastable.embedding_store.composite.splits.token_split import gather_rows, 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.optimizers.fused.rowwise_adagrad import row_squares
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tables.grouping import GradientPart
+from elastable.embedding_store.tables import GradientPart
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.host_embeddings.exchange.gathered_ids import GatheredIds
 from elastable.replicas.host_embeddings.exchange.row_exchange import RowExchange, rows_with_slots

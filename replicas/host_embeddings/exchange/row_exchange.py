@@ -12,7 +12,7 @@ from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tables.grouping import GradientPart
+from elastable.embedding_store.tables import GradientPart
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.host_embeddings.exchange.gathered_ids import GatheredIds
 

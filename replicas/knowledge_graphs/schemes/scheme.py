@@ -10,7 +10,7 @@ from functools import partial
 from elastable.embedding_store.contract.arrays import Bools, Float32, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
-from elastable.embedding_store.tables.grouping import coalesce
+from elastable.embedding_store.tables import coalesce
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.knowledge_graphs.graph.batch import Negatives, Side, StepBatch
 from elastable.replicas.knowledge_graphs.schemes.dropout import Dropout, QueryMasks

@@ -8,7 +8,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.tables.grouping import unique_ids
+from elastable.embedding_store.tables import unique_ids
 from elastable.replicas.knowledge_graphs.graph.batch import Negatives, StepBatch
 from elastable.replicas.knowledge_graphs.schemes.scheme import Scheme, Scored, StepGradients
 from elastable.replicas.knowledge_graphs.schemes.triple_scores import Asked, TripleScores, asked_sides, counted

@@ -23,8 +23,8 @@ from elastable.embedding_store.contract.spec import (
     TableSpec,
 )
 from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.engine.before_images import BeforeImages
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.pins import StorePins
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed, Unavailable
 from elastable.embedding_store.wire.client.remote_source import RemoteSource

@@ -25,7 +25,7 @@ from elastable.embedding_store.contract.spec import (
     OptimizerSpec,
     TableSpec,
 )
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.engine.pins import StorePins
 from elastable.embedding_store.errors import StaleVersion
 from elastable.embedding_store.rows.initial_values import initial_rows

@@ -20,8 +20,7 @@ from elastable.embedding_store.composite.placement.locations import (
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, ShardOrigin, TableSpec
 from elastable.embedding_store.contract.update_batch import UpdateBatch
-from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.engine.memory_table import MemoryTable
+from elastable.embedding_store.engine import MemoryStore, MemoryTable
 from elastable.embedding_store.errors import BadInput, BadSpec
 from elastable.embedding_store.native.numbers.half_numbers import HALF_DTYPES, round_half
 from elastable.embedding_store.native.slab import Slab

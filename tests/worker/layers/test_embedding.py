@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from elastable.embedding_store.contract.initializer_spec import SCALED_INITIALIZERS
 from elastable.embedding_store.contract.spec import InitializerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadIds, BadSpec, IdOutOfRange, ModelError, Unsupported
 from elastable.embedding_store.rows.fresh_rows import fresh_rows
 from elastable.embedding_store.rows.initial_values import initial_rows
