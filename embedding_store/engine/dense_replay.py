@@ -21,84 +21,11 @@ from elastable.embedding_store.optimizers.base import RowOptimizer
 from elastable.embedding_store.optimizers.dense_replay.following_optimizer import CatchUpOptimizer, stamped
 from elastable.embedding_store.optimizers.dense_replay.table_steps import TableSteps
 
-__all__ = ["DenseReplay", "ReplayedRows", "Sweep", "dense_replay"]
-
-
-# Rows that nobody touches, brought to the newest chapter a few at a time: no step need be remembered for ever
-
+__all__ = ["DenseReplay", "dense_replay"]
 
 _FEWEST = 64  # rows that are looked at with a step
 _CHAPTERS = 64  # that rows may be behind; as each of them takes time
-
-
-class Sweep:
-    """Walks over a table once half of the steps that it may remember have gathered, and is through before the others.
-
-    So it does where many chapters have gathered. Rows are brought to the end of
-    a chapter, to which they would be brought later anyway: when a row is met,
-    and whether it is, changes no bit.
-
-    Args:
-        steps: Of the table.
-    """
-
-    def __init__(self, steps: TableSteps) -> None:
-        self._steps = steps
-        self._begun: int | None = None
-        self._cursor = self._within = 0
-
-    def go_on(
-        self,
-        directory: RowDirectory,
-        rows: ReplayedRows,
-        changing: Callable[[Int64, Int64], None],
-        needed: Callable[[], int | None],
-    ) -> None:
-        """Is called once for each step.
-
-        Args:
-            directory, rows: Of the table.
-            changing: Is told of the ids and positions, both int64 `[n]`, of rows that are about to be changed.
-            needed: The oldest step that something else asks for; None: nothing does.
-
-        Raises:
-            ElastableError: as `changing`; the same rows are met again.
-        """
-        steps = self._steps
-        if self._begun is None:
-            gathered = steps.now - steps.first
-            if steps.chapters == 1 or (2 * gathered < steps.most and steps.chapters <= _CHAPTERS):
-                return
-            self._begun, self._cursor = steps.chapter, 0
-            self._within = max(1, min(steps.most // 4, gathered // 2))
-        many = max(_FEWEST, directory.count // self._within + 1)
-        if self._bring_some(directory, rows, changing, many):
-            return
-        other = needed()
-        steps.forget(self._begun if other is None else min(self._begun, other))
-        self._begun = None
-
-    def _bring_some(
-        self, directory: RowDirectory, rows: ReplayedRows, changing: Callable[[Int64, Int64], None], many: int
-    ) -> bool:
-        """Looks at the next rows; False: there are no more."""
-        assert self._begun is not None
-        ids, positions, cursor = directory.scan(self._cursor, many)
-        if not len(ids):
-            return False
-        late = rows.behind(positions, self._begun)
-        if len(late):
-            changing(ids[late], positions[late])
-            rows.bring(positions[late], self._begun)
-        self._cursor = cursor
-        return True
-
-    def begin_anew(self) -> None:
-        """The table has other rows."""
-        self._begun = None
-
-
-# Rows of a table that follow every step: caught up as they are updated, and seen as if they were
+_MOST_DECAY = 1e15  # in logarithms: beyond it another step would be lost in rounding
 
 
 class ReplayedRows(TableRows):
@@ -199,20 +126,12 @@ class ReplayedRows(TableRows):
         self._inner.close()
 
 
-def replayed_rows(make_rows: MakeRows, steps: TableSteps) -> MakeRows:
-    """Rows as `make_rows` makes them, which follow the steps of a table."""
-
-    def make(spec: TableSpec, optimizer: RowOptimizer, rows: int) -> TableRows:
-        return ReplayedRows(make_rows(spec, CatchUpOptimizer(optimizer, steps), rows), steps)
-
-    return make
-
-
-_MOST_DECAY = 1e15  # in logarithms: beyond it another step would be lost in rounding
-
-
 class DenseReplay:
-    """The steps of one table, and the sweep that keeps them few.
+    """The steps of one table, and a sweep over its rows that keeps them few.
+
+    The sweep walks over the table once half of the steps that it may remember have gathered, and is through before the
+    others; so it does where many chapters have gathered. Rows are brought to the end of a chapter, to which they would
+    be brought later anyway: when a row is met, and whether it is, changes no bit.
 
     With weight decay, rows that were never updated decay as well, all by one factor: `TableState.untouched_decay`.
 
@@ -222,11 +141,16 @@ class DenseReplay:
 
     def __init__(self, steps: TableSteps) -> None:
         self.steps = steps
-        self._sweep = Sweep(steps)
+        self._begun: int | None = None  # the chapter that the sweep brings rows to
+        self._cursor = self._within = 0
 
     def rows(self, make_rows: MakeRows) -> MakeRows:
         """Rows as `make_rows` makes them, that follow the steps."""
-        return replayed_rows(make_rows, self.steps)
+
+        def make(spec: TableSpec, optimizer: RowOptimizer, rows: int) -> TableRows:
+            return ReplayedRows(make_rows(spec, CatchUpOptimizer(optimizer, self.steps), rows), self.steps)
+
+        return make
 
     def sweep(
         self,
@@ -241,22 +165,36 @@ class DenseReplay:
         `into_memory`: brings rows at positions int64 `[n]` to where they can be changed; None: they lie there.
 
         Raises:
-            ElastableError: as `into_memory`; no bit of what is read has changed.
+            ElastableError: as `into_memory`; no bit of what is read has changed, and the same rows are met again.
         """
-
-        def changing(ids: Int64, positions: Int64) -> None:
+        steps = self.steps
+        if self._begun is None:
+            gathered = steps.now - steps.first
+            if steps.chapters == 1 or (2 * gathered < steps.most and steps.chapters <= _CHAPTERS):
+                return
+            self._begun, self._cursor = steps.chapter, 0
+            self._within = max(1, min(steps.most // 4, gathered // 2))
+        ids, positions, cursor = directory.scan(self._cursor, max(_FEWEST, directory.count // self._within + 1))
+        if not len(ids):
+            pinned = versions.oldest_step()
+            steps.forget(self._begun if pinned is None else min(self._begun, pinned))
+            self._begun = None
+            return
+        assert isinstance(rows, ReplayedRows)
+        late = rows.behind(positions, self._begun)
+        if len(late):
+            ids, positions = ids[late], positions[late]
             if into_memory is not None:
                 into_memory(positions)
             if versions:
                 versions.save(ids, positions, rows, members, SERIAL)
-
-        assert isinstance(rows, ReplayedRows)
-        self._sweep.go_on(directory, rows, changing, versions.oldest_step)
+            rows.bring(positions, self._begun)
+        self._cursor = cursor
 
     def begin_anew(self) -> None:
         """Every row is forgotten."""
         self.steps.begin_anew()
-        self._sweep.begin_anew()
+        self._begun = None
 
     def untouched_decay(self, step: int | None = None) -> float | None:
         """`TableState.untouched_decay` as of a step (None: now)."""

@@ -390,7 +390,7 @@ class MemoryStore(BaseStore):
 
         Where nobody can read the version before, it is logged in the caller's thread.
         """
-        if self._history is None or not self._history.keeps_entries:
+        if self._history is None or not self._history.log.keeps_entries:
             return super().begin_commit(commit)
         self._make_way()
         with ExitStack() as held:
@@ -464,7 +464,7 @@ class MemoryStore(BaseStore):
         with self._whole_or_broken(), self._phases.timing("apply"):
             self._apply(commit, staged)
             if self._history is not None:
-                kept = self._history.keeps_entries
+                kept = self._history.log.keeps_entries
 
                 # Copied by whoever logs, who may be another thread: whoever commits need not wait for it.
                 @cache
@@ -611,7 +611,7 @@ class MemoryStore(BaseStore):
     def _drop_unlogged(self) -> None:
         """Takes a commit back that was applied and could not be logged."""
         if self._history is not None and self._unlogged is not None:
-            self._history.refresh()  # where it was logged after all, it is not any more
+            self._history.log.refresh()  # where it was logged after all, it is not any more
             self._replay_anew(
                 self._history, f"version {self._unlogged[0].version} could not be logged and was taken back"
             )

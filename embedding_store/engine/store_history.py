@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.contract.snapshot import Snapshot
@@ -27,76 +27,13 @@ from elastable.embedding_store.log.changes import (
     decode_change,
     encode_change,
 )
-from elastable.embedding_store.log.contract import Buffer
+from elastable.embedding_store.log.contract import Buffer, Log
 from elastable.embedding_store.log.files.base_file import newest_base, write_base
 from elastable.embedding_store.log.files.file_log import FileLog
 from elastable.embedding_store.log.inspection import entry_of_version
 from elastable.embedding_store.rows.checks import require_block, require_ids
 
 __all__ = ["DEFAULT_LOG_BYTES", "KeptChanges", "ReplayedTables", "StoreHistory"]
-
-
-# What a store asks of whatever keeps its changes outside its process
-
-
-class KeptChanges(Protocol):
-    """A log, and what the log begins with."""
-
-    @property
-    def place(self) -> str:
-        """Where everything is, for messages."""
-
-    @property
-    def keeps_entries(self) -> bool:
-        """Whether what is appended is kept; if not, it is only counted, and need not be made."""
-
-    @property
-    def wants_base(self) -> bool:
-        """Whether a new base should be written."""
-
-    def append(self, change: Change, version: int) -> None:
-        """Appends a change, after which the store has this version.
-
-        Raises:
-            StoreFailed: it could not be written; nothing has changed.
-            StoreBroken: nothing can be written any more.
-            TakenOver: another process owns the store now.
-        """
-
-    def refresh(self) -> None:
-        """Makes sure that no change is there whose `append` failed."""
-
-    def replay(self, tables: ReplayedTables) -> None:
-        """Brings empty tables to the last version.
-
-        Raises:
-            StoreBroken: something is corrupt or lost.
-        """
-
-    def take_back(self, version: int) -> int:
-        """Takes the changes after a version back: `replay` brings empty tables to that version then.
-
-        Returns:
-            How many rows these changes had written.
-
-        Raises:
-            StaleVersion: that is not possible any more.
-        """
-
-    def begin_base(self, snapshot: Snapshot, specs: Sequence[TableSpec], record: bytes | None) -> None:
-        """Writes a base from a pinned version, on a thread of its own, and closes the snapshot.
-
-        Args:
-            snapshot: As of the last change.
-            specs: Of its tables.
-            record: `Commit.record` of its version.
-        """
-
-    def abandon_base(self) -> None:
-        """Stops writing a base, if one is being written, and waits until its pin is released."""
-
-    def close(self) -> None:
-        """Frees what is held. Closing twice is harmless."""
 
 
 # Changes of a log, applied to tables again
@@ -180,12 +117,76 @@ DEFAULT_LOG_BYTES = 1 << 30
 _BLOCK_ROWS = 65_536
 
 
-class StoreHistory(Closing):
+class KeptChanges(Closing):
+    """The log of a store's changes, kept outside its process, and what the log begins with.
+
+    Attributes:
+        log: Where changes are appended.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """Where everything is, for messages."""
+
+    @property
+    def wants_base(self) -> bool:
+        """Whether a new base should be written."""
+        return False
+
+    def append(self, change: Change, version: int) -> None:
+        """Appends a change, after which the store has this version.
+
+        Raises:
+            StoreFailed: it could not be written; nothing has changed.
+            StoreBroken: nothing can be written any more.
+            TakenOver: another process owns the store now.
+        """
+        self.log.append(self.log.last + 1, version, encode_change(change) if self.log.keeps_entries else ())
+
+    @abstractmethod
+    def replay(self, tables: ReplayedTables) -> None:
+        """Brings empty tables to the last version.
+
+        Raises:
+            StoreBroken: something is corrupt or lost.
+        """
+
+    @abstractmethod
+    def take_back(self, version: int) -> int:
+        """Takes the changes after a version back: `replay` brings empty tables to that version then.
+
+        Returns:
+            How many rows these changes had written.
+
+        Raises:
+            StaleVersion: that is not possible any more.
+        """
+
+    def begin_base(self, snapshot: Snapshot, specs: Sequence[TableSpec], record: bytes | None) -> None:
+        """Writes a base from a pinned version, on a thread of its own, and closes the snapshot.
+
+        Args:
+            snapshot: As of the last change.
+            specs: Of its tables.
+            record: `Commit.record` of its version.
+        """
+
+    def abandon_base(self) -> None:
+        """Stops writing a base, if one is being written, and waits until its pin is released."""
+
+
+class StoreHistory(KeptChanges):
     """A log of a store's changes in a folder, and a base: the whole store as of one entry of the log.
 
     When the log has grown beyond `log_bytes`, and beyond the last base, a new
     base is written while commits continue, and the log is trimmed behind it.
     """
+
+    log: FileLog
 
     def __init__(self, folder: str | Path, *, fsync: str = "interval", log_bytes: int = DEFAULT_LOG_BYTES) -> None:
         """Opens the folder, and makes it where there is none.
@@ -202,12 +203,12 @@ class StoreHistory(Closing):
         """
         if log_bytes <= 0:
             raise BadInput(f"log_bytes={log_bytes!r}: it is above 0")
-        self._log = FileLog(folder, fsync=fsync, segment_bytes=max(1, min(64 << 20, log_bytes // 4)))
+        super().__init__(FileLog(folder, fsync=fsync, segment_bytes=max(1, min(64 << 20, log_bytes // 4))))
         self._log_bytes = log_bytes
         try:
             self._base = newest_base(self.folder)
         except BaseException:
-            self._log.close()
+            self.log.close()
             raise
         self._writing: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -215,92 +216,51 @@ class StoreHistory(Closing):
     @property
     def folder(self) -> Path:
         """Where everything is."""
-        return self._log.folder
+        return self.log.folder
 
     @property
     def place(self) -> str:
-        """Where everything is, for messages."""
         return str(self.folder)
 
-    @property
-    def keeps_entries(self) -> bool:
-        """Every change is kept."""
-        return True
-
-    def refresh(self) -> None:
-        """As `Log.refresh`."""
-        self._log.refresh()
-
     def replay(self, tables: ReplayedTables) -> None:
-        """Brings empty tables to the last version of the log.
-
-        Raises:
-            StoreBroken: the log or its base is corrupt, or there is no base for what was trimmed.
-        """
         begin = 0
         if self._base is not None:
             begin = self._base.sequence
             for version, payload in self._base.payloads():
                 self._apply(tables, payload, version, self._base.path.name)
-        if begin > self._log.last or self._log.first > begin + 1:
+        if begin > self.log.last or self.log.first > begin + 1:
             raise StoreBroken(
                 f"{self.folder} is incomplete: its base includes entries up to {begin}, and its log holds "
-                f"{self._log.first} to {self._log.last}; restore a checkpoint into a new folder"
+                f"{self.log.first} to {self.log.last}; restore a checkpoint into a new folder"
             )
-        for entry in self._log.entries(after=begin):
+        for entry in self.log.entries(after=begin):
             self._apply(tables, entry.payload, entry.version, f"entry {entry.sequence}")
 
     def take_back(self, version: int) -> int:
-        """Takes the changes after a version back from the log: `replay` brings empty tables to that version then.
-
-        Returns:
-            How many rows these changes had written.
-
-        Raises:
-            StaleVersion: the log does not reach back so far.
-        """
         self.abandon_base()
         begin = 0 if self._base is None else self._base.sequence
-        keep, rows = entry_of_version(self._log, begin, version)
+        keep, rows = entry_of_version(self.log, begin, version)
         if keep == begin and self._base is not None and next(self._base.payloads())[0] > version:
             raise StaleVersion(f"{self.folder} holds no version {version}: its base is newer")
-        self._log.truncate(keep)
+        self.log.truncate(keep)
         return rows
-
-    def append(self, change: Change, version: int) -> None:
-        """Appends a change, after which the store has this version.
-
-        Raises:
-            StoreFailed: it could not be written; nothing has changed.
-            StoreBroken: nothing can be written any more.
-        """
-        self._log.append(self._log.last + 1, version, encode_change(change))
 
     @property
     def wants_base(self) -> bool:
-        """Whether a new base should be written."""
         size = 0 if self._base is None else self._base.bytes
         idle = self._writing is None or not self._writing.is_alive()
-        return idle and self._log.bytes > max(self._log_bytes, size)
+        return idle and self.log.bytes > max(self._log_bytes, size)
 
     def begin_base(self, snapshot: Snapshot, specs: Sequence[TableSpec], record: bytes | None) -> None:
-        """Writes a base from a pinned version, on a thread of its own, and closes the snapshot.
-
-        Args:
-            snapshot: As of the last entry of the log.
-            specs: Of its tables.
-            record: `Commit.record` of its version.
-        """
         self._writing = threading.Thread(
             target=self._write_base,
-            args=(snapshot, specs, record, self._log.last),
+            args=(snapshot, specs, record, self.log.last),
             name="log-base",
             daemon=True,
         )
         self._writing.start()
 
     def abandon_base(self) -> None:
-        """Stops writing a base, if one is being written, and waits until its pin is released."""
         if self._writing is not None:
             self._stopping.set()
             self._writing.join()
@@ -308,9 +268,8 @@ class StoreHistory(Closing):
             self._stopping.clear()
 
     def close(self) -> None:
-        """Closes the log. Closing twice is harmless."""
         self.abandon_base()
-        self._log.close()
+        self.log.close()
 
     def _apply(self, tables: ReplayedTables, payload: memoryview, version: int, where: str) -> None:
         try:
@@ -322,10 +281,10 @@ class StoreHistory(Closing):
         try:
             with snapshot:
                 # A loss of power must not leave a base of entries that the log has lost.
-                self._log.sync()
+                self.log.sync()
                 payloads = self._payloads(snapshot, specs, record)
                 base = write_base(self.folder, sequence, snapshot.version(), payloads)
-            self._log.trim(base.sequence)
+            self.log.trim(base.sequence)
             self._base = base
         except _Stopped:
             pass

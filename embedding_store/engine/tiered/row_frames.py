@@ -50,52 +50,6 @@ NOWHERE = ColdSource(MappedRecords(np.empty(0, np.uint8), 0, 0, 0, 0), np.empty(
 """Rows without a frame are left alone."""
 
 
-def gather_framed(
-    rows: Float32,
-    frame_of: Int32,
-    heat: UInt8,
-    positions: Int64,
-    out: Float32,
-    stream: bool,
-    source: ColdSource,
-    cold: Int64,
-    unread: Int64,
-    counter: WorkCounter | None = None,
-) -> tuple[int, int]:
-    """out[i] = the row in the frame of positions[i], where it has one, else what `source` has.
-
-    Args:
-        rows: float32 `[frames, dim]`.
-        frame_of, heat, positions: As of `frames_at`.
-        out: float32 `[n, dim]`; rows may lie apart, columns may not. Other rows are left alone.
-        stream: Past the caches; without `counter` only where `can_stream(out)`.
-        source: Reads rows without a frame.
-        cold: int64 `[n]`, gets the indices of positions without a frame.
-        unread: int64 `[n]`, gets those of them that `source` does not have.
-        counter: Of the threads that call this with the same arguments, but for `cold` and `unread`, which are each
-            thread's own. Each has joined it, and takes some rows, and some more. Where a position is not one of
-            `frame_of`, it fails, and rows may be missing in `out`. None: this thread takes all rows, at positions
-            that are known to be right.
-
-    Returns:
-        How many are cold, and how many unread.
-    """
-    dim = rows.shape[1]
-    ahead, size = rows_ahead(dim), rows_in_piece(dim)
-    of_source = *_taken(source), cold, unread
-    if counter is None:
-        more, left = _gather(rows, frame_of, heat, positions, out, stream, *of_source, 0, ahead, size)
-    else:
-        rest = *of_source, ahead, size, counter.state
-        more, left = _gather_shared(rows, frame_of, heat, positions, out, stream and can_stream(out), *rest)
-    return int(more), int(left)
-
-
-def _taken(source: ColdSource) -> tuple[UInt8, int, int, int, int, Int64, UInt8]:
-    records = source.records
-    return records.file, records.begin, records.items, records.first, records.stride, source.ids, source.out
-
-
 @kernel
 def _gather_shared(
     rows: Float32,
@@ -374,15 +328,31 @@ class RowFrames:
         source: ColdSource,
         counter: WorkCounter | None = None,
     ) -> tuple[Int64, Int64]:
-        """Rows at positions int64 `[n]` into `out`, as `gather_framed`; with `counter`, those that this thread takes.
+        """out[i] = the row in the frame of positions[i], where it has one, else what `source` has.
+
+        Args:
+            rows: float32 `[frames, dim]`.
+            positions: int64 `[n]`.
+            out: float32 `[n, dim]`; rows may lie apart, columns may not. Other rows are left alone.
+            stream: Past the caches; without `counter` only where `can_stream(out)`.
+            source: Reads rows without a frame.
+            counter: Of the threads that call this with the same arguments. Each has joined it, and takes some rows, and
+                some more. Where there is no such position, it fails, and rows may be missing in `out`. None: this
+                thread takes all rows, at positions that are known to be right.
 
         Returns:
             The indices of those that have no frame, and of those that `source` did not have either.
         """
         cold, unread = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
-        place = self._frame_of.array[:, 0], self._heat, positions, out
-        count, missed = gather_framed(rows, *place, stream, source, cold, unread, counter)
-        return cold[:count], unread[:missed]
+        ahead, size = rows_ahead(rows.shape[1]), rows_in_piece(rows.shape[1])
+        place, records = (rows, self._frame_of.array[:, 0], self._heat, positions, out), source.records
+        of_source = records.file, records.begin, records.items, records.first, records.stride, source.ids, source.out
+        if counter is None:
+            count, missed = _gather(*(*place, stream, *of_source, cold, unread), 0, ahead, size)
+        else:
+            given = *place, stream and can_stream(out), *of_source, cold, unread
+            count, missed = _gather_shared(*given, ahead, size, counter.state)
+        return cold[: int(count)], unread[: int(missed)]
 
     def take(self, count: int, passes: int = _PASSES) -> Int64:
         """Up to `count` frames for other rows, int64; `put_in` or `give_back` them.

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.tier import Records, Tier, TierTable
 from elastable.embedding_store.engine.memory_table import MemoryTable
-from elastable.embedding_store.engine.store_history import ReplayedTables
+from elastable.embedding_store.engine.store_history import KeptChanges, ReplayedTables
 from elastable.embedding_store.engine.tiered.store_state import StoreState
 from elastable.embedding_store.engine.tiered.tiered_table import Captured, TieredTable, TierNames
 from elastable.embedding_store.errors import (
@@ -22,7 +21,7 @@ from elastable.embedding_store.errors import (
     StoreFailed,
     VersionError,
 )
-from elastable.embedding_store.log.changes import Change, CommitImages, ResetVersion, decode_change, encode_change
+from elastable.embedding_store.log.changes import Change, CommitImages, ResetVersion, decode_change
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.log.inspection import entry_of_version
 from elastable.embedding_store.measures.counters import Counts
@@ -42,7 +41,7 @@ _NEAR_ROWS = 1 << 14  # rows that lookups have read, until they are given frames
 _WAIT_S = 600.0  # for a write that is under way: it has its own, shorter deadline
 
 
-class StoreTier:
+class StoreTier(KeptChanges):
     """The tables of one store in a tier, and the log of their changes.
 
     Rows are captured while the store is held with other readers, or alone, and written without holding it. One write
@@ -71,7 +70,8 @@ class StoreTier:
             new_slab: Makes their memory, while all rows have room.
             closing: Closes tier and log; None: their own methods do.
         """
-        self.tier, self.log = tier, log
+        super().__init__(log)
+        self.tier = tier
         self.names = TierNames()
         self.begun = 0
         self._closing = closing
@@ -89,7 +89,6 @@ class StoreTier:
 
     @property
     def place(self) -> str:
-        """Where the rows are, for messages."""
         return self.tier.place
 
     def tables(self) -> list[TieredTable]:
@@ -338,36 +337,7 @@ class StoreTier:
         """Whether the tier lacks anything that the store has; the store is held."""
         return self.kept is None or self.kept.sequence != self.log.last or bool(self.changed)
 
-    def append(self, change: Change, version: int) -> None:
-        """Appends a change, after which the store has this version. Raises as `Log.append`."""
-        self.log.append(self.log.last + 1, version, encode_change(change) if self.log.keeps_entries else ())
-
-    @property
-    def keeps_entries(self) -> bool:
-        """As `Log.keeps_entries`."""
-        return self.log.keeps_entries
-
-    @property
-    def wants_base(self) -> bool:
-        """Whether a new base should be written: the tier is the base."""
-        return False
-
-    def begin_base(self, snapshot: Snapshot, specs: Sequence[TableSpec], record: bytes | None) -> None:
-        """As `wants_base`."""
-
-    def abandon_base(self) -> None:
-        """As `wants_base`."""
-
-    def refresh(self) -> None:
-        """As `Log.refresh`."""
-        self.log.refresh()
-
     def replay(self, tables: ReplayedTables) -> None:
-        """Brings empty tables to the last version.
-
-        Raises:
-            StoreBroken: tier or log are corrupt, or one has lost what the other needs.
-        """
         self.wait()
         self.begun += 1
         self._tables = tables.tables
@@ -426,11 +396,6 @@ class StoreTier:
             )
 
     def take_back(self, version: int) -> int:
-        """Takes the changes after a version back from the log; returns how many rows they had written.
-
-        Raises:
-            StaleVersion: the log does not reach back so far, or the tier has rows of later changes.
-        """
         self.wait()
         keep = 0 if self._state is None else self._state.sequence
         if self._state is not None and self._state.version > version:
@@ -459,7 +424,6 @@ class StoreTier:
             self.tier.put_state(StoreState(0, self.tier.sequence, None, ()).to_bytes())
 
     def close(self) -> None:
-        """Closes tier and log. Closing twice is harmless."""
         if self._closing is not None:
             self._closing()
             return
