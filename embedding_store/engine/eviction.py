@@ -30,6 +30,9 @@ class RowTouches:
     """By position the version that last touched a row, and where frequency counts how often it was touched.
 
     Positions stand once in every call.
+
+    Attributes:
+        unsettled: Whether rows may have been put without a version.
     """
 
     def __init__(self, eviction: EvictionSpec, rows: int, new_slab: SlabMaker = anonymous_slab) -> None:
@@ -40,7 +43,7 @@ class RowTouches:
         self._times = None if eviction.min_frequency is None else new_slab("frequency", rows, 1, np.uint32)
         self._tally = np.zeros(1 << _DIGIT_BITS, np.int64)
         self._doomed, self._doomed_ids = np.empty(_CHUNK, np.int64), np.empty(_CHUNK, np.int64)
-        self._unsettled = False
+        self.unsettled = False
 
     @property
     def row_bytes(self) -> int:
@@ -73,16 +76,11 @@ class RowTouches:
         self._versions.array[positions, 0] = NEXT_VERSION if touches is None else touches[:, 0]
         if self._times is not None:
             self._times.array[positions, 0] = 1 if touches is None else touches[:, 1]
-        self._unsettled |= touches is None or bool((touches[:, 0] == NEXT_VERSION).any())
+        self.unsettled |= touches is None or bool((touches[:, 0] == NEXT_VERSION).any())
 
     def frequencies(self, high: int) -> UInt32 | None:
         """uint32 `[high]`, a copy of how often the rows below position `high` were touched; None: nobody counts."""
         return None if self._times is None else self._times.array[:high, 0].copy()
-
-    @property
-    def unsettled(self) -> bool:
-        """Whether rows may have been put without a version."""
-        return self._unsettled
 
     def unsettled_positions(self, high: int) -> Int64:
         """int64: positions below `high` of rows that were put without a version."""
@@ -98,10 +96,10 @@ class RowTouches:
 
     def settle(self, version: int, high: int) -> None:
         """Rows below position `high` that were put without a version have this one now."""
-        if self._unsettled:
+        if self.unsettled:
             versions = self._versions.array[:high, 0]
             versions[versions == NEXT_VERSION] = version
-            self._unsettled = False
+            self.unsettled = False
 
     def staying(
         self, version: int, row_ids: Int64, touched: Int64, fresh_ids: Int64, oldest: int = 0

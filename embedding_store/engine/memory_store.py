@@ -1,15 +1,11 @@
-"""The store that keeps its rows in the memory of its own process: lookups, commits, changes by hand, log and tier."""
+"""The store that keeps its rows in the memory of its own process."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import cache, partial
-
-import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.pins import PinStatistics, require_lease
@@ -25,8 +21,9 @@ from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec, refuse_conflict
 from elastable.embedding_store.engine.membership import budgets_due, require_cuts
-from elastable.embedding_store.engine.memory_table import MemoryTable, StagedUpdate
+from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.engine.pins import MemoryPin, PinLease, StorePins
+from elastable.embedding_store.engine.staged_commit import StagedCommit, stage_commit, time_of
 from elastable.embedding_store.engine.store_history import DEFAULT_LOG_BYTES, KeptChanges, ReplayedTables
 from elastable.embedding_store.engine.tiered.flusher import DEFAULT_EVERY_S, Flusher
 from elastable.embedding_store.engine.tiered.store_tier import StoreTier
@@ -64,24 +61,10 @@ from elastable.embedding_store.tables import (
 __all__ = ["MemoryStore"]
 
 _MOST_THREADS = 8
-_PIECE = 1 << 13  # rows that a thread updates in one go: fewer cost more to hand out than to do
 _BASE_LEASE_S = 600.0
 
 # A server that is started again is back within seconds; a node of a Cluster takes no writes for two more.
 _CLOSING_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class StagedCommit:
-    """A commit that cannot fail any more.
-
-    Attributes:
-        updates: Tables with what it does to each.
-        time: When it is made; None: no table asks for it.
-    """
-
-    updates: list[tuple[MemoryTable, StagedUpdate]]
-    time: float | None
 
 
 class MemoryStore(BaseStore):
@@ -430,7 +413,7 @@ class MemoryStore(BaseStore):
             self._require_open()
             refuse_other_version(self._version, commit.version - 1)
             due = budgets_due((table.spec for table in self._tables.values()), commit)
-            time = self._time_of(commit) or 0.0  # which no other table asks for
+            time = time_of(commit, self._tables) or 0.0  # which no other table asks for
             return {name: self._tables[name].staying(commit, time) for name in due}
 
     def _stage(self, commit: Commit) -> StagedCommit:
@@ -440,19 +423,9 @@ class MemoryStore(BaseStore):
             refuse_other_version(self._version, commit.version - 1)
             require_cuts((table.spec for table in self._tables.values()), commit)
             tables = [self._table(name) for name in commit.updates]
-            updates = [require_update(t.spec, u) for t, u in zip(tables, commit.updates.values(), strict=True)]
-            for table in self._tables.values():
-                if table.replay is not None:
-                    table.replay.steps.prepare(commit.step, _rate(table, commit))
-                if table.spec.name not in commit.frozen:
-                    table.make_ready_to_follow()
-            if self._tier is not None:
-                self._tier.before_commit([(t, update.ids) for t, update in zip(tables, updates, strict=True)])
-            staged = [
-                (table, table.stage(update, commit.step, _rate(table, commit)))
-                for table, update in zip(tables, updates, strict=True)
-            ]
-            return StagedCommit(staged, self._time_of(commit))
+            updates = [(t, require_update(t.spec, u)) for t, u in zip(tables, commit.updates.values(), strict=True)]
+            bring = None if self._tier is None else self._tier.before_commit
+            return stage_commit(commit, self._tables, updates, bring)
 
     def _finish(self, commit: Commit, staged: StagedCommit) -> None:
         """The second half, of which only logging can fail: everything else that could was done by `_stage`."""
@@ -462,40 +435,17 @@ class MemoryStore(BaseStore):
     def _compute(self, commit: Commit, staged: StagedCommit) -> None:
         """Applies a commit, and notes that it is to be logged: until `_log_noted`, nobody changes a row."""
         with self._whole_or_broken(), self._phases.timing("apply"):
-            self._apply(commit, staged)
+            self._pins.sweep()
+            staged.apply(self._pool)
             if self._history is not None:
                 kept = self._history.log.keeps_entries
 
                 # Copied by whoever logs, who may be another thread: whoever commits need not wait for it.
                 @cache
                 def images() -> CommitImages:
-                    return self._images(commit, staged) if kept else CommitImages(commit.step, ())
+                    return staged.images(self._pool) if kept else CommitImages(commit.step, ())
 
                 self._unlogged = commit, images
-
-    def _apply(self, commit: Commit, staged: StagedCommit) -> None:
-        self._pins.sweep()
-        for table, update in staged.updates:
-            table.claim(update, self._pool, commit.version)
-
-        def apply(number: int, start: int, stop: int) -> None:
-            table, update = staged.updates[number]
-            with np.errstate(all="ignore"):  # as Keras does; an overflow must not end a commit half way
-                table.apply(update, start, stop)
-
-        _share_rows(self._pool, [len(update.batch) for _, update in staged.updates], apply)
-        for name, table in self._tables.items():
-            if name in commit.frozen:
-                table.stay(commit.ends_chapter)
-                continue
-            table.follow(commit.step, _rate(table, commit), commit.ends_chapter)
-            table.evict(commit.version, staged.time, commit.cuts.get(name))
-
-    def _time_of(self, commit: Commit) -> float | None:
-        """The time of a commit, decided now where it says none; None: no table asks for it."""
-        if not any(table.spec.timed for table in self._tables.values()):
-            return None
-        return float(time.time() if commit.time is None else commit.time)
 
     # The log
 
@@ -615,22 +565,6 @@ class MemoryStore(BaseStore):
             self._replay_anew(
                 self._history, f"version {self._unlogged[0].version} could not be logged and was taken back"
             )
-
-    def _images(self, commit: Commit, staged: StagedCommit) -> CommitImages:
-        """What a commit that was applied has made of the tables."""
-        updates = dict(staged.updates)
-        rates, images = {}, []
-        for name, table in self._tables.items():
-            if name in commit.frozen:
-                continue
-            if table.replay is not None:
-                rates[name] = _rate(table, commit)
-            update = updates.get(table)
-            if update is not None:
-                images.append(table.images(update.batch, update.sighted, self._pool))
-            elif table.evicted_now:
-                images.append(table.images(None, None, self._pool))
-        return CommitImages(commit.step, images, rates, commit.frozen, commit.ends_chapter, commit.record, staged.time)
 
     def _begin_base(self, history: KeptChanges, ends_chapter: bool) -> None:
         # A base brings the rows of `lazy=False` tables up to date, which changes no bit only where a chapter ends.
@@ -814,30 +748,6 @@ class MemoryStore(BaseStore):
         Retry(self._closing_s, _is_away).call(flush_what_is_decided)
 
 
-def _rate(table: MemoryTable, commit: Commit) -> float:
-    return commit.learning_rates.get(table.spec.name, table.optimizer.default_learning_rate)
-
-
 def _is_away(error: Exception) -> bool:
     """Whether a tier is worth another attempt: one that does not answer has been waited for already."""
     return isinstance(error, Unavailable) and not isinstance(error, DeadlineExceeded)
-
-
-def _share_rows(pool: RangePool, lengths: Sequence[int], work: Callable[[int, int, int], None]) -> None:
-    """Calls `work(table number, start, stop)` for the rows of all tables, in pieces and on several threads.
-
-    Args:
-        pool: The threads.
-        lengths: Rows of each table.
-        work: Is called from several threads, with ranges that do not overlap.
-    """
-    ends = np.cumsum(lengths).tolist()
-
-    def span(first: int, last: int) -> None:
-        for number, (end, length) in enumerate(zip(ends, lengths, strict=True)):
-            start, stop = max(first, end - length), min(last, end)
-            if start < stop:
-                work(number, start - end + length, stop - end + length)
-
-    total = sum(lengths)
-    pool.share(span, total, _PIECE if pool.threads > 1 else max(1, total))

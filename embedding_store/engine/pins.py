@@ -337,6 +337,9 @@ class PinKeeper(Closing):
 
     A pin that is gone nevertheless is noticed by whoever reads there next, or asks here.
 
+    Attributes:
+        gone: Why the version is not readable any more, as a renewal was told; None while it is, as far as is known.
+
     Args:
         pin: Taken over.
         every_s: A fraction of its lease, in seconds.
@@ -347,15 +350,10 @@ class PinKeeper(Closing):
         self.pin = pin
         self._every_s = every_s
         self._what = what
-        self._gone: StaleVersion | None = None
+        self.gone: StaleVersion | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="elastable-pin-keeper", daemon=True)
         self._thread.start()
-
-    @property
-    def gone(self) -> StaleVersion | None:
-        """Why the version is not readable any more, as a renewal was told; None while it is, as far as is known."""
-        return self._gone
 
     def close(self) -> None:
         """Ends the thread and releases the pin. Closing twice is harmless."""
@@ -373,7 +371,7 @@ class PinKeeper(Closing):
             try:
                 self.pin.renew()
             except StaleVersion as gone:
-                self._gone = gone
+                self.gone = gone
                 return
             except ElastableError as error:
                 # The store may answer again before the lease ends.

@@ -51,6 +51,8 @@ class StoreTier(KeptChanges):
         tier: Where rows are written.
         log: Where every change is appended before anybody sees it.
         names: Of tables in the tier.
+        kept: The state in the tier.
+        owned: Whether this process is the one that writes.
         begun: How often the store has begun anew at a state of the tier: kept one, or was brought back to one.
     """
 
@@ -77,14 +79,14 @@ class StoreTier(KeptChanges):
         self._closing = closing
         self._new_slab = new_slab
         self._budget = RowBudget(budget)
-        self._owned = False
+        self.owned = False
         self._loaded: tuple[int, bytes | None] = 0, None
         self._tables: Mapping[str, MemoryTable] = {}
         self._wanted = Counts()  # rows that lookups and commits have asked for, by table
         self._turn = threading.Condition()
         self._under_way = False
         self._finished: list[tuple[list[Captured], bool]] = []
-        self._state: StoreState | None = None
+        self.kept: StoreState | None = None
         self._soiled = False
 
     @property
@@ -223,21 +225,16 @@ class StoreTier(KeptChanges):
         self.log.sync()
         self.begun += 1
         self.tier.put_state(replace(state, complete=complete).to_bytes())
-        self._state, self._soiled = state, not complete
+        self.kept, self._soiled = state, not complete
         self.log.trim(state.sequence)
         for name in retired:
             self.tier.drop(name)
         self.names.forget(retired)
 
-    @property
-    def kept(self) -> StoreState | None:
-        """The state in the tier."""
-        return self._state
-
     def _soil(self) -> None:
         """Before the first write after a state, where no log says what was written since."""
         if not self.log.keeps_entries and not self._soiled:
-            state = StoreState(0, 0, None, ()) if self._state is None else self._state
+            state = StoreState(0, 0, None, ()) if self.kept is None else self.kept
             self.tier.put_state(replace(state, complete=False).to_bytes())
             self._soiled = True
 
@@ -324,13 +321,8 @@ class StoreTier(KeptChanges):
 
     def _make_clean(self) -> None:
         """As `write_all`, where this process is the one that writes; elsewhere rows need more memory instead."""
-        if self._owned:
+        if self.owned:
             self.write_all()
-
-    @property
-    def owned(self) -> bool:
-        """Whether this process is the one that writes."""
-        return self._owned
 
     @property
     def behind(self) -> bool:
@@ -346,7 +338,7 @@ class StoreTier(KeptChanges):
         state = None if content is None else StoreState.from_bytes(content, self.place)
         stored = {saved.stored for saved in state.tables} if state is not None else set()
         self.names = TierNames(stored.union(known))
-        self._state, self._soiled = state, state is not None and not state.complete
+        self.kept, self._soiled = state, state is not None and not state.complete
         begin = 0 if state is None else state.sequence
         self._require_log(begin)
         self._loaded = self.log.last, content  # a log that keeps nothing begins there now
@@ -397,9 +389,9 @@ class StoreTier(KeptChanges):
 
     def take_back(self, version: int) -> int:
         self.wait()
-        keep = 0 if self._state is None else self._state.sequence
-        if self._state is not None and self._state.version > version:
-            raise StaleVersion(f"{self.place} holds no version {version}: version {self._state.version} is written")
+        keep = 0 if self.kept is None else self.kept.sequence
+        if self.kept is not None and self.kept.version > version:
+            raise StaleVersion(f"{self.place} holds no version {version}: version {self.kept.version} is written")
         keep, rows = entry_of_version(self.log, keep, version)
         if self.tier.sequence > keep:
             raise StaleVersion(f"{self.place} holds no version {version}: rows of later versions are written")
@@ -408,11 +400,11 @@ class StoreTier(KeptChanges):
 
     def own(self) -> bool:
         """Makes this process the only one that writes; returns whether another one has changed anything meanwhile."""
-        if self._owned:
+        if self.owned:
             return False
         self.tier.take_over()
         self.log.refresh()
-        self._owned = True
+        self.owned = True
         return (self.log.last, self.tier.state()) != self._loaded
 
     def drop_unclean(self) -> None:

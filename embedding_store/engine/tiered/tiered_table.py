@@ -129,18 +129,15 @@ class TieredTable(MemoryTable):
         def new_behind(name: str) -> StoredTable:
             return StoredTable(tier, name, spec.name, budget, self._row_ids, make_clean)
 
-        self._new_behind = new_behind
-        self.behind = self._new_behind(names.new(spec.name) if stored is None else stored)
-        self._gone: list[tuple[Int64, Int64]] = []
-        self._touched = StoredTouches()
-        super().__init__(spec, direct_bytes, new_slab, make_rows=self._tiered_rows(new_slab))
-
-    def _tiered_rows(self, new_slab: SlabMaker) -> Callable[[TableSpec, RowOptimizer, int], TableRows]:
-        def make(spec: TableSpec, optimizer: RowOptimizer, rows: int) -> TableRows:
+        def tiered_rows(spec: TableSpec, optimizer: RowOptimizer, rows: int) -> TableRows:
             self.tiered = TieredRows(spec, optimizer, rows, self.behind, new_slab)
             return self.tiered
 
-        return make
+        self._new_behind = new_behind
+        self.behind = new_behind(names.new(spec.name) if stored is None else stored)
+        self._gone: list[tuple[Int64, Int64]] = []
+        self._touched = StoredTouches()
+        super().__init__(spec, direct_bytes, new_slab, make_rows=tiered_rows)
 
     @property
     def changed(self) -> int:
