@@ -20,9 +20,6 @@ from elastable.embedding_store.optimizers.dense_replay.table_steps import TableS
 __all__ = ["MAX_BYTES", "BeforeImages", "ImageRows", "MakeRoom", "TableVersions"]
 
 
-# Rows of a table as they were at one version: those that have changed since
-
-
 _FOUND_A_THREAD = 1 << 14
 _COPIED_A_THREAD = 1 << 12
 _POSITION, _SEQUENCE = 0, 1
@@ -186,9 +183,6 @@ class BeforeImages:
             self.touch_times = newer.touch_times
         if self.frequencies is None:
             self.frequencies = newer.frequencies
-
-
-# Memory for before-images: rows side by side in the order in which they came, and which of them is an id's
 
 
 _INDEX_BYTES = 33  # of a row, at most

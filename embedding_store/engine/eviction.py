@@ -260,9 +260,6 @@ def _nth_greatest_id(versions: Int64, row_ids: Int64, tied: int, n: int, tally: 
     return np.int64(found ^ flip)
 
 
-# When versions of a table were committed: which of them are longer ago than its rows may stay untouched
-
-
 _SPANS = 1024  # into which the time that rows may stay is divided
 _MOST_SPANS = _SPANS + 8
 _MOST_MS = 1 << 62

@@ -214,9 +214,6 @@ class RowMembership:
             self._sketch.write(counters)
 
 
-# A sketch of fixed size that counts how often each id was seen: it decides which ids get a row
-
-
 _PLACES = 4
 _AHEAD = 8
 _MOST = 255  # that a counter counts

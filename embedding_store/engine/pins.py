@@ -221,9 +221,6 @@ def _not_renewed(lease: PinLease) -> str:
     return f"it was not renewed within its lease of {lease.seconds:g} s"
 
 
-# A pin of a store in memory
-
-
 class MemoryPin(Snapshot):
     """As `Snapshot`. A read shares the store with lookups, and so waits for a commit that is being made, and no longer.
 
@@ -324,9 +321,6 @@ class MemoryPin(Snapshot):
         found = self._table(table)
         self._pins.require_lease(self._lease)
         return found.at(self._lease.version)
-
-
-# A pin renewed for as long as somebody reads there
 
 
 _log = logging.getLogger(__name__)

@@ -36,9 +36,6 @@ from elastable.embedding_store.rows.checks import require_block, require_ids
 __all__ = ["DEFAULT_LOG_BYTES", "KeptChanges", "ReplayedTables", "StoreHistory"]
 
 
-# Changes of a log, applied to tables again
-
-
 @dataclass(slots=True)
 class ReplayedTables:
     """Tables to which changes are applied as they were made once.

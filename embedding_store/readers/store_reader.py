@@ -45,9 +45,6 @@ from elastable.embedding_store.tables import BaseSource
 __all__ = ["ReaderStatus", "StoreReader"]
 
 
-# A table as its readers see it: rows that have changed since the last flush are in memory, all others in the tier
-
-
 class FollowedTable(MemoryTable):
     """Changes of the log are applied to it as to any table in memory.
 

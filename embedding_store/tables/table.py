@@ -195,9 +195,6 @@ def size(table: EmbeddingTable) -> tuple[int, int]:
     return table.shape
 
 
-# The way back of a lookup: the gradient of rows, given the gradient of what was looked up
-
-
 def lookup_gradient(spec: TableSpec, wanted: npt.ArrayLike | Bags, gradient: npt.ArrayLike) -> IndexedSlices:
     """The gradient of a table's rows, by occurrence; see `EmbeddingTable.lookup_gradient`.
 

@@ -21,9 +21,6 @@ from elastable.embedding_store.log.arrays_payload import decode_payload, encode_
 __all__ = ["KeptTable", "StoreState"]
 
 
-# What is kept of a table besides its rows
-
-
 @dataclass(frozen=True, slots=True)
 class KeptTable:
     """What the state of a store says of one table, besides its rows.

@@ -32,9 +32,6 @@ from elastable.embedding_store.support.readers_writer_lock import ReadersWriterL
 __all__ = ["StoreTier"]
 
 
-# Writing behind: what has changed is captured, written to the tier, and acknowledged
-
-
 _CHUNK_BYTES = 8 << 20
 _ALL_DIRECT = 1 << 62
 _NEAR_ROWS = 1 << 14  # rows that lookups have read, until they are given frames
@@ -423,9 +420,6 @@ class StoreTier(KeptChanges):
             self.log.close()
         finally:
             self.tier.close()
-
-
-# How many rows each table of a store must have once its log is replayed: fewer have been lost, or were deleted
 
 
 class ExpectedRows:

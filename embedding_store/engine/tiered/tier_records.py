@@ -109,9 +109,6 @@ def _unpack(records: UInt8, stride: int, at: int, indices: Int64, rows: UInt8, s
         copy_bytes(rows, frames[i] * size, records, indices[i] * stride + at, size)
 
 
-# One table's side of a tier: reading its records by position
-
-
 class StoredTable:
     """What the rows of a table know of the tier behind them. A table that is cleared gets another one.
 
@@ -196,9 +193,6 @@ class StoredTable:
                 f"{self._tier.place} has lost {len(missing)} of {len(wanted.ids)} rows of table {self.title!r} that "
                 f"were asked for, among them id {wanted.ids[missing[0]]}: restore a checkpoint"
             )
-
-
-# What a tier keeps of which rows there are: touches that stay true while rows are not written, and positions
 
 
 FREQUENCY_BITS = 32

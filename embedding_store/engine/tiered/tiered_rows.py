@@ -31,9 +31,6 @@ from elastable.embedding_store.optimizers.base import RowOptimizer
 __all__ = ["MissedRows", "TieredRows"]
 
 
-# Which rows lookups have read from a tier that is near, so that those that come again are given frames
-
-
 _MOST = 1 << 20  # positions that are kept; what is read beyond them is not counted
 
 
@@ -65,9 +62,6 @@ class MissedRows:
         positions = np.sort(np.concatenate(read))
         repeated: Int64 = np.unique(positions[1:][positions[1:] == positions[:-1]])
         return repeated
-
-
-# Records that lookups have read from the tier, until somebody has the store alone and gives them frames
 
 
 def once(positions: Int64) -> Int64:
@@ -118,9 +112,6 @@ class NearRows:
             read, self._read = self._read, []
             self.rows = self.bytes = 0
         return read[::-1]
-
-
-# Rows that are not in memory, read from what lookups have read before, or from the tier
 
 
 _SCRATCH_ROWS = 1 << 13

@@ -36,9 +36,6 @@ from elastable.embedding_store.support.memory.row_budget import RowBudget
 __all__ = ["Captured", "TierNames", "TieredTable"]
 
 
-# What tables are called in a tier: by their own names, as long as nothing older is in the way
-
-
 class TierNames:
     """Names in use. A table that is cleared or dropped stays in the tier until the engine's state is without it."""
 
