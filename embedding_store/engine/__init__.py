@@ -8,14 +8,14 @@ from elastable.embedding_store.engine.pins import MemoryPin, PinKeeper
 from elastable.embedding_store.engine.store_history import DEFAULT_LOG_BYTES, ReplayedTables, StoreHistory
 from elastable.embedding_store.engine.table_rows import resident_rows
 from elastable.embedding_store.engine.tiered.flusher import DEFAULT_EVERY_S
-from elastable.embedding_store.engine.tiered.store_state import KeptTable, StoreState
+from elastable.embedding_store.engine.tiered.store_state import FlushedTable, StoreState
 from elastable.embedding_store.engine.tiered.store_tier import StoreTier
 from elastable.embedding_store.engine.tiered.tier_records import RecordLayout, RowParts
 
 __all__ = [
     "DEFAULT_EVERY_S",
     "DEFAULT_LOG_BYTES",
-    "KeptTable",
+    "FlushedTable",
     "MemoryPin",
     "MemoryStore",
     "MemoryTable",

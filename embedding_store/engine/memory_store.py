@@ -24,7 +24,7 @@ from elastable.embedding_store.engine.membership import budgets_due, require_cut
 from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.engine.pins import MemoryPin, PinLease, StorePins
 from elastable.embedding_store.engine.staged_commit import StagedCommit, stage_commit, time_of
-from elastable.embedding_store.engine.store_history import DEFAULT_LOG_BYTES, KeptChanges, ReplayedTables
+from elastable.embedding_store.engine.store_history import DEFAULT_LOG_BYTES, ChangeLog, ReplayedTables
 from elastable.embedding_store.engine.tiered.flusher import DEFAULT_EVERY_S, Flusher
 from elastable.embedding_store.engine.tiered.store_tier import StoreTier
 from elastable.embedding_store.errors import (
@@ -104,7 +104,7 @@ class MemoryStore(BaseStore):
         self._closed = False
         self._phases = Durations()
         self._failure: BaseException | None = None  # that came in the middle of a change
-        self._history: KeptChanges | None = None
+        self._history: ChangeLog | None = None
         self._unlogged: tuple[Commit, Callable[[], CommitImages]] | None = None
         self._base_of: tuple[PinLease, int] | None = None  # of the last base, and `_changes` when it began
         self._appender: ThreadPoolExecutor | None = None
@@ -449,7 +449,7 @@ class MemoryStore(BaseStore):
 
     # The log
 
-    def keep_history(self, history: KeptChanges) -> None:
+    def keep_history(self, history: ChangeLog) -> None:
         """Brings the empty store to the last version of a history, and adds every later change to it.
 
         The store closes the history.
@@ -566,7 +566,7 @@ class MemoryStore(BaseStore):
                 self._history, f"version {self._unlogged[0].version} could not be logged and was taken back"
             )
 
-    def _begin_base(self, history: KeptChanges, ends_chapter: bool) -> None:
+    def _begin_base(self, history: ChangeLog, ends_chapter: bool) -> None:
         # A base brings the rows of `lazy=False` tables up to date, which changes no bit only where a chapter ends.
         if history.wants_base and (ends_chapter or all(table.replay is None for table in self._tables.values())):
             lease = self._pins.take(self._version, None, _BASE_LEASE_S)
@@ -588,7 +588,7 @@ class MemoryStore(BaseStore):
         if self._history is not None:
             self._history.abandon_base()
 
-    def _replay_anew(self, history: KeptChanges, why: str) -> None:
+    def _replay_anew(self, history: ChangeLog, why: str) -> None:
         """`why`: for the holders of pins, whose before-images go."""
         self._pins.give_up_all(why)
         for name, table in self._tables.items():
@@ -601,7 +601,7 @@ class MemoryStore(BaseStore):
             table.follow_gone(self._gone.pop(name, 0))
         self._changes += 1
 
-    def _replay(self, history: KeptChanges) -> None:
+    def _replay(self, history: ChangeLog) -> None:
         replayed = ReplayedTables(self._tables, self._new_table)
         try:
             history.replay(replayed)

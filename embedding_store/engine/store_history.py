@@ -33,7 +33,7 @@ from elastable.embedding_store.log.files.file_log import FileLog
 from elastable.embedding_store.log.inspection import entry_of_version
 from elastable.embedding_store.rows.checks import require_block, require_ids
 
-__all__ = ["DEFAULT_LOG_BYTES", "KeptChanges", "ReplayedTables", "StoreHistory"]
+__all__ = ["DEFAULT_LOG_BYTES", "ChangeLog", "ReplayedTables", "StoreHistory"]
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ DEFAULT_LOG_BYTES = 1 << 30
 _BLOCK_ROWS = 65_536
 
 
-class KeptChanges(Closing):
+class ChangeLog(Closing):
     """The log of a store's changes, kept outside its process, and what the log begins with.
 
     Attributes:
@@ -176,7 +176,7 @@ class KeptChanges(Closing):
         """Stops writing a base, if one is being written, and waits until its pin is released."""
 
 
-class StoreHistory(KeptChanges):
+class StoreHistory(ChangeLog):
     """A log of a store's changes in a folder, and a base: the whole store as of one entry of the log.
 
     When the log has grown beyond `log_bytes`, and beyond the last base, a new

@@ -16,7 +16,7 @@ from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.tier import Records, Tier
 from elastable.embedding_store.engine import (
-    KeptTable,
+    FlushedTable,
     MemoryTable,
     RecordLayout,
     ReplayedTables,
@@ -61,7 +61,7 @@ class FollowedTable(MemoryTable):
         super().__init__(spec, direct_bytes=0)
 
     @classmethod
-    def of(cls, saved: KeptTable, in_tier: bool) -> Self:
+    def of(cls, saved: FlushedTable, in_tier: bool) -> Self:
         """As a store's state says; `in_tier`: whether it has rows there. Raises `StoreFailed` where it is corrupt."""
         table = cls(saved.spec, saved.stored if in_tier else None)
         table.put_state(saved.state)

@@ -18,11 +18,11 @@ from elastable.embedding_store.engine.tiered.tier_records import StoredTouches
 from elastable.embedding_store.errors import BadSpec, StoreBroken
 from elastable.embedding_store.log.arrays_payload import decode_payload, encode_payload
 
-__all__ = ["KeptTable", "StoreState"]
+__all__ = ["FlushedTable", "StoreState"]
 
 
 @dataclass(frozen=True, slots=True)
-class KeptTable:
+class FlushedTable:
     """What the state of a store says of one table, besides its rows.
 
     Attributes:
@@ -66,7 +66,7 @@ class StoreState:
     version: int
     sequence: int
     record: bytes | None
-    tables: Sequence[KeptTable]
+    tables: Sequence[FlushedTable]
     complete: bool = True
 
     def to_bytes(self) -> bytes:
@@ -132,13 +132,13 @@ class StoreState:
             raise StoreBroken(f"{place}: the state of the store cannot be read: {error!r}") from error
 
 
-def _table(fields: object, arrays: Iterator[object]) -> KeptTable:
+def _table(fields: object, arrays: Iterator[object]) -> FlushedTable:
     described = _of(dict, fields)
     counts = _taken(described["counts"], arrays)
     steps = _taken(described["steps"], arrays)
     times = _taken(described.get("times", False), arrays)
     decay = described["decay"]
-    return KeptTable(
+    return FlushedTable(
         spec_from_json(_of(str, described["spec"])),
         _of(str, described["stored"]),
         _of(bool, described["direct"]),

@@ -10,7 +10,7 @@ from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.tier import Records, Tier, TierTable
 from elastable.embedding_store.engine.memory_table import MemoryTable
-from elastable.embedding_store.engine.store_history import KeptChanges, ReplayedTables
+from elastable.embedding_store.engine.store_history import ChangeLog, ReplayedTables
 from elastable.embedding_store.engine.tiered.store_state import StoreState
 from elastable.embedding_store.engine.tiered.tiered_table import Captured, TieredTable, TierNames
 from elastable.embedding_store.errors import (
@@ -38,7 +38,7 @@ _NEAR_ROWS = 1 << 14  # rows that lookups have read, until they are given frames
 _WAIT_S = 600.0  # for a write that is under way: it has its own, shorter deadline
 
 
-class StoreTier(KeptChanges):
+class StoreTier(ChangeLog):
     """The tables of one store in a tier, and the log of their changes.
 
     Rows are captured while the store is held with other readers, or alone, and written without holding it. One write
@@ -271,10 +271,10 @@ class StoreTier(KeptChanges):
                         if table.tiered is rows:  # the table was not cleared since
                             rows.settle(positions)
             return
-        if sum(table.tiered.near.rows for table in tables) > _NEAR_ROWS:
+        if sum(table.tiered.prefetched.rows for table in tables) > _NEAR_ROWS:
             with lock.writing():
                 for table in tables:
-                    table.tiered.admit_near()
+                    table.tiered.admit_prefetched()
         with lock.reading():
             self.read_ahead([(self._tables.get(name), ids) for name, ids in wanted])
 

@@ -18,7 +18,7 @@ from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.slab import Slab, SlabMaker
 from elastable.embedding_store.support.memory.row_budget import RowBudget
 
-__all__ = ["TOUCH_BYTES", "RecordLayout", "RowParts", "StoredTable", "StoredTouches", "filled_positions"]
+__all__ = ["TOUCH_BYTES", "RecordLayout", "RowParts", "StoredTouches", "TierRecords", "filled_positions"]
 
 TOUCH_BYTES = 16
 """int64 `[2]`, `RowBlock.touches`, little-endian, at the end of a record of a table with eviction."""
@@ -109,7 +109,7 @@ def _unpack(records: UInt8, stride: int, at: int, indices: Int64, rows: UInt8, s
         copy_bytes(rows, frames[i] * size, records, indices[i] * stride + at, size)
 
 
-class StoredTable:
+class TierRecords:
     """What the rows of a table know of the tier behind them. A table that is cleared gets another one.
 
     Attributes:

@@ -22,19 +22,19 @@ from elastable.embedding_store.engine.tiered.row_frames import (
     mark_changed,
     mark_written,
 )
-from elastable.embedding_store.engine.tiered.tier_records import RecordLayout, RowParts, StoredTable
+from elastable.embedding_store.engine.tiered.tier_records import RecordLayout, RowParts, TierRecords
 from elastable.embedding_store.native.range_pool import RangePool
 from elastable.embedding_store.native.slab import Slab, SlabMaker, anonymous_slab
 from elastable.embedding_store.native.work_stealing import WorkCounter, join_work, leave_work
 from elastable.embedding_store.optimizers.base import RowOptimizer
 
-__all__ = ["MissedRows", "TieredRows"]
+__all__ = ["RepeatedReads", "TieredRows"]
 
 
 _MOST = 1 << 20  # positions that are kept; what is read beyond them is not counted
 
 
-class MissedRows:
+class RepeatedReads:
     """Positions that were read without a frame. Readers add to them; `again` has them alone."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ def once(positions: Int64) -> Int64:
     return ordered[np.append(True, ~repeated)] if repeated.any() else ordered
 
 
-class NearRows:
+class PrefetchedRecords:
     """Records by position. Readers add to them and read them; `drain` has them alone."""
 
     def __init__(self) -> None:
@@ -121,11 +121,16 @@ class ColdRows:
     """Reads rows of one table. Many threads may, at the same time."""
 
     def __init__(
-        self, spec: TableSpec, optimizer: RowOptimizer, behind: StoredTable, layout: RecordLayout, near: NearRows
+        self,
+        spec: TableSpec,
+        optimizer: RowOptimizer,
+        behind: TierRecords,
+        layout: RecordLayout,
+        prefetched: PrefetchedRecords,
     ) -> None:
-        """`behind`: the table in its tier; `near`: records that lookups have read."""
+        """`behind`: the table in its tier; `prefetched`: records that lookups have read."""
         self._spec, self._optimizer, self._behind = spec, optimizer, behind
-        self._layout, self.near = layout, near
+        self._layout, self._prefetched = layout, prefetched
 
     def read(self, positions: Int64, cold: Int64, out: Float32) -> None:
         """Rows `positions[cold]` into `out[cold]`, float32 `[n, dim]`, whose rows may lie apart."""
@@ -152,7 +157,7 @@ class ColdRows:
         if not len(cold):
             return
         left = np.ones(len(cold), np.bool_)
-        for indices, records, places in self.near.find(positions[cold]):
+        for indices, records, places in self._prefetched.find(positions[cold]):
             if not whole or records.shape[1] == self._layout.record_bytes:
                 left[indices] = False
                 yield from self.in_scratch(cold[indices], records, places)
@@ -189,26 +194,26 @@ class TieredRows(TableRows):
 
     Attributes:
         layout: Of a row in the tier.
-        near: Records that lookups have read and that wait for `admit_near`.
+        prefetched: Records that lookups have read and that wait for `admit_prefetched`.
     """
 
     def __init__(
-        self, spec: TableSpec, optimizer: RowOptimizer, rows: int, stored: StoredTable, new_slab: SlabMaker
+        self, spec: TableSpec, optimizer: RowOptimizer, rows: int, stored: TierRecords, new_slab: SlabMaker
     ) -> None:
         """Room for `rows` rows, none of which is in the tier; `optimizer` is the one whose slots are kept."""
         self._spec, self._optimizer, self._stored = spec, optimizer, stored
         self._new_slab = new_slab
         self._positions = rows
         self._frames: RowFrames | None = None
-        self.near = NearRows()
-        self._missed = MissedRows()
+        self.prefetched = PrefetchedRecords()
+        self._missed = RepeatedReads()
         self._untouched = True
         self._share = 0
         self._swollen_at: float | None = None  # when a change last needed more frames than the share has
         self._brought: tuple[Int64, Int64] | None = None  # positions and frames of the rows that are changed next
         self._hold(rows, new_slab)
         self.layout = RecordLayout(self._parts, spec.eviction is not None)
-        self._cold = ColdRows(spec, optimizer, stored, self.layout, self.near)
+        self._cold = ColdRows(spec, optimizer, stored, self.layout, self.prefetched)
         self._state = Slab(max(1, rows), 1, np.uint8)
         stored.budget.declare(self, self._need(), self._resize)
 
@@ -254,10 +259,10 @@ class TieredRows(TableRows):
         self._positions = rows
         self._stored.budget.declare(self, self._need(), self._resize)
 
-    def admit_near(self) -> None:
+    def admit_prefetched(self) -> None:
         """Gives frames to rows that lookups have read, as far as there are any to give; in one thread alone."""
         frames = self._frames
-        for positions, records in self.near.drain() if self.near.rows else ():
+        for positions, records in self.prefetched.drain() if self.prefetched.rows else ():
             if frames is None or records.shape[1] < self.layout.record_bytes:
                 continue
             _, cold = frames.find(positions)
@@ -350,7 +355,7 @@ class TieredRows(TableRows):
 
     def _change_frames(self, wanted: int) -> None:
         """Keeps rows in `wanted` frames from now on, or as many as it takes for those that are not clean."""
-        self.admit_near()
+        self.admit_prefetched()
         before, parts = self._frames, self._parts
         if self._untouched:
             kept = np.empty(0, np.int64)
@@ -394,7 +399,7 @@ class TieredRows(TableRows):
         """
         if self._frames is None:
             return
-        self.admit_near()
+        self.admit_prefetched()
         frames, cold = self._frames.find(positions)
         if not len(cold):
             self._frames.hold(frames)
@@ -423,7 +428,7 @@ class TieredRows(TableRows):
             return absent
         absent = once(absent)
         near = np.zeros(len(absent), np.bool_)
-        for indices, _, _ in self.near.find(absent):
+        for indices, _, _ in self.prefetched.find(absent):
             near[indices] = True
         return absent[~near]
 
@@ -541,7 +546,7 @@ class TieredRows(TableRows):
         if self._frames is None:
             self._state.array[positions, 0] = CLEAN
         else:
-            self.admit_near()
+            self.admit_prefetched()
             self._brought = None
             self._frames.free(positions)
 

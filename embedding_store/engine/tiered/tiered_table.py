@@ -16,11 +16,11 @@ from elastable.embedding_store.contract.tier import Records, Tier, TierTable
 from elastable.embedding_store.engine.dense_replay import DenseReplay
 from elastable.embedding_store.engine.memory_table import MemoryTable, StagedUpdate
 from elastable.embedding_store.engine.table_rows import TableRows
-from elastable.embedding_store.engine.tiered.store_state import KeptTable
+from elastable.embedding_store.engine.tiered.store_state import FlushedTable
 from elastable.embedding_store.engine.tiered.tier_records import (
     TOUCH_BYTES,
-    StoredTable,
     StoredTouches,
+    TierRecords,
     filled_positions,
 )
 from elastable.embedding_store.engine.tiered.tiered_rows import TieredRows
@@ -84,7 +84,7 @@ class Captured:
     """
 
     table: TieredTable
-    behind: StoredTable
+    behind: TierRecords
     described: TierTable
     records: Records
     gone: tuple[Int64, Int64]
@@ -114,7 +114,7 @@ class TieredTable(MemoryTable):
 
         Args:
             spec, direct_bytes, new_slab: As of `MemoryTable`.
-            tier, budget, make_clean: As of `StoredTable`.
+            tier, budget, make_clean: As of `TierRecords`.
             names: Of tables in the tier.
             stored: Its name there; None: a new one.
 
@@ -123,8 +123,8 @@ class TieredTable(MemoryTable):
         """
         self._tier, self._names = tier, names
 
-        def new_behind(name: str) -> StoredTable:
-            return StoredTable(tier, name, spec.name, budget, self._row_ids, make_clean)
+        def new_behind(name: str) -> TierRecords:
+            return TierRecords(tier, name, spec.name, budget, self._row_ids, make_clean)
 
         def tiered_rows(spec: TableSpec, optimizer: RowOptimizer, rows: int) -> TableRows:
             self.tiered = TieredRows(spec, optimizer, rows, self.behind, new_slab)
@@ -170,7 +170,7 @@ class TieredTable(MemoryTable):
     def brought(self, wanted: Records, missing: Int64) -> None:
         """Is handed what `bring` asked for."""
         self.behind.require_all(wanted, missing)
-        self.tiered.near.add(wanted.positions, wanted.rows)
+        self.tiered.prefetched.add(wanted.positions, wanted.rows)
 
     def read_together(self, ids: Int64, out: Float32, stream: bool, pool: RangePool) -> bool:
         framed = self.rows is self.tiered and self.tiered.framed
@@ -242,13 +242,13 @@ class TieredTable(MemoryTable):
         if not done and len(captured.gone[0]):
             self._gone.insert(0, captured.gone)
 
-    def saved(self) -> KeptTable:
+    def saved(self) -> FlushedTable:
         """What to keep besides the rows."""
         steps = None if self.replay is None else self.replay.steps.save()
         name, touched = self.behind.name, self._touched.copy(self.members.has_unsettled)
-        return KeptTable(self.spec, name, self.direct, self.state(), steps, touched, self.count)
+        return FlushedTable(self.spec, name, self.direct, self.state(), steps, touched, self.count)
 
-    def load(self, saved: KeptTable, known: TierTable | None) -> None:
+    def load(self, saved: FlushedTable, known: TierTable | None) -> None:
         """Takes the rows of the tier, which are as of the saved state or newer; the table is empty.
 
         Raises:
