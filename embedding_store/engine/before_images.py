@@ -17,7 +17,7 @@ from elastable.embedding_store.native.row_gather import can_stream, gather
 from elastable.embedding_store.native.slab import Slab
 from elastable.embedding_store.optimizers.dense_replay.table_steps import TableSteps
 
-__all__ = ["MAX_BYTES", "BeforeImages", "ImageRows", "MakeRoom", "TableVersions"]
+__all__ = ["MAX_BYTES", "BeforeImages", "TableVersions"]
 
 
 _FOUND_A_THREAD = 1 << 14

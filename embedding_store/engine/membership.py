@@ -100,11 +100,6 @@ class RowMembership:
         if self._touches is not None:
             self._touches.write(positions, touches)
 
-    def settle(self, version: int, directory: RowDirectory) -> None:
-        """Rows that were put without a version have this one now."""
-        if self._touches is not None:
-            self._touches.settle(version, directory.capacity)
-
     def forget(self, ids: Int64, directory: RowDirectory) -> None:
         """The rows of `ids` int64 `[n]` are about to be taken away by hand."""
         if self._touches is not None:
@@ -142,8 +137,7 @@ class RowMembership:
             cut: As of `Commit`, where the table shares its budget of rows.
         """
         if self._touches is not None and isinstance(directory, IdIndex):
-            self.settle(version, directory)
-            self._note_time(version, time)
+            self._begin_eviction(self._touches, version, directory, time)
             oldest = 0 if self._times is None else self._times.oldest
             goes = None if cut is None else (cut.version, self._own_id(cut.least_id))
             self.evicted += self._touches.evict(version, directory.row_ids, directory.count, remove, oldest, goes)
@@ -155,12 +149,12 @@ class RowMembership:
     def end_eviction(self, version: int, directory: RowDirectory, time: float | None = None) -> None:
         """What `evict` does at this version besides taking rows away."""
         if self._touches is not None and isinstance(directory, IdIndex):
-            self.settle(version, directory)
-            self._note_time(version, time)
+            self._begin_eviction(self._touches, version, directory, time)
             if self._touches.counts_anew(version):
                 self._touches.count_anew(len(directory.row_ids))
 
-    def _note_time(self, version: int, time: float | None) -> None:
+    def _begin_eviction(self, touches: RowTouches, version: int, directory: RowDirectory, time: float | None) -> None:
+        touches.settle(version, directory.capacity)
         if self._times is not None and time is not None:
             self._times.note(version, time)
 

@@ -22,7 +22,6 @@ __all__ = [
     "ColdSource",
     "RowFrames",
     "collect_changed",
-    "frames_at",
     "mark_changed",
     "mark_written",
 ]
@@ -119,7 +118,7 @@ def _gather(
     for start in range(0, len(positions), size):
         stop = min(start + size, len(positions))
         found = cold[count:]
-        more = frames_at(frame_of, heat, positions[start:stop], frames, found, True)
+        more = _frames_at(frame_of, heat, positions[start:stop], frames, found, True)
         if len(file):
             for k in range(more):
                 prefetch_bytes(lines, begin + stride * positions[start + found[k]], part)
@@ -155,7 +154,7 @@ HOTTEST, HELD = 3, 255
 
 
 @kernel
-def frames_at(frame_of: Int32, heat: UInt8, positions: Int64, frames: Int64, cold: Int64, warm: bool) -> int:
+def _frames_at(frame_of: Int32, heat: UInt8, positions: Int64, frames: Int64, cold: Int64, warm: bool) -> int:
     """Finds the frame of each position.
 
     Args:
@@ -192,7 +191,7 @@ def take_frames(
     """Takes frames for other rows, from `hand` on: free ones, and those of clean rows that were not used lately.
 
     Args:
-        frame_of: As of `frames_at`.
+        frame_of: As of `_frames_at`.
         position_of: int64 `[frames]`, whose each frame is, `FREE` or `TAKEN`.
         heat: uint8 `[frames]`; falls where the hand passes.
         state: uint8 `[frames]`.
@@ -316,7 +315,7 @@ class RowFrames:
         `warm`: this is a use of the rows. Negative positions have no frame and are not among the indices.
         """
         frames, cold = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
-        count = frames_at(self._frame_of.array[:, 0], self._heat, positions, frames, cold, warm)
+        count = _frames_at(self._frame_of.array[:, 0], self._heat, positions, frames, cold, warm)
         return frames, cold[:count]
 
     def gather(

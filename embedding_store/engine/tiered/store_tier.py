@@ -21,7 +21,7 @@ from elastable.embedding_store.errors import (
     StoreFailed,
     VersionError,
 )
-from elastable.embedding_store.log.changes import Change, CommitImages, ResetVersion, decode_change
+from elastable.embedding_store.log.changes import CommitImages, CreateTable, ResetVersion, decode_change
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.log.inspection import entry_of_version
 from elastable.embedding_store.measures.counters import Counts
@@ -347,15 +347,28 @@ class StoreTier(ChangeLog):
                 table.load(saved, known.get(saved.stored))
         for name in set(known) - stored:
             self.names.retire(name)  # made after the state: the log has all of its rows
-        expected = ExpectedRows(state)
+        rows = {} if state is None else {saved.spec.name: saved.rows for saved in state.tables}
+        self._replay_log(tables, begin, rows)
+
+    def _replay_log(self, tables: ReplayedTables, begin: int, rows: dict[str, int]) -> None:
+        """Applies the entries after `begin`; `rows`: how many each table has, as the state or a commit last told."""
         for entry in self.log.entries(after=begin):
             try:
                 change = decode_change(entry.payload)
                 tables.apply(change, entry.version)
             except (BadInput, VersionError, StoreBroken) as error:
                 raise StoreBroken(f"{self.place}: entry {entry.sequence} cannot be applied: {error}") from error
-            expected.follow(change)
-        expected.require(tables.tables, self.place)
+            if isinstance(change, CommitImages):
+                rows.update({images.table: images.rows for images in change.tables})
+            elif not isinstance(change, ResetVersion):  # which tells of none
+                rows.pop(change.spec.name if isinstance(change, CreateTable) else change.table, None)
+        for name, expected in rows.items():
+            count = tables.tables[name].count if name in tables.tables else expected
+            if count != expected:
+                raise StoreBroken(
+                    f"{self.place}: table {name!r} has {count} rows and should have {expected}: rows are lost, or "
+                    "another program has deleted or written some. Go back to a checkpoint"
+                )
 
     def _require_log(self, begin: int) -> None:
         """Raises `StoreBroken` unless the log holds every entry after `begin` that rows in the tier may include."""
@@ -420,27 +433,3 @@ class StoreTier(ChangeLog):
             self.log.close()
         finally:
             self.tier.close()
-
-
-class ExpectedRows:
-    """The last count that a state or a commit tells of a table; none after a change that tells none."""
-
-    def __init__(self, state: StoreState | None) -> None:
-        tables = () if state is None else state.tables
-        self._rows = {saved.spec.name: saved.rows for saved in tables}
-
-    def follow(self, change: Change) -> None:
-        """A change is replayed."""
-        if isinstance(change, CommitImages):
-            self._rows.update({images.table: images.rows for images in change.tables})
-        elif not isinstance(change, ResetVersion):
-            self._rows.pop(change.spec.name if hasattr(change, "spec") else change.table, None)
-
-    def require(self, tables: Mapping[str, MemoryTable], place: str) -> None:
-        """Raises `StoreBroken` for the first table that has another number of rows."""
-        for name, expected in self._rows.items():
-            if name in tables and tables[name].count != expected:
-                raise StoreBroken(
-                    f"{place}: table {name!r} has {tables[name].count} rows and should have {expected}: rows are lost, "
-                    "or another program has deleted or written some. Go back to a checkpoint"
-                )
