@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         OptimizerSpec,
         TableSpec,
     )
-    from elastable.embedding_store.engine.memory_store import MemoryStore
+    from elastable.embedding_store.engine import MemoryStore
     from elastable.embedding_store.errors import ElastableError
     from elastable.embedding_store.native.string_ids import hash_ids
     from elastable.embedding_store.open_reader import open_reader
@@ -128,7 +128,7 @@ __all__ = [
 _NAMES_OF = {
     "elastable.embedding_store.composite.placement.locations": "LocationSettings TensorLocation TensorLocationSettings",
     "elastable.embedding_store.contract.spec": "AdmissionSpec EvictionSpec InitializerSpec OptimizerSpec TableSpec",
-    "elastable.embedding_store.engine.memory_store": "MemoryStore",
+    "elastable.embedding_store.engine": "MemoryStore",
     "elastable.embedding_store.errors": "ElastableError",
     "elastable.embedding_store.native.string_ids": "hash_ids",
     "elastable.embedding_store.open_reader": "open_reader",

@@ -50,18 +50,30 @@ from elastable.embedding_store.errors import (
 if TYPE_CHECKING:
     from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
     from elastable.embedding_store.composite.partitions.repartition import repartition
-    from elastable.embedding_store.engine.memory_store import MemoryStore
+    from elastable.embedding_store.engine import MemoryStore
     from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec
     from elastable.embedding_store.optimizers.registry import register_row_optimizer
     from elastable.embedding_store.rows.checks import as_ids, require_finite, require_gradients, require_ids
     from elastable.embedding_store.rows.conversion import Conversion, convert_table
     from elastable.embedding_store.rows.initial_values import initial_rows
-    from elastable.embedding_store.tables.grouping import Coalescer, coalesce, coalesce_many
-    from elastable.embedding_store.tables.indexer import Grouping, Indexer, group_ids, unique_ids
-    from elastable.embedding_store.tables.lookup_request import Bags
-    from elastable.embedding_store.tables.many_tables import LookupStrategy, lookup_many
-    from elastable.embedding_store.tables.table import EmbeddingTable, size
-    from elastable.embedding_store.tables.table_update import IndexedSlices, TableSlices, update_many, update_tables
+    from elastable.embedding_store.tables import (
+        Bags,
+        Coalescer,
+        EmbeddingTable,
+        Grouping,
+        IndexedSlices,
+        Indexer,
+        LookupStrategy,
+        TableSlices,
+        coalesce,
+        coalesce_many,
+        group_ids,
+        lookup_many,
+        size,
+        unique_ids,
+        update_many,
+        update_tables,
+    )
     from elastable.embedding_store.wire.access.credentials import Credentials
     from elastable.embedding_store.wire.client.remote_source import RemoteSource
     from elastable.embedding_store.wire.client.remote_store import RemoteStore
@@ -152,16 +164,16 @@ __all__ = [  # noqa: RUF022 - grouped, as a map of the package
 ]
 
 _LOADED_LATE = {
-    "Bags": "tables.lookup_request",
-    "Coalescer": "tables.grouping",
+    "Bags": "tables",
+    "Coalescer": "tables",
     "Conversion": "rows.conversion",
     "Credentials": "wire.access.credentials",
-    "EmbeddingTable": "tables.table",
-    "Grouping": "tables.indexer",
-    "IndexedSlices": "tables.table_update",
-    "Indexer": "tables.indexer",
-    "LookupStrategy": "tables.many_tables",
-    "MemoryStore": "engine.memory_store",
+    "EmbeddingTable": "tables",
+    "Grouping": "tables",
+    "IndexedSlices": "tables",
+    "Indexer": "tables",
+    "LookupStrategy": "tables",
+    "MemoryStore": "engine",
     "PartitionedStore": "composite.partitions.partitioned_store",
     "RemoteSource": "wire.client.remote_source",
     "RemoteStore": "wire.client.remote_store",
@@ -169,23 +181,23 @@ _LOADED_LATE = {
     "SharedMemoryStore": "wire.shared.shared_store",
     "SharedSource": "wire.shared.shared_source",
     "SlotSpec": "optimizers.base",
-    "TableSlices": "tables.table_update",
+    "TableSlices": "tables",
     "as_ids": "rows.checks",
-    "coalesce": "tables.grouping",
-    "coalesce_many": "tables.grouping",
+    "coalesce": "tables",
+    "coalesce_many": "tables",
     "convert_table": "rows.conversion",
-    "group_ids": "tables.indexer",
+    "group_ids": "tables",
     "initial_rows": "rows.initial_values",
-    "lookup_many": "tables.many_tables",
+    "lookup_many": "tables",
     "register_row_optimizer": "optimizers.registry",
     "repartition": "composite.partitions.repartition",
     "require_finite": "rows.checks",
     "require_gradients": "rows.checks",
     "require_ids": "rows.checks",
-    "size": "tables.table",
-    "unique_ids": "tables.indexer",
-    "update_many": "tables.table_update",
-    "update_tables": "tables.table_update",
+    "size": "tables",
+    "unique_ids": "tables",
+    "update_many": "tables",
+    "update_tables": "tables",
 }
 
 

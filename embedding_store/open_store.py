@@ -10,10 +10,7 @@ from elastable.embedding_store.composite.partitions.partitioned_store import Par
 from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.contract.tier import Tier
-from elastable.embedding_store.engine.history.store_history import DEFAULT_LOG_BYTES, StoreHistory
-from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.engine.tiered.store_tier import StoreTier
-from elastable.embedding_store.engine.tiered.written_behind import DEFAULT_EVERY_S
+from elastable.embedding_store.engine import DEFAULT_EVERY_S, DEFAULT_LOG_BYTES, MemoryStore, StoreHistory, StoreTier
 from elastable.embedding_store.errors import BadInput, StoreBroken
 from elastable.embedding_store.log.contract import Log, NoLog
 from elastable.embedding_store.log.file_log import FileLog

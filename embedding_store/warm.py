@@ -14,13 +14,10 @@ import numpy as np
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.embedding_store.optimizers.registry import follows_steps
-from elastable.embedding_store.tables.lookup_request import Bags
-from elastable.embedding_store.tables.many_tables import lookup_many
-from elastable.embedding_store.tables.table import EmbeddingTable
-from elastable.embedding_store.tables.table_update import IndexedSlices
+from elastable.embedding_store.tables import Bags, EmbeddingTable, IndexedSlices, lookup_many
 
 __all__ = ["warm_lookups", "warm_updates", "warming"]
 

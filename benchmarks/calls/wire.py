@@ -22,8 +22,9 @@ from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.tables.lookup_request import LookupRequest, lookup_request
+from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.tables import LookupRequest
+from elastable.embedding_store.tables.lookups import lookup_request
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.channels.server_connection import channel
 from elastable.embedding_store.wire.client.remote_source import RemoteSource

@@ -19,7 +19,7 @@ import keras
 import numpy as np
 
 from benchmarks.harness import compare, interleaved, publish
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
 from elastable.master.jobs.hooks import Hooks
 from elastable.master.jobs.job_master import Master

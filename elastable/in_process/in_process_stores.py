@@ -15,7 +15,7 @@ from elastable.embedding_store.composite.placement.location_file import storage_
 from elastable.embedding_store.composite.placement.locations import LocationSettings, plan_tables, storage_of_tables
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput, ElastableError
 from elastable.embedding_store.open_store import open_store
 from elastable.worker.layers.model_tables import store_layers

@@ -12,7 +12,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.malformed import DocumentFields
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.api import Tensor

@@ -12,7 +12,7 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import FutureVersion, StaleVersion
 
 if TYPE_CHECKING:
-    from elastable.embedding_store.tables.lookup_request import LookupRequest
+    from elastable.embedding_store.tables import LookupRequest
 
 __all__ = ["RowSource", "refuse_other_version", "variables_of"]
 
@@ -52,7 +52,7 @@ class RowSource(Closing):
         """Answers each request into its own memory.
 
         Args:
-            requests: Checked by `elastable.embedding_store.tables.lookup_request`.
+            requests: Checked by `elastable.embedding_store.tables.lookups`.
             version: As of `lookup`.
             split: Whether several threads may share the rows of one request.
 

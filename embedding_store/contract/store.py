@@ -23,7 +23,7 @@ from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.embedding_store.measures.values import StoreMeasures
 
 if TYPE_CHECKING:
-    from elastable.embedding_store.tables.table import EmbeddingTable
+    from elastable.embedding_store.tables import EmbeddingTable
 
 __all__ = ["EmbeddingStore"]
 

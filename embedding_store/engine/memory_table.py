@@ -1,4 +1,4 @@
-"""One table in memory, and what a commit does to it, step by step."""
+"""One table in memory: its rows and their directory, what a commit does to them, and what a log keeps of that."""
 
 from __future__ import annotations
 
@@ -6,24 +6,42 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import (
     Commit,
     EvictionCut,
     RowBlock,
     StayingRows,
+    TableState,
+    TableStatistics,
     TableUpdate,
     UpdateBatch,
 )
-from elastable.embedding_store.engine.dense_replay.table_replay import DenseReplay
-from elastable.embedding_store.engine.imaged_table import ImagedTable
-from elastable.embedding_store.native.range_pool import RangePool
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.engine.before_images import TableVersions
+from elastable.embedding_store.engine.dense_replay import DenseReplay, dense_replay
+from elastable.embedding_store.engine.membership import RowMembership
+from elastable.embedding_store.engine.pinned_table import PinnedTable
+from elastable.embedding_store.engine.table_rows import MakeRows, TableRows, resident_rows
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.log.changes import TableImages
+from elastable.embedding_store.native.id_index import IdIndex
+from elastable.embedding_store.native.range_pool import SERIAL, RangePool
+from elastable.embedding_store.native.row_directory import DirectRows, RowDirectory
+from elastable.embedding_store.native.row_gather import scale_rows
+from elastable.embedding_store.native.slab import Slab, SlabMaker, anonymous_slab
+from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.embedding_store.rows.checks import require_ids
 from elastable.embedding_store.rows.row_dtypes import round_update
+from elastable.embedding_store.support.scratch import Scratch
+from elastable.embedding_store.tables import TableReader
 
 __all__ = ["MemoryTable", "StagedUpdate"]
 
 _FRESH_A_THREAD = 1 << 12
 _FOUND_A_THREAD = 1 << 14
+_COPIED_A_THREAD = 1 << 12
+_NO_IDS: Int64 = np.empty(0, np.int64)
 
 
 @dataclass(slots=True)
@@ -43,8 +61,130 @@ class StagedUpdate:
     refused: int = 0
 
 
-class MemoryTable(ImagedTable):
-    """A table that is committed to: `stage`, `claim`, `apply`, then `follow` or `stay`, and `evict`."""
+class MemoryTable(TableReader):
+    """The rows of one table in memory. Ids handed in have been checked; callers do the locking.
+
+    A commit calls `stage`, `claim`, `apply`, then `follow` or `stay`, and `evict`.
+
+    A fixed table whose rows all fit into `direct_bytes` keeps row i at
+    position i. Any other keeps rows in first-come order behind a hash index,
+    so that memory grows with the rows that were touched and not with the pages
+    that they would be strewn over.
+
+    Attributes:
+        directory: Where the rows lie.
+        rows: The rows there.
+        members: Which ids have rows: admission and eviction.
+        optimizer: Of the table.
+        replay: Its dense replay; None: only gradients move rows.
+        slot_width: Slots of a row.
+        versions: Those that are pinned; whatever changes rows tells them before.
+    """
+
+    directory: RowDirectory
+    rows: TableRows
+
+    def __init__(
+        self,
+        spec: TableSpec,
+        direct_bytes: int,
+        new_slab: SlabMaker = anonymous_slab,
+        make_rows: MakeRows | None = None,
+    ) -> None:
+        """Args are those of the table; `new_slab` holds its directory, and its rows unless `make_rows` does.
+
+        Raises:
+            BadSpec: an optimizer that is not known here.
+        """
+        self._new_slab = new_slab
+        self._make_rows = resident_rows(new_slab) if make_rows is None else make_rows
+        self.optimizer = row_optimizer(spec.optimizer)
+        self.replay = dense_replay(spec, self.optimizer)
+        if self.replay is not None:
+            self._make_rows = self.replay.rows(self._make_rows)
+        self.slot_width = self.optimizer.slot_width(spec.dim)
+        self._initial_slots = self.optimizer.initial_slots(spec.dim)
+        kept_width = self.slot_width + (self.replay is not None)
+        self._row_bytes = spec.weight_bytes + 4 * kept_width
+        size = spec.vocabulary_size
+        self._direct = size if size is not None and size * self._row_bytes <= direct_bytes else None
+        # Of updates: they are claimed and applied one at a time.
+        self._positions = Scratch(np.int64)
+        self._removed: list[Int64] = []  # ids that the last eviction took
+        self._image_rows, self._image_slots = Scratch(np.float32), Scratch(np.float32)
+        self._deleted = self._written = 0
+        super().__init__(spec, *self._empty(spec))
+        self.members = RowMembership(spec, self.directory.capacity, new_slab)
+        steps = None if self.replay is None else self.replay.steps
+        self.versions = TableVersions(spec, kept_width, steps, self._direct)
+
+    @property
+    def count(self) -> int:
+        """Rows that hold a value of their own."""
+        return self.directory.count
+
+    @property
+    def direct(self) -> bool:
+        """Whether row i lies at position i; else an index says where."""
+        return self._direct is not None
+
+    def reading_slabs(self) -> tuple[tuple[Slab, ...], tuple[Slab, ...]] | None:
+        """What `read` reads: the slabs of the directory and those of the weights; None: not only slabs."""
+        values = self.rows.slabs()
+        return None if values is None else (self.directory.slabs(), values)
+
+    def at(self, version: int) -> PinnedTable:
+        """The table as it was at a pinned version, to read before anything changes."""
+        since = self.versions.since(version)
+        rows = self.rows.as_of(self.versions.step(version))
+        standing = (self.directory, rows, self.members)
+        return PinnedTable(self.spec, *standing, since, self.versions.sequence, self.replay)
+
+    def scan(self, cursor: int, limit: int) -> tuple[RowBlock, int]:
+        """The next block of rows from `cursor` (first 0), and the next cursor; an empty block ends it."""
+        ids, positions, cursor = self.directory.scan(cursor, limit)
+        return RowBlock(ids, *self.rows.block(positions), self.members.touches(positions)), cursor
+
+    def stored(self, ids: Int64) -> RowBlock:
+        """Of `ids` int64 `[n]` the rows that hold a value of their own, in that order."""
+        positions = np.empty(len(ids), np.int64)
+        if self.directory.find(ids, positions):
+            live = positions >= 0
+            ids, positions = ids[live], positions[live]
+        return RowBlock(ids, *self.rows.block(positions), self.members.touches(positions))
+
+    def statistics(self) -> TableStatistics:
+        """As in `EmbeddingStore.table_statistics`; bytes of the address space that rows have come to use."""
+        row_bytes = self._row_bytes + self.members.row_bytes
+        held = self.directory.bytes + self.members.bytes + self.directory.positions_given * row_bytes
+        gone = self.members.evicted, self._deleted
+        return TableStatistics(self.count, held, self.members.refused, *gone, self._written)
+
+    def state(self) -> TableState:
+        """What the table keeps besides its rows."""
+        decay = None if self.replay is None else self.replay.untouched_decay()
+        return TableState(self.members.admission_counts(), decay, self.members.touch_times())
+
+    def put_state(self, state: TableState) -> None:
+        """Restores what `state` returned. Raises `BadInput`, and nothing has changed."""
+        counts, decay, times = state.admission_counts, state.untouched_decay, state.touch_times
+        if times is not None:
+            self.members.require_touch_times(times)
+        if counts is not None:
+            self.members.require_admission_counts(counts)
+        if decay is not None and self.replay is None:
+            raise BadInput(f"table {self.spec.name!r} has lazy=True, so there is no decay of other rows to restore")
+        if decay is not None and self.replay is not None:
+            self.replay.require_decay(decay)
+            self.replay.steps.put_untouched(decay)
+        if counts is not None:
+            self.versions.save_admission_counts(self.members)
+            self.members.put_admission_counts(counts)
+        if times is not None:
+            self.versions.save_touch_times(self.members)
+            self.members.put_touch_times(times)
+
+    # A commit, step by step
 
     def stage(self, update: TableUpdate, step: int, rate: float) -> StagedUpdate:
         """Does everything about an update that can fail, and changes no row.
@@ -54,7 +194,7 @@ class MemoryTable(ImagedTable):
             Exception: whatever an optimizer that is not fused raises.
         """
         whole = len(update.ids)
-        update, sighted = self._members.screen(update, self._directory)
+        update, sighted = self.members.screen(update, self.directory)
         ids, positions = update.ids, self._positions.take(len(update.ids))
         batch = UpdateBatch(ids, positions, update.gradients, step, rate, update.row_squares)
         block = None
@@ -68,46 +208,34 @@ class MemoryTable(ImagedTable):
     def claim(self, staged: StagedUpdate, pool: RangePool, version: int) -> None:
         """Gives every id of the update a row, with initial values where it is new; all are touched at `version`."""
         ids, positions = staged.batch.ids, staged.batch.positions
-        self._room(ids)  # there is room already, unless the table was cleared since
-        if self._directory.count == self._direct:
+        self.make_room(ids)  # there is room already, unless the table was cleared since
+        if self.directory.count == self._direct:
             staged.batch = staged.batch.at(positions := ids)  # every id has a row, at its own position
             fresh = ids[:0]
         else:
             fresh = self._places(ids, positions, pool)
-        frames = self._rows.prepare(positions, fresh, pool)
+        frames = self.rows.prepare(positions, fresh, pool)
         if frames is not None:
             staged.batch = replace(staged.batch, frames=frames)
         if self.versions:
             self._save(staged, fresh, pool)
-        self._members.count(staged.sighted, staged.refused)
-        self._members.touch(positions, fresh, version)
+        self.members.count(staged.sighted, staged.refused)
+        self.members.touch(positions, fresh, version)
         if staged.block is None and len(fresh):
             fresh_ids, fresh_rows = ids[fresh], positions[fresh]
 
             def initialise(start: int, stop: int) -> None:
-                self._rows.initialise(fresh_ids[start:stop], fresh_rows[start:stop])
+                self.rows.initialise(fresh_ids[start:stop], fresh_rows[start:stop])
 
             pool.run(initialise, len(fresh), _FRESH_A_THREAD)
 
-    def _places(self, ids: Int64, positions: Int64, pool: RangePool) -> Int64:
-        """`RowDirectory.claim`; ids that have a row, mostly all, are found by all threads."""
-        strangers = np.flatnonzero(positions < 0) if self._find(ids, positions, pool) else positions[:0]
-        if not len(strangers):
-            return strangers
-        places = np.empty(len(strangers), np.int64)
-        fresh = strangers[self._directory.claim(ids[strangers], places)]
-        positions[strangers] = places
-        return fresh
-
-    def _find(self, ids: Int64, positions: Int64, pool: RangePool) -> int:
-        """`RowDirectory.find`, by all threads."""
-        missing: list[int] = []
-
-        def find(start: int, stop: int) -> None:
-            missing.append(self._directory.find(ids[start:stop], positions[start:stop]))
-
-        pool.run(find, len(ids), _FOUND_A_THREAD)
-        return sum(missing)
+    def apply(self, staged: StagedUpdate, start: int, stop: int) -> None:
+        """Updates the claimed rows `start..stop` of the update; ranges may run on different threads."""
+        batch = staged.batch.part(start, stop)
+        if staged.block is None:
+            self.rows.update(batch)
+        else:
+            self.rows.write(batch.positions, staged.block.weights[start:stop], staged.block.slots[start:stop])
 
     def follow(self, step: int, learning_rate: float, ends_chapter: bool) -> None:
         """Counts a step, for the rows that it did not update: one for every commit, whether it names the table or not.
@@ -120,9 +248,10 @@ class MemoryTable(ImagedTable):
             self.replay.steps.take(step, learning_rate, ends_chapter)
             self._sweep(self.replay)
 
-    def _sweep(self, replay: DenseReplay) -> None:
-        """Keeps the steps few that the table remembers, once another one is taken."""
-        replay.sweep(self._directory, self._rows, self._members, self.versions)
+    def stay(self, ends_chapter: bool) -> None:
+        """Counts no step: the table is frozen in this commit."""
+        if self.replay is not None and ends_chapter:
+            self.replay.steps.end_chapter()
 
     def make_ready_to_follow(self) -> None:
         """Does what can fail about `follow`; no bit of what is read changes.
@@ -131,21 +260,10 @@ class MemoryTable(ImagedTable):
             ElastableError: rows that are to follow cannot be read.
         """
 
-    def replay_step(self, step: int, rate: float, ends_chapter: bool) -> None:
-        """Counts a step again, as `follow` did."""
-        if self.replay is not None:
-            self.replay.steps.prepare(step, rate)
-            self.follow(step, rate, ends_chapter)
-
-    def stay(self, ends_chapter: bool) -> None:
-        """Counts no step: the table is frozen in this commit."""
-        if self.replay is not None and ends_chapter:
-            self.replay.steps.end_chapter()
-
     def staying(self, commit: Commit, time: float) -> StayingRows:
         """The rows that a commit would leave, but for `max_rows`."""
         update = None if self.spec.name in commit.frozen else commit.updates.get(self.spec.name)
-        return self._members.staying(commit.version, update, self._directory, time)
+        return self.members.staying(commit.version, update, self.directory, time)
 
     def evict(self, version: int, time: float | None = None, cut: EvictionCut | None = None) -> None:
         """Lets go of rows, as the table's eviction says for this version; cannot fail.
@@ -157,35 +275,170 @@ class MemoryTable(ImagedTable):
         """
         self._removed.clear()
         if self.versions:
-            self.versions.save_touch_times(self._members)
+            self.versions.save_touch_times(self.members)
             self._save_unsettled()
-            if self._members.counts_anew(version):
-                self.versions.save_frequencies(self._members, self._directory.positions_given)
-        self._members.evict(version, self._directory, self._remove, time, cut)
+            if self.members.counts_anew(version):
+                self.versions.save_frequencies(self.members, self.directory.positions_given)
+        self.members.evict(version, self.directory, self._remove, time, cut)
 
-    def apply(self, staged: StagedUpdate, start: int, stop: int) -> None:
-        """Updates the claimed rows `start..stop` of the update; ranges may run on different threads."""
-        batch = staged.batch.part(start, stop)
-        if staged.block is None:
-            self._rows.update(batch)
+    # Changes by hand
+
+    def make_ready_to_put(self, ids: Int64) -> None:
+        """Does what can fail about putting rows of `ids` int64 `[n]`, which may repeat; changes no row.
+
+        Raises:
+            MemoryError, ElastableError: there is no room, or a row that is there cannot be read.
+        """
+        self._reserve(ids)  # which may be left as they are, where the change cannot be logged
+
+    def put(self, block: RowBlock) -> None:
+        """Writes rows as they are. Raises `MemoryError` before anything is changed."""
+        self._reserve(block.ids, loaded=False)
+        self._save_of(block.ids)
+        positions = np.empty(len(block.ids), np.int64)
+        self.directory.claim(block.ids, positions)
+        self.rows.write(positions, block.weights, block.slots)
+        self.members.put(positions, block.touches)
+        self._written += len(block.ids)
+
+    def make_ready_to_delete(self, ids: Int64) -> None:
+        """Does what can fail about deleting rows of `ids` int64 `[n]`, which may repeat; changes no row.
+
+        Raises:
+            ElastableError: a row that a pin needs cannot be read.
+        """
+
+    def delete(self, ids: Int64) -> int:
+        """Takes the rows of `ids` int64 `[n]` away; returns how many there were."""
+        self._save_of(ids)
+        self.members.forget(ids, self.directory)
+        removed = self._take_away(ids)
+        self._deleted += removed
+        return removed
+
+    def clear(self) -> None:
+        """Deletes every row and count, and frees their memory."""
+        self._written = self.written_once_gone
+        self.rows.close()
+        if self.replay is not None:
+            self.replay.begin_anew()
+        self.directory, self.rows = self._empty(self.spec)
+        self.members = RowMembership(self.spec, self.directory.capacity, self._new_slab)
+
+    @property
+    def written_once_gone(self) -> int:
+        """`TableStatistics.written`, once all rows are forgotten."""
+        return self._written + 1 + self.count
+
+    def follow_gone(self, written: int) -> None:
+        """There was a table of this name before: what `written_once_gone` of it was."""
+        self._written += written
+
+    def drop(self) -> None:
+        """The table is gone from its store."""
+        self.close()
+
+    def close(self) -> None:
+        """Gives back what is not memory."""
+        self.rows.close()
+
+    # What a log keeps of a commit, and the way back from there
+
+    def images(self, update: UpdateBatch | None, counted: Int64 | None, pool: RangePool) -> TableImages:
+        """What a commit has made of the table, once it is counted and rows are evicted; valid until the next call.
+
+        Args:
+            update: That was applied; None: none was.
+            counted: int64, ids that the table's admission has counted.
+            pool: Threads to work with.
+        """
+        removed = np.concatenate(self._removed) if self._removed else _NO_IDS
+        ids, positions = (_NO_IDS, _NO_IDS) if update is None else (update.ids, update.positions)
+        if len(removed):
+            positions = np.empty(len(ids), np.int64)
+            self.directory.find(ids, positions)
+            ids, positions = ids[positions >= 0], positions[positions >= 0]
+        weights = self._image_rows.take(len(ids), self.spec.dim)
+        slots = self._image_slots.take(len(ids), self.slot_width)
+
+        def copy(start: int, stop: int) -> None:
+            self.rows.copy(positions[start:stop], weights[start:stop], slots[start:stop])
+
+        if self.rows.follows:
+            weights[:], slots[:] = self.rows.block(positions)
         else:
-            self._rows.write(batch.positions, staged.block.weights[start:stop], staged.block.slots[start:stop])
+            pool.run(copy, len(ids), _COPIED_A_THREAD)
+        touches = self.members.touches(positions)
+        counted = _NO_IDS if counted is None else counted
+        return TableImages(self.spec.name, ids, weights, slots, touches, counted, removed, self.count)
 
-    def _save(self, staged: StagedUpdate, fresh: Int64, pool: RangePool) -> None:
-        """Before rows of an update are changed; those at `fresh` are new."""
-        positions = staged.batch.positions
-        if len(fresh):
-            positions = positions.copy()
-            positions[fresh] = -1
-        self.versions.save(staged.batch.ids, positions, self._rows, self._members, pool)
-        if staged.sighted is not None and len(staged.sighted):
-            self.versions.save_admission_counts(self._members)
+    @property
+    def evicted_now(self) -> bool:
+        """Whether the last `evict` took rows away."""
+        return bool(self._removed)
 
-    def _save_unsettled(self) -> None:
-        """Before rows that were put without a version get this one."""
-        ids = self._members.unsettled(self._directory)
-        if ids is not None:
-            self._save_of(ids)
+    def put_images(self, images: TableImages, version: int) -> None:
+        """Makes of the table what a commit had made of it, but for what is evicted; its step is counted already.
+
+        Raises:
+            BadInput: the images are not of this table.
+        """
+        ids = require_ids(self.spec, images.ids)
+        shapes = images.weights.shape, images.slots.shape
+        if shapes != ((len(ids), self.spec.dim), (len(ids), self.slot_width)):
+            raise BadInput(f"table {self.spec.name!r}: images of shapes {shapes} are not those of {len(ids)} rows")
+        if (images.touches is None) != (self.spec.eviction is None):
+            raise BadInput(f"table {self.spec.name!r}: images say when rows were touched only of tables with eviction")
+        self._reserve(ids, loaded=False)
+        positions = np.empty(len(ids), np.int64)
+        fresh = self.directory.claim(ids, positions)
+        self.rows.prepare(positions, fresh, SERIAL)
+        self.rows.write(positions, images.weights, images.slots)
+        self.members.count(require_ids(self.spec, images.counted), 0)
+        self.members.put(positions, images.touches)
+
+    def replay_step(self, step: int, rate: float, ends_chapter: bool) -> None:
+        """Counts a step again, as `follow` did."""
+        if self.replay is not None:
+            self.replay.steps.prepare(step, rate)
+            self.follow(step, rate, ends_chapter)
+
+    def replay_eviction(self, version: int, removed: Int64 | None, time: float | None = None) -> None:
+        """Takes the rows away that `evict` took at this version: `removed` int64 `[n]`; None: none.
+
+        `time`: when the version was committed.
+        """
+        if removed is not None and len(removed):
+            self.members.forget(removed, self.directory)
+            self.members.evicted += self._take_away(require_ids(self.spec, removed))
+        self.members.end_eviction(version, self.directory, time)
+
+    # Shared by several of these
+
+    def find(self, ids: Int64, positions: Int64, pool: RangePool) -> int:
+        """`RowDirectory.find`, by all threads."""
+        missing: list[int] = []
+
+        def find(start: int, stop: int) -> None:
+            missing.append(self.directory.find(ids[start:stop], positions[start:stop]))
+
+        pool.run(find, len(ids), _FOUND_A_THREAD)
+        return sum(missing)
+
+    def make_room(self, ids: Int64) -> None:
+        """Room for the rows of `ids`, whether they have one or not; nothing has changed when it fails."""
+        self.directory.reserve(len(ids))
+        self.rows.grow(self.directory.capacity)
+        self.members.grow(self.directory.capacity)
+
+    def _reserve(self, ids: Int64, loaded: bool = True) -> None:
+        """As `make_room`, and takes what writing these rows needs. `loaded`: False where they are overwritten next."""
+        self.make_room(ids)
+        self.rows.allocate(self.directory.places(ids))
+
+    def _take_away(self, ids: Int64) -> int:
+        """The rows of `ids` int64 `[n]`, which may repeat or have none, are gone; returns how many there were."""
+        return self.directory.remove(ids)
 
     def _remove(self, ids: Int64) -> int:
         """Rows of `ids` int64 `[n]` are evicted; returns how many there were."""
@@ -193,13 +446,59 @@ class MemoryTable(ImagedTable):
         self._removed.append(ids.copy())
         return self._take_away(ids)
 
+    def _write_initial(self, ids: Int64, places: Int64, out: Float32) -> None:
+        super()._write_initial(ids, places, out)
+        scale_rows(out, places, self.rows.untouched)
+
+    def _empty(self, spec: TableSpec) -> tuple[RowDirectory, TableRows]:
+        new_slab = self._new_slab
+        directory = IdIndex(new_slab) if self._direct is None else DirectRows(self._direct, new_slab)
+        return directory, self._make_rows(spec, self.optimizer, directory.capacity)
+
+    def _places(self, ids: Int64, positions: Int64, pool: RangePool) -> Int64:
+        """`RowDirectory.claim`; ids that have a row, mostly all, are found by all threads."""
+        strangers = np.flatnonzero(positions < 0) if self.find(ids, positions, pool) else positions[:0]
+        if not len(strangers):
+            return strangers
+        places = np.empty(len(strangers), np.int64)
+        fresh = strangers[self.directory.claim(ids[strangers], places)]
+        positions[strangers] = places
+        return fresh
+
+    def _sweep(self, replay: DenseReplay) -> None:
+        """Keeps the steps few that the table remembers, once another one is taken."""
+        replay.sweep(self.directory, self.rows, self.members, self.versions)
+
     def _block(self, ids: Int64) -> RowBlock:
         """A copy of the rows of `ids`, initial ones for those that have none."""
         weights = np.empty((len(ids), self.spec.dim), np.float32)
         self.read(ids, weights)
         positions = np.empty(len(ids), np.int64)
-        self._directory.find(ids, positions)
+        self.directory.find(ids, positions)
         slots = np.tile(self._initial_slots, (len(ids), 1))
         live = positions >= 0
-        slots[live] = self._rows.block(positions[live])[1]
+        slots[live] = self.rows.block(positions[live])[1]
         return RowBlock(ids, weights, slots)
+
+    def _save(self, staged: StagedUpdate, fresh: Int64, pool: RangePool) -> None:
+        """Before rows of an update are changed; those at `fresh` are new."""
+        positions = staged.batch.positions
+        if len(fresh):
+            positions = positions.copy()
+            positions[fresh] = -1
+        self.versions.save(staged.batch.ids, positions, self.rows, self.members, pool)
+        if staged.sighted is not None and len(staged.sighted):
+            self.versions.save_admission_counts(self.members)
+
+    def _save_of(self, ids: Int64) -> None:
+        """Before rows of `ids` int64 `[n]`, which may repeat, are changed."""
+        if self.versions:
+            once, positions = np.unique(ids), np.empty(len(ids), np.int64)
+            self.directory.find(once, positions[: len(once)])
+            self.versions.save(once, positions[: len(once)], self.rows, self.members, SERIAL)
+
+    def _save_unsettled(self) -> None:
+        """Before rows that were put without a version get this one."""
+        ids = self.members.unsettled(self.directory)
+        if ids is not None:
+            self._save_of(ids)

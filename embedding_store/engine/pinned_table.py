@@ -9,13 +9,13 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.engine.dense_replay.table_replay import DenseReplay
-from elastable.embedding_store.engine.membership.row_membership import RowMembership
-from elastable.embedding_store.engine.row_images import BeforeImages
+from elastable.embedding_store.engine.before_images import BeforeImages
+from elastable.embedding_store.engine.dense_replay import DenseReplay
+from elastable.embedding_store.engine.membership import RowMembership
 from elastable.embedding_store.engine.table_rows import TableRows
 from elastable.embedding_store.native.row_directory import RowDirectory
 from elastable.embedding_store.native.row_gather import scale_rows
-from elastable.embedding_store.tables.table_reader import TableReader
+from elastable.embedding_store.tables import TableReader
 
 __all__ = ["PinnedTable"]
 
@@ -72,7 +72,7 @@ class PinnedTable(TableReader):
     def stored(self, ids: Int64) -> RowBlock:
         """Of `ids` int64 `[n]` the rows that held a value of their own, in that order."""
         places = np.empty(len(ids), np.int64)
-        if self._directory.find(ids, places):
+        if self.directory.find(ids, places):
             live = places >= 0
             ids, places = ids[live], places[live]
         weights, slots = self._standing_block(np.where(places >> _PLACE_BITS == 0, places, -1))

@@ -5,19 +5,22 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
-from elastable.embedding_store.contract.arrays import Int64
+import numpy as np
+
+from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import StaleVersion
+from elastable.embedding_store.native.row_fold import fold_bags
+from elastable.embedding_store.native.row_gather import scatter_rows
 from elastable.embedding_store.rows.row_blocks import rows_by_scan
-from elastable.embedding_store.tables.lookup_request import LookupRequest
-from elastable.embedding_store.tables.plain_lookup import lookup_through
+from elastable.embedding_store.tables.lookups import LookupRequest, require_width
 from elastable.embedding_store.tables.table import EmbeddingTable
 
-__all__ = ["BaseSnapshot", "BaseSource", "BaseStore"]
+__all__ = ["BaseSnapshot", "BaseSource", "BaseStore", "deliver"]
 
 
 class BaseSource(RowSource):
@@ -70,3 +73,35 @@ class BaseStore(BaseSource, EmbeddingStore):
 
     def read_rows(self, table: str, ids: Int64) -> RowBlock:
         return rows_by_scan(self, table, ids)
+
+
+# Lookups of rows and bags by way of a source's plain `lookup`: one for all tables, then bags are folded here
+
+
+def lookup_through(source: RowSource, requests: Sequence[LookupRequest], version: int | None) -> None:
+    """As `RowSource.lookup_into`; the ids of all requests travel in one lookup."""
+    parts: dict[str, list[Int64]] = {}
+    for request in requests:
+        parts.setdefault(request.table, []).append(request.ids)
+    rows = source.lookup(
+        {name: np.concatenate(ids) if len(ids) > 1 else ids[0] for name, ids in parts.items()}, version
+    )
+    begin = dict.fromkeys(parts, 0)
+    for request in requests:
+        start = begin[request.table]
+        begin[request.table] = stop = start + len(request.ids)
+        deliver(request, rows[request.table][start:stop])
+
+
+def deliver(request: LookupRequest, rows: Float32) -> None:
+    """Writes a request's output from the rows float32 `[m, dim]` of its ids."""
+    require_width(request, rows.shape[1])
+    if request.offsets is None:
+        if request.places is None:
+            request.out[...] = rows
+        else:
+            scatter_rows(np.ascontiguousarray(rows), request.places, request.out)
+        return
+    rows = np.ascontiguousarray(rows)
+    order = np.arange(len(rows))
+    fold_bags(rows, rows[:0], order, request.offsets, request.weights, request.combiner, request.out)

@@ -1,4 +1,4 @@
-"""Lookups of many tables at once, side by side in one buffer or each in memory of its own."""
+"""Many tables at once: lookups, side by side in one buffer or each in memory of its own, and updates."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import shared_pool
 from elastable.embedding_store.rows.checks import as_ids
-from elastable.embedding_store.tables.lookup_request import Bags, LookupRequest, lookup_request
+from elastable.embedding_store.tables.lookups import Bags, LookupRequest, lookup_request
 from elastable.embedding_store.tables.table import EmbeddingTable
+from elastable.embedding_store.tables.table_update import SparseGradient, TableSlices, apply_updates, check_updates
 
-__all__ = ["LookupStrategy", "lookup_many"]
+__all__ = ["LookupStrategy", "lookup_many", "update_many"]
 
 LookupStrategy = Literal["sequential", "one-thread-per-table", "preallocated"]
 
@@ -192,3 +194,41 @@ def _refuse_overlaps(requests: Sequence[LookupRequest]) -> None:
         for other in requests[:number]:
             if np.may_share_memory(request.out, other.out):
                 raise BadInput(f"the outputs of tables {other.table!r} and {request.table!r} overlap")
+
+
+def update_many(
+    tables: Sequence[EmbeddingTable],
+    optimizers: OptimizerSpec | Sequence[OptimizerSpec | None] | None,
+    slices: Sequence[SparseGradient],
+    *,
+    step: int | None = None,
+) -> list[int]:
+    """`update_tables` for tables of any stores: all tables of one store in one commit.
+
+    Everything is checked before anything is changed. A store that fails then
+    leaves the tables of the stores after it as they were.
+
+    Args:
+        tables: The tables, each once.
+        optimizers: One for all of them, or one each; None: the table's own.
+        slices: The gradient of each, `values` and `indices` as of `IndexedSlices`.
+        step: As of `update_tables`.
+
+    Returns:
+        For each table the version of its store that this made.
+
+    Raises:
+        BadInput: not as many optimizers or slices as tables; and as `update_tables`.
+    """
+    each = [optimizers] * len(tables) if optimizers is None or isinstance(optimizers, OptimizerSpec) else optimizers
+    if not len(tables) == len(each) == len(slices):
+        raise BadInput(
+            f"update_many of {len(tables)} tables: got {len(each)} optimizers and {len(slices)} slices, want one each"
+        )
+    of_store: dict[int, list[int]] = {}
+    for number, table in enumerate(tables):
+        of_store.setdefault(id(table.store), []).append(number)
+    updates = [TableSlices(*of) for of in zip([table.spec for table in tables], slices, each, strict=True)]
+    checked = {key: check_updates([updates[number] for number in numbers]) for key, numbers in of_store.items()}
+    made = {key: apply_updates(tables[numbers[0]].store, checked[key], step) for key, numbers in of_store.items()}
+    return [made[id(table.store)] for table in tables]

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +22,7 @@ from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.rows.checks import as_ids, require_finite_of, require_gradients, require_ids
 from elastable.embedding_store.tables.grouping import Coalescer
 
-if TYPE_CHECKING:
-    from elastable.embedding_store.tables.table import EmbeddingTable  # which needs this module
-
-__all__ = ["IndexedSlices", "SparseGradient", "TableSlices", "learning_rate_for", "update_many", "update_tables"]
+__all__ = ["IndexedSlices", "SparseGradient", "TableSlices", "learning_rate_for", "update_tables"]
 
 _DEADLINE_S = 60.0  # for others who commit to the same store at the same time to come to an end
 
@@ -94,45 +91,7 @@ def update_tables(store: EmbeddingStore, updates: Sequence[TableSlices], *, step
         StaleVersion: others committed to the store without an end.
         Whatever else `EmbeddingStore.commit` raises; no row has changed then.
     """
-    return _apply(store, _check(updates), step)
-
-
-def update_many(
-    tables: Sequence[EmbeddingTable],
-    optimizers: OptimizerSpec | Sequence[OptimizerSpec | None] | None,
-    slices: Sequence[SparseGradient],
-    *,
-    step: int | None = None,
-) -> list[int]:
-    """`update_tables` for tables of any stores: all tables of one store in one commit.
-
-    Everything is checked before anything is changed. A store that fails then
-    leaves the tables of the stores after it as they were.
-
-    Args:
-        tables: The tables, each once.
-        optimizers: One for all of them, or one each; None: the table's own.
-        slices: The gradient of each, `values` and `indices` as of `IndexedSlices`.
-        step: As of `update_tables`.
-
-    Returns:
-        For each table the version of its store that this made.
-
-    Raises:
-        BadInput: not as many optimizers or slices as tables; and as `update_tables`.
-    """
-    each = [optimizers] * len(tables) if optimizers is None or isinstance(optimizers, OptimizerSpec) else optimizers
-    if not len(tables) == len(each) == len(slices):
-        raise BadInput(
-            f"update_many of {len(tables)} tables: got {len(each)} optimizers and {len(slices)} slices, want one each"
-        )
-    of_store: dict[int, list[int]] = {}
-    for number, table in enumerate(tables):
-        of_store.setdefault(id(table.store), []).append(number)
-    updates = [TableSlices(*of) for of in zip([table.spec for table in tables], slices, each, strict=True)]
-    checked = {key: _check([updates[number] for number in numbers]) for key, numbers in of_store.items()}
-    made = {key: _apply(tables[numbers[0]].store, checked[key], step) for key, numbers in of_store.items()}
-    return [made[id(table.store)] for table in tables]
+    return apply_updates(store, check_updates(updates), step)
 
 
 def learning_rate_for(spec: TableSpec, optimizer: OptimizerSpec | None) -> float:
@@ -176,7 +135,8 @@ class _Checked:
     learning_rate: float
 
 
-def _check(updates: Sequence[TableSlices]) -> list[_Checked]:
+def check_updates(updates: Sequence[TableSlices]) -> list[_Checked]:
+    """The updates of one store, each of which fits its table. Raises as `update_tables`; nothing is changed."""
     checked: dict[str, _Checked] = {}
     for update in updates:
         spec, slices = update.spec, update.slices
@@ -195,8 +155,8 @@ def _check(updates: Sequence[TableSlices]) -> list[_Checked]:
     return list(checked.values())
 
 
-def _apply(store: EmbeddingStore, updates: Sequence[_Checked], step: int | None) -> int:
-    """The version of the store that this made."""
+def apply_updates(store: EmbeddingStore, updates: Sequence[_Checked], step: int | None) -> int:
+    """Commits updates that were checked; returns the version of the store that this made."""
     pool = shared_pool()
     summed = {
         update.table: coalescer.coalesce(update.ids, update.gradients, pool)

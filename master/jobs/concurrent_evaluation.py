@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from elastable.embedding_store.contract.snapshot import Snapshot
-from elastable.embedding_store.engine.pins.pin_keeper import PinKeeper
+from elastable.embedding_store.engine import PinKeeper
 from elastable.master.api import DenseSnapshot
 
 __all__ = ["LEASE_S", "ConcurrentEvaluation"]

@@ -24,13 +24,13 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import FutureVersion
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.row_moves import copy_row
 from elastable.embedding_store.optimizers.fused.rowwise_adagrad import row_squares
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tables.grouping import GradientPart
+from elastable.embedding_store.tables import GradientPart
 from elastable.embedding_store.tables.table_update import IndexedSlices, TableSlices, update_tables
 from elastable.replicas.groups.agreement import fail_together
 from elastable.replicas.groups.group import ReplicaGroup

@@ -11,7 +11,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Array, Float32, Int32
 from elastable.embedding_store.errors import BadInput, NotFinite
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
-from elastable.embedding_store.tables.grouping import coalesce
+from elastable.embedding_store.tables import coalesce
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.knowledge_graphs.graph import (
     KnownTriples,

@@ -208,7 +208,7 @@ def _lay_tiers(gates: Gates) -> None:
 
 
 def _lay_store(gates: Gates) -> None:
-    from elastable.embedding_store.engine.memory_store import MemoryStore
+    from elastable.embedding_store.engine import MemoryStore
 
     _around(MemoryStore, "commit", after=lambda _, __, commit, *___: gates.reach("stored", commit.version))
 
@@ -258,7 +258,7 @@ def _one_first(gates: Gates, calls: Mapping[int, Callable[[], None]], version: i
 
 def _stores() -> tuple[type, ...]:
     from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
-    from elastable.embedding_store.engine.memory_store import MemoryStore
+    from elastable.embedding_store.engine import MemoryStore
     from elastable.embedding_store.wire.client.remote_store import RemoteStore
 
     return MemoryStore, RemoteStore, PartitionedStore

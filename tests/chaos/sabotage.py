@@ -15,7 +15,7 @@ from tests.chaos.stores import store_of
 
 if TYPE_CHECKING:
     from elastable.embedding_store.contract.row_data import RowBlock
-    from elastable.embedding_store.engine.tiered.written_behind import WrittenBehind
+    from elastable.embedding_store.engine import MemoryStore
     from elastable.embedding_store.log.changes import CommitImages
     from elastable.master.api import Push, PushReply
     from elastable.master.commits.push_protocol import Ticket, Verdict
@@ -78,7 +78,7 @@ def _forgets_slots(role: str) -> None:
     if role != "master":
         return
     from elastable.embedding_store.contract.row_data import RowBlock
-    from elastable.embedding_store.engine.memory_store import MemoryStore
+    from elastable.embedding_store.engine import MemoryStore
 
     plain = MemoryStore.put
 
@@ -129,7 +129,7 @@ def _forgets_an_entry(role: str) -> None:
     """A master that takes over and replays the log without the rows of its commits."""
     if role != "master" or os.environ["CHAOS_LIFE"] == "1":
         return
-    from elastable.embedding_store.engine.history.replaying import ReplayedTables
+    from elastable.embedding_store.engine import ReplayedTables
 
     plain = ReplayedTables._commit
 
@@ -143,11 +143,11 @@ def _forgets_a_shard(role: str) -> None:
     """A recovery that takes a version back from a shard's log, and leaves its rows as the dead master left them."""
     if role != "master":
         return
-    from elastable.embedding_store.engine.memory_store import MemoryStore
+    from elastable.embedding_store.engine import MemoryStore
 
     plain = MemoryStore.recover
 
-    def recover(self: WrittenBehind, version: int | None = None) -> int:
+    def recover(self: MemoryStore, version: int | None = None) -> int:
         if version is None or version != self.version() - 1:
             return plain(self, version)
         blocks = {name: list(self.scan(name)) for name in self.specs()}

@@ -29,7 +29,7 @@ from elastable.embedding_store.errors import (
     Unsupported,
 )
 from elastable.embedding_store.rows.initial_values import initial_rows
-from elastable.embedding_store.tables.lookup_request import Bags
+from elastable.embedding_store.tables import Bags
 from tests.contracts.store_membership import made
 from tests.contracts.store_samples import JOIN_S, commit, dynamic, fixed, int64, rows_by_id, update
 from tests.waiting import until

@@ -12,7 +12,7 @@ from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSp
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange, NotFinite, TableNotFound
 from elastable.embedding_store.rows.initial_values import initial_rows
-from elastable.embedding_store.tables.table_update import IndexedSlices, SparseGradient, TableSlices, update_tables
+from elastable.embedding_store.tables import IndexedSlices, SparseGradient, TableSlices, update_tables
 from tests.contracts.reference_optimizers import Reference
 from tests.contracts.store_samples import dynamic, fixed, int64, rows_by_id
 

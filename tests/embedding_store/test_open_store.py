@@ -11,7 +11,7 @@ from elastable.embedding_store.composite.partitions.partitioned_store import Par
 from elastable.embedding_store.composite.placement.location_file import storage_of_url
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.open_reader import open_reader
 from elastable.embedding_store.open_store import open_store

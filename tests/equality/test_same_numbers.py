@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import elastable as et
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.open_reader import open_reader
 from elastable.embedding_store.open_store import open_store
 from elastable.master.tasks.record_order import record_order

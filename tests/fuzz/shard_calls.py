@@ -10,7 +10,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from elastable.embedding_store.contract.row_data import Commit
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.shards.row_pushes import PushedCommit, RowPush, RowSums, Slices, SumTerm
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.shards.sums.pushed_sums import sum_pushes

@@ -15,12 +15,12 @@ from elastable.embedding_store.composite.splits.table_splits import TableSplits
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.engine.table_lookups import TableLookups
+from elastable.embedding_store.engine import MemoryPin, MemoryStore
 from elastable.embedding_store.errors import BadInput, ElastableError, StoreFailed, TableNotFound
 from elastable.embedding_store.measures.counters import LookupCounts
 from elastable.embedding_store.rows.checks import require_ids
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
-from elastable.embedding_store.tables.lookup_request import LookupRequest, require_width, rows_request
+from elastable.embedding_store.tables import LookupRequest, require_width, rows_request
 
 __all__ = ["CompositeSource"]
 
@@ -57,7 +57,7 @@ class CompositeSource(RowSource, Generic[Source]):
         self._lock = ReadersWriterLock(timeout_s, "the stores")
         self._partitions: dict[str, Partition] = {}
         self._reloading = threading.Lock()
-        self._in_memory = all(isinstance(source, TableLookups) for source in sources)
+        self._in_memory = all(isinstance(source, MemoryStore | MemoryPin) for source in sources)
         self._apart: str | None = None  # why rows of different stores may be of different versions
         self._closed = False
         self.lookups = LookupCounts()

@@ -38,7 +38,7 @@ from elastable.embedding_store.errors import (
 from elastable.embedding_store.measures.values import StoreMeasures
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.rows.checks import require_block, require_ids, require_version
-from elastable.embedding_store.tables.base_store import BaseStore
+from elastable.embedding_store.tables import BaseStore
 
 __all__ = ["CompositeStore"]
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from elastable.embedding_store.composite.splits.partition import Partition
 from elastable.embedding_store.contract.arrays import Float32
-from elastable.embedding_store.tables.lookup_request import LookupRequest
-from elastable.embedding_store.tables.plain_lookup import deliver
+from elastable.embedding_store.tables import LookupRequest, deliver
 
 __all__ = ["SplitLookup"]
 

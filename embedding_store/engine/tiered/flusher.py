@@ -13,13 +13,16 @@ from elastable.embedding_store.engine.tiered.store_tier import StoreTier
 from elastable.embedding_store.errors import DeadlineExceeded, ElastableError, Unavailable
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
 
-__all__ = ["Flusher"]
+__all__ = ["DEFAULT_EVERY_S", "Flusher"]
 
 _log = logging.getLogger(__name__)
 
 _LOG_SHARE = 2  # a pass begins when the log has grown to one part in so many of what it may take: a hot row that
 # changed in many versions is written once, and there is room for what is committed meanwhile
 _PAUSE_AFTER_FAILURE_S = 1.0
+
+DEFAULT_EVERY_S = 5.0
+"""Seconds between two times that changed rows are written."""
 
 
 class Flusher:
@@ -81,15 +84,13 @@ class Flusher:
             None if failure is None else str(failure),
         )
 
-    def wait_for_room(self, pressed: Callable[[], bool]) -> None:
+    def wait_for_room(self) -> None:
         """Returns once the log may grow; the store must not be held.
-
-        `pressed`: says whether a pass should begin, whatever the log; is asked where none is about to.
 
         Raises:
             Unavailable, DeadlineExceeded: the tier cannot be written, or not fast enough.
         """
-        if not self._wanted and (self.wanted or pressed()):
+        if not self._wanted and (self.wanted or self._tier.pressed):
             with self._changed:
                 self._wanted = True
                 self._changed.notify_all()

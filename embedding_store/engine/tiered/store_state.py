@@ -12,13 +12,36 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import UInt8
 from elastable.embedding_store.contract.malformed import MALFORMED
 from elastable.embedding_store.contract.row_data import TableState
-from elastable.embedding_store.contract.spec import spec_from_json, spec_to_json
-from elastable.embedding_store.engine.membership.stored_touches import StoredTouches
-from elastable.embedding_store.engine.tiered.kept_table import KeptTable
+from elastable.embedding_store.contract.spec import TableSpec, spec_from_json, spec_to_json
+from elastable.embedding_store.engine.tiered.tier_records import StoredTouches
 from elastable.embedding_store.errors import BadSpec, StoreBroken
 from elastable.embedding_store.log.changes import decode_payload, encode_payload
 
-__all__ = ["StoreState"]
+__all__ = ["FlushedTable", "StoreState"]
+
+
+@dataclass(frozen=True, slots=True)
+class FlushedTable:
+    """What the state of a store says of one table, besides its rows.
+
+    Attributes:
+        spec: The table.
+        stored: Its name in the tier.
+        direct: Whether row i lies at position i.
+        state: Its `TableState`.
+        steps: `TableSteps.save` of a table whose rows follow steps.
+        touched: How to read what records say of touches.
+        rows: How many the table has.
+    """
+
+    spec: TableSpec
+    stored: str
+    direct: bool
+    state: TableState
+    steps: bytes | None
+    touched: StoredTouches
+    rows: int
+
 
 T = TypeVar("T")
 
@@ -42,7 +65,7 @@ class StoreState:
     version: int
     sequence: int
     record: bytes | None
-    tables: Sequence[KeptTable]
+    tables: Sequence[FlushedTable]
     complete: bool = True
 
     def to_bytes(self) -> bytes:
@@ -108,13 +131,13 @@ class StoreState:
             raise StoreBroken(f"{place}: the state of the store cannot be read: {error!r}") from error
 
 
-def _table(fields: object, arrays: Iterator[object]) -> KeptTable:
+def _table(fields: object, arrays: Iterator[object]) -> FlushedTable:
     described = _of(dict, fields)
     counts = _taken(described["counts"], arrays)
     steps = _taken(described["steps"], arrays)
     times = _taken(described.get("times", False), arrays)
     decay = described["decay"]
-    return KeptTable(
+    return FlushedTable(
         spec_from_json(_of(str, described["spec"])),
         _of(str, described["stored"]),
         _of(bool, described["direct"]),

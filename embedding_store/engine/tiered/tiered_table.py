@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,15 +12,17 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import EvictionCut, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec, spec_to_json
 from elastable.embedding_store.contract.tier import Records, Tier, TierTable
-from elastable.embedding_store.engine.frames.record_layout import TOUCH_BYTES
-from elastable.embedding_store.engine.frames.stored_table import StoredTable
-from elastable.embedding_store.engine.frames.tiered_rows import TieredRows
-from elastable.embedding_store.engine.membership.stored_touches import StoredTouches, filled_positions
-from elastable.embedding_store.engine.memory_table import StagedUpdate
+from elastable.embedding_store.engine.dense_replay import DenseReplay
+from elastable.embedding_store.engine.memory_table import MemoryTable, StagedUpdate
 from elastable.embedding_store.engine.table_rows import TableRows
-from elastable.embedding_store.engine.tiered.kept_table import KeptTable
-from elastable.embedding_store.engine.tiered.swept_table import SweptTable
-from elastable.embedding_store.engine.tiered.tier_names import TierNames
+from elastable.embedding_store.engine.tiered.store_state import FlushedTable
+from elastable.embedding_store.engine.tiered.tier_records import (
+    TOUCH_BYTES,
+    StoredTouches,
+    TierRecords,
+    filled_positions,
+)
+from elastable.embedding_store.engine.tiered.tiered_rows import TieredRows
 from elastable.embedding_store.errors import StoreBroken
 from elastable.embedding_store.log.changes import TableImages
 from elastable.embedding_store.native.id_index import IdIndex
@@ -30,7 +32,40 @@ from elastable.embedding_store.optimizers.base import RowOptimizer
 from elastable.embedding_store.rows.checks import require_ids
 from elastable.embedding_store.support.memory_budget import RowBudget
 
-__all__ = ["Captured", "TieredTable"]
+__all__ = ["Captured", "TierNames", "TieredTable"]
+
+
+class TierNames:
+    """Names in use. A table that is cleared or dropped stays in the tier until the engine's state is without it."""
+
+    def __init__(self, used: Iterable[str] = ()) -> None:
+        """`used`: names of tables that are in the tier."""
+        self._used = set(used)
+        self._retired: list[str] = []
+
+    def new(self, table: str) -> str:
+        """A name for a table that nothing in the tier has."""
+        name, number = table, 1
+        while name in self._used:
+            number += 1
+            name = f"{table}~{number}"
+        self._used.add(name)
+        return name
+
+    def retire(self, name: str) -> None:
+        """Nobody needs this table of the tier any more, once the next state is there."""
+        self._retired.append(name)
+
+    def retired(self) -> list[str]:
+        """Names of tables to delete; `forget` them once they are gone."""
+        return list(self._retired)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """These tables are gone from the tier."""
+        for name in names:
+            self._retired.remove(name)
+            self._used.discard(name)
+
 
 _NONE: Int64 = np.empty(0, np.int64)
 
@@ -48,14 +83,20 @@ class Captured:
     """
 
     table: TieredTable
-    behind: StoredTable
+    behind: TierRecords
     described: TierTable
     records: Records
     gone: tuple[Int64, Int64]
 
 
-class TieredTable(SweptTable):
-    """As `MemoryTable`, whose rows are `TieredRows`."""
+class TieredTable(MemoryTable):
+    """As `MemoryTable`, whose rows are `TieredRows`.
+
+    Where rows follow steps, cold ones come into memory while a commit may still fail; where all rows are in memory,
+    they follow once the step is taken, as in `MemoryTable`.
+    """
+
+    tiered: TieredRows
 
     def __init__(
         self,
@@ -72,7 +113,7 @@ class TieredTable(SweptTable):
 
         Args:
             spec, direct_bytes, new_slab: As of `MemoryTable`.
-            tier, budget, make_clean: As of `StoredTable`.
+            tier, budget, make_clean: As of `TierRecords`.
             names: Of tables in the tier.
             stored: Its name there; None: a new one.
 
@@ -81,21 +122,18 @@ class TieredTable(SweptTable):
         """
         self._tier, self._names = tier, names
 
-        def new_behind(name: str) -> StoredTable:
-            return StoredTable(tier, name, spec.name, budget, self._row_ids, make_clean)
+        def new_behind(name: str) -> TierRecords:
+            return TierRecords(tier, name, spec.name, budget, self._row_ids, make_clean)
 
-        self._new_behind = new_behind
-        self.behind = self._new_behind(names.new(spec.name) if stored is None else stored)
-        self._gone: list[tuple[Int64, Int64]] = []
-        self._touched = StoredTouches()
-        super().__init__(spec, direct_bytes, new_slab, make_rows=self._tiered_rows(new_slab))
-
-    def _tiered_rows(self, new_slab: SlabMaker) -> Callable[[TableSpec, RowOptimizer, int], TableRows]:
-        def make(spec: TableSpec, optimizer: RowOptimizer, rows: int) -> TableRows:
+        def tiered_rows(spec: TableSpec, optimizer: RowOptimizer, rows: int) -> TableRows:
             self.tiered = TieredRows(spec, optimizer, rows, self.behind, new_slab)
             return self.tiered
 
-        return make
+        self._new_behind = new_behind
+        self.behind = new_behind(names.new(spec.name) if stored is None else stored)
+        self._gone: list[tuple[Int64, Int64]] = []
+        self._touched = StoredTouches()
+        super().__init__(spec, direct_bytes, new_slab, make_rows=tiered_rows)
 
     @property
     def changed(self) -> int:
@@ -105,6 +143,21 @@ class TieredTable(SweptTable):
     def stage(self, update: TableUpdate, step: int, rate: float) -> StagedUpdate:
         self.tiered.release()
         return super().stage(update, step, rate)
+
+    def make_ready_to_follow(self) -> None:
+        if self.replay is not None and not self.tiered.whole:
+            try:
+                self.replay.sweep(self.directory, self.rows, self.members, self.versions, self.tiered.bring)
+            finally:
+                self.tiered.release()
+
+    def replay_step(self, step: int, rate: float, ends_chapter: bool) -> None:
+        self.make_ready_to_follow()
+        super().replay_step(step, rate, ends_chapter)
+
+    def _sweep(self, replay: DenseReplay) -> None:
+        if self.tiered.whole:
+            super()._sweep(replay)
 
     def bring(self, ids: Int64) -> Records | None:
         """What to ask the tier for, so that the rows of `ids` int64 `[n]`, unchecked, are near; None: nothing."""
@@ -116,13 +169,13 @@ class TieredTable(SweptTable):
     def brought(self, wanted: Records, missing: Int64) -> None:
         """Is handed what `bring` asked for."""
         self.behind.require_all(wanted, missing)
-        self.tiered.near.add(wanted.positions, wanted.rows)
+        self.tiered.prefetched.add(wanted.positions, wanted.rows)
 
     def read_together(self, ids: Int64, out: Float32, stream: bool, pool: RangePool) -> bool:
-        framed = self._rows is self.tiered and self.tiered.framed
-        own = self._directory.marks is not None and self._directory.count == self.spec.vocabulary_size
+        framed = self.rows is self.tiered and self.tiered.framed
+        own = self.directory.marks is not None and self.directory.count == self.spec.vocabulary_size
         positions = ids if own else np.empty(len(ids), np.int64)  # each id at its own, or where the directory says
-        if not framed or (not own and self._find(require_ids(self.spec, ids), positions, pool)):
+        if not framed or (not own and self.find(require_ids(self.spec, ids), positions, pool)):
             return False
         if not self.tiered.read_together(positions, out, stream, pool):
             require_ids(self.spec, ids)
@@ -170,7 +223,7 @@ class TieredTable(SweptTable):
     def capture(self, cursor: int, most: int) -> tuple[Captured, int]:
         """Takes up to `most` changed rows, from `cursor` on (first 0), and all that are gone; -1 ends it."""
         positions, records, cursor = self.tiered.capture(cursor, most)
-        touches = self._members.touches(positions)
+        touches = self.members.touches(positions)
         if touches is not None:
             records[:, -TOUCH_BYTES:] = self._touched.encode(touches)
         gone = _joined(self._gone)
@@ -188,13 +241,13 @@ class TieredTable(SweptTable):
         if not done and len(captured.gone[0]):
             self._gone.insert(0, captured.gone)
 
-    def saved(self) -> KeptTable:
+    def saved(self) -> FlushedTable:
         """What to keep besides the rows."""
         steps = None if self.replay is None else self.replay.steps.save()
-        name, touched = self.behind.name, self._touched.copy(self._members.has_unsettled)
-        return KeptTable(self.spec, name, self.direct, self.state(), steps, touched, self.count)
+        name, touched = self.behind.name, self._touched.copy(self.members.has_unsettled)
+        return FlushedTable(self.spec, name, self.direct, self.state(), steps, touched, self.count)
 
-    def load(self, saved: KeptTable, known: TierTable | None) -> None:
+    def load(self, saved: FlushedTable, known: TierTable | None) -> None:
         """Takes the rows of the tier, which are as of the saved state or newer; the table is empty.
 
         Raises:
@@ -220,34 +273,34 @@ class TieredTable(SweptTable):
         places = np.concatenate([block[1] for block in blocks]) if blocks else ids
         keeps = self._tier.keeps_positions
         everywhere, gaps = filled_positions(ids, places) if keeps and not self.direct else (ids, ids[:0])
-        self._directory.reserve(len(everywhere))
-        self._rows.grow(self._directory.capacity)
-        self._members.grow(self._directory.capacity)
-        self._directory.claim(everywhere, np.empty(len(everywhere), np.int64))
-        self._members.forget(gaps, self._directory)  # nothing is touched there
-        self._directory.remove(gaps)
+        self.directory.reserve(len(everywhere))
+        self.rows.grow(self.directory.capacity)
+        self.members.grow(self.directory.capacity)
+        self.directory.claim(everywhere, np.empty(len(everywhere), np.int64))
+        self.members.forget(gaps, self.directory)  # nothing is touched there
+        self.directory.remove(gaps)
         positions = np.empty(len(ids), np.int64)
-        missing = self._directory.find(ids, positions)
-        if missing or self._directory.count != len(ids) or (keeps and not np.array_equal(positions, places)):
+        missing = self.directory.find(ids, positions)
+        if missing or self.directory.count != len(ids) or (keeps and not np.array_equal(positions, places)):
             raise StoreBroken(
                 f"{self._tier.place}: of {len(ids)} ids of table {self.spec.name!r} (there {self.behind.name!r}) only "
-                f"{self._directory.count} differ, and {missing} cannot be found: they are there twice, or are corrupt"
+                f"{self.directory.count} differ, and {missing} cannot be found: they are there twice, or are corrupt"
             )
         start = 0
         for some, _, rows in blocks if width is None else ():
             at = positions[start : start + len(some)]
             start += len(some)
-            self._members.put(at, self._touched.decode(rows[:, -TOUCH_BYTES:]))
+            self.members.put(at, self._touched.decode(rows[:, -TOUCH_BYTES:]))
         if self.tiered.whole:
             for block in self._tier.scan(self.behind.name):
                 self.tiered.load(self._found(block.ids), block.rows)
 
     def _note_settling(self, version: int) -> None:
-        if self._members.has_unsettled:
+        if self.members.has_unsettled:
             self._touched.settled.append(version)
 
     def _note_counting(self, version: int) -> None:
-        self._touched.counted += self._members.counts_anew(version) and not self.direct
+        self._touched.counted += self.members.counts_anew(version) and not self.direct
 
     def _take_away(self, ids: Int64) -> int:
         once = np.unique(ids)
@@ -259,10 +312,10 @@ class TieredTable(SweptTable):
         return super()._take_away(ids)
 
     def _reserve(self, ids: Int64, loaded: bool = True) -> None:
-        self._room(ids)
+        self.make_room(ids)
         if not self.tiered.whole:
             strangers = self._bring(ids, loaded or bool(self.versions))
-            self.tiered.allocate(self._directory.places(strangers))
+            self.tiered.allocate(self.directory.places(strangers))
 
     def _bring(self, ids: Int64, loaded: bool = True) -> Int64:
         """Brings the rows of `ids` int64 `[n]` into memory; returns the ids that have none."""
@@ -272,12 +325,12 @@ class TieredTable(SweptTable):
 
     def _found(self, ids: Int64) -> Int64:
         positions = np.empty(len(ids), np.int64)
-        self._directory.find(ids, positions)
+        self.directory.find(ids, positions)
         return positions
 
     def _row_ids(self) -> Int64:
         """The ids of positions 0, 1, ...: int64; empty where an id is its position."""
-        return self._directory.row_ids if isinstance(self._directory, IdIndex) else _NONE
+        return self.directory.row_ids if isinstance(self.directory, IdIndex) else _NONE
 
     def _description(self) -> bytes:
         """JSON: the spec, and the parts of a record with their bytes."""

@@ -9,7 +9,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.shards.row_pushes import RowSums, Slices, TableClip
-from elastable.embedding_store.tables.grouping import coalesce_many
+from elastable.embedding_store.tables import coalesce_many
 
 __all__ = ["clipped_update", "each_row_once", "sum_pushes", "table_updates"]
 

@@ -17,7 +17,8 @@ from elastable.embedding_store.contract.snapshot import PinStatistics, Snapshot,
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, StoreFailed, TableNotFound, Unsupported
 from elastable.embedding_store.rows.checks import require_block_rows, require_numbers
-from elastable.embedding_store.tables.base_store import BaseSnapshot, BaseStore
+from elastable.embedding_store.tables import BaseStore
+from elastable.embedding_store.tables.base_store import BaseSnapshot
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection

@@ -17,7 +17,6 @@ import numpy.typing as npt
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.engine.memory_lookup import answer_requests
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.native.id_index import STATE_WORDS, IdIndex
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool, available_cores
@@ -26,7 +25,7 @@ from elastable.embedding_store.native.slab import Slab, SlabMaker
 from elastable.embedding_store.rows.row_dtypes import row_values
 from elastable.embedding_store.rows.row_values import RowValues
 from elastable.embedding_store.support.memory_mapping import FileMapping
-from elastable.embedding_store.tables.lookup_request import LookupRequest
+from elastable.embedding_store.tables import LookupRequest, answer_requests
 from elastable.embedding_store.tables.table_reader import TableReader
 from elastable.embedding_store.wire.shared.attachment import (
     LAYOUT,

@@ -16,8 +16,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.engine.memory_table import MemoryTable
+from elastable.embedding_store.engine import MemoryStore, MemoryTable
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
 from elastable.embedding_store.wire.shared.attachment import (

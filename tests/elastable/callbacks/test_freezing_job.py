@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 import elastable as et
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.comparing import compare_dense, compare_tables
 from elastable.master.checkpoints.restoring import restore_tables

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.contract.row_source import variables_of
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
 from tests.elastable.callbacks import freezing_job

@@ -15,7 +15,7 @@ from elastable.embedding_store.composite.placement.locations import (
     TensorLocation,
     TensorLocationSettings,
 )
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput, BadSpec
 from elastable.embedding_store.open_store import open_store
 from tests.elastable.processes import CLICK_JOB, run_elastable

@@ -24,9 +24,9 @@ from elastable.embedding_store.contract.spec import (
     TableSpec,
 )
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.rows.initial_values import initial_rows
-from elastable.embedding_store.tables.grouping import coalesce
+from elastable.embedding_store.tables import coalesce
 from tests.contracts.store_samples import rows_by_id
 from tests.embedding_store.dictionary_model import ModelTable
 from tests.file_stores import file_store

@@ -15,7 +15,7 @@ from elastable.embedding_store.composite.partitions.partitioned_store import Par
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput, FutureVersion, Unavailable, Unsupported
 from elastable.embedding_store.wire.channels.server_connection import FailoverChannel
 from elastable.embedding_store.wire.client.remote_source import RemoteSource

@@ -11,10 +11,10 @@ from elastable.embedding_store.composite.partitions.partitioned_store import Par
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.contract.spec import EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.embedding_store.rows.row_blocks import fresh_rows
-from elastable.embedding_store.tables.grouping import coalesce
+from elastable.embedding_store.tables import coalesce
 from tests.contracts.store_samples import commit, rows_by_id
 
 VARIANTS = {

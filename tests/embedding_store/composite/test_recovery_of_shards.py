@@ -13,7 +13,7 @@ from elastable.embedding_store.composite.partitions.partitioned_store import Par
 from elastable.embedding_store.composite.placement.placed_store import PlacedStore
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import ShardLost, StaleVersion, StoreFailed
 from elastable.embedding_store.open_reader import open_reader
 from elastable.embedding_store.open_store import open_store

@@ -11,7 +11,7 @@ from elastable.embedding_store.composite.partitions.partitioned_store import Par
 from elastable.embedding_store.composite.partitions.repartition import repartition
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput, SpecConflict, StoreFailed, TableNotFound
 from elastable.embedding_store.open_store import open_store
 from tests.contracts.store_samples import EXTREMES, commit, dynamic, fixed, rows_by_id, update

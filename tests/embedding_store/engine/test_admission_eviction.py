@@ -21,7 +21,7 @@ from elastable.embedding_store.contract.spec import (
     TableSpec,
 )
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput, StaleVersion
 from elastable.embedding_store.rows.initial_values import initial_rows
 
@@ -249,7 +249,7 @@ def test_a_commit_that_fails_counts_and_evicts_nothing() -> None:
 
 
 def test_no_room_for_a_row_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from elastable.embedding_store.engine.membership.row_touches import RowTouches
+    from elastable.embedding_store.engine.eviction import RowTouches
 
     def no_room(kept: RowTouches, count: int) -> None:
         raise MemoryError("no room")

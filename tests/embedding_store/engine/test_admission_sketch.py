@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastable.embedding_store.contract.spec import AdmissionSpec, TableSpec
-from elastable.embedding_store.engine.membership.admission_sketch import AdmissionSketch
+from elastable.embedding_store.engine.membership import AdmissionSketch
 from elastable.embedding_store.errors import BadInput
 
 

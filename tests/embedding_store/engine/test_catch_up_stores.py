@@ -27,7 +27,7 @@ from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import TableState
 from elastable.embedding_store.contract.spec import spec_from_json, spec_to_json
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.dense_replay import table_replay
+from elastable.embedding_store.engine import dense_replay
 from elastable.embedding_store.errors import BadInput, BadSpec, Unsupported
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.optimizers.dense_replay import table_steps
@@ -188,7 +188,7 @@ def test_steps_that_nobody_needs_are_forgotten(
 ) -> None:
     """A row is brought to the present before its last step is forgotten, and pinned versions keep theirs."""
     monkeypatch.setattr(table_steps, "_FEWEST", 8)
-    monkeypatch.setattr(table_replay, "TableSteps", lambda name, form: table_steps.TableSteps(name, form, most=MOST))
+    monkeypatch.setattr(dense_replay, "TableSteps", lambda name, form: table_steps.TableSteps(name, form, most=MOST))
     with ExitStack() as held, STORES[kind](held, tmp_path) as store:
         assert isinstance(store, MemoryStore)
         store.create_table(table())

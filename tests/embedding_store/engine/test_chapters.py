@@ -28,7 +28,7 @@ from elastable.embedding_store import (
 from elastable.embedding_store.contract.row_data import TableState
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.dense_replay import sweep, table_replay
+from elastable.embedding_store.engine import dense_replay
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.optimizers.dense_replay import table_steps
 from elastable.embedding_store.optimizers.registry import row_optimizer
@@ -221,8 +221,8 @@ def test_a_table_that_is_cleared_begins_as_a_new_one() -> None:
 def test_chapters_that_no_row_needs_are_forgotten(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The walk over the table that sees to it changes no bit, pinned versions included."""
     found = []
-    for most in (sweep._CHAPTERS, 1 << 30):
-        monkeypatch.setattr(sweep, "_CHAPTERS", most)
+    for most in (dense_replay._CHAPTERS, 1 << 30):
+        monkeypatch.setattr(dense_replay, "_CHAPTERS", most)
         with ExitStack() as held, STORES[kind](held, tmp_path / str(most)) as store:
             assert isinstance(store, MemoryStore)
             store.create_table(TableSpec("t", DIM, ROWS, optimizer=OPTIMIZERS["adamw"]))
@@ -282,7 +282,7 @@ class ChaptersInAnyHistory(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="chapters-", dir=fast))
         self.held = ExitStack()
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(table_replay, "TableSteps", lambda name, form: table_steps.TableSteps(name, form, most=MOST))
+        self.patch.setattr(dense_replay, "TableSteps", lambda name, form: table_steps.TableSteps(name, form, most=MOST))
         self.made = 0
         self.whole: EmbeddingStore = self.held.enter_context(MemoryStore(1, direct_bytes=1 << 30))
         self.killed = self.new("direct")

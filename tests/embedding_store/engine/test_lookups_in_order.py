@@ -11,9 +11,10 @@ from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.tier import Records
-from elastable.embedding_store.engine.frames import rows_in_memory
+from elastable.embedding_store.engine.tiered import tiered_rows
 from elastable.embedding_store.log.contract import NoLog
-from elastable.embedding_store.tables.lookup_request import LookupRequest, lookup_request
+from elastable.embedding_store.tables import LookupRequest
+from elastable.embedding_store.tables.lookups import lookup_request
 from tests.embedding_store.engine.tiered_stores import tiered_store
 from tests.embedding_store.tiers.dict_tier import DictTier, Kept
 
@@ -32,7 +33,7 @@ class CountingTier(DictTier):
 
 
 def test_cold_rows_of_all_requests_are_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows_in_memory, "_LEAST_FRAMES", 1)
+    monkeypatch.setattr(tiered_rows, "_LEAST_FRAMES", 1)
     kept = Kept()
     values = {name: np.arange(ROWS * DIM, dtype=np.float32).reshape(ROWS, DIM) + n for n, name in enumerate(SPECS)}
     with tiered_store(DictTier(kept), NoLog(), 1) as store:

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.history.store_history import StoreHistory
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore, StoreHistory
 from elastable.embedding_store.errors import BadSpec, StoreFailed
 from elastable.embedding_store.rows.initial_values import initial_rows
 from tests.contracts.reference_optimizers import adagrad_row

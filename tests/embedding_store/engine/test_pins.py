@@ -22,9 +22,9 @@ from elastable.embedding_store.contract.spec import (
     TableSpec,
 )
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.engine.pins.store_pins import StorePins
-from elastable.embedding_store.engine.row_images import BeforeImages
+from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.before_images import BeforeImages
+from elastable.embedding_store.engine.pins import StorePins
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed, Unavailable
 from elastable.embedding_store.wire.client.remote_source import RemoteSource
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer

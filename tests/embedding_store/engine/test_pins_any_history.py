@@ -25,8 +25,8 @@ from elastable.embedding_store.contract.spec import (
     OptimizerSpec,
     TableSpec,
 )
-from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.engine.pins.store_pins import StorePins
+from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.pins import StorePins
 from elastable.embedding_store.errors import StaleVersion
 from elastable.embedding_store.rows.initial_values import initial_rows
 from tests.embedding_store.engine.failing_tier import FailingTier

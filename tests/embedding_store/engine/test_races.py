@@ -15,7 +15,7 @@ from elastable.embedding_store.composite.partitions.partitioned_store import Par
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import FutureVersion, StaleVersion, StoreFailed, TableNotFound
 from elastable.embedding_store.rows.initial_values import initial_rows
 from tests.contracts.store_samples import JOIN_S, rows_by_id

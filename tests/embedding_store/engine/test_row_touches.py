@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.spec import EvictionSpec
-from elastable.embedding_store.engine.membership.row_touches import RowTouches
+from elastable.embedding_store.engine.eviction import RowTouches
 
 EXTREME = st.sampled_from([-(2**63), -(2**63) + 1, -1, 0, 2**63 - 1])
 

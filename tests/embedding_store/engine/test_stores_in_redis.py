@@ -11,9 +11,8 @@ import pytest
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.contract.tier import Tier
-from elastable.embedding_store.engine.dense_replay import table_replay
-from elastable.embedding_store.engine.frames import rows_in_memory
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore, dense_replay
+from elastable.embedding_store.engine.tiered import tiered_rows
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.optimizers.dense_replay import table_steps as chapter
 from elastable.embedding_store.optimizers.dense_replay.table_steps import TableSteps
@@ -51,14 +50,14 @@ class TestEveryRowInMemory(StoreContract):
 class TestFewRowsInMemory(StoreContract):
     @pytest.fixture
     def make_store(self, valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStore]:
-        monkeypatch.setattr(rows_in_memory, "_LEAST_FRAMES", 1)
+        monkeypatch.setattr(tiered_rows, "_LEAST_FRAMES", 1)
         with stores(valkey_url, TINY) as made:
             yield made
 
     def test_rows_follow_every_step(self, store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch) -> None:
         """The table remembers few steps: its rows are brought to newer chapters all the time, wherever they are."""
         monkeypatch.setattr(chapter, "_FEWEST", 8)
-        monkeypatch.setattr(table_replay, "TableSteps", lambda name, form: TableSteps(name, form, most=48))
+        monkeypatch.setattr(dense_replay, "TableSteps", lambda name, form: TableSteps(name, form, most=48))
         dense = OptimizerSpec.of("adamw", lazy=False, weight_decay=0.05)
         with MemoryStore(1) as plain:
             for each in (store, plain):
@@ -73,6 +72,6 @@ class TestFewRowsInMemory(StoreContract):
 class TestFewRowsInMemoryAndACluster(StoreContract):
     @pytest.fixture
     def make_store(self, redis_cluster_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStore]:
-        monkeypatch.setattr(rows_in_memory, "_LEAST_FRAMES", 1)
+        monkeypatch.setattr(tiered_rows, "_LEAST_FRAMES", 1)
         with stores(redis_cluster_url, TINY) as made:
             yield made

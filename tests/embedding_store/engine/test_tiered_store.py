@@ -21,9 +21,8 @@ from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.tier import Records
-from elastable.embedding_store.engine.frames import rows_in_memory
-from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.engine.tiered import tier_writer
+from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.tiered import store_tier, tiered_rows
 from elastable.embedding_store.engine.tiered.tiered_table import TieredTable
 from elastable.embedding_store.errors import NotReady, StaleVersion, StoreBroken, Unavailable
 from elastable.embedding_store.log.contract import Buffer, LogEntry, NoLog
@@ -45,7 +44,7 @@ TINY, HUGE = 1, 1 << 30
 
 @pytest.fixture(autouse=True)
 def _few_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows_in_memory, "_LEAST_FRAMES", 1)
+    monkeypatch.setattr(tiered_rows, "_LEAST_FRAMES", 1)
 
 
 class AnyFlush(TwoStores):
@@ -55,7 +54,7 @@ class AnyFlush(TwoStores):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="elastable-tier-"))
         self.lives = 0
-        self.patched = patch.object(rows_in_memory, "_LEAST_FRAMES", 1)
+        self.patched = patch.object(tiered_rows, "_LEAST_FRAMES", 1)
         self.patched.start()
 
     @initialize(budget=st.sampled_from([TINY, 1_000, HUGE]), keeps_positions=st.booleans())
@@ -173,7 +172,7 @@ def test_frames_that_one_large_change_took_are_given_back(
         assert rows._frames is not None
         store.lookup({"dynamic": ids[:1]})
         assert rows._frames.count == 5_000, "a change that needs as many may follow"
-        monkeypatch.setattr(rows_in_memory, "_SWOLLEN_S", 0.0)
+        monkeypatch.setattr(tiered_rows, "_SWOLLEN_S", 0.0)
         if then == "look up":
             store.lookup({"dynamic": ids[:1]})
         else:
@@ -338,7 +337,7 @@ def test_a_version_that_is_being_written_is_not_taken_back_meanwhile(tmp_path: P
 def test_a_pass_that_has_begun_writes_nothing_of_a_commit_that_was_taken_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tier_writer, "_CHUNK_BYTES", 1)  # some rows at a time
+    monkeypatch.setattr(store_tier, "_CHUNK_BYTES", 1)  # some rows at a time
     tier, log = _SlowTier(), _LosingLog()
 
     def update(ids: Int64) -> dict[str, TableUpdate]:

@@ -9,9 +9,8 @@ from unittest.mock import patch
 
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.contract.tier import Tier
-from elastable.embedding_store.engine.frames import rows_in_memory
-from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.engine.tiered.store_tier import StoreTier
+from elastable.embedding_store.engine import MemoryStore, StoreTier
+from elastable.embedding_store.engine.tiered import tiered_rows
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.log.file_log import FileLog
 
@@ -51,7 +50,7 @@ def crowded_store(held: ExitStack, tier: Tier, folder: Path, every_s: float = 0.
 
     It may be opened again with the same tier and folder. `held`: until when memory for rows is that short.
     """
-    held.enter_context(patch.object(rows_in_memory, "_LEAST_FRAMES", 1))
+    held.enter_context(patch.object(tiered_rows, "_LEAST_FRAMES", 1))
     return tiered_store(tier, FileLog(folder, fsync="never"), 1, every_s=every_s, direct_bytes=0)
 
 

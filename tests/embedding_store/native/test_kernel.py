@@ -13,7 +13,7 @@ pytestmark = pytest.mark.process
 PACKAGE = Path(__file__).parents[3] / "embedding_store"
 PROGRAM = """
 import numpy as np
-from elastable.embedding_store.tables.indexer import unique_ids
+from elastable.embedding_store.tables.grouping import unique_ids
 print(unique_ids(np.array([5, 5, 9]))[0].tolist())
 """
 
@@ -40,7 +40,7 @@ def test_kernels_run_whatever_can_be_written(tmp_path: Path, writable: str) -> N
     assert (ran.returncode, ran.stdout) == (0, "[5, 9]\n"), ran.stderr
     cached = {"package": blocked, "home": home}.get(writable)
     if cached is not None:
-        assert list(cached.rglob("indexer._unique-*.nbc"))
+        assert list(cached.rglob("grouping._unique-*.nbc"))
 
 
 COUNTED = f"""

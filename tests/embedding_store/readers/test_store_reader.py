@@ -19,8 +19,7 @@ from elastable.embedding_store.contract.spec import (
     TableSpec,
 )
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.engine.tiered.store_tier import StoreTier
+from elastable.embedding_store.engine import MemoryStore, StoreTier
 from elastable.embedding_store.errors import (
     FutureVersion,
     IdOutOfRange,
@@ -29,7 +28,7 @@ from elastable.embedding_store.errors import (
     TableNotFound,
     Unsupported,
 )
-from elastable.embedding_store.readers.store_reader import StoreReader
+from elastable.embedding_store.readers import StoreReader
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog

@@ -19,8 +19,7 @@ from elastable.embedding_store.composite.placement.locations import (
 )
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate, UpdateBatch
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, ShardOrigin, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.engine.memory_table import MemoryTable
+from elastable.embedding_store.engine import MemoryStore, MemoryTable
 from elastable.embedding_store.errors import BadInput, BadSpec
 from elastable.embedding_store.native.number_formats import HALF_DTYPES, round_half
 from elastable.embedding_store.native.slab import Slab

@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import AdmissionSpec, InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput, SpecConflict, TableNotFound, Unsupported
 from elastable.embedding_store.native.slab import anonymous_slab
 from elastable.embedding_store.rows.conversion import convert_table

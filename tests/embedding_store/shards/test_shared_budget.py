@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
 from elastable.embedding_store.contract.row_data import Commit, EvictionCut, StayingRows
 from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput, StoreFailed
 from elastable.embedding_store.shards import shared_budget
 from elastable.embedding_store.shards.row_pushes import (

@@ -15,7 +15,7 @@ from elastable.embedding_store.composite.partitions.sharded_store import Sharded
 from elastable.embedding_store.composite.splits.partition import partition
 from elastable.embedding_store.contract.row_data import Commit, RowBlock
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import (
     BadGradient,
     BadInput,

@@ -13,11 +13,9 @@ from elastable.embedding_store.composite.partitions.partitioned_store import Par
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadIds, BadInput, BadSpec, IdOutOfRange, NotFinite, TableNotFound
-from elastable.embedding_store.tables.lookup_request import Bags
-from elastable.embedding_store.tables.table import EmbeddingTable
-from elastable.embedding_store.tables.table_update import IndexedSlices, update_many
+from elastable.embedding_store.tables import Bags, EmbeddingTable, IndexedSlices, update_many
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer

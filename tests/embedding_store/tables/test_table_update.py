@@ -11,12 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.engine import row_shares
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore, staged_commit
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.optimizers.fused import FUSED
-from elastable.embedding_store.tables import grouping
-from elastable.embedding_store.tables.table_update import IndexedSlices, TableSlices, update_many, update_tables
+from elastable.embedding_store.tables import IndexedSlices, TableSlices, grouping, update_many, update_tables
 from tests.contracts.store_samples import rows_by_id
 from tests.embedding_store.tables.allocations import least_peak
 
@@ -58,7 +56,7 @@ def test_any_threads_and_any_split_give_the_same_bits(
         for seed, values in enumerate(history):
             gradient = slices(np.array(values, np.int64), dim, seed)
             update_tables(alone, [TableSlices(spec, gradient)])
-            with mock.patch.object(row_shares, "_PIECE", piece), mock.patch.object(grouping, "_VALUES_A_THREAD", 8):
+            with mock.patch.object(staged_commit, "_PIECE", piece), mock.patch.object(grouping, "_VALUES_A_THREAD", 8):
                 update_tables(together, [TableSlices(spec, gradient)])
         assert rows_by_id(alone, "t") == rows_by_id(together, "t")
 

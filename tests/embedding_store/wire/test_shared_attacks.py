@@ -209,7 +209,7 @@ def test_another_user_is_let_in_only_where_the_environment_names_them(
 def test_a_damaged_index_is_an_error_of_the_reader(held: ExitStack, store: SharedMemoryStore, damage: str) -> None:
     source = attached(held, store)
     assert (source.lookup({"any": np.arange(100)})["any"] == 1).all()
-    index = store._tables["any"]._directory
+    index = store._tables["any"].directory
     assert isinstance(index, IdIndex)
     if damage == "positions":
         index._cells.array[:, 5:7] = np.uint64(0x7FFFFFFF_7FFFFFFF)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.master.checkpoints.dirty_rows import Changes, DirtyRows, IdBitmap
 from tests.master.checkpoints.jobs import DYNAMIC, FIXED, commit, created
 

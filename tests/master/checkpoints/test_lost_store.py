@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput, ElastableError, StaleVersion
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer

@@ -7,7 +7,7 @@ import logging
 import numpy as np
 import pytest
 
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import StaleVersion
 from elastable.master.api import DenseSnapshot
 from elastable.master.jobs.concurrent_evaluation import ConcurrentEvaluation

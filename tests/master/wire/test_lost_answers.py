@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.wire.channels import server_connection as connection
 from elastable.embedding_store.wire.server import grpc_server as server
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.spec import InitializerSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadIds, BadInput, IdOutOfRange, Unsupported
 from elastable.embedding_store.rows.initial_values import initial_rows
 from elastable.replicas.groups.group import ReplicaGroup

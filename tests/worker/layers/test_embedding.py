@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from elastable.embedding_store.contract.spec import SCALED_INITIALIZERS, InitializerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadIds, BadSpec, IdOutOfRange, ModelError, Unsupported
 from elastable.embedding_store.rows.initial_values import initial_rows
 from elastable.embedding_store.rows.row_blocks import fresh_rows

@@ -13,7 +13,7 @@ import pytest
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.contract.spec import OptimizerSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import Unsupported
 from elastable.worker.layers.embedding import Embedding
 from elastable.worker.layers.model_tables import store_layers

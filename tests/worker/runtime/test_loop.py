@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadGradient, ElastableError, JobFailed, ShardLost, Unavailable
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service

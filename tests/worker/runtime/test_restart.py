@@ -12,7 +12,7 @@ import pytest
 
 from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.contract.row_source import RowSource
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import ElastableError, FutureVersion, JobFailed
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service

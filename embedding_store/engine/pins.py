@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
-from elastable.embedding_store.contract.snapshot import PinStatistics, not_pinned, refuse_while_pinned
+from elastable.embedding_store.closing import Closing
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.row_data import RowBlock, TableState
+from elastable.embedding_store.contract.row_source import refuse_other_version
+from elastable.embedding_store.contract.snapshot import (
+    PinStatistics,
+    Snapshot,
+    not_pinned,
+    refuse_while_pinned,
+    require_lease,
+)
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.engine.before_images import MAX_BYTES
 from elastable.embedding_store.engine.memory_table import MemoryTable
-from elastable.embedding_store.engine.table_versions import MAX_BYTES
-from elastable.embedding_store.errors import StaleVersion
+from elastable.embedding_store.engine.pinned_table import PinnedTable
+from elastable.embedding_store.errors import ElastableError, StaleVersion
+from elastable.embedding_store.native.range_pool import SERIAL, RangePool
+from elastable.embedding_store.rows.checks import require_block_rows, require_ids
+from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
+from elastable.embedding_store.tables import LookupRequest, answer_in_order, answer_requests, look_up
 
-__all__ = ["PinLease", "StorePins"]
+__all__ = ["MemoryPin", "PinKeeper", "PinLease", "StorePins"]
 
 _SPARE_S = 300.0  # for which memory of a pin is kept for the next one: pages cost more than what is written to them
 _REMEMBERED = 256  # versions whose pins are gone, for messages
@@ -205,3 +224,154 @@ class StorePins:
 
 def _not_renewed(lease: PinLease) -> str:
     return f"it was not renewed within its lease of {lease.seconds:g} s"
+
+
+class MemoryPin(Snapshot):
+    """As `Snapshot`. A read shares the store with lookups, and so waits for a commit that is being made, and no longer.
+
+    Args:
+        lock, pool: Of the store.
+        table: Finds a table of the store by its name, or raises.
+        specs: Of the store.
+        pins: Of the store.
+        lease: Of this pin.
+    """
+
+    def __init__(
+        self,
+        lock: ReadersWriterLock,
+        pool: RangePool,
+        table: Callable[[str], MemoryTable],
+        specs: Callable[[], dict[str, TableSpec]],
+        pins: StorePins,
+        lease: PinLease,
+    ) -> None:
+        self._lock, self._pool = lock, pool
+        self._table, self._store_specs = table, specs
+        self._pins, self._lease = pins, lease
+
+    def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
+        with self._lock.reading():
+            return look_up(self._readers(ids, version), ids, self._pool)
+
+    def lookup_into(self, requests: Sequence[LookupRequest], version: int | None = None, split: bool = True) -> None:
+        with self._lock.reading():
+            tables = self._readers([request.table for request in requests], version)
+            answer_requests(tables, requests, self._pool if split else SERIAL)
+
+    def lookup_in_order(self, requests: Iterable[LookupRequest], version: int | None) -> Generator[None, None, None]:
+        return answer_in_order(self._lock, partial(self._readers, version=version), requests)
+
+    def specs(self) -> dict[str, TableSpec]:
+        """As in `RowSource.specs`; tables that were made later are there, and empty."""
+        return self._store_specs()
+
+    def version(self) -> int:
+        """The version that is pinned."""
+        return self._lease.version
+
+    def renew(self, lease_s: float | None = None) -> None:
+        seconds = None if lease_s is None else require_lease(lease_s)
+        with self._lock.reading():
+            self._pins.renew(self._lease, seconds)
+
+    def row_count(self, table: str) -> int:
+        with self._lock.reading():
+            return self._at(table).count
+
+    def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
+        """As in `Snapshot.scan`: the rows that have not changed since first, then the others."""
+        with self._lock.reading():
+            self._at(table)
+        return self._blocks(table, require_block_rows(block_rows))
+
+    def read_rows(self, table: str, ids: Int64) -> RowBlock:
+        with self._lock.reading():
+            found = self._at(table)
+            return found.stored(require_ids(found.spec, ids))
+
+    def table_state(self, table: str) -> TableState:
+        with self._lock.reading():
+            return self._at(table).state()
+
+    def close(self) -> None:
+        if self._lease.gone is None:
+            with self._lock.writing():
+                self._pins.release(self._lease)
+
+    def _blocks(self, table: str, block_rows: int) -> Iterator[RowBlock]:
+        cursor, ends, sequences = 0, list[int](), list[int]()
+        while True:
+            with self._lock.reading():
+                found = self._at(table)
+                block, cursor = found.unchanged(cursor, block_rows)
+                if block is None:
+                    ids = found.changed(ends, sequences)
+                    break
+                ends.append(cursor)
+                sequences.append(found.sequence)
+            if len(block.ids):
+                yield block
+        for start in range(0, len(ids), block_rows):
+            with self._lock.reading():
+                block = self._at(table).stored(ids[start : start + block_rows])
+            yield block
+
+    def _readers(self, tables: Iterable[str], version: int | None) -> Sequence[PinnedTable]:
+        refuse_other_version(self._lease.version, version)
+        return [self._at(table) for table in tables]
+
+    def _at(self, table: str) -> PinnedTable:
+        """The table at the pinned version; the lock is held."""
+        found = self._table(table)
+        self._pins.require_lease(self._lease)
+        return found.at(self._lease.version)
+
+
+_log = logging.getLogger(__name__)
+
+
+class PinKeeper(Closing):
+    """Renews a pin in a thread of its own until it is closed, and releases it then.
+
+    A pin that is gone nevertheless is noticed by whoever reads there next, or asks here.
+
+    Attributes:
+        gone: Why the version is not readable any more, as a renewal was told; None while it is, as far as is known.
+
+    Args:
+        pin: Taken over.
+        every_s: A fraction of its lease, in seconds.
+        what: It is for, in the log.
+    """
+
+    def __init__(self, pin: Snapshot, every_s: float, what: str) -> None:
+        self.pin = pin
+        self._every_s = every_s
+        self._what = what
+        self.gone: StaleVersion | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="elastable-pin-keeper", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread and releases the pin. Closing twice is harmless."""
+        if self._over.is_set():
+            return
+        self._over.set()
+        self._thread.join()
+        try:
+            self.pin.close()
+        except ElastableError as error:
+            _log.warning("the pin for %s ends with its lease: %s", self._what, error)
+
+    def _renew(self) -> None:
+        while not self._over.wait(self._every_s):
+            try:
+                self.pin.renew()
+            except StaleVersion as gone:
+                self.gone = gone
+                return
+            except ElastableError as error:
+                # The store may answer again before the lease ends.
+                _log.warning("the pin for %s was not renewed: %s", self._what, error)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
+import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
-from elastable.embedding_store.contract.row_data import EvictionCut, StayingRows, TableUpdate
-from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.engine.membership.admission_sketch import AdmissionSketch
-from elastable.embedding_store.engine.membership.row_touches import RowTouches, UInt32
-from elastable.embedding_store.engine.membership.touch_times import TouchTimes
+from elastable.embedding_store.contract.row_data import Commit, EvictionCut, StayingRows, TableUpdate
+from elastable.embedding_store.contract.spec import AdmissionSpec, TableSpec
+from elastable.embedding_store.engine.eviction import RowTouches, TouchTimes, UInt32
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.id_index import IdIndex
+from elastable.embedding_store.native.kernel import kernel, prefetch
+from elastable.embedding_store.native.number_formats import mixed_bits
 from elastable.embedding_store.native.row_directory import RowDirectory
 from elastable.embedding_store.native.slab import SlabMaker, anonymous_slab
+from elastable.embedding_store.rows.initial_values import table_key, whole_ids
 
-__all__ = ["RowMembership"]
+__all__ = ["AdmissionSketch", "RowMembership", "budgets_due", "require_cuts"]
 
 
 class RowMembership:
@@ -98,11 +100,6 @@ class RowMembership:
         if self._touches is not None:
             self._touches.write(positions, touches)
 
-    def settle(self, version: int, directory: RowDirectory) -> None:
-        """Rows that were put without a version have this one now."""
-        if self._touches is not None:
-            self._touches.settle(version, directory.capacity)
-
     def forget(self, ids: Int64, directory: RowDirectory) -> None:
         """The rows of `ids` int64 `[n]` are about to be taken away by hand."""
         if self._touches is not None:
@@ -140,8 +137,7 @@ class RowMembership:
             cut: As of `Commit`, where the table shares its budget of rows.
         """
         if self._touches is not None and isinstance(directory, IdIndex):
-            self.settle(version, directory)
-            self._note_time(version, time)
+            self._begin_eviction(self._touches, version, directory, time)
             oldest = 0 if self._times is None else self._times.oldest
             goes = None if cut is None else (cut.version, self._own_id(cut.least_id))
             self.evicted += self._touches.evict(version, directory.row_ids, directory.count, remove, oldest, goes)
@@ -153,12 +149,12 @@ class RowMembership:
     def end_eviction(self, version: int, directory: RowDirectory, time: float | None = None) -> None:
         """What `evict` does at this version besides taking rows away."""
         if self._touches is not None and isinstance(directory, IdIndex):
-            self.settle(version, directory)
-            self._note_time(version, time)
+            self._begin_eviction(self._touches, version, directory, time)
             if self._touches.counts_anew(version):
                 self._touches.count_anew(len(directory.row_ids))
 
-    def _note_time(self, version: int, time: float | None) -> None:
+    def _begin_eviction(self, touches: RowTouches, version: int, directory: RowDirectory, time: float | None) -> None:
+        touches.settle(version, directory.capacity)
         if self._times is not None and time is not None:
             self._times.note(version, time)
 
@@ -210,3 +206,119 @@ class RowMembership:
         """As `TableState.admission_counts`, of what `require_admission_counts` takes."""
         if self._sketch is not None:
             self._sketch.write(counters)
+
+
+_PLACES = 4
+_AHEAD = 8
+_MOST = 255  # that a counter counts
+
+
+class AdmissionSketch:
+    """A count-min sketch with conservative update (Estan, Varghese: SIGCOMM 2002) in counters of one byte.
+
+    Each id has four counters; its count is the smallest, and counting raises only the smallest. A count is therefore
+    never too small, and too large only if all four counters are shared with more frequent ids.
+
+    Ids of a shard are counted by their ids in the whole table, so that the sketches of shards can be joined by taking
+    the larger counter of each pair.
+    """
+
+    def __init__(self, table: TableSpec, admission: AdmissionSpec, new_slab: SlabMaker = anonymous_slab) -> None:
+        """All counts are 0. Raises `MemoryError`."""
+        low, high = table_key(table.seed, table.name)
+        self._key = np.uint64(low) | np.uint64(high) << np.uint64(32)
+        self._table = table.name
+        self._origin = table.origin
+        self._admitted_at = admission.sightings
+        self._counters = new_slab("admission_counts", 1 << (admission.counters - 1).bit_length(), 1, np.uint8)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of memory, one a counter."""
+        return len(self._counters.array)
+
+    def admits(self, ids: Int64) -> npt.NDArray[np.bool_]:
+        """bool `[n]`: whether each of `ids` int64 `[n]` is admitted when it is seen once more."""
+        counts = np.empty(len(ids), np.uint8)
+        _counts(self._counters.array, self._key, whole_ids(self._origin, ids), counts)
+        admitted: npt.NDArray[np.bool_] = counts >= self._admitted_at - 1
+        return admitted
+
+    def count(self, ids: Int64) -> None:
+        """Counts each of `ids` int64 `[n]` once."""
+        _count(self._counters.array, self._key, whole_ids(self._origin, ids))
+
+    def read(self) -> UInt8:
+        """uint8 `[counters]`, a copy."""
+        return self._counters.array[:, 0].copy()
+
+    def write(self, counters: UInt8) -> None:
+        """Restores what `read` returned."""
+        self._counters.array[:, 0] = counters
+
+    def require(self, counters: UInt8) -> None:
+        """Raises `BadInput` unless `counters` has the size and dtype of `read`."""
+        size = len(self._counters.array)
+        if not isinstance(counters, np.ndarray) or counters.dtype != np.uint8 or counters.shape != (size,):
+            got = f"{counters.dtype} {list(counters.shape)}" if isinstance(counters, np.ndarray) else type(counters)
+            raise BadInput(f"table {self._table!r}: admission counts must be uint8 [{size}], got {got}")
+
+
+@kernel
+def _first_and_step(wanted: int, key: np.uint64) -> tuple[np.uint64, np.uint64]:
+    """Where the counters of an id begin, and how far they lie apart: splitmix64's finalizer, halved."""
+    h = mixed_bits(np.uint64(wanted) ^ key)
+    return h, (h >> np.uint64(32)) | np.uint64(1)
+
+
+@kernel
+def _counts(counters: UInt8, key: np.uint64, ids: Int64, counts: UInt8) -> None:
+    mask = np.uint64(len(counters) - 1)
+    for i in range(len(ids)):
+        place, step = _first_and_step(ids[min(i + _AHEAD, len(ids) - 1)], key)
+        for _ in range(_PLACES):
+            prefetch(counters, place & mask)
+            place += step
+        place, step = _first_and_step(ids[i], key)
+        least = np.uint8(_MOST)
+        for _ in range(_PLACES):
+            least = min(least, counters[place & mask, 0])
+            place += step
+        counts[i] = least
+
+
+@kernel
+def _count(counters: UInt8, key: np.uint64, ids: Int64) -> None:
+    mask = np.uint64(len(counters) - 1)
+    for i in range(len(ids)):
+        first, step = _first_and_step(ids[i], key)
+        place, least = first, np.uint8(_MOST)
+        for _ in range(_PLACES):
+            least = min(least, counters[place & mask, 0])
+            place += step
+        if least == _MOST:
+            continue
+        place = first
+        for _ in range(_PLACES):
+            if counters[place & mask, 0] == least:
+                counters[place & mask, 0] = least + np.uint8(1)
+            place += step
+
+
+# Tables that share a budget of rows (`max_rows`) with other stores: others decide what goes of them
+
+
+def budgets_due(specs: Iterable[TableSpec], commit: Commit) -> set[str]:
+    """Names of the tables of which others decide what goes for a budget in this commit."""
+    return {spec.name for spec in specs if spec.name not in commit.frozen and spec.shares_budget(commit.version)}
+
+
+def require_cuts(specs: Iterable[TableSpec], commit: Commit) -> None:
+    """Raises `BadInput` unless a commit says what goes of exactly those tables whose budget is shared."""
+    due = budgets_due(specs, commit)
+    if due != set(commit.cuts):
+        said, asked = (", ".join(sorted(names)) or "none" for names in (set(commit.cuts), due))
+        raise BadInput(
+            f"the commit of version {commit.version} says what goes for the max_rows of all shards of tables {said}, "
+            f"and has to say so of {asked}: such tables are committed to through all of their store servers (--stores)"
+        )

@@ -13,7 +13,7 @@ import pytest
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.history import logged_store
+from elastable.embedding_store.engine import staged_commit
 from elastable.embedding_store.open_store import open_store
 
 SPEC = TableSpec("t", 2, optimizer=OptimizerSpec.of("adagrad"), eviction=EvictionSpec(ttl=5.0, every=2))
@@ -68,7 +68,7 @@ def test_a_store_that_died_comes_back_without_reading_the_clock(
             raise AssertionError("the clock was read")
 
         with monkeypatch.context() as patched:
-            patched.setattr(logged_store, "time", SimpleNamespace(time=unasked))
+            patched.setattr(staged_commit, "time", SimpleNamespace(time=unasked))
             with open_store(again) as back:
                 assert everything(back) == expected
                 if kind != "redis":  # the store that is open still owns it

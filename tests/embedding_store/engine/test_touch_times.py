@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastable.embedding_store.engine.membership.touch_times import TouchTimes
+from elastable.embedding_store.engine.eviction import TouchTimes
 from elastable.embedding_store.errors import BadInput
 
 PAUSES = st.lists(st.integers(0, 5) | st.integers(0, 3000), min_size=1, max_size=60)

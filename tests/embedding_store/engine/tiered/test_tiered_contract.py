@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from elastable.embedding_store.contract.tier import Tier
-from elastable.embedding_store.engine.frames import rows_in_memory
+from elastable.embedding_store.engine.tiered import tiered_rows
 from elastable.embedding_store.log.contract import Log, NoLog
 from elastable.embedding_store.log.file_log import FileLog
 from elastable.embedding_store.tiers.files.file_tier import FileTier
@@ -33,7 +33,7 @@ class TestEveryRowInMemory(StoreContract):
 class TestFewRowsInMemory(StoreContract):
     @pytest.fixture
     def make_store(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStore]:
-        monkeypatch.setattr(rows_in_memory, "_LEAST_FRAMES", 1)
+        monkeypatch.setattr(tiered_rows, "_LEAST_FRAMES", 1)
         with tiered_stores(lambda number: (FailingTier(keeps_positions=False), NoLog()), TINY) as stores:
             yield stores
 
@@ -41,7 +41,7 @@ class TestFewRowsInMemory(StoreContract):
 class TestFewRowsInMemoryAndTheRestInFiles(StoreContract):
     @pytest.fixture
     def make_store(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStore]:
-        monkeypatch.setattr(rows_in_memory, "_LEAST_FRAMES", 1)
+        monkeypatch.setattr(tiered_rows, "_LEAST_FRAMES", 1)
 
         def make(number: int) -> tuple[Tier, Log]:
             folder = tmp_path / str(number)

@@ -14,12 +14,12 @@ from elastable.embedding_store.contract.row_data import RowBlock, UpdateBatch
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.contract.tier import Records
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.engine.tiered.tiered_table import TieredTable
 from elastable.embedding_store.errors import IdOutOfRange, StoreBroken
 from elastable.embedding_store.log.contract import NoLog
 from elastable.embedding_store.native.range_pool import SERIAL
-from elastable.embedding_store.tables.many_tables import lookup_many
+from elastable.embedding_store.tables import lookup_many
 from elastable.embedding_store.tiers.files.file_tier import FileTier
 from tests.embedding_store.engine.tiered_stores import tiered_store
 from tests.file_stores import file_store
@@ -163,8 +163,8 @@ def test_frames_that_were_found_before_an_update_are_forgotten_when_rows_move(tm
         for start in (0, 120):
             rows.update(batch.part(start, start + 120))
         expected = memory._tables["t"]
-        expected._rows.update(UpdateBatch(positions, positions, gradients, 0, 0.1))
+        expected.rows.update(UpdateBatch(positions, positions, gradients, 0, 0.1))
         everywhere = np.arange(1_000)
-        for ours, theirs in zip(rows.block(everywhere), expected._rows.block(everywhere), strict=True):
+        for ours, theirs in zip(rows.block(everywhere), expected.rows.block(everywhere), strict=True):
             np.testing.assert_array_equal(ours, theirs)
         assert rows.changed >= len(positions)

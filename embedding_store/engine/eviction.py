@@ -13,10 +13,11 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Int64, UInt32
 from elastable.embedding_store.contract.row_data import NEXT_VERSION
 from elastable.embedding_store.contract.spec import EvictionSpec
+from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.slab import SlabMaker, anonymous_slab
 
-__all__ = ["RowTouches", "UInt32"]
+__all__ = ["RowTouches", "TouchTimes", "UInt32"]
 
 
 _NO_ROW = -1
@@ -29,6 +30,9 @@ class RowTouches:
     """By position the version that last touched a row, and where frequency counts how often it was touched.
 
     Positions stand once in every call.
+
+    Attributes:
+        unsettled: Whether rows may have been put without a version.
     """
 
     def __init__(self, eviction: EvictionSpec, rows: int, new_slab: SlabMaker = anonymous_slab) -> None:
@@ -39,7 +43,7 @@ class RowTouches:
         self._times = None if eviction.min_frequency is None else new_slab("frequency", rows, 1, np.uint32)
         self._tally = np.zeros(1 << _DIGIT_BITS, np.int64)
         self._doomed, self._doomed_ids = np.empty(_CHUNK, np.int64), np.empty(_CHUNK, np.int64)
-        self._unsettled = False
+        self.unsettled = False
 
     @property
     def row_bytes(self) -> int:
@@ -72,16 +76,11 @@ class RowTouches:
         self._versions.array[positions, 0] = NEXT_VERSION if touches is None else touches[:, 0]
         if self._times is not None:
             self._times.array[positions, 0] = 1 if touches is None else touches[:, 1]
-        self._unsettled |= touches is None or bool((touches[:, 0] == NEXT_VERSION).any())
+        self.unsettled |= touches is None or bool((touches[:, 0] == NEXT_VERSION).any())
 
     def frequencies(self, high: int) -> UInt32 | None:
         """uint32 `[high]`, a copy of how often the rows below position `high` were touched; None: nobody counts."""
         return None if self._times is None else self._times.array[:high, 0].copy()
-
-    @property
-    def unsettled(self) -> bool:
-        """Whether rows may have been put without a version."""
-        return self._unsettled
 
     def unsettled_positions(self, high: int) -> Int64:
         """int64: positions below `high` of rows that were put without a version."""
@@ -97,10 +96,10 @@ class RowTouches:
 
     def settle(self, version: int, high: int) -> None:
         """Rows below position `high` that were put without a version have this one now."""
-        if self._unsettled:
+        if self.unsettled:
             versions = self._versions.array[:high, 0]
             versions[versions == NEXT_VERSION] = version
-            self._unsettled = False
+            self.unsettled = False
 
     def staying(
         self, version: int, row_ids: Int64, touched: Int64, fresh_ids: Int64, oldest: int = 0
@@ -259,3 +258,86 @@ def _nth_greatest_id(versions: Int64, row_ids: Int64, tied: int, n: int, tally: 
             digit -= 1
         found |= np.uint64(digit) << np.uint64(shift)
     return np.int64(found ^ flip)
+
+
+_SPANS = 1024  # into which the time that rows may stay is divided
+_MOST_SPANS = _SPANS + 8
+_MOST_MS = 1 << 62
+
+_Span = tuple[int, int, int]
+"""The last of some consecutive versions, and when the first and the last of them were committed, in milliseconds."""
+
+
+class TouchTimes:
+    """Times of versions. Rows keep the version that touched them, and no time: this says which versions are too old.
+
+    Versions that were committed within a 1024th of `ttl` count as committed with the last of them, so that it takes
+    some kilobytes whatever the pace of commits. A row therefore goes that much too late at most, and never too early.
+    """
+
+    def __init__(self, table: str, ttl: float) -> None:
+        """`ttl`: seconds that rows may stay untouched."""
+        self._table = table
+        self._ttl_ms = max(1, round(1000 * ttl))
+        self._span_ms = -(-self._ttl_ms // _SPANS)
+        self._spans: list[_Span] = []  # the oldest first; of those that are too old, one
+
+    def note(self, version: int, time: float) -> None:
+        """A version is committed at a time, in seconds since 1970; where the clock went back, when the last was.
+
+        Later versions are no more: the store was reset to an earlier one.
+        """
+        now = int(1000 * time)
+        if self._spans:
+            now = max(now, self._spans[-1][2])
+        self._forget_from(version)
+        if self._spans:
+            _, began, _ = self._spans[-1]
+            if now - began < self._span_ms:
+                self._spans[-1] = version, began, now
+                return
+        self._spans.append((version, now, now))
+        while len(self._spans) > 1 and self._spans[1][2] < now - self._ttl_ms:
+            del self._spans[0]
+
+    def _forget_from(self, version: int) -> None:
+        while self._spans and self._spans[-1][0] >= version:
+            _, began, last = self._spans.pop()
+            before = self._spans[-1][0] if self._spans else 0
+            if before < version - 1:
+                self._spans.append((version - 1, began, last))
+
+    @property
+    def oldest(self) -> int:
+        """Rows that no version from this one on has touched, were last touched more than `ttl` seconds ago."""
+        gone = [version for version, _, last in self._spans if last < self._spans[-1][2] - self._ttl_ms]
+        return gone[-1] + 1 if gone else 0
+
+    def oldest_at(self, version: int, time: float) -> int:
+        """What `oldest` would be, were a version committed at a time; notes nothing."""
+        then = TouchTimes(self._table, self._ttl_ms / 1000)
+        then._spans = self._spans.copy()
+        then.note(version, time)
+        return then.oldest
+
+    def read(self) -> Int64:
+        """`TableState.touch_times`, a copy."""
+        return np.array(self._spans, np.int64).reshape(-1, 3)
+
+    def write(self, times: Int64) -> None:
+        """Restores what `read` returned, of what `require` takes."""
+        self._spans = [(int(version), int(began), int(last)) for version, began, last in times]
+
+    def require(self, times: Int64) -> None:
+        """Raises `BadInput` for what no `read` returns."""
+        if not isinstance(times, np.ndarray) or times.dtype != np.int64 or times.shape != (len(times), 3):
+            got = f"{times.dtype} {list(times.shape)}" if isinstance(times, np.ndarray) else type(times)
+            raise BadInput(f"table {self._table!r}: touch times must be int64 [spans, 3], got {got}")
+        versions, spans = times[:, 0], times[:, 1:].reshape(-1)
+        ordered = bool((np.diff(versions) > 0).all() and (np.diff(spans) >= 0).all())
+        bounded = len(times) <= _MOST_SPANS and not ((times < 0) | (times > _MOST_MS)).any()
+        if not (ordered and bounded):
+            raise BadInput(
+                f"table {self._table!r}: touch times must be at most {_MOST_SPANS} rows of a version and two times, "
+                "none negative and in ascending order"
+            )

@@ -12,9 +12,8 @@ from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.tier import MappedRecords, Records
-from elastable.embedding_store.engine.frames.missed_rows import MissedRows
-from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.engine.tiered.store_tier import StoreTier
+from elastable.embedding_store.engine import MemoryStore, StoreTier
+from elastable.embedding_store.engine.tiered.tiered_rows import RepeatedReads
 from elastable.embedding_store.log.contract import NoLog
 from elastable.embedding_store.tiers.files.file_tier import FileTier
 
@@ -101,7 +100,7 @@ def test_rows_that_are_deleted_are_read_for_a_pin_alone(store: tuple[MemoryStore
 
 
 def test_positions_that_were_read_once_are_not_given() -> None:
-    missed = MissedRows()
+    missed = RepeatedReads()
     assert missed.again().tolist() == []
     for some in ([5, 1, 9], [9, 2], [], [9, 5, 3]):
         missed.add(np.array(some, np.int64))

@@ -1,0 +1,457 @@
+"""The pinned versions of one table: what is kept of each, and what is not needed any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.engine.eviction import UInt32
+from elastable.embedding_store.engine.membership import RowMembership
+from elastable.embedding_store.engine.table_rows import TableRows
+from elastable.embedding_store.native.id_index import IdIndex
+from elastable.embedding_store.native.range_pool import RangePool
+from elastable.embedding_store.native.row_gather import can_stream, gather
+from elastable.embedding_store.native.slab import Slab
+from elastable.embedding_store.optimizers.dense_replay.table_steps import TableSteps
+
+__all__ = ["MAX_BYTES", "BeforeImages", "TableVersions"]
+
+
+_FOUND_A_THREAD = 1 << 14
+_COPIED_A_THREAD = 1 << 12
+_POSITION, _SEQUENCE = 0, 1
+
+
+class BeforeImages:
+    """What of a table has changed since a version was pinned, as it was then. Callers do the locking.
+
+    An image is a row with its slots and touches, or that there was none. It is
+    taken at the first change, and stays as long as this does.
+
+    Attributes:
+        count: Rows that the table had at that version.
+        tells_of_none: Whether any image says that there was no row.
+        step: The step that rows had followed then, and oldest_step the oldest one that images may refer to, of a
+            table whose rows follow steps.
+        admission_counts: The table's admission sketch as it was; None: as it is now.
+        touch_times: When versions were committed, of a table whose rows go with time; None: as it is now.
+        frequencies: How often rows were touched, by position, before an
+            eviction last began to count anew, and the number of that change in
+            the table's sequence; None: no eviction has.
+    """
+
+    def __init__(
+        self,
+        memory: Callable[[], ImageRows],
+        count: int,
+        steps: TableSteps | None = None,
+    ) -> None:
+        """`memory`: makes room, empty, when the first image is taken; the others as the attributes."""
+        self.count = count
+        self.tells_of_none = False
+        self.step = None if steps is None else steps.now
+        self.oldest_step = None if steps is None else steps.first
+        self.admission_counts: UInt8 | None = None
+        self.touch_times: Int64 | None = None
+        self.frequencies: tuple[int, UInt32] | None = None
+        self._memory = memory
+        self._rows: ImageRows | None = None
+
+    @property
+    def rows(self) -> int:
+        """Images."""
+        return 0 if self._rows is None else self._rows.count
+
+    @property
+    def memory(self) -> ImageRows | None:
+        """Where the images lie; None: there are none."""
+        return self._rows
+
+    def begun(self) -> ImageRows:
+        """As `memory`, made where there is none. Raises `MemoryError`."""
+        if self._rows is None:
+            self._rows = self._memory()
+        return self._rows
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of memory that this takes."""
+        apart = 0 if self.admission_counts is None else self.admission_counts.nbytes
+        apart += 0 if self.frequencies is None else self.frequencies[1].nbytes
+        return apart if self._rows is None else apart + self._rows.bytes
+
+    @property
+    def ids(self) -> Int64:
+        """int64 `[rows]`, of every image, in the order in which they were taken. A view, to read."""
+        return np.empty(0, np.int64) if self._rows is None else self._rows.ids
+
+    @property
+    def positions(self) -> Int64:
+        """int64 `[rows]`: where scans of the table came upon the row; -1: there was none. A view, to read."""
+        return np.empty(0, np.int64) if self._rows is None else self._rows.origins.array[: self.rows, _POSITION]
+
+    @property
+    def sequences(self) -> Int64:
+        """int64 `[rows]`: the number in the table's sequence of changes of the row's first one. A view, to read."""
+        return np.empty(0, np.int64) if self._rows is None else self._rows.origins.array[: self.rows, _SEQUENCE]
+
+    @property
+    def touches(self) -> Int64:
+        """int64 `[rows, 2]`, `RowBlock.touches` of a table with eviction. A view, to read."""
+        return np.empty((0, 2), np.int64) if self._rows is None else self._rows.touches.array[: self.rows]
+
+    def find(self, ids: Int64, places: Int64) -> int:
+        """Writes which image is each id's into `places` int64 `[n]`, -1 for none; returns how many have none."""
+        if self._rows is None:
+            places[:] = -1
+            return len(ids)
+        return self._rows.find(ids, places)
+
+    def strangers(self, ids: Int64, pool: RangePool) -> Int64:
+        """int64: indices of those of `ids` int64 `[n]` that have no image."""
+        if self._rows is None:
+            return np.arange(len(ids))
+        places, missing = np.empty(len(ids), np.int64), list[int]()
+
+        def find(start: int, stop: int) -> None:
+            missing.append(self.find(ids[start:stop], places[start:stop]))
+
+        pool.run(find, len(ids), _FOUND_A_THREAD)
+        return np.flatnonzero(places < 0) if any(missing) else places[:0]
+
+    def add(self, ids: Int64, positions: Int64, sequence: int, rows: TableRows, touches: Int64 | None,
+            pool: RangePool) -> None:  # fmt: skip
+        """Takes images.
+
+        Args:
+            ids: int64 `[n]`, each once, none with an image.
+            positions: int64 `[n]`, where their rows lie; -1: there is none.
+            sequence: Number of the change that is about to happen.
+            rows: The table's.
+            touches: int64 `[n, 2]`, of tables with eviction.
+            pool: Threads to work with.
+
+        Raises:
+            MemoryError: there is no room; nothing has changed.
+        """
+        held = self.begun()
+        start, stop = held.add(ids)
+        self.tells_of_none |= bool((positions < 0).any())
+        held.origins.array[start:stop, _POSITION] = positions
+        held.origins.array[start:stop, _SEQUENCE] = sequence
+        if touches is not None:
+            held.touches.array[start:stop] = touches
+        weights, slots = held.weights.array[start:stop], held.slots.array[start:stop]
+        stream = can_stream(weights)
+
+        def copy(begin: int, end: int) -> None:
+            rows.copy(positions[begin:end], weights[begin:end], slots[begin:end], stream)
+
+        pool.run(copy, stop - start, _COPIED_A_THREAD)
+
+    def read(self, places: Int64, out: Float32, stream: bool = False) -> None:
+        """Weights of images into `out` float32 `[n, dim]`; rows of `out` at negative places are left alone."""
+        if self._rows is not None:
+            gather(self._rows.weights.array, places, out, stream)
+
+    def block(self, places: Int64) -> tuple[Float32, Float32]:
+        """Copies of images, as `TableRows.copy` gave them."""
+        held = self.begun()
+        return held.weights.array[places], held.slots.array[places]
+
+    def take_over(self, newer: BeforeImages) -> None:
+        """Is told that the pin after this one is gone: images that only it has are needed here.
+
+        Raises:
+            MemoryError: there is no room; nothing has changed.
+        """
+        if newer.rows:
+            places = np.empty(newer.rows, np.int64)
+            self.find(newer.ids, places)
+            chosen = np.flatnonzero(places < 0)
+            held, theirs_held = self.begun(), newer.begun()
+            start, stop = held.add(newer.ids[chosen])
+            for ours, theirs in zip(held.slabs, theirs_held.slabs, strict=True):
+                np.take(theirs.array, chosen, axis=0, out=ours.array[start:stop], mode="clip")
+            self.tells_of_none |= newer.tells_of_none
+        if self.admission_counts is None:
+            self.admission_counts = newer.admission_counts
+        if self.touch_times is None:
+            self.touch_times = newer.touch_times
+        if self.frequencies is None:
+            self.frequencies = newer.frequencies
+
+
+_INDEX_BYTES = 33  # of a row, at most
+_FIRST_BYTES = 64 << 10  # of an index of few rows
+
+
+class ImageRows:
+    """Rows that are added, found and all forgotten together; memory that was used once is used again.
+
+    Attributes:
+        weights, slots: float32 slabs.
+        origins: int64 slab of two columns.
+        touches: int64 slab of two columns, of tables with eviction; else of none.
+    """
+
+    def __init__(self, spec: TableSpec, slot_width: int, direct: int | None) -> None:
+        """`direct`: the size of a table whose ids lie below it, so that they are found without an index.
+
+        Raises:
+            MemoryError: the system refuses the address space.
+        """
+        self._index = IdIndex() if direct is None else _DirectPlaces(direct)
+        rows = self._index.capacity
+        touches = 0 if spec.eviction is None else 2
+        self.weights, self.slots = Slab(rows, spec.dim), Slab(rows, slot_width)
+        self.origins, self.touches = Slab(rows, 2, np.int64), Slab(rows, touches, np.int64)
+        self._row_bytes = 4 * (spec.dim + slot_width) + 16 + 8 * touches
+        self._highest = 0
+
+    @property
+    def count(self) -> int:
+        """Rows that there are."""
+        return self._index.count
+
+    @property
+    def ids(self) -> Int64:
+        """int64 `[count]`. A view, to read."""
+        return self._index.row_ids
+
+    @property
+    def slabs(self) -> tuple[Slab, ...]:
+        """All of them."""
+        return self.weights, self.slots, self.origins, self.touches
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of memory that this takes, also where it was used before and is not now."""
+        return self._index.bytes + max(self._highest, self.count) * self._row_bytes
+
+    def room(self, more: int) -> int:
+        """Bytes that `more` further rows take at most."""
+        return max(0, self.count + more - max(self._highest, self.count)) * (self._row_bytes + _INDEX_BYTES)
+
+    def find(self, ids: Int64, places: Int64) -> int:
+        """As `RowDirectory.find`."""
+        return self._index.find(ids, places)
+
+    def add(self, ids: Int64) -> tuple[int, int]:
+        """Rows for `ids` int64 `[n]`, each once, which have none: the first one, and the one after the last.
+
+        Raises:
+            MemoryError: there is no room; nothing has changed.
+        """
+        self._index.reserve(len(ids))
+        for slab in self.slabs:
+            slab.grow(self._index.capacity)
+        start = self.count
+        self._index.claim(ids, np.empty(len(ids), np.int64))
+        return start, self.count
+
+    def clear(self) -> None:
+        """Forgets all rows, and keeps the memory."""
+        self._highest = max(self._highest, self.count)
+        self._index.clear()
+
+
+def first_bytes(direct: int | None) -> int:
+    """Bytes that the first row of some `ImageRows` takes beside itself."""
+    return _FIRST_BYTES if direct is None else 8 * direct
+
+
+class _DirectPlaces:
+    """As `IdIndex`, for ids from 0 to a size, of rows that are never taken away one by one."""
+
+    def __init__(self, size: int) -> None:
+        self._places = Slab(size, 1, np.int64)  # 1 + the place; 0: none
+        self._ids = Slab(512, 1, np.int64)
+        self.count = 0
+
+    @property
+    def capacity(self) -> int:
+        return len(self._ids.array)
+
+    @property
+    def row_ids(self) -> Int64:
+        ids: Int64 = self._ids.array[: self.count, 0]
+        return ids
+
+    @property
+    def bytes(self) -> int:
+        return int(self._places.array.nbytes) + 8 * self.count
+
+    def find(self, ids: Int64, places: Int64) -> int:
+        np.take(self._places.array[:, 0], ids, out=places, mode="clip")
+        np.subtract(places, 1, out=places)
+        return int(np.count_nonzero(places < 0))
+
+    def reserve(self, more: int) -> None:
+        needed = self.count + more
+        if needed > self.capacity:
+            self._ids.grow(max(needed, self.capacity * 5 // 4))
+
+    def claim(self, ids: Int64, places: Int64) -> None:
+        """Places for ids that have none."""
+        start, self.count = self.count, self.count + len(ids)
+        self._ids.array[start : self.count, 0] = ids
+        self._places.array[ids, 0] = np.arange(start + 1, self.count + 1)
+
+    def clear(self) -> None:
+        """As in `IdIndex`; the memory is kept."""
+        self._places.array[self.row_ids, 0] = 0
+        self.count = 0
+
+
+MakeRoom = Callable[[int], None]
+"""Gives pins up, the oldest first, until so many bytes more may be taken; `MAX_BYTES` gives all of them up."""
+
+MAX_BYTES = 1 << 62
+_BESIDE = 65  # bytes of an image beside its row, at most
+
+
+class TableVersions:
+    """Before-images of one table, by pinned version. Callers do the locking.
+
+    A row is saved for the newest pinned version, once; a version reads what
+    was saved for it, else what was saved for the next one, and at last the
+    table itself.
+
+    Attributes:
+        sequence: Counts changes of rows of which images were taken.
+    """
+
+    def __init__(
+        self, spec: TableSpec, slot_width: int, steps: TableSteps | None = None, direct: int | None = None
+    ) -> None:
+        """`slot_width`: slots as rows are kept; `steps`: of a table whose rows follow them; `direct`: its size, where
+        row i lies at position i.
+        """
+        self.sequence = 0
+        self._steps = steps
+        self._spec, self._slot_width, self._direct = spec, slot_width, direct
+        self._spare: ImageRows | None = None  # memory that was used before, for the next version
+        self._images: dict[int, BeforeImages] = {}  # oldest version first
+        self._make_room: MakeRoom = lambda size: None
+
+    def __bool__(self) -> bool:
+        """Whether any version is pinned."""
+        return bool(self._images)
+
+    def begin(self, version: int, count: int, make_room: MakeRoom) -> None:
+        """The current version is pinned, newer than all that are: the table has `count` rows."""
+        self._images[version] = BeforeImages(self._memory, count, self._steps)
+        self._make_room = make_room
+
+    def end(self, version: int) -> None:
+        """Nobody needs the version any more.
+
+        Raises:
+            MemoryError: what the version before it needs cannot be kept; nothing has changed.
+        """
+        older = [other for other in self._images if other < version]
+        if older:
+            self._images[older[-1]].take_over(self._images[version])
+        memory = self._images.pop(version).memory
+        if memory is not None and self._spare is None:
+            memory.clear()
+            self._spare = memory
+
+    def forget(self) -> None:
+        """Nobody needs any version any more."""
+        self._images.clear()
+        self._spare = None
+
+    def drop_spare(self) -> None:
+        """Gives memory back that is kept for the next version."""
+        self._spare = None
+
+    def size(self, version: int) -> tuple[int, int]:
+        """Rows and bytes that are kept for a version."""
+        images = self._images.get(version)
+        return (0, 0) if images is None else (images.rows, images.bytes)
+
+    def step(self, version: int) -> int | None:
+        """The step that rows of a pinned version have followed; None: rows follow none."""
+        return self._images[version].step
+
+    def oldest_step(self) -> int | None:
+        """The oldest step that what is kept may refer to."""
+        return min((images.oldest_step for images in self._images.values() if images.oldest_step), default=None)
+
+    def since(self, version: int) -> list[BeforeImages]:
+        """What a pinned version reads, one after the other, before the table itself."""
+        return [images for other, images in self._images.items() if other >= version]
+
+    def save(self, ids: Int64, positions: Int64, rows: TableRows, members: RowMembership, pool: RangePool) -> None:
+        """Is told of rows that are about to change. Never fails: pins are given up, where there is no memory.
+
+        Args:
+            ids: int64 `[n]`, each once.
+            positions: int64 `[n]`, where their rows lie; -1: there is none.
+            rows: The table's.
+            members: The table's.
+            pool: Threads to work with.
+        """
+        self.sequence += 1
+        try:
+            images = self._newest()
+            if images is None or not len(chosen := images.strangers(ids, pool)):
+                return
+            if len(chosen) < len(ids):
+                ids, positions = ids[chosen], positions[chosen]
+            self._make_room(self._room(images, len(ids)))
+            if self._newest() is not images:
+                return  # there is no pin any more
+            touches = members.touches(positions)
+            images.add(ids, positions, self.sequence, rows, touches, pool)
+        except MemoryError:
+            self._make_room(MAX_BYTES)
+
+    def save_admission_counts(self, members: RowMembership) -> None:
+        """The table's admission sketch is about to change. Never fails, as `save`."""
+        images = self._newest()
+        if images is None or images.admission_counts is not None or not members.bytes:
+            return
+        try:
+            self._make_room(members.bytes)
+            images.admission_counts = members.admission_counts()
+        except MemoryError:
+            self._make_room(MAX_BYTES)
+
+    def save_touch_times(self, members: RowMembership) -> None:
+        """The times of the table's versions are about to change: some kilobytes, of tables whose rows go with time."""
+        images = self._newest()
+        if images is not None and images.touch_times is None:
+            images.touch_times = members.touch_times()
+
+    def save_frequencies(self, members: RowMembership, high: int) -> None:
+        """Is told that touches of the rows below position `high` are about to be counted anew. Never fails."""
+        images = self._newest()
+        if images is None or images.frequencies is not None:
+            return
+        self.sequence += 1
+        try:
+            self._make_room(4 * high)
+            frequencies = members.frequencies(high)
+            images.frequencies = None if frequencies is None else (self.sequence, frequencies)
+        except MemoryError:
+            self._make_room(MAX_BYTES)
+
+    def _room(self, images: BeforeImages, more: int) -> int:
+        """Bytes that `more` further images take at most."""
+        held = images.memory or self._spare
+        if held is not None:
+            return held.room(more)
+        return first_bytes(self._direct) + more * (4 * (self._spec.dim + self._slot_width) + _BESIDE)
+
+    def _memory(self) -> ImageRows:
+        spare, self._spare = self._spare, None
+        return spare or ImageRows(self._spec, self._slot_width, self._direct)
+
+    def _newest(self) -> BeforeImages | None:
+        return next(reversed(self._images.values()), None)

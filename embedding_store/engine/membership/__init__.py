@@ -1,1 +1,0 @@
-"""Which ids have a row: admission, eviction, touches."""

@@ -1,1 +1,0 @@
-"""Versions that stay readable: pins."""

@@ -1,0 +1,117 @@
+"""A commit in memory: everything that can fail, then the rows of all tables, and what a log keeps of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.engine.memory_table import MemoryTable, StagedUpdate
+from elastable.embedding_store.log.changes import CommitImages
+from elastable.embedding_store.native.range_pool import RangePool
+
+__all__ = ["StagedCommit", "stage_commit", "time_of"]
+
+_PIECE = 1 << 13  # rows that a thread updates in one go: fewer cost more to hand out than to do
+
+
+@dataclass(frozen=True, slots=True)
+class StagedCommit:
+    """A commit that cannot fail any more.
+
+    Attributes:
+        commit: What it is.
+        tables: Of the store, by name.
+        updates: Tables with what it does to each.
+        time: When it is made; None: no table asks for it.
+    """
+
+    commit: Commit
+    tables: Mapping[str, MemoryTable]
+    updates: list[tuple[MemoryTable, StagedUpdate]]
+    time: float | None
+
+    def apply(self, pool: RangePool) -> None:
+        """Changes the rows of all tables, in pieces and on several threads."""
+        commit, updates = self.commit, self.updates
+        for table, update in updates:
+            table.claim(update, pool, commit.version)
+        lengths = [len(update.batch) for _, update in updates]
+        ends = np.cumsum(lengths).tolist()
+
+        def span(first: int, last: int) -> None:
+            for (table, update), end, length in zip(updates, ends, lengths, strict=True):
+                start, stop = max(first, end - length), min(last, end)
+                if start < stop:
+                    with np.errstate(all="ignore"):  # as Keras does; an overflow must not end a commit half way
+                        table.apply(update, start - end + length, stop - end + length)
+
+        total = sum(lengths)
+        pool.share(span, total, _PIECE if pool.threads > 1 else max(1, total))
+        for name, table in self.tables.items():
+            if name in commit.frozen:
+                table.stay(commit.ends_chapter)
+                continue
+            table.follow(commit.step, _rate(table, commit), commit.ends_chapter)
+            table.evict(commit.version, self.time, commit.cuts.get(name))
+
+    def images(self, pool: RangePool) -> CommitImages:
+        """What the commit, which was applied, has made of the tables; valid until the next one."""
+        commit, updates = self.commit, dict(self.updates)
+        rates, images = {}, []
+        for name, table in self.tables.items():
+            if name in commit.frozen:
+                continue
+            if table.replay is not None:
+                rates[name] = _rate(table, commit)
+            update = updates.get(table)
+            if update is not None:
+                images.append(table.images(update.batch, update.sighted, pool))
+            elif table.evicted_now:
+                images.append(table.images(None, None, pool))
+        return CommitImages(commit.step, images, rates, commit.frozen, commit.ends_chapter, commit.record, self.time)
+
+
+def stage_commit(
+    commit: Commit,
+    tables: Mapping[str, MemoryTable],
+    updates: Sequence[tuple[MemoryTable, TableUpdate]],
+    bring: Callable[[Sequence[tuple[MemoryTable, Int64]]], None] | None = None,
+) -> StagedCommit:
+    """Does everything about a commit that can fail; changes no row.
+
+    Args:
+        commit: Whose version and numbers were checked.
+        tables: Of the store, by name.
+        updates: Those of the commit, checked, and their tables.
+        bring: Reads cold rows of these ids, int64 `[n]`, of all tables at once.
+
+    Raises:
+        MemoryError: no room for new rows.
+        ElastableError: rows cannot be read, or steps not be taken.
+        Exception: whatever an optimizer that is not fused raises.
+    """
+    for table in tables.values():
+        if table.replay is not None:
+            table.replay.steps.prepare(commit.step, _rate(table, commit))
+        if table.spec.name not in commit.frozen:
+            table.make_ready_to_follow()
+    if bring is not None:
+        bring([(table, update.ids) for table, update in updates])
+    staged = [(table, table.stage(update, commit.step, _rate(table, commit))) for table, update in updates]
+    return StagedCommit(commit, tables, staged, time_of(commit, tables))
+
+
+def time_of(commit: Commit, tables: Mapping[str, MemoryTable]) -> float | None:
+    """The time of a commit, decided now where it says none; None: no table asks for it."""
+    if not any(table.spec.timed for table in tables.values()):
+        return None
+    return float(time.time() if commit.time is None else commit.time)
+
+
+def _rate(table: MemoryTable, commit: Commit) -> float:
+    return commit.learning_rates.get(table.spec.name, table.optimizer.default_learning_rate)

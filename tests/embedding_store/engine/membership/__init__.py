@@ -1,1 +1,0 @@
-"""Tests of which ids have a row."""
