@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from elastable.embedding_store.shards.row_pushes import Committed, Measured, PushedCommit, RowSums, TableClip
-from elastable.embedding_store.shards.sums.exact_squares import square_of
+from elastable.embedding_store.shards.version_sums import square_of
 from elastable.embedding_store.support.retry import retry
 from elastable.master.commits.embedded_shard import refusing_an_older_store
 

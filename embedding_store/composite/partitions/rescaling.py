@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from elastable.embedding_store.composite.partitions.repartition import Progress, copy_tables
 from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
 from elastable.embedding_store.errors import BadInput, StoreFailed, Unsupported
-from elastable.embedding_store.shards.moving import Move
+from elastable.embedding_store.shards.ownership import Move
 from elastable.embedding_store.shards.shard_store import ShardServer
 
 __all__ = ["MovedRows", "move_job"]

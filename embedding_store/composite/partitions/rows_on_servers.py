@@ -12,7 +12,7 @@ from elastable.embedding_store.composite.coordinator.composite_reads import Comp
 from elastable.embedding_store.composite.coordinator.composite_snapshot import CompositeSnapshot
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.errors import StoreFailed
-from elastable.embedding_store.shards.row_saving import RowSave, SavedRows, SavedTable, ServedRows
+from elastable.embedding_store.shards.shard_store import RowSave, SavedRows, SavedTable, ServedRows
 
 __all__ = ["RowsOnServers", "ServersSnapshot"]
 

@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from elastable.embedding_store.errors import ElastableError
-from elastable.embedding_store.shards.server_status import ServerStatus
-from elastable.embedding_store.shards.shard_store import ShardStore
+from elastable.embedding_store.shards.shard_store import ServerStatus, ShardStore
 
 __all__ = ["ServerWatch"]
 

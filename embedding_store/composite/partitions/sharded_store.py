@@ -19,19 +19,18 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, ShardLost, StoreFailed, VersionError
 from elastable.embedding_store.measures.values import StoreMeasures
 from elastable.embedding_store.rows.checks import require_gradients, require_ids
-from elastable.embedding_store.shards.moving import refuse_moved
+from elastable.embedding_store.shards.ownership import refuse_moved
 from elastable.embedding_store.shards.row_pushes import (
+    FEW_VERSIONS,
     Committed,
     PushedCommit,
     RowOffer,
     RowPush,
     RowPushOutcome,
     Slices,
+    cut_of,
 )
-from elastable.embedding_store.shards.row_saving import ChangedTable, TakenChanges
-from elastable.embedding_store.shards.server_status import ShardStatus
-from elastable.embedding_store.shards.shard_store import ShardServer
-from elastable.embedding_store.shards.shared_budget import FEW_VERSIONS, cut_of
+from elastable.embedding_store.shards.shard_store import ChangedTable, ShardServer, ShardStatus, TakenChanges
 
 __all__ = ["ShardedStore"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.shards.row_saving import (
+from elastable.embedding_store.shards.shard_store import (
     ChangedTable,
     RowSave,
     SavedFile,

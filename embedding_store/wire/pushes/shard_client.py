@@ -32,9 +32,7 @@ from elastable.embedding_store.shards.row_pushes import (
     RowPushOutcome,
     RowSums,
 )
-from elastable.embedding_store.shards.row_saving import RowSave, SavedRows, TakenChanges
-from elastable.embedding_store.shards.server_status import ShardStatus
-from elastable.embedding_store.shards.shard_store import ShardServer
+from elastable.embedding_store.shards.shard_store import RowSave, SavedRows, ShardServer, ShardStatus, TakenChanges
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.server_connection import MetadataChannel, ServerConnection

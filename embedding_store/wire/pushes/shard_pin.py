@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.shards.row_saving import RowSave, SavedRows, ServedRows
+from elastable.embedding_store.shards.shard_store import RowSave, SavedRows, ServedRows
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
 from elastable.embedding_store.wire.client.remote_store import RemotePin
 

@@ -11,7 +11,6 @@ from google.protobuf.message import Message
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.measures.counters import LookupCounts
 from elastable.embedding_store.shards.ownership import Claim
-from elastable.embedding_store.shards.server_status import shard_status
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.channels.status_codes import answering
@@ -103,7 +102,7 @@ class _ShardServicer:
         return store_pb2.GetOwnerReply(owner=owner, keeps_records=self._shard.store.keeps_records)
 
     def get_shard_status(self, request: store_pb2.GetShardStatusRequest) -> store_pb2.ShardStatus:
-        return shard_status_to_message(shard_status(self._shard.store, self._shard.buffered_bytes, self._shard.url))
+        return shard_status_to_message(self._shard.status())
 
     def claim(self, request: store_pb2.ClaimRequest, secret: bytes) -> store_pb2.ClaimReply:
         claim = Claim(request.owner, request.job, request.may_overflow, request.number, request.servers)

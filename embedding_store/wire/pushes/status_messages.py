@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from elastable.embedding_store.measures.values import BOUNDS_S, Histogram
-from elastable.embedding_store.shards.server_status import ShardStatus
+from elastable.embedding_store.shards.shard_store import ShardStatus
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.v1 import store_pb2
 

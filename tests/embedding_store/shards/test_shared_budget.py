@@ -16,7 +16,7 @@ from elastable.embedding_store.contract.row_data import Commit, EvictionCut, Sta
 from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, StoreFailed
-from elastable.embedding_store.shards import shared_budget
+from elastable.embedding_store.shards import row_pushes
 from elastable.embedding_store.shards.row_pushes import (
     Committed,
     PushedCommit,
@@ -25,9 +25,10 @@ from elastable.embedding_store.shards.row_pushes import (
     RowSums,
     Slices,
     SumTerm,
+    cut_of,
+    offer_of,
 )
-from elastable.embedding_store.shards.shared_budget import cut_of, offer_of
-from elastable.embedding_store.shards.sums.pushed_sums import sum_pushes
+from elastable.embedding_store.shards.version_sums import sum_pushes
 from tests.embedding_store.shards.served_shards import served, stopped_with
 
 FEW = TableSpec("few", 2, optimizer=OptimizerSpec.of("adagrad"), eviction=EvictionSpec(max_rows=11, every=2))
@@ -48,8 +49,8 @@ def test_the_cut_leaves_those_touched_last_and_of_equal_ones_the_smaller_ids(dat
         held = (np.array([each[place] for place in own], np.int64) for each in (versions, ids))
         rows.append(StayingRows(*held))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(shared_budget, "FEW_VERSIONS", most)
-        patched.setattr(shared_budget, "_MORE", 2)
+        patched.setattr(row_pushes, "FEW_VERSIONS", most)
+        patched.setattr(row_pushes, "_MORE", 2)
 
         def ask(more: int, wanted: tuple[int, int] | None) -> list[RowOffer]:
             return [offer_of(each, more, wanted) for each in rows]

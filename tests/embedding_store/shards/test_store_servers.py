@@ -31,7 +31,7 @@ from elastable.embedding_store.errors import (
     TakenOver,
     Unsupported,
 )
-from elastable.embedding_store.shards.position import position_of, refuse_other_position
+from elastable.embedding_store.shards.ownership import position_of, refuse_other_position
 from elastable.embedding_store.shards.row_pushes import (
     PushedCommit,
     RowPush,
@@ -41,8 +41,7 @@ from elastable.embedding_store.shards.row_pushes import (
     SumTerm,
     TableClip,
 )
-from elastable.embedding_store.shards.sums.exact_squares import exact_squares
-from elastable.embedding_store.shards.sums.pushed_sums import clipped_update, sum_pushes
+from elastable.embedding_store.shards.version_sums import clipped_update, exact_squares, sum_pushes
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.channels.server_connection import channel

@@ -19,8 +19,8 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, CheckpointError, ElastableError
 from elastable.embedding_store.shards.row_pushes import PushedCommit, RowPush, RowSums, Slices, SumTerm
-from elastable.embedding_store.shards.row_saving import RowSave, TableSave
-from elastable.embedding_store.shards.sums.pushed_sums import sum_pushes
+from elastable.embedding_store.shards.shard_store import RowSave, TableSave
+from elastable.embedding_store.shards.version_sums import sum_pushes
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
