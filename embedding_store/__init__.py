@@ -63,8 +63,7 @@ if TYPE_CHECKING:
     from elastable.embedding_store.tables.table import EmbeddingTable, size
     from elastable.embedding_store.tables.table_update import IndexedSlices, TableSlices, update_many, update_tables
     from elastable.embedding_store.wire.access.credentials import Credentials
-    from elastable.embedding_store.wire.client.remote_source import RemoteSource
-    from elastable.embedding_store.wire.client.remote_store import RemoteStore
+    from elastable.embedding_store.wire.remote_store import RemoteSource, RemoteStore
     from elastable.embedding_store.wire.shared.shared_source import SharedSource
     from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 
@@ -163,8 +162,8 @@ _LOADED_LATE = {
     "LookupStrategy": "tables.many_tables",
     "MemoryStore": "engine.memory_store",
     "PartitionedStore": "composite.partitions.partitioned_store",
-    "RemoteSource": "wire.client.remote_source",
-    "RemoteStore": "wire.client.remote_store",
+    "RemoteSource": "wire.remote_store",
+    "RemoteStore": "wire.remote_store",
     "RowOptimizer": "optimizers.base",
     "SharedMemoryStore": "wire.shared.shared_store",
     "SharedSource": "wire.shared.shared_source",

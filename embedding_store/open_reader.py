@@ -15,7 +15,7 @@ from elastable.embedding_store.support.store_url import TierOptions, shard_urls
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
 from elastable.embedding_store.tiers.redis.url import SCHEMES, RedisUrl
-from elastable.embedding_store.wire.client.remote_source import RemoteSource
+from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.embedding_store.wire.shared.shared_source import SharedSource
 
 __all__ = ["open_reader", "redis_url"]

@@ -9,7 +9,7 @@ from elastable.embedding_store.errors import BadInput, ElastableError, JobFailed
 from elastable.embedding_store.shards.shard_store import ServerStatus
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.wire.channels.status_codes import error_class
-from elastable.embedding_store.wire.pushes.status_messages import shard_status_from_message, shard_status_to_message
+from elastable.embedding_store.wire.pushes.push_messages import shard_status_from_message, shard_status_to_message
 from elastable.master.api import (
     GoneWorker,
     JobSpec,

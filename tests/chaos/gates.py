@@ -259,7 +259,7 @@ def _one_first(gates: Gates, calls: Mapping[int, Callable[[], None]], version: i
 def _stores() -> tuple[type, ...]:
     from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
     from elastable.embedding_store.engine.memory_store import MemoryStore
-    from elastable.embedding_store.wire.client.remote_store import RemoteStore
+    from elastable.embedding_store.wire.remote_store import RemoteStore
 
     return MemoryStore, RemoteStore, PartitionedStore
 

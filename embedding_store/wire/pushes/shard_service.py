@@ -15,22 +15,21 @@ from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.channels.status_codes import answering
 from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, SERVER_SERVICE
-from elastable.embedding_store.wire.pushes.offer_messages import offer_request_from_message, offers_to_message
 from elastable.embedding_store.wire.pushes.push_messages import (
+    changes_to_message,
     measured_to_message,
+    offer_request_from_message,
+    offers_to_message,
     pushed_commit_from_frames,
     record_frames,
     record_from_frames,
     row_outcome_to_message,
     row_push_from_frames,
-)
-from elastable.embedding_store.wire.pushes.save_messages import (
-    changes_to_message,
     save_from_message,
     saved_to_message,
+    shard_status_to_message,
+    sums_from_message,
 )
-from elastable.embedding_store.wire.pushes.status_messages import shard_status_to_message
-from elastable.embedding_store.wire.pushes.sums_messages import sums_from_message
 from elastable.embedding_store.wire.server.grpc_server import NotReady, Service
 from elastable.embedding_store.wire.server.handlers import Handler, control, stream, upload
 from elastable.embedding_store.wire.service.pin_service import ServedPins

@@ -26,7 +26,7 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.pins.store_pins import StorePins
 from elastable.embedding_store.engine.row_images import BeforeImages
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed, Unavailable
-from elastable.embedding_store.wire.client.remote_source import RemoteSource
+from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_source import SharedSource

@@ -12,7 +12,7 @@ from elastable.embedding_store.measures.values import BOUNDS_S, Histogram
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.shards.shard_store import ShardStatus
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.pushes.status_messages import shard_status_from_message, shard_status_to_message
+from elastable.embedding_store.wire.pushes.push_messages import shard_status_from_message, shard_status_to_message
 from tests.embedding_store.shards.served_shards import served
 from tests.embedding_store.shards.test_store_servers import begin, commit, push_all
 

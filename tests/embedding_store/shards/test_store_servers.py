@@ -45,9 +45,9 @@ from elastable.embedding_store.shards.version_sums import clipped_update, exact_
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.channels.server_connection import channel
-from elastable.embedding_store.wire.client.remote_store import RemoteStore
 from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, SERVER_SERVICE, block_frames
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
+from elastable.embedding_store.wire.remote_store import RemoteStore
 from tests.embedding_store.shards.served_shards import ServedShard, served, stopped_with
 from tests.waiting import until
 
@@ -228,7 +228,7 @@ def test_a_server_that_is_away_is_named_whatever_is_asked(asked: Callable[[Shard
         servers[1].stop()
         away = store._servers[1]
         assert isinstance(away, ShardClient)
-        away._connection.deadline_s = 0.5
+        away.connection.deadline_s = 0.5
         with pytest.raises(ShardAway, match=f"shard 1 of 2: {servers[1].address} .* the deadline of 0.5 s"):
             asked(store)
         with pytest.raises(ShardLost, match=f"shard 1 of 2: {servers[1].address} .*taken for lost"):
@@ -240,7 +240,7 @@ def test_the_record_of_the_first_server_is_asked_by_its_name() -> None:
     with served(2) as (servers, store):
         begin(store)
         servers[0].stop()
-        store._servers[0]._connection.deadline_s = 0.5  # type: ignore[attr-defined]
+        store._servers[0].connection.deadline_s = 0.5  # type: ignore[attr-defined]
         with pytest.raises(ShardAway, match=f"shard 0 of 2: {servers[0].address} .* the deadline of 0.5 s"):
             store.record()
         servers[0].start()
@@ -393,7 +393,7 @@ def test_only_the_owner_changes_a_server() -> None:
         with RemoteStore(address, 60.0) as stranger, pytest.raises(Unsupported, match="only read from"):
             stranger.create_table(TableSpec("theirs", 2, 10))
         with ShardClient(address, 60.0) as liar:
-            liar._claimed = True
+            liar._owner.claimed = True
             with pytest.raises(TakenOver):
                 liar.reset_version(7)
         with channel(address) as opened, pytest.raises(grpc.RpcError, match="show the secret of a claim"):

@@ -19,7 +19,7 @@ from elastable.embedding_store.tables.lookup_request import Bags
 from elastable.embedding_store.tables.table import EmbeddingTable
 from elastable.embedding_store.tables.table_update import IndexedSlices, update_many
 from elastable.embedding_store.wire.access.credentials import Role
-from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.remote_store import RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 
