@@ -17,7 +17,7 @@ from elastable.callbacks.averages import finalize_averages
 from elastable.callbacks.best_versions import BestVersions
 from elastable.callbacks.callback_list import JobCallbacks
 from elastable.callbacks.freezing import Freezing
-from elastable.embedding_store.composite.placement.locations import LocationSettings
+from elastable.embedding_store.composite.locations import LocationSettings
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, ElastableError, Unsupported
 from elastable.embedding_store.shards.shard_store import ShardStore

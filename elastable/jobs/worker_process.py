@@ -13,8 +13,8 @@ from types import FrameType
 
 from rich.console import Console
 
-from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedSource
-from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
+from elastable.embedding_store.composite.partitioned_store import PartitionedSource
+from elastable.embedding_store.composite.sharded_store import ShardedStore
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.errors import (
     ElastableError,

@@ -221,7 +221,7 @@ def _lay_shard(gates: Gates) -> None:
 
 def _lay_shards(gates: Gates) -> None:
     """One shard makes its part of a version, each time another one first, and the others wait for it."""
-    from elastable.embedding_store.composite.coordinator.commit_coordinator import CommitCoordinator
+    from elastable.embedding_store.composite.commit_coordinator import CommitCoordinator
 
     plain = CommitCoordinator._finish
 
@@ -257,7 +257,7 @@ def _one_first(gates: Gates, calls: Mapping[int, Callable[[], None]], version: i
 
 
 def _stores() -> tuple[type, ...]:
-    from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
+    from elastable.embedding_store.composite.partitioned_store import PartitionedStore
     from elastable.embedding_store.engine.memory_store import MemoryStore
     from elastable.embedding_store.wire.remote_store import RemoteStore
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from elastable.embedding_store.composite.coordinator.composite_source import CompositeSource
-from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
+from elastable.embedding_store.composite.composite_store import CompositeSource
+from elastable.embedding_store.composite.sharded_store import ShardedStore
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.shards.shard_store import ServerStatus, ShardStatus
 from elastable.monitoring.metric import Sample, counter, gauge, histogram

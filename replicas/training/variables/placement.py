@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from elastable.embedding_store.composite.placement.locations import (
+from elastable.embedding_store.composite.locations import (
     LocationSettings,
     TensorLocation,
     TensorLocationSettings,

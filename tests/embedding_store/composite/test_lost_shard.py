@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite.coordinator.store_calls import StoreCalls
-from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedSource, PartitionedStore
+from elastable.embedding_store.composite.partitioned_store import PartitionedSource, PartitionedStore
+from elastable.embedding_store.composite.store_group import StoreCalls
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, NotReady, ShardAway, ShardLost, TableNotFound, TakenOver
 from elastable.embedding_store.support.retry import retry

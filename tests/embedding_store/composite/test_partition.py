@@ -7,15 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
-from elastable.embedding_store.composite.splits.partition import (
+from elastable.embedding_store.composite.partition import (
     Part,
     Partition,
     encoding_columns,
+    global_ids,
     partition,
     partition_of_shards,
+    split_ids,
 )
-from elastable.embedding_store.composite.splits.token_split import global_ids, split_ids
+from elastable.embedding_store.composite.partitioned_store import PartitionedStore
 from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, ShardOrigin, TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore

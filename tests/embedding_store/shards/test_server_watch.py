@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastable.embedding_store.composite.partitions.server_watch import ServerWatch
+from elastable.embedding_store.composite.sharded_store import ServerWatch
 from elastable.embedding_store.measures.values import BOUNDS_S, Histogram
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.shards.shard_store import ShardStatus

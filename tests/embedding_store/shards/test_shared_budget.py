@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
+from elastable.embedding_store.composite.sharded_store import ShardedStore
 from elastable.embedding_store.contract.row_data import Commit, EvictionCut, StayingRows
 from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore

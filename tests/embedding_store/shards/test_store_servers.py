@@ -11,8 +11,8 @@ import grpc
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
-from elastable.embedding_store.composite.splits.partition import partition
+from elastable.embedding_store.composite.partition import partition
+from elastable.embedding_store.composite.sharded_store import ShardedStore
 from elastable.embedding_store.contract.row_data import Commit, RowBlock
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore

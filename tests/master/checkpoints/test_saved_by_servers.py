@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
+from elastable.embedding_store.composite.sharded_store import ShardedStore
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore

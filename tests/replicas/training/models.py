@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from elastable.embedding_store.composite.placement.locations import (
+from elastable.embedding_store.composite.locations import (
     LocationSettings,
     TensorLocation,
     TensorLocationSettings,

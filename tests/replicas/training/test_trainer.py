@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from elastable.embedding_store.composite.placement.locations import (
+from elastable.embedding_store.composite.locations import (
     LocationSettings,
     TensorLocation,
     TensorLocationSettings,
