@@ -10,11 +10,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from elastable.embedding_store.composite.commit_coordinator import (
-    RECORD_STORE,
-    CommitCoordinator,
-    recovery_version,
-)
+from elastable.embedding_store.composite.commit_coordinator import RECORD_STORE, CommitCoordinator, recovery_version
 from elastable.embedding_store.composite.partition import Part, Partition, SplitLookup, TableSplits
 from elastable.embedding_store.composite.store_group import StoreGroup
 from elastable.embedding_store.contract.arrays import Float32, Int64
@@ -29,11 +25,7 @@ from elastable.embedding_store.contract.snapshot import (
 )
 from elastable.embedding_store.contract.spec import TableSpec, refuse_conflict
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import (
-    ShardLost,
-    SpecConflict,
-    StaleVersion,
-)
+from elastable.embedding_store.errors import ShardLost, SpecConflict, StaleVersion
 from elastable.embedding_store.measures.counters import LookupCounts
 from elastable.embedding_store.measures.values import StoreMeasures
 from elastable.embedding_store.optimizers.registry import row_optimizer

@@ -81,11 +81,7 @@ class _SplitTables(TableSplits):
     """Every table on all shards, by a strategy."""
 
     def __init__(
-        self,
-        shards: int,
-        strategy: str = "token",
-        strategies: Mapping[str, str] = {},
-        shares_budgets: bool = False,
+        self, shards: int, strategy: str = "token", strategies: Mapping[str, str] = {}, shares_budgets: bool = False
     ) -> None:
         super().__init__([f"shard {number} of {shards}" for number in range(shards)])
         self._strategy = strategy

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import grpc
 import numpy as np
+from google.protobuf.message import Message
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableStatistics
@@ -91,8 +92,7 @@ class RemoteSource(BaseSource):
 
     def specs(self) -> dict[str, TableSpec]:
         """All tables by name."""
-        request = store_pb2.ListTablesRequest()
-        reply = self.connection.call(lambda timeout: self._stub.ListTables(request, timeout=timeout))
+        reply = self.connection.send(self._stub.ListTables, store_pb2.ListTablesRequest())
         return {status.spec.name: spec_from_message(status.spec) for status in reply.tables}
 
     def version(self) -> int:
@@ -115,8 +115,7 @@ class RemoteSource(BaseSource):
         Raises:
             Unsupported: its memory is not shared.
         """
-        request = store_pb2.AttachRequest()
-        reply = self.connection.call(lambda timeout: self._stub.Attach(request, timeout=timeout))
+        reply = self.connection.send(self._stub.Attach, store_pb2.AttachRequest())
         return reply.socket, reply.token
 
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
@@ -158,7 +157,7 @@ class RemoteSource(BaseSource):
     def _version_when(self, at_least: int, wait_s: float) -> int:
         """The version, once it is `at_least` or after `wait_s` seconds."""
         request = store_pb2.GetVersionRequest(at_least=at_least, wait_ms=round(wait_s * 1000))
-        reply = self.connection.call(lambda timeout: self._stub.GetVersion(request, timeout=timeout), wait_s)
+        reply = self.connection.send(self._stub.GetVersion, request, wait_s)
         return int(reply.version)
 
     def _send(self, header: bytes, ids: Mapping[str, Int64], timeout: float) -> Iterable[bytes]:
@@ -225,6 +224,10 @@ class WriteCalls:
         """Makes a call, as `ServerConnection.call` does."""
         return self._connection.call(attempt)
 
+    def send(self, method: Callable[..., Answer], request: Message) -> Answer:
+        """Makes a call of one small message each way."""
+        return self.call(lambda timeout: method(request, timeout=timeout))
+
 
 class RemoteStore(RemoteSource, BaseStore):
     """Everything that the store of a server that allows writing can do.
@@ -233,9 +236,7 @@ class RemoteStore(RemoteSource, BaseStore):
     a commit carries a token by which the server knows it again.
 
     Args:
-        target: `host:port`, or a `ServerConnection`, which stays its owner's to close.
-        deadline_s: Seconds for each call, where `target` is an address.
-        credentials: Of this client, where `target` is an address; None: those of the environment.
+        target, deadline_s, credentials: As of `RemoteSource`.
         writes: The calls that change the store; None: those of the EmbeddingStore service.
 
     `delete`, `clear`, `drop_table` and `reset_version` are for administrators (docs/security.md); others get
@@ -268,7 +269,7 @@ class RemoteStore(RemoteSource, BaseStore):
             Unsupported: this server, or any, cannot keep such a table, or is not to be written to.
         """
         request = store_pb2.CreateTableRequest(spec=spec_to_message(spec))
-        return bool(self._writes.call(lambda timeout: self._writes.stub.CreateTable(request, timeout=timeout)).created)
+        return bool(self._writes.send(self._writes.stub.CreateTable, request).created)
 
     def drop_table(self, table: str, force: bool = False) -> None:
         """Drops the table; `force` gives up pins that clients of the server hold."""
@@ -298,7 +299,7 @@ class RemoteStore(RemoteSource, BaseStore):
         request = store_pb2.CommitStagedRequest(token=token)
 
         def finish() -> None:
-            self.connection.call(lambda timeout: self._stub.CommitStaged(request, timeout=timeout))
+            self.connection.send(self._stub.CommitStaged, request)
 
         return finish
 
@@ -310,16 +311,14 @@ class RemoteStore(RemoteSource, BaseStore):
         """
         if record is not None:
             raise Unsupported(f"{self.address}: a parameter server keeps no records of versions")
-        request = store_pb2.ResetVersionRequest(version=version, force=force)
-        self._writes.call(lambda timeout: self._writes.stub.ResetVersion(request, timeout=timeout))
+        self._writes.send(self._writes.stub.ResetVersion, store_pb2.ResetVersionRequest(version=version, force=force))
 
     def pin(self, version: int | None = None, lease_s: float = 60.0) -> Snapshot:
         """Pins a version at the server; the lease is at most 3,600 seconds."""
         return RemotePin(self, version, lease_s)
 
     def pins(self) -> tuple[PinStatistics, ...]:
-        request = store_pb2.ListPinsRequest()
-        told = self.connection.call(lambda timeout: self._stub.ListPins(request, timeout=timeout)).pins
+        told = self.connection.send(self._stub.ListPins, store_pb2.ListPinsRequest()).pins
         return tuple(PinStatistics(pin.version, pin.lease_left_s, pin.rows, pin.bytes) for pin in told)
 
     def row_count(self, table: str) -> int:
@@ -348,8 +347,7 @@ class RemoteStore(RemoteSource, BaseStore):
         return int(self._writes.call(lambda timeout: self._delete(ids_frames(table, ids), timeout)).rows)
 
     def table_statistics(self, table: str) -> TableStatistics:
-        request = store_pb2.TableStatisticsRequest(table=table)
-        told = self.connection.call(lambda timeout: self._stub.TableStatistics(request, timeout=timeout))
+        told = self.connection.send(self._stub.TableStatistics, store_pb2.TableStatisticsRequest(table=table))
         size = told.bytes if told.HasField("bytes") else None
         return TableStatistics(told.rows, size, told.refused, told.evicted, told.deleted, told.written)
 
@@ -361,8 +359,7 @@ class RemoteStore(RemoteSource, BaseStore):
 
     def clear(self, table: str, force: bool = False) -> None:
         """Deletes all rows of a table; `force` as in `drop_table`."""
-        request = store_pb2.ClearTableRequest(table=table, force=force)
-        self._writes.call(lambda timeout: self._writes.stub.ClearTable(request, timeout=timeout))
+        self._writes.send(self._writes.stub.ClearTable, store_pb2.ClearTableRequest(table=table, force=force))
 
     def _send_commit(self, commit: Commit, token: bytes, stage: bool) -> None:
         require_numbers(commit)
@@ -390,7 +387,7 @@ class RemotePin(BaseSource, Snapshot):
         self.token, self._lease_s = uuid.uuid4().bytes, require_lease(lease_s)
         self._reads = RemoteReads(self._connection, self.token)
         request = store_pb2.PinRequest(version=version, lease_s=lease_s, token=self.token)
-        self._version = int(self._connection.call(lambda timeout: self._stub.Pin(request, timeout=timeout)).version)
+        self._version = int(self._connection.send(self._stub.Pin, request).version)
         self._closed = False
 
     def specs(self) -> dict[str, TableSpec]:
@@ -408,8 +405,7 @@ class RemotePin(BaseSource, Snapshot):
     def renew(self, lease_s: float | None = None) -> None:
         self.require_open()
         seconds = self._lease_s if lease_s is None else require_lease(lease_s)
-        request = store_pb2.RenewPinRequest(token=self.token, lease_s=seconds)
-        self._connection.call(lambda timeout: self._stub.RenewPin(request, timeout=timeout))
+        self._connection.send(self._stub.RenewPin, store_pb2.RenewPinRequest(token=self.token, lease_s=seconds))
         self._lease_s = seconds
 
     def row_count(self, table: str) -> int:
@@ -433,8 +429,7 @@ class RemotePin(BaseSource, Snapshot):
         """Raises `Unavailable` if the server is not reached; there the version is freed when its lease ends."""
         if not self._closed:
             self._closed = True
-            request = store_pb2.ReleasePinRequest(token=self.token)
-            self._connection.call(lambda timeout: self._stub.ReleasePin(request, timeout=timeout))
+            self._connection.send(self._stub.ReleasePin, store_pb2.ReleasePinRequest(token=self.token))
 
     def require_open(self) -> None:
         """Raises `StaleVersion` once the pin is closed."""
@@ -462,7 +457,7 @@ class RemoteReads:
 
     def row_count(self, table: str) -> int:
         request = store_pb2.CountRowsRequest(table=table, pin=self._pin)
-        return int(self._connection.call(lambda timeout: self._stub.CountRows(request, timeout=timeout)).rows)
+        return int(self._connection.send(self._stub.CountRows, request).rows)
 
     def scan(self, table: str, block_rows: int) -> Iterator[RowBlock]:
         """Each block has its own deadline."""

@@ -309,6 +309,7 @@ def cut_from_message(message: store_pb2.EvictionCut) -> EvictionCut:
 
 _WAIT_MS = 5_000
 _LONGEST_WAIT_MS = 20_000
+_OF_A_SAVE = ("save", "mark", "place", "draft", "known", "known_bytes", "probe")
 
 
 def changes_to_message(changes: TakenChanges) -> store_pb2.TakeChangesReply:
@@ -330,18 +331,8 @@ def changes_from_message(reply: store_pb2.TakeChangesReply) -> TakenChanges:
 
 def save_to_message(save: RowSave, pin: bytes) -> store_pb2.SaveRowsRequest:
     """What is to be saved; `pin`: token of the pin to read, b"" for the store."""
-    request = store_pb2.SaveRowsRequest(
-        save=save.save,
-        mark=save.mark,
-        pin=pin,
-        place=save.place,
-        draft=save.draft,
-        known=save.known,
-        known_bytes=save.known_bytes,
-        note=save.note,
-        probe=save.probe,
-        wait_ms=_WAIT_MS,
-    )
+    same = {name: getattr(save, name) for name in (*_OF_A_SAVE, "note")}
+    request = store_pb2.SaveRowsRequest(**same, pin=pin, wait_ms=_WAIT_MS)
     for of in save.tables:
         request.tables.add(table=of.table, prefix=of.prefix, whole=of.whole, live=of.live)
     return request
@@ -352,18 +343,8 @@ def save_from_message(request: store_pb2.SaveRowsRequest) -> tuple[RowSave, floa
     if not 0 <= request.wait_ms <= _LONGEST_WAIT_MS:
         raise BadInput(f"SaveRows: wait_ms {request.wait_ms}: at most {_LONGEST_WAIT_MS}, and ask again")
     tables = tuple(TableSave(of.table, of.prefix, of.whole, of.live) for of in request.tables)
-    save = RowSave(
-        request.save,
-        request.place,
-        request.draft,
-        request.known,
-        request.known_bytes,
-        tables,
-        request.mark,
-        dict(request.note),
-        request.probe,
-    )
-    return save, request.wait_ms / 1000
+    same = {name: getattr(request, name) for name in _OF_A_SAVE}
+    return RowSave(**same, tables=tables, note=dict(request.note)), request.wait_ms / 1000
 
 
 def saved_to_message(saved: SavedRows | None) -> store_pb2.SaveRowsReply:
@@ -387,20 +368,14 @@ def saved_from_message(reply: store_pb2.SaveRowsReply) -> SavedRows:
 # The status of a shard as a message
 
 
+_NUMBERS = ("version", "rows", "bytes", "wanted_rows", "read_rows", "flush_lag", "log_bytes", "pushed_bytes")
 _PHASES = ("prepare", "apply", "append")
 
 
 def shard_status_to_message(status: ShardStatus) -> store_pb2.ShardStatus:
     """What a server says of its shard."""
     return store_pb2.ShardStatus(
-        version=status.version,
-        rows=status.rows,
-        bytes=status.bytes,
-        wanted_rows=status.wanted_rows,
-        read_rows=status.read_rows,
-        flush_lag=status.flush_lag,
-        log_bytes=status.log_bytes,
-        pushed_bytes=status.pushed_bytes,
+        **{name: getattr(status, name) for name in _NUMBERS},
         failure=status.failure,
         store=status.store,
         commits=[
@@ -413,17 +388,10 @@ def shard_status_to_message(status: ShardStatus) -> store_pb2.ShardStatus:
 def shard_status_from_message(message: store_pb2.ShardStatus) -> ShardStatus:
     """What a server says of its shard; its text is fit for a terminal, and no number is below 0."""
     return ShardStatus(
-        max(0, message.version),
-        max(0, message.rows),
-        max(0, message.bytes),
-        max(0, message.wanted_rows),
-        max(0, message.read_rows),
-        max(0, message.flush_lag),
-        max(0, message.log_bytes),
-        max(0, message.pushed_bytes),
-        printable(message.failure, 1024),
-        printable(message.store, 1024, lines=False),
-        _commits(message.commits),
+        **{name: max(0, getattr(message, name)) for name in _NUMBERS},
+        failure=printable(message.failure, 1024),
+        store=printable(message.store, 1024, lines=False),
+        commits=_commits(message.commits),
     )
 
 

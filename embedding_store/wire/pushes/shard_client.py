@@ -95,7 +95,7 @@ class ShardClient(RemoteStore, ShardServer):
             target = ServerConnection(target, deadline_s, credentials, moves=True)
         self._owner = OwnerCalls(target)
         super().__init__(target, writes=self._owner)
-        self._server, self._change = self._owner.stub, self._owner.call
+        self._server = self._owner.stub
         self._keeps_records: bool | None = None
         push = Upload(target.channel, f"/{SERVER_SERVICE}/PushRows", store_pb2.RowPushReply.FromString)
         self._pushes = SharedUpload(target, push, row_push_frames, self)
@@ -115,8 +115,7 @@ class ShardClient(RemoteStore, ShardServer):
 
     def require_owner(self) -> None:
         if self._owner.claimed:
-            request = store_pb2.RenewRequest()
-            self._change(lambda timeout: self._server.Renew(request, timeout=timeout))
+            self._owner.send(self._server.Renew, store_pb2.RenewRequest())
 
     def other_writer(self) -> str | None:
         return self._get_owner().owner or None
@@ -128,8 +127,7 @@ class ShardClient(RemoteStore, ShardServer):
         return self._keeps_records
 
     def _get_owner(self) -> store_pb2.GetOwnerReply:
-        request = store_pb2.GetOwnerRequest()
-        return self.connection.call(lambda timeout: self._server.GetOwner(request, timeout=timeout))
+        return self.connection.send(self._server.GetOwner, store_pb2.GetOwnerRequest())
 
     def push_rows(self, push: RowPush) -> RowPushOutcome:
         return self._decoded(row_outcome_from_message, self._pushes.send(push))
@@ -151,22 +149,20 @@ class ShardClient(RemoteStore, ShardServer):
         self._pushes.share_memory()
 
     def measure(self, sums: RowSums) -> Measured:
-        request = store_pb2.MeasureRequest(sums=sums_to_message(sums))
-        reply = self._change(lambda timeout: self._server.Measure(request, timeout=timeout))
+        reply = self._owner.send(self._server.Measure, store_pb2.MeasureRequest(sums=sums_to_message(sums)))
         return self._decoded(measured_from_message, reply)
 
     def offer_rows(self, commit: PushedCommit, most: int, ids: Mapping[str, tuple[int, int]]) -> RowOffers:
         request = offer_request_to_message(commit, most, ids)
-        reply = self._change(lambda timeout: self._server.OfferRows(request, timeout=timeout))
+        reply = self._owner.send(self._server.OfferRows, request)
         return self._decoded(offers_from_message, reply)
 
     def commit_pushed(self, commit: PushedCommit) -> Committed:
-        reply = self._change(lambda timeout: self._commit_pushed(pushed_commit_frames(commit), timeout))
+        reply = self._owner.call(lambda timeout: self._commit_pushed(pushed_commit_frames(commit), timeout))
         return Committed(tuple(reply.missing), tuple(reply.tables), reply.repeated)
 
     def recover(self, version: int | None = None) -> int:
-        request = store_pb2.TakeBackRequest(version=version)
-        return int(self._change(lambda timeout: self._server.TakeBack(request, timeout=timeout)).rows)
+        return int(self._owner.send(self._server.TakeBack, store_pb2.TakeBackRequest(version=version)).rows)
 
     def record(self) -> bytes | None:
         request = store_pb2.ReadRecordRequest()
@@ -174,17 +170,17 @@ class ShardClient(RemoteStore, ShardServer):
         def attempt(timeout: float) -> bytes | None:
             return self._decoded(record_from_frames, self._record_frames(request, timeout=timeout))[0]
 
-        return self._change(attempt)
+        return self._owner.call(attempt)
 
     def reset_version(self, version: int, record: bytes | None = None, force: bool = False) -> None:
         if record is None:
             super().reset_version(version, force=force)
         else:
-            self._change(lambda timeout: self._keep_record(record_frames(record, version), timeout))
+            self._owner.call(lambda timeout: self._keep_record(record_frames(record, version), timeout))
 
     def take_changes(self, mark: bytes, base: bytes) -> TakenChanges:
         request = store_pb2.TakeChangesRequest(mark=mark, base=base)
-        return changes_from_message(self._change(lambda timeout: self._server.TakeChanges(request, timeout=timeout)))
+        return changes_from_message(self._owner.send(self._server.TakeChanges, request))
 
     def save_rows(self, save: RowSave) -> SavedRows:
         return self._save_rows(save, b"")
@@ -198,7 +194,7 @@ class ShardClient(RemoteStore, ShardServer):
         try:
             while early < _MOST_EARLY:
                 asked = time.monotonic()
-                reply = self._change(lambda timeout: self._server.SaveRows(request, timeout=timeout))
+                reply = self._owner.send(self._server.SaveRows, request)
                 if reply.done:
                     return self._decoded(saved_from_message, reply)
                 early += time.monotonic() - asked < request.wait_ms / 2000
@@ -266,7 +262,7 @@ class OwnerCalls(WriteCalls):
                 return
             self.claim.first = first
             try:
-                self._connection.call(lambda timeout: self.stub.Claim(self.claim, timeout=timeout))
+                self._connection.send(self.stub.Claim, self.claim)
             except BadInput as error:
                 raise BadInput(f"store server {self._connection.address}: {error}") from error
             self.claimed = True
