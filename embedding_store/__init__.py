@@ -48,8 +48,7 @@ from elastable.embedding_store.errors import (
 )
 
 if TYPE_CHECKING:
-    from elastable.embedding_store.composite.partitioned_store import PartitionedStore
-    from elastable.embedding_store.composite.repartition import repartition
+    from elastable.embedding_store.composite import PartitionedStore, repartition
     from elastable.embedding_store.engine.memory_store import MemoryStore
     from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec
     from elastable.embedding_store.optimizers.registry import register_row_optimizer
@@ -161,7 +160,7 @@ _LOADED_LATE = {
     "Indexer": "tables.indexer",
     "LookupStrategy": "tables.many_tables",
     "MemoryStore": "engine.memory_store",
-    "PartitionedStore": "composite.partitioned_store",
+    "PartitionedStore": "composite",
     "RemoteSource": "wire.remote_store",
     "RemoteStore": "wire.remote_store",
     "RowOptimizer": "optimizers.base",
@@ -177,7 +176,7 @@ _LOADED_LATE = {
     "initial_rows": "rows.initial_values",
     "lookup_many": "tables.many_tables",
     "register_row_optimizer": "optimizers.registry",
-    "repartition": "composite.repartition",
+    "repartition": "composite",
     "require_finite": "rows.checks",
     "require_gradients": "rows.checks",
     "require_ids": "rows.checks",

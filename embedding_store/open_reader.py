@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from urllib.parse import parse_qsl
 
-from elastable.embedding_store.composite.partitioned_store import PartitionedSource
+from elastable.embedding_store.composite import PartitionedSource
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.embedding_store.log.contract import NoLog

@@ -6,8 +6,7 @@ import logging
 from contextlib import ExitStack
 from pathlib import Path
 
-from elastable.embedding_store.composite.partitioned_store import PartitionedStore
-from elastable.embedding_store.composite.sharded_store import ShardedStore
+from elastable.embedding_store.composite import PartitionedStore, ShardedStore
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.contract.tier import Tier
 from elastable.embedding_store.engine.history.store_history import DEFAULT_LOG_BYTES, StoreHistory

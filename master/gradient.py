@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from elastable.embedding_store.contract.arrays import Array
-from elastable.embedding_store.shards.row_pushes import Slices
+from elastable.embedding_store.shards import Slices
 
 __all__ = [
     "AsyncPushId",

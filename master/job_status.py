@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from elastable.embedding_store.contract.row_data import FlushStatus
-from elastable.embedding_store.shards.shard_store import ServerStatus
+from elastable.embedding_store.shards import ServerStatus
 
 __all__ = ["GoneWorker", "JobStatus", "Refusal", "WorkerIdentity", "WorkerStatus"]
 

@@ -10,7 +10,7 @@ from functools import partial
 
 from rich.console import Console
 
-from elastable.embedding_store.composite.sharded_store import ShardedStore
+from elastable.embedding_store.composite import ShardedStore
 from elastable.embedding_store.measures.counters import LookupCounts
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.tiers.redis.url import redacted

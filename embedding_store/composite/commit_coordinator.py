@@ -11,7 +11,7 @@ from typing import Self
 
 import numpy as np
 
-from elastable.embedding_store.composite.partition import Part, Partition
+from elastable.embedding_store.composite.partitions import Part, Partition
 from elastable.embedding_store.composite.store_group import StoreGroup
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate

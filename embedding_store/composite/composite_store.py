@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from elastable.embedding_store.composite.commit_coordinator import RECORD_STORE, CommitCoordinator, recovery_version
-from elastable.embedding_store.composite.partition import Part, Partition, SplitLookup, TableSplits
+from elastable.embedding_store.composite.partitions import Part, Partition, SplitLookup, TableSplits
 from elastable.embedding_store.composite.store_group import StoreGroup
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import Commit, FlushStatus, RowBlock, TableState, TableStatistics

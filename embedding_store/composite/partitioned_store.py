@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from elastable.embedding_store.composite.composite_store import CompositeSource, CompositeStore
-from elastable.embedding_store.composite.partition import (
+from elastable.embedding_store.composite.partitions import (
     STRATEGIES,
     Partition,
     TableSplits,

@@ -12,28 +12,23 @@ from typing import Any, TypeVar
 
 from elastable.embedding_store.composite.commit_coordinator import RECORD_STORE
 from elastable.embedding_store.composite.composite_store import CompositeSnapshot
-from elastable.embedding_store.composite.partition import Partition, gather_rows
 from elastable.embedding_store.composite.partitioned_store import PartitionedStore
+from elastable.embedding_store.composite.partitions import Partition, gather_rows
 from elastable.embedding_store.composite.store_group import StoreGroup
 from elastable.embedding_store.errors import BadInput, ElastableError, ShardLost, StoreFailed, VersionError
 from elastable.embedding_store.measures.values import StoreMeasures
 from elastable.embedding_store.rows.checks import require_gradients, require_ids
-from elastable.embedding_store.shards.ownership import refuse_moved
-from elastable.embedding_store.shards.row_pushes import (
+from elastable.embedding_store.shards import (
     FEW_VERSIONS,
+    ChangedTable,
     Committed,
     Measured,
     PushedCommit,
     RowOffer,
     RowPush,
     RowPushOutcome,
-    RowSums,
-    Slices,
-    cut_of,
-)
-from elastable.embedding_store.shards.shard_store import (
-    ChangedTable,
     RowSave,
+    RowSums,
     SavedRows,
     SavedTable,
     ServedRows,
@@ -41,7 +36,10 @@ from elastable.embedding_store.shards.shard_store import (
     ShardServer,
     ShardStatus,
     ShardStore,
+    Slices,
     TakenChanges,
+    cut_of,
+    refuse_moved,
 )
 
 __all__ = ["ServerWatch", "ShardedStore"]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Generic, NoReturn, TypeVar
 
-from elastable.embedding_store.composite.partition import Partition, TableSplits
+from elastable.embedding_store.composite.partitions import Partition, TableSplits
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.table_lookups import TableLookups

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from elastable.embedding_store.shards.row_pushes import Committed, Measured, PushedCommit, RowSums, TableClip
-from elastable.embedding_store.shards.version_sums import square_of
+from elastable.embedding_store.shards import Committed, Measured, PushedCommit, RowSums, TableClip, square_of
 from elastable.embedding_store.support.retry import retry
 from elastable.master.commits.embedded_shard import refusing_an_older_store
 

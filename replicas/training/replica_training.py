@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import keras
 import numpy as np
 
-from elastable.embedding_store.composite.locations import LocationSettings
+from elastable.embedding_store.composite import LocationSettings
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import ModelError
 from elastable.replicas.groups.agreement import require_same

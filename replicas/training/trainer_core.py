@@ -8,7 +8,7 @@ from typing import TypeVar, cast
 import keras
 import tensorflow as tf
 
-from elastable.embedding_store.composite.locations import LocationSettings
+from elastable.embedding_store.composite import LocationSettings
 from elastable.embedding_store.errors import ModelError
 from elastable.replicas.groups.agreement import require_same
 from elastable.replicas.groups.group import ReplicaGroup

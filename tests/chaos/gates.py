@@ -214,7 +214,7 @@ def _lay_store(gates: Gates) -> None:
 
 
 def _lay_shard(gates: Gates) -> None:
-    from elastable.embedding_store.shards.shard import Shard
+    from elastable.embedding_store.shards import Shard
 
     _around(Shard, "commit", after=lambda _, __, commit, *___: gates.reach("stored", commit.version))
 
@@ -257,7 +257,7 @@ def _one_first(gates: Gates, calls: Mapping[int, Callable[[], None]], version: i
 
 
 def _stores() -> tuple[type, ...]:
-    from elastable.embedding_store.composite.partitioned_store import PartitionedStore
+    from elastable.embedding_store.composite import PartitionedStore
     from elastable.embedding_store.engine.memory_store import MemoryStore
     from elastable.embedding_store.wire.remote_store import RemoteStore
 

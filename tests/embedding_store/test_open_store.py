@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite.locations import storage_of_url
-from elastable.embedding_store.composite.partitioned_store import PartitionedStore
+from elastable.embedding_store.composite import PartitionedStore, storage_of_url
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore

@@ -21,7 +21,7 @@ from elastable.embedding_store.errors import (
     Unavailable,
     VersionError,
 )
-from elastable.embedding_store.shards.shard_store import ShardStore
+from elastable.embedding_store.shards import ShardStore
 from elastable.embedding_store.support.retry import retry
 from elastable.master.api import (
     DenseSnapshot,

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from elastable.embedding_store.errors import NotFinite, StaleVersion, Unavailable
-from elastable.embedding_store.shards.row_pushes import RowPush, RowPushOutcome
-from elastable.embedding_store.shards.shard_store import ShardStore
+from elastable.embedding_store.shards import RowPush, RowPushOutcome, ShardStore
 from elastable.embedding_store.support.retry import retry
 from elastable.master.api import JobSpec, Push, SyncPushId
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 
 from elastable.embedding_store.errors import ElastableError
-from elastable.embedding_store.shards.ownership import position_of
+from elastable.embedding_store.shards import position_of
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.store_url import SERVERS
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient

@@ -12,25 +12,23 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.row_data import EvictionCut
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.measures.values import BOUNDS_S, Histogram
-from elastable.embedding_store.shards.row_pushes import (
+from elastable.embedding_store.shards import (
+    ChangedTable,
     Measured,
     PushedCommit,
     RowOffer,
     RowOffers,
     RowPush,
     RowPushOutcome,
-    RowSums,
-    Slices,
-    SumTerm,
-    TableClip,
-)
-from elastable.embedding_store.shards.shard_store import (
-    ChangedTable,
     RowSave,
+    RowSums,
     SavedFile,
     SavedRows,
     SavedTable,
     ShardStatus,
+    Slices,
+    SumTerm,
+    TableClip,
     TableSave,
     TakenChanges,
 )

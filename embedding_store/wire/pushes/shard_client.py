@@ -21,17 +21,15 @@ from elastable.embedding_store.errors import (
     Unavailable,
     Unsupported,
 )
-from elastable.embedding_store.shards.row_pushes import (
+from elastable.embedding_store.shards import (
     Committed,
     Measured,
     PushedCommit,
     RowOffers,
     RowPush,
     RowPushOutcome,
-    RowSums,
-)
-from elastable.embedding_store.shards.shard_store import (
     RowSave,
+    RowSums,
     SavedRows,
     ServedRows,
     ShardServer,

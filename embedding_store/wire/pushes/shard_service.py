@@ -10,8 +10,7 @@ from google.protobuf.message import Message
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.measures.counters import LookupCounts
-from elastable.embedding_store.shards.ownership import Claim
-from elastable.embedding_store.shards.shard import Shard
+from elastable.embedding_store.shards import Claim, Shard
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.channels.status_codes import answering
 from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, SERVER_SERVICE

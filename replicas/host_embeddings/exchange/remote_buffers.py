@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from elastable.embedding_store.composite.partition import Partition, gather_rows, partition, split_ids
+from elastable.embedding_store.composite import Partition, gather_rows, partition, split_ids
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elastable.embedding_store.composite.partitioned_store import PartitionedStore
+from elastable.embedding_store.composite import PartitionedStore
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.open_store import open_store

@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from elastable.embedding_store.composite.partitioned_store import PartitionedStore, PlacedStore
+from elastable.embedding_store.composite import PartitionedStore, PlacedStore
 from elastable.embedding_store.composite.store_group import StoreCalls
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.contract.store import EmbeddingStore

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from elastable.embedding_store.composite.sharded_store import ServerWatch
+from elastable.embedding_store.composite import ServerWatch
 from elastable.embedding_store.measures.values import BOUNDS_S, Histogram
-from elastable.embedding_store.shards.shard import Shard
-from elastable.embedding_store.shards.shard_store import ShardStatus
+from elastable.embedding_store.shards import Shard, ShardStatus
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.pushes.push_messages import shard_status_from_message, shard_status_to_message
 from tests.embedding_store.shards.served_shards import served

@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastable.embedding_store.composite.sharded_store import ShardedStore
+from elastable.embedding_store.composite import ShardedStore
 from elastable.embedding_store.contract.row_data import Commit, EvictionCut, StayingRows
 from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, StoreFailed
-from elastable.embedding_store.shards import row_pushes
-from elastable.embedding_store.shards.row_pushes import (
+from elastable.embedding_store.shards import (
     Committed,
     PushedCommit,
     RowOffer,
@@ -26,9 +25,10 @@ from elastable.embedding_store.shards.row_pushes import (
     Slices,
     SumTerm,
     cut_of,
-    offer_of,
+    row_pushes,
+    sum_pushes,
 )
-from elastable.embedding_store.shards.version_sums import sum_pushes
+from elastable.embedding_store.shards.row_pushes import offer_of
 from tests.embedding_store.shards.served_shards import served, stopped_with
 
 FEW = TableSpec("few", 2, optimizer=OptimizerSpec.of("adagrad"), eviction=EvictionSpec(max_rows=11, every=2))

@@ -11,8 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite.partition import partition
-from elastable.embedding_store.composite.sharded_store import ShardedStore
+from elastable.embedding_store.composite import ShardedStore, partition
 from elastable.embedding_store.contract.row_data import Commit, RowBlock
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
@@ -31,8 +30,7 @@ from elastable.embedding_store.errors import (
     TakenOver,
     Unsupported,
 )
-from elastable.embedding_store.shards.ownership import position_of, refuse_other_position
-from elastable.embedding_store.shards.row_pushes import (
+from elastable.embedding_store.shards import (
     PushedCommit,
     RowPush,
     RowPushOutcome,
@@ -40,8 +38,12 @@ from elastable.embedding_store.shards.row_pushes import (
     Slices,
     SumTerm,
     TableClip,
+    clipped_update,
+    exact_squares,
+    position_of,
+    sum_pushes,
 )
-from elastable.embedding_store.shards.version_sums import clipped_update, exact_squares, sum_pushes
+from elastable.embedding_store.shards.ownership import refuse_other_position
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.channels.server_connection import channel

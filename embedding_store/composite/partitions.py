@@ -199,7 +199,7 @@ def partition_of_shards(name: str, held: Sequence[TableSpec | None]) -> tuple[Pa
     if count != len(held):
         raise StoreFailed(
             f"table {name!r} was split over {count} shards, and {len(held)} are given; "
-            "elastable.embedding_store.composite.repartition moves it to another number"
+            "elastable.embedding_store.composite.moving moves it to another number"
         )
     by_token = first.origin.id_stride != whole.origin.id_stride
     found = partition(whole, "token" if by_token else "encoding", count)

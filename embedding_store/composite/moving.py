@@ -11,8 +11,7 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, StoreFailed, TableNotFound, Unsupported
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.shards.ownership import Move
-from elastable.embedding_store.shards.shard_store import ShardServer
+from elastable.embedding_store.shards import Move, ShardServer
 
 __all__ = ["MovedRows", "Progress", "copy_tables", "move_job", "repartition"]
 
