@@ -36,32 +36,22 @@ from elastable.embedding_store.tables.lookup_request import LookupRequest, requi
 
 __all__ = ["CompositeReads", "CompositeSnapshot", "CompositeSource", "CompositeStore"]
 
-
 _FEW_VALUES = 1 << 14  # stores in memory write fewer before a thread has started
 
 Source = TypeVar("Source", bound=RowSource)
-Answer = TypeVar("Answer")
+Readable = TypeVar("Readable", bound=Snapshot)
 
 
 class CompositeSource(RowSource, Generic[Source]):
     """Several sources as one. All of them are asked at the same time, and errors name the one they come from.
 
     Attributes:
-        group: The sources.
+        group: The sources; closed with this one.
         lookups: That succeeded, by table and number of the source.
-
-    Args:
-        sources: Closed with this one.
-        splits: Which of them holds which part of a table, in the same order.
-        timeout_s: Seconds that a lookup waits for a commit of this process, or a commit for lookups, before
-            `DeadlineExceeded`.
-
-    Raises:
-        BadInput: there are no sources, or one is given twice.
     """
 
-    def __init__(self, sources: Sequence[Source], splits: TableSplits, timeout_s: float = 60.0) -> None:
-        self.group = StoreGroup(sources, splits, timeout_s)
+    def __init__(self, group: StoreGroup[Source]) -> None:
+        self.group = group
         self.lookups = LookupCounts()
 
     def specs(self) -> dict[str, TableSpec]:
@@ -116,9 +106,6 @@ class CompositeSource(RowSource, Generic[Source]):
         self.group.calls.close()
         for source in self.group.sources:
             source.close()
-
-
-Readable = TypeVar("Readable", bound=Snapshot)
 
 
 class CompositeReads(CompositeSource[Readable], Snapshot):
@@ -241,14 +228,12 @@ class CompositeSnapshot(CompositeReads[Snapshot]):
         pins: One of each store, in the order of the stores, all of the same version; closed with this one.
         splits: Which store holds which part of a table.
         version: The pinned version.
-        timeout_s: As of `CompositeSource`.
+        timeout_s: As of `StoreGroup`.
     """
 
     def __init__(self, pins: Sequence[Snapshot], splits: TableSplits, version: int, timeout_s: float) -> None:
-        self.group = StoreGroup(
-            pins, splits, timeout_s, lambda: StaleVersion(f"the pin of version {version} is gone: it was released")
-        )
-        self.lookups = LookupCounts()
+        gone = f"the pin of version {version} is gone: it was released"
+        super().__init__(StoreGroup(pins, splits, timeout_s, lambda: StaleVersion(gone)))
         self._version = version
 
     def version(self) -> int:
@@ -285,8 +270,7 @@ class CompositeStore(CompositeReads[EmbeddingStore], BaseStore):
     Args:
         stores: Closed with this one.
         splits: Which of them holds which part of a table, in the same order.
-        timeout_s: Seconds that a lookup waits for a commit, or a commit for lookups and other commits, before
-            `DeadlineExceeded`.
+        timeout_s: As of `StoreGroup`.
         repairs_unknown: Whether a commit may complete one that another process began, which nobody can compare with it;
             else `recover` comes first.
 
@@ -300,7 +284,7 @@ class CompositeStore(CompositeReads[EmbeddingStore], BaseStore):
     def __init__(
         self, stores: Sequence[EmbeddingStore], splits: TableSplits, timeout_s: float, repairs_unknown: bool = False
     ) -> None:
-        super().__init__(stores, splits, timeout_s)
+        super().__init__(StoreGroup(stores, splits, timeout_s))
         self._commits = CommitCoordinator(self.group, repairs_unknown)
         versions = self.group.versions().values()
         if min(versions) < max(versions):

@@ -13,6 +13,7 @@ from elastable.embedding_store.composite.partitions import (
     partition_of_shards,
     whole_table,
 )
+from elastable.embedding_store.composite.store_group import StoreGroup
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
@@ -26,14 +27,14 @@ class PartitionedSource(CompositeSource[RowSource]):
 
     Args:
         shards: In the order in which the tables were split; closed with this source.
-        timeout_s: As of `CompositeSource`.
+        timeout_s: As of `StoreGroup`.
 
     Raises:
         BadInput: there are no shards, or one is given twice.
     """
 
     def __init__(self, shards: Sequence[RowSource], timeout_s: float = 60.0) -> None:
-        super().__init__(shards, _SplitTables(len(shards), shares_budgets=True), timeout_s)
+        super().__init__(StoreGroup(shards, _SplitTables(len(shards), shares_budgets=True), timeout_s))
 
 
 class PartitionedStore(CompositeStore):
@@ -46,7 +47,7 @@ class PartitionedStore(CompositeStore):
         strategy: How tables that are created here are split: "token" (ids) or "encoding" (columns). Existing tables
             record how they were split.
         strategies: Table name -> strategy, for tables that are split otherwise.
-        timeout_s: As of `CompositeStore`.
+        timeout_s: As of `StoreGroup`.
         shares_budgets: Whether the stores keep to budgets of rows (`max_rows`) together.
 
     Raises:
@@ -114,7 +115,7 @@ class PlacedStore(CompositeStore):
         stores: Location -> the store there; closed with this one.
         places: Table name -> its location.
         default: The location of tables that `places` does not name.
-        timeout_s: As of `CompositeStore`.
+        timeout_s: As of `StoreGroup`.
 
     Raises:
         BadInput: a location without a store, or a store that is given twice.

@@ -310,9 +310,6 @@ def _joined(every: Mapping[int, SavedRows]) -> SavedRows:
     return SavedRows(tables, {name: file for saved in every.values() for name, file in saved.files.items()})
 
 
-T = TypeVar("T")
-
-
 class ServerWatch:
     """What store servers said last, and which of them a version waits for. Safe to use from many threads.
 
@@ -327,10 +324,10 @@ class ServerWatch:
         self._looking = threading.Lock()
         self._waiting: dict[int, float] = {}  # server -> since when a call that makes a version waits for it
 
-    def timed(self, server: int, call: Callable[[], T]) -> Callable[[], T]:
+    def timed(self, server: int, call: Callable[[], Answer]) -> Callable[[], Answer]:
         """The call; while it is under way the job waits for that server."""
 
-        def waiting() -> T:
+        def waiting() -> Answer:
             self._waiting[server] = self._now()
             try:
                 return call()

@@ -43,8 +43,8 @@ class StoreGroup(Generic[Source]):
     """All of them are asked at the same time, and errors name the one they come from. Safe to use from many threads.
 
     Attributes:
-        sources: In order.
-        splits: Which of them holds which part of a table.
+        sources: All of them.
+        splits: Which of them holds which part of a table, in the same order.
         timeout_s: Seconds that a lookup waits for a commit of this process, or a change for lookups and other changes,
             before `DeadlineExceeded`.
         calls: Makes calls to them.

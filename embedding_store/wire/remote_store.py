@@ -51,6 +51,10 @@ from elastable.embedding_store.wire.messages.store_messages import (
 
 __all__ = ["RemotePin", "RemoteSource", "RemoteStore", "WriteCalls"]
 
+Answer = TypeVar("Answer")
+WriteStub = store_pb2_grpc.EmbeddingStoreStub | store_pb2_grpc.StoreServerStub
+"""Both have the same small calls that change a store."""
+
 _FLOAT32 = np.dtype(np.float32)
 _FEW_TABLES = 1_000  # whose names leave room for rows in a reply of one frame
 
@@ -198,12 +202,6 @@ class RemoteSource(BaseSource):
             # Not what the caller handed in, but what the server handed back.
             raise StoreFailed(f"{self.address} sent a malformed answer: {error}") from error
         return dict(zip(ids, rows, strict=True))
-
-
-Answer = TypeVar("Answer")
-
-WriteStub = store_pb2_grpc.EmbeddingStoreStub | store_pb2_grpc.StoreServerStub
-"""Both have the same small calls that change a store."""
 
 
 class WriteCalls:
