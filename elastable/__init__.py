@@ -33,11 +33,7 @@ from elastable.worker.keras.trainers import register_trainers
 if TYPE_CHECKING:
     __version__: str
 
-    from elastable.embedding_store.composite.placement.locations import (
-        LocationSettings,
-        TensorLocation,
-        TensorLocationSettings,
-    )
+    from elastable.embedding_store.composite import LocationSettings, TensorLocation, TensorLocationSettings
     from elastable.embedding_store.contract.spec import (
         AdmissionSpec,
         EvictionSpec,
@@ -126,7 +122,7 @@ __all__ = [
 
 # Loaded when first named: `elastable status` must not wait for TensorFlow.
 _NAMES_OF = {
-    "elastable.embedding_store.composite.placement.locations": "LocationSettings TensorLocation TensorLocationSettings",
+    "elastable.embedding_store.composite": "LocationSettings TensorLocation TensorLocationSettings",
     "elastable.embedding_store.contract.spec": "AdmissionSpec EvictionSpec InitializerSpec OptimizerSpec TableSpec",
     "elastable.embedding_store.engine": "MemoryStore",
     "elastable.embedding_store.errors": "ElastableError",

@@ -48,8 +48,7 @@ from elastable.embedding_store.errors import (
 )
 
 if TYPE_CHECKING:
-    from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
-    from elastable.embedding_store.composite.partitions.repartition import repartition
+    from elastable.embedding_store.composite import PartitionedStore, repartition
     from elastable.embedding_store.engine import MemoryStore
     from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec
     from elastable.embedding_store.optimizers.registry import register_row_optimizer
@@ -75,8 +74,7 @@ if TYPE_CHECKING:
         update_tables,
     )
     from elastable.embedding_store.wire.access.credentials import Credentials
-    from elastable.embedding_store.wire.client.remote_source import RemoteSource
-    from elastable.embedding_store.wire.client.remote_store import RemoteStore
+    from elastable.embedding_store.wire.remote_store import RemoteSource, RemoteStore
     from elastable.embedding_store.wire.shared.shared_source import SharedSource
     from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 
@@ -174,9 +172,9 @@ _LOADED_LATE = {
     "Indexer": "tables",
     "LookupStrategy": "tables",
     "MemoryStore": "engine",
-    "PartitionedStore": "composite.partitions.partitioned_store",
-    "RemoteSource": "wire.client.remote_source",
-    "RemoteStore": "wire.client.remote_store",
+    "PartitionedStore": "composite",
+    "RemoteSource": "wire.remote_store",
+    "RemoteStore": "wire.remote_store",
     "RowOptimizer": "optimizers.base",
     "SharedMemoryStore": "wire.shared.shared_store",
     "SharedSource": "wire.shared.shared_source",
@@ -190,7 +188,7 @@ _LOADED_LATE = {
     "initial_rows": "rows.initial_values",
     "lookup_many": "tables",
     "register_row_optimizer": "optimizers.registry",
-    "repartition": "composite.partitions.repartition",
+    "repartition": "composite",
     "require_finite": "rows.checks",
     "require_gradients": "rows.checks",
     "require_ids": "rows.checks",

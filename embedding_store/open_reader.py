@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from urllib.parse import parse_qsl
 
-from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedSource
+from elastable.embedding_store.composite import PartitionedSource
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.embedding_store.log.contract import NoLog
@@ -15,7 +15,7 @@ from elastable.embedding_store.support.store_url import TierOptions, shard_urls
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
 from elastable.embedding_store.tiers.redis.url import SCHEMES, RedisUrl
-from elastable.embedding_store.wire.client.remote_source import RemoteSource
+from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.embedding_store.wire.shared.shared_source import SharedSource
 
 __all__ = ["open_reader", "redis_url"]

@@ -6,8 +6,7 @@ import logging
 from contextlib import ExitStack
 from pathlib import Path
 
-from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
-from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
+from elastable.embedding_store.composite import PartitionedStore, ShardedStore
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.contract.tier import Tier
 from elastable.embedding_store.engine import DEFAULT_EVERY_S, DEFAULT_LOG_BYTES, MemoryStore, StoreHistory, StoreTier
@@ -32,8 +31,8 @@ from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
 from elastable.embedding_store.tiers.redis.url import DEFAULT_DEADLINE_S, SCHEMES, RedisUrl
 from elastable.embedding_store.wire.access.credentials import Credentials
-from elastable.embedding_store.wire.client.remote_store import RemoteStore
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
+from elastable.embedding_store.wire.remote_store import RemoteStore
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 
 __all__ = ["GRPC_DEADLINE_S", "check_store_url", "open_store", "operation_deadline"]

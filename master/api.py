@@ -15,7 +15,7 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.row_data import FlushStatus
 from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.shards.row_pushes import Slices
-from elastable.embedding_store.shards.server_status import ServerStatus
+from elastable.embedding_store.shards.shard_store import ServerStatus
 
 __all__ = [
     "KNOWN_VALUES",

@@ -140,6 +140,8 @@ def test_elastable() -> None:
 
 def test_embedding_store() -> None:
     assert sorted(embedding_store.__all__) == EMBEDDING_STORE
+    for name in EMBEDDING_STORE:
+        assert getattr(embedding_store, name) is not None
 
 
 def test_an_unknown_name_is_told_with_the_known_ones() -> None:

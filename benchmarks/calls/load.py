@@ -26,9 +26,9 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import Unavailable
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.client.remote_source import RemoteSource
 from elastable.embedding_store.wire.messages.frames import encode
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
+from elastable.embedding_store.wire.remote_store import RemoteSource
 
 __all__ = ["Load", "Waits", "busy_clients", "main", "measure"]
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import redis
 
-from elastable.embedding_store.wire.client.remote_source import RemoteSource
+from elastable.embedding_store.wire.remote_store import RemoteSource
 
 __all__: list[str] = []
 

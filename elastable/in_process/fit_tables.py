@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import keras
 
 from elastable.callbacks.averages import refuse_averages
-from elastable.embedding_store.composite.placement.locations import LocationSettings
+from elastable.embedding_store.composite import LocationSettings
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import Unsupported

@@ -17,10 +17,10 @@ from elastable.callbacks.averages import finalize_averages
 from elastable.callbacks.best_versions import BestVersions
 from elastable.callbacks.callback_list import JobCallbacks
 from elastable.callbacks.freezing import Freezing
-from elastable.embedding_store.composite.placement.locations import LocationSettings
+from elastable.embedding_store.composite import LocationSettings
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, ElastableError, Unsupported
-from elastable.embedding_store.shards.shard_store import ShardStore
+from elastable.embedding_store.shards import ShardStore
 from elastable.in_process.backup import refuse_backup_of_slots
 from elastable.in_process.fit_data import FitData
 from elastable.in_process.fit_seeds import FitSeeds

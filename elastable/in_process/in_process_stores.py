@@ -11,8 +11,7 @@ from weakref import WeakSet
 
 import keras
 
-from elastable.embedding_store.composite.placement.location_file import storage_of_url
-from elastable.embedding_store.composite.placement.locations import LocationSettings, plan_tables, storage_of_tables
+from elastable.embedding_store.composite import LocationSettings, plan_tables, storage_of_tables, storage_of_url
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import MemoryStore

@@ -13,8 +13,7 @@ from types import FrameType
 
 from rich.console import Console
 
-from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedSource
-from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
+from elastable.embedding_store.composite import PartitionedSource, ShardedStore
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.errors import (
     ElastableError,
@@ -29,7 +28,7 @@ from elastable.embedding_store.errors import (
 )
 from elastable.embedding_store.open_reader import open_reader
 from elastable.embedding_store.open_store import GRPC_DEADLINE_S, operation_deadline
-from elastable.embedding_store.shards.shard_store import ShardStore
+from elastable.embedding_store.shards import ShardStore
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.support.store_url import SERVERS, server_addresses
 from elastable.embedding_store.wire.access.credentials import Credentials

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from elastable.embedding_store.composite.placement.location_file import Locations, read_locations, storage_of_url
-from elastable.embedding_store.composite.placement.locations import (
+from elastable.embedding_store.composite import (
+    Locations,
     LocationSettings,
+    PlacedStore,
     TensorLocation,
     TensorLocationSettings,
+    read_locations,
+    storage_of_url,
 )
-from elastable.embedding_store.composite.placement.placed_store import PlacedStore
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.open_store import open_store

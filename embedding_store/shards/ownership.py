@@ -1,16 +1,29 @@
-"""Who owns a store server: the process that claimed it last, known by a secret, for as long as it is heard of."""
+"""Who owns a store server, which of how many servers it is, and where its rows went."""
 
 from __future__ import annotations
 
 import hmac
+import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Self
 
-from elastable.embedding_store.errors import BadInput, NotReady, TakenOver
+from elastable.embedding_store.contract.malformed import MALFORMED
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.errors import BadInput, NotReady, StoreBroken, TakenOver
 
-__all__ = ["LEASE_S", "LONGEST_NAME", "Claim", "ShardOwnership"]
+__all__ = [
+    "LEASE_S",
+    "LONGEST_NAME",
+    "Claim",
+    "Move",
+    "ShardOwnership",
+    "position_of",
+    "refuse_moved",
+    "refuse_other_position",
+]
 
 LEASE_S = 4.0
 """Seconds after which an owner that has not been heard of counts as gone; a job's master is heard of every second."""
@@ -41,7 +54,9 @@ class Claim:
 
 
 class ShardOwnership:
-    """Safe to use from many threads.
+    """The owner is the process that claimed the server last, known by a secret, for as long as it is heard of.
+
+    Safe to use from many threads.
 
     Args:
         now: Monotonic clock, in seconds.
@@ -105,3 +120,110 @@ class ShardOwnership:
             if self._secret is None or hmac.compare_digest(self._secret, but):
                 return ""
             return self._claim.owner if self._now() - self._heard < LEASE_S else ""
+
+
+# Which of how many store servers a server is: its tables know, and whoever claims it says so
+
+
+_NAMED = 3  # tables in a message
+
+
+def position_of(spec: TableSpec) -> tuple[int, int] | None:
+    """Number of the server that holds this shard of a table, and how many there are; None: it was not split by id."""
+    origin, whole = spec.origin, spec.origin.table
+    if whole is None or origin.id_stride != whole.origin.id_stride * origin.shards:
+        return None
+    return (origin.id_offset - whole.origin.id_offset) // whole.origin.id_stride, origin.shards
+
+
+def refuse_other_position(specs: Mapping[str, TableSpec], number: int, servers: int) -> None:
+    """Refuses a claim of this server as another one than its tables say.
+
+    Args:
+        specs: The server's tables.
+        number: As which server it is claimed, counted from 0.
+        servers: Of how many; 0: the claim does not say.
+
+    Raises:
+        BadInput: it is another server, or there is no such number.
+    """
+    if not 0 <= number < max(servers, 1):
+        raise BadInput(f"a claim as store server {number} of {servers}: they are numbered from 0")
+    if not servers:
+        return
+    others = {
+        name: found for name, spec in specs.items() if (found := position_of(spec)) not in (None, (number, servers))
+    }
+    if others:
+        held, of = next(iter(others.values())) or (0, 0)
+        names = ", ".join(sorted(others)[:_NAMED])
+        raise BadInput(
+            f"it is store server {held} of {of} by its tables ({names}), and is named as number {number} of {servers}: "
+            "the order and the number of servers are part of the tables. Write --stores in the order of before; "
+            "elastable store rescale moves rows to another number of servers"
+        )
+
+
+# What a store server keeps in the place of a version's record while its rows are moved to other servers, and after
+
+
+_MARK = b"elastable: rows of a job are moved\n"
+_MOST_ADDRESSES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Rows of a job on their way from some store servers to others.
+
+    Attributes:
+        old: Addresses of the servers that had them, in order.
+        new: Addresses of those that get them.
+        gone: True at an old server: its rows are at the new ones. False at a new one: they may be there in part.
+        record: Of the version, which the new server keeps for when it is its turn.
+    """
+
+    old: tuple[str, ...]
+    new: tuple[str, ...]
+    gone: bool
+    record: bytes | None = None
+
+    def to_bytes(self) -> bytes:
+        """As a record of a version."""
+        fields = {"old": self.old, "new": self.new, "gone": self.gone, "record": self.record is not None}
+        return _MARK + json.dumps(fields).encode() + b"\n" + (self.record or b"")
+
+    @classmethod
+    def from_bytes(cls, record: bytes | None) -> Self | None:
+        """What `to_bytes` gave; None for the record of a version. Raises `StoreBroken`: it is malformed."""
+        if record is None or not record.startswith(_MARK):
+            return None
+        text, _, rest = record.removeprefix(_MARK).partition(b"\n")
+        try:
+            fields = json.loads(text)
+            old, new = (tuple(map(str, fields[name])) for name in ("old", "new"))
+            if not 0 < max(len(old), len(new)) <= _MOST_ADDRESSES:
+                raise ValueError(f"{len(old)} and {len(new)} addresses")
+            return cls(old, new, bool(fields["gone"]), rest if fields["record"] else None)
+        except MALFORMED as error:
+            raise StoreBroken(f"what the store server says about where its rows went is malformed: {error}") from error
+
+    @property
+    def command(self) -> str:
+        """What moves the rows."""
+        return f"elastable store rescale --from {','.join(self.old)} --to {','.join(self.new)}"
+
+
+def refuse_moved(address: str, record: bytes | None) -> None:
+    """Raises `BadInput` where a store server is none of a job any more, or not yet; it says what to write instead."""
+    move = Move.from_bytes(record)
+    if move is None:
+        return
+    if move.gone:
+        raise BadInput(
+            f"the rows of store server {address} have moved: write --stores {','.join(move.new)} instead of "
+            f"--stores {','.join(move.old)}"
+        )
+    raise BadInput(
+        f"store server {address} does not have all rows yet, as moving them broke off: end it with `{move.command}`, "
+        f"or go on where they were, with --stores {','.join(move.old)}"
+    )

@@ -1,11 +1,15 @@
-"""What a master and workers ask of store servers: to keep pushes, to sum them, and to commit them."""
+"""What a master and workers ask of store servers: to keep, sum and commit pushes, to save rows, to say how they are."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
+from elastable.embedding_store.contract.row_data import TableUpdate
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.measures.values import Histogram
 from elastable.embedding_store.shards.row_pushes import (
     Committed,
     Measured,
@@ -15,10 +19,218 @@ from elastable.embedding_store.shards.row_pushes import (
     RowPushOutcome,
     RowSums,
 )
-from elastable.embedding_store.shards.row_saving import ServedRows, TakenChanges
-from elastable.embedding_store.shards.server_status import ShardStatus
 
-__all__ = ["ShardServer", "ShardStore"]
+__all__ = [
+    "ChangedTable",
+    "RowSave",
+    "RowSaver",
+    "SavedFile",
+    "SavedRows",
+    "SavedTable",
+    "ServedRows",
+    "ServerStatus",
+    "ShardServer",
+    "ShardStatus",
+    "ShardStore",
+    "TableSave",
+    "TakenChanges",
+]
+
+
+# What a store server says of itself, and what a job's master knows of each of its store servers
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStatus:
+    """One shard, as its store server describes it.
+
+    Attributes:
+        version: Of its rows.
+        rows: Of all its tables.
+        bytes: Memory of these rows, where the store knows.
+        wanted_rows: Rows that lookups asked a store with a tier for.
+        read_rows: Of these, rows that were not in memory and came from the tier.
+        flush_lag: Versions that the tier is behind.
+        log_bytes: Bytes of the log that the tier does not make superfluous.
+        pushed_bytes: Gradients that it keeps for the next version.
+        failure: Why the last write to the tier failed; "": it did not.
+        store: Where its rows are: a URL without a login; "": it does not say.
+        commits: Seconds of its commits by phase, as of `StoreMeasures`.
+    """
+
+    version: int = 0
+    rows: int = 0
+    bytes: int = 0
+    wanted_rows: int = 0
+    read_rows: int = 0
+    flush_lag: int = 0
+    log_bytes: int = 0
+    pushed_bytes: int = 0
+    failure: str = ""
+    store: str = ""
+    commits: Mapping[str, Histogram] = field(default_factory=dict)
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Part of the wanted rows that were in memory; None: none was asked for."""
+        return max(0.0, 1.0 - self.read_rows / self.wanted_rows) if self.wanted_rows else None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStatus:
+    """One store server of a job, as its master sees it.
+
+    Attributes:
+        address: host:port.
+        shard: What it said last; None: nothing yet.
+        waited_s: Seconds that the job has been waiting for it now; 0: nobody waits for it.
+        failure: Why it gave no answer when it was asked last; "": it did.
+    """
+
+    address: str
+    shard: ShardStatus | None = None
+    waited_s: float = 0.0
+    failure: str = ""
+
+
+# Rows of store servers saved where their job keeps its checkpoints, by the servers themselves and all at once
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedTable:
+    """What changed of one table since a checkpoint.
+
+    Attributes:
+        rows: That hold a value of their own.
+        changed: How many of them may have changed; None: any may have.
+        shrunk: Whether rows were given up.
+    """
+
+    rows: int
+    changed: int | None = None
+    shrunk: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TakenChanges:
+    """What changed up to `version`, by table."""
+
+    version: int
+    tables: Mapping[str, ChangedTable]
+
+
+@dataclass(frozen=True, slots=True)
+class TableSave:
+    """What is saved of a table.
+
+    Attributes:
+        table: Its name.
+        prefix: The names of its files begin so.
+        whole: Whether all rows are saved; else those that changed.
+        live: Whether the ids of all rows are saved, too.
+    """
+
+    table: str
+    prefix: str
+    whole: bool = True
+    live: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RowSave:
+    """One attempt to save rows.
+
+    Attributes:
+        save: 16 bytes that name it.
+        place: The folder or URL where checkpoints lie side by side.
+        draft: The folder in there that is to become one.
+        known: A file that the caller has written into the draft, by which a server knows that it reaches the very same.
+        known_bytes: Its size.
+        tables: What is saved; none: only what an earlier attempt began is given up.
+        mark: Of the changes (`ShardStore.take_changes`), where a table is not saved whole.
+        note: Goes into every file.
+        probe: Where it is set, a small file whose name begins so is written, too.
+    """
+
+    save: bytes
+    place: str = ""
+    draft: str = ""
+    known: str = ""
+    known_bytes: int = 0
+    tables: tuple[TableSave, ...] = ()
+    mark: bytes = b""
+    note: Mapping[str, str] = field(default_factory=dict)
+    probe: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedFile:
+    """One file as it was written: its sha256 in hexadecimal, and its bytes."""
+
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTable:
+    """What was saved of a table: its rows, those in `files`, and files of the ids of all rows."""
+
+    rows: int
+    written: int
+    files: tuple[str, ...]
+    live: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRows:
+    """What was saved, by table, and the files by name."""
+
+    tables: Mapping[str, SavedTable] = field(default_factory=dict)
+    files: Mapping[str, SavedFile] = field(default_factory=dict)
+
+
+class ServedRows(ABC):
+    """Rows that store servers save: of their current version, or of one that is pinned on each of them."""
+
+    @abstractmethod
+    def save_rows(self, save: RowSave) -> SavedRows:
+        """Has every server save its rows, and waits for all of them.
+
+        Raises:
+            CheckpointError: a server cannot write there; names the server and the place.
+            StaleVersion: the pin is gone.
+            StoreFailed, Unavailable: a server does not answer.
+        """
+
+
+class RowSaver(ABC):
+    """What a store server saves its rows with. Safe to use from many threads."""
+
+    @abstractmethod
+    def rows_changed(self, updates: Mapping[str, TableUpdate]) -> None:
+        """Notes the rows of a commit that is about to be made."""
+
+    @abstractmethod
+    def take(self, mark: bytes, base: bytes) -> TakenChanges:
+        """What changed since the checkpoint of mark `base`, up to now; of no commit that is under way.
+
+        Args:
+            mark: 16 bytes: of the checkpoint that is about to be written.
+            base: Of the last one that was written; b"": there is none.
+        """
+
+    @abstractmethod
+    def save(self, save: RowSave, source: Snapshot, wait_s: float) -> SavedRows | None:
+        """Begins to save, or goes on waiting for what this call began before; None: it is not done yet.
+
+        Raises:
+            BadInput: a place, a name or a table that cannot be.
+            CheckpointError: the rows cannot be written.
+        """
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Gives up what is being saved, and returns once nothing is written any more."""
 
 
 class ShardStore(EmbeddingStore, ServedRows, ABC):

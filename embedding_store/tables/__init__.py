@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastable.embedding_store.tables.base_store import BaseSnapshot, BaseSource, BaseStore, deliver
+from elastable.embedding_store.tables.base_store import BaseSource, BaseStore, deliver
 from elastable.embedding_store.tables.grouping import (
     Coalescer,
     GradientPart,
@@ -27,7 +27,6 @@ from elastable.embedding_store.tables.table_update import (
 
 __all__ = [
     "Bags",
-    "BaseSnapshot",
     "BaseSource",
     "BaseStore",
     "Coalescer",

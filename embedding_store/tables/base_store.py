@@ -1,26 +1,23 @@
-"""Defaults that most sources, snapshots and stores share, made of the methods that each implements."""
+"""Defaults that most sources and stores share, made of the methods that each implements."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.row_source import RowSource
-from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import StaleVersion
 from elastable.embedding_store.native.row_fold import fold_bags
 from elastable.embedding_store.native.row_gather import scatter_rows
 from elastable.embedding_store.rows.row_blocks import rows_by_scan
 from elastable.embedding_store.tables.lookups import LookupRequest, require_width
 from elastable.embedding_store.tables.table import EmbeddingTable
 
-__all__ = ["BaseSnapshot", "BaseSource", "BaseStore", "deliver"]
+__all__ = ["BaseSource", "BaseStore", "deliver"]
 
 
 class BaseSource(RowSource):
@@ -28,39 +25,6 @@ class BaseSource(RowSource):
 
     def lookup_into(self, requests: Sequence[LookupRequest], version: int | None = None, split: bool = True) -> None:
         lookup_through(self, requests, version)
-
-
-class BaseSnapshot(BaseSource, Snapshot):
-    """A pin of one version that ends when it is closed.
-
-    Args:
-        version: The pinned version.
-        specs: All tables of the store; those created after the pin are empty in it.
-    """
-
-    def __init__(self, version: int, specs: Callable[[], dict[str, TableSpec]]) -> None:
-        self._version, self._store_specs = version, specs
-        self._closed = False
-
-    def specs(self) -> dict[str, TableSpec]:
-        return self._store_specs()
-
-    def version(self) -> int:
-        return self._version
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._release()
-
-    @abstractmethod
-    def _release(self) -> None:
-        """Frees the version at the store. Called once."""
-
-    def _require_open(self) -> None:
-        """Raises `StaleVersion` once the pin is closed."""
-        if self._closed:
-            raise StaleVersion(f"the pin of version {self._version} is gone: it was released")
 
 
 class BaseStore(BaseSource, EmbeddingStore):

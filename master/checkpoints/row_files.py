@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elastable.embedding_store.composite.splits.token_split import global_ids
+from elastable.embedding_store.composite import global_ids
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.snapshot import Snapshot

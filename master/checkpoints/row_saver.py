@@ -13,7 +13,7 @@ from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, CheckpointError, ElastableError
-from elastable.embedding_store.shards.row_saving import (
+from elastable.embedding_store.shards import (
     ChangedTable,
     RowSave,
     RowSaver,

@@ -13,15 +13,15 @@ from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import CheckpointError
-from elastable.embedding_store.shards.row_saving import (
+from elastable.embedding_store.shards import (
     ChangedTable,
     RowSave,
     SavedRows,
     SavedTable,
     ServedRows,
+    ShardStore,
     TableSave,
 )
-from elastable.embedding_store.shards.shard_store import ShardStore
 from elastable.master.checkpoints.row_files import write_state
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import checkpoint_name

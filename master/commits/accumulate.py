@@ -9,8 +9,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.shards.row_pushes import RowSums, SumTerm
-from elastable.embedding_store.shards.sums.version_sums import Pushes
+from elastable.embedding_store.shards import Pushes, RowSums, SumTerm
 from elastable.master.api import AsyncPushId, Divisor, DivisorKind, GradientPart, Push, Tensor
 
 __all__ = ["Accumulated", "accumulate", "add_metrics", "row_parts", "row_sums"]

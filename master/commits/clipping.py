@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from elastable.embedding_store.shards.row_pushes import TableClip
+from elastable.embedding_store.shards import TableClip
 from elastable.master.api import Tensor
 
 __all__ = ["Clipped", "Clipping", "clip"]

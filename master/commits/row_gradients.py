@@ -13,9 +13,8 @@ from typing import Protocol
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import FutureVersion, StoreBroken
-from elastable.embedding_store.shards.row_pushes import Committed, Measured, PushedCommit, RowSums, TableClip
-from elastable.embedding_store.shards.sums.exact_squares import square_of
-from elastable.embedding_store.shards.sums.version_sums import Pushes, VersionSums
+from elastable.embedding_store.shards import Committed, Measured, PushedCommit, RowSums, TableClip, square_of
+from elastable.embedding_store.shards.version_sums import Pushes, VersionSums
 from elastable.embedding_store.support.futures import at_once
 from elastable.embedding_store.support.retry import retry
 

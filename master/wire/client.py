@@ -14,10 +14,10 @@ from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, ElastableError, StoreFailed, Unavailable
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.server_connection import MetadataChannel, ServerConnection
-from elastable.embedding_store.wire.client.remote_store import RemoteStore
 from elastable.embedding_store.wire.messages.frames import MAX_FRAME_BYTES, Upload
 from elastable.embedding_store.wire.messages.store_messages import LONGEST_WAIT_S
-from elastable.embedding_store.wire.pushes.shared_upload import SharedUpload
+from elastable.embedding_store.wire.pushes.uploads import SharedUpload
+from elastable.embedding_store.wire.remote_store import RemoteStore
 from elastable.master.api import (
     DenseSnapshot,
     EvaluationReport,

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from elastable.embedding_store.contract.row_data import FlushStatus
 from elastable.embedding_store.errors import BadInput, ElastableError, JobFailed
-from elastable.embedding_store.shards.server_status import ServerStatus
+from elastable.embedding_store.shards import ServerStatus
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.wire.channels.status_codes import error_class
-from elastable.embedding_store.wire.pushes.status_messages import shard_status_from_message, shard_status_to_message
+from elastable.embedding_store.wire.pushes.push_messages import shard_status_from_message, shard_status_to_message
 from elastable.master.api import (
     GoneWorker,
     JobSpec,

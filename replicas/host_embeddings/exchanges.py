@@ -18,8 +18,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.composite.splits.partition import Partition, partition
-from elastable.embedding_store.composite.splits.token_split import gather_rows, split_ids
+from elastable.embedding_store.composite import Partition, gather_rows, partition, split_ids
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec

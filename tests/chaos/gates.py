@@ -214,14 +214,14 @@ def _lay_store(gates: Gates) -> None:
 
 
 def _lay_shard(gates: Gates) -> None:
-    from elastable.embedding_store.shards.shard import Shard
+    from elastable.embedding_store.shards import Shard
 
     _around(Shard, "commit", after=lambda _, __, commit, *___: gates.reach("stored", commit.version))
 
 
 def _lay_shards(gates: Gates) -> None:
     """One shard makes its part of a version, each time another one first, and the others wait for it."""
-    from elastable.embedding_store.composite.coordinator.commit_coordinator import CommitCoordinator
+    from elastable.embedding_store.composite.commit_coordinator import CommitCoordinator
 
     plain = CommitCoordinator._finish
 
@@ -257,9 +257,9 @@ def _one_first(gates: Gates, calls: Mapping[int, Callable[[], None]], version: i
 
 
 def _stores() -> tuple[type, ...]:
-    from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
+    from elastable.embedding_store.composite import PartitionedStore
     from elastable.embedding_store.engine import MemoryStore
-    from elastable.embedding_store.wire.client.remote_store import RemoteStore
+    from elastable.embedding_store.wire.remote_store import RemoteStore
 
     return MemoryStore, RemoteStore, PartitionedStore
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
-from elastable.embedding_store.composite.placement.location_file import storage_of_url
+from elastable.embedding_store.composite import PartitionedStore, storage_of_url
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine import MemoryStore

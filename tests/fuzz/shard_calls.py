@@ -11,9 +11,7 @@ from google.protobuf.message import Message
 
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.engine import MemoryStore
-from elastable.embedding_store.shards.row_pushes import PushedCommit, RowPush, RowSums, Slices, SumTerm
-from elastable.embedding_store.shards.shard import Shard
-from elastable.embedding_store.shards.sums.pushed_sums import sum_pushes
+from elastable.embedding_store.shards import PushedCommit, RowPush, RowSums, Shard, Slices, SumTerm, sum_pushes
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY

@@ -1,7 +1,7 @@
 """Keeps small tables on the workers, as Keras variables trained like any other dense variable.
 
 For tables so small that a lookup costs more than sending the whole table with the dense variables
-(`elastable.embedding_store.composite.placement.locations`).
+(`elastable.embedding_store.composite.locations`).
 """
 
 from __future__ import annotations

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from elastable.embedding_store.composite.coordinator.composite_source import CompositeSource
-from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
-from elastable.embedding_store.shards.server_status import ServerStatus, ShardStatus
-from elastable.embedding_store.shards.shard import Shard
+from elastable.embedding_store.composite import CompositeSource, ShardedStore
+from elastable.embedding_store.shards import ServerStatus, Shard, ShardStatus
 from elastable.monitoring.metric import Sample, counter, gauge, histogram
 
 __all__ = ["METRICS", "servers_source", "shard_lookups_source", "shard_source"]

@@ -1,31 +1,52 @@
-"""The calls about pushes to store servers as messages and frames, and back."""
+"""The calls of store servers as messages and frames, and back: pushes, versions of them, saved rows, status."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Array
+from elastable.embedding_store.contract.row_data import EvictionCut
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.shards.row_pushes import (
+from elastable.embedding_store.measures.values import BOUNDS_S, Histogram
+from elastable.embedding_store.shards import (
+    ChangedTable,
     Measured,
     PushedCommit,
+    RowOffer,
+    RowOffers,
     RowPush,
     RowPushOutcome,
+    RowSave,
+    RowSums,
+    SavedFile,
+    SavedRows,
+    SavedTable,
+    ShardStatus,
     Slices,
+    SumTerm,
     TableClip,
+    TableSave,
+    TakenChanges,
 )
+from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode
-from elastable.embedding_store.wire.pushes.offer_messages import cut_from_message, cut_to_message
-from elastable.embedding_store.wire.pushes.pushed_arrays import body_of, declare_slices, plan_slices, read_body
-from elastable.embedding_store.wire.pushes.sums_messages import sums_from_message, sums_to_message
+from elastable.embedding_store.wire.pushes.uploads import body_of, declare_slices, plan_slices, read_body
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels
 
 __all__ = [
+    "changes_from_message",
+    "changes_to_message",
     "measured_from_message",
     "measured_to_message",
+    "offer_request_from_message",
+    "offer_request_to_message",
+    "offers_from_message",
+    "offers_to_message",
     "pushed_commit_frames",
     "pushed_commit_from_frames",
     "record_frames",
@@ -34,6 +55,14 @@ __all__ = [
     "row_outcome_to_message",
     "row_push_frames",
     "row_push_from_frames",
+    "save_from_message",
+    "save_to_message",
+    "saved_from_message",
+    "saved_to_message",
+    "shard_status_from_message",
+    "shard_status_to_message",
+    "sums_from_message",
+    "sums_to_message",
 ]
 
 _UINT8 = np.dtype(np.uint8)
@@ -180,3 +209,195 @@ def _clips(clips: Mapping[str, store_pb2.TableClip]) -> dict[str, TableClip]:
     return {
         table: TableClip(clip.scale, clip.bound if clip.HasField("bound") else None) for table, clip in clips.items()
     }
+
+
+# Which pushes are summed, as a message and back
+
+
+def sums_to_message(sums: RowSums) -> store_pb2.RowSums:
+    """Which pushes are summed."""
+    return store_pb2.RowSums(
+        version=sums.version,
+        micro_batches=[term.micro_batch for term in sums.terms],
+        parts=[term.part for term in sums.terms],
+        shares=[term.share for term in sums.terms],
+        rows_once=sums.rows_once,
+        frozen=sums.frozen,
+        sender=sums.sender,
+    )
+
+
+def sums_from_message(message: store_pb2.RowSums) -> RowSums:
+    """The inverse of `sums_to_message`. Raises `BadInput` where its lists are not of one length."""
+    if not len(message.micro_batches) == len(message.parts) == len(message.shares):
+        raise BadInput("RowSums: micro_batches, parts and shares are of different lengths")
+    terms = zip(message.micro_batches, message.parts, message.shares, strict=True)
+    return RowSums(
+        message.version,
+        tuple(SumTerm(*term) for term in terms),
+        tuple(message.rows_once),
+        tuple(message.frozen),
+        message.sender,
+    )
+
+
+# What store servers offer of tables that share a budget of rows, and what goes of it, as messages and back
+
+
+def offer_request_to_message(
+    commit: PushedCommit, most: int, ids: Mapping[str, tuple[int, int]]
+) -> store_pb2.OfferRowsRequest:
+    """The arguments of `ShardServer.offer_rows`; of the commit, what matters there."""
+    return store_pb2.OfferRowsRequest(
+        sums=sums_to_message(commit.sums),
+        dropped=commit.dropped,
+        time=commit.time,
+        most=most,
+        ids={table: store_pb2.TiedRows(version=version, count=count) for table, (version, count) in ids.items()},
+    )
+
+
+def offer_request_from_message(
+    request: store_pb2.OfferRowsRequest,
+) -> tuple[PushedCommit, int, dict[str, tuple[int, int]]]:
+    """The inverse of `offer_request_to_message`. Raises `BadInput` for numbers that cannot be."""
+    ids = {table: (rows.version, rows.count) for table, rows in request.ids.items()}
+    if request.most < 0 or any(count < 0 for _, count in ids.values()):
+        raise BadInput("OfferRowsRequest: a negative number of versions or ids is asked for")
+    time = request.time if request.HasField("time") else None
+    commit = PushedCommit(sums_from_message(request.sums), 0, {}, dropped=request.dropped, time=time)
+    return commit, request.most, ids
+
+
+def offers_to_message(offers: RowOffers) -> store_pb2.OfferRowsReply:
+    """The reply to an OfferRows."""
+    reply = store_pb2.OfferRowsReply(missing=offers.missing)
+    for table, offer in offers.tables.items():
+        versions, counts = [version for version, _ in offer.touched], [count for _, count in offer.touched]
+        reply.tables.add(table=table, rows=offer.rows, versions=versions, counts=counts, ids=offer.ids)
+    return reply
+
+
+def offers_from_message(reply: store_pb2.OfferRowsReply) -> RowOffers:
+    """The inverse of `offers_to_message`. Raises `BadInput` for numbers that cannot be."""
+    offers = {}
+    for entry in reply.tables:
+        if len(entry.versions) != len(entry.counts):
+            raise BadInput(f"OfferRowsReply: versions and counts of table {entry.table!r} are of different lengths")
+        ascend = all(one < other for one, other in pairwise(entry.versions))
+        if not ascend or min(entry.counts, default=1) < 1 or sum(entry.counts) > entry.rows:
+            raise BadInput(f"OfferRowsReply: versions or counts of rows of table {entry.table!r} that cannot be")
+        touched = tuple(zip(entry.versions, entry.counts, strict=True))
+        offers[entry.table] = RowOffer(entry.rows, touched, tuple(entry.ids))
+    return RowOffers(offers, tuple(reply.missing))
+
+
+def cut_to_message(cut: EvictionCut) -> store_pb2.EvictionCut:
+    """What goes of a table."""
+    return store_pb2.EvictionCut(version=cut.version, least_id=cut.least_id)
+
+
+def cut_from_message(message: store_pb2.EvictionCut) -> EvictionCut:
+    """The inverse of `cut_to_message`."""
+    return EvictionCut(message.version, message.least_id if message.HasField("least_id") else None)
+
+
+# The calls about rows that store servers save, as messages and back
+
+
+_WAIT_MS = 5_000
+_LONGEST_WAIT_MS = 20_000
+_OF_A_SAVE = ("save", "mark", "place", "draft", "known", "known_bytes", "probe")
+
+
+def changes_to_message(changes: TakenChanges) -> store_pb2.TakeChangesReply:
+    """The reply to a TakeChanges."""
+    reply = store_pb2.TakeChangesReply(version=changes.version)
+    for table, of in changes.tables.items():
+        reply.tables.add(table=table, rows=of.rows, changed=of.changed, shrunk=of.shrunk)
+    return reply
+
+
+def changes_from_message(reply: store_pb2.TakeChangesReply) -> TakenChanges:
+    """The inverse of `changes_to_message`."""
+    tables = {
+        of.table: ChangedTable(of.rows, of.changed if of.HasField("changed") else None, of.shrunk)
+        for of in reply.tables
+    }
+    return TakenChanges(reply.version, tables)
+
+
+def save_to_message(save: RowSave, pin: bytes) -> store_pb2.SaveRowsRequest:
+    """What is to be saved; `pin`: token of the pin to read, b"" for the store."""
+    same = {name: getattr(save, name) for name in (*_OF_A_SAVE, "note")}
+    request = store_pb2.SaveRowsRequest(**same, pin=pin, wait_ms=_WAIT_MS)
+    for of in save.tables:
+        request.tables.add(table=of.table, prefix=of.prefix, whole=of.whole, live=of.live)
+    return request
+
+
+def save_from_message(request: store_pb2.SaveRowsRequest) -> tuple[RowSave, float]:
+    """The inverse of `save_to_message`, and the seconds to wait. Raises `BadInput` for a wait that is too long."""
+    if not 0 <= request.wait_ms <= _LONGEST_WAIT_MS:
+        raise BadInput(f"SaveRows: wait_ms {request.wait_ms}: at most {_LONGEST_WAIT_MS}, and ask again")
+    tables = tuple(TableSave(of.table, of.prefix, of.whole, of.live) for of in request.tables)
+    same = {name: getattr(request, name) for name in _OF_A_SAVE}
+    return RowSave(**same, tables=tables, note=dict(request.note)), request.wait_ms / 1000
+
+
+def saved_to_message(saved: SavedRows | None) -> store_pb2.SaveRowsReply:
+    """The reply to a SaveRows; None: it is not done yet."""
+    if saved is None:
+        return store_pb2.SaveRowsReply()
+    reply = store_pb2.SaveRowsReply(done=True)
+    for table, of in saved.tables.items():
+        reply.tables.add(table=table, rows=of.rows, written=of.written, files=of.files, live=of.live)
+    for name, file in saved.files.items():
+        reply.files.add(name=name, sha256=file.sha256, bytes=file.bytes)
+    return reply
+
+
+def saved_from_message(reply: store_pb2.SaveRowsReply) -> SavedRows:
+    """The inverse of `saved_to_message`."""
+    tables = {of.table: SavedTable(of.rows, of.written, tuple(of.files), tuple(of.live)) for of in reply.tables}
+    return SavedRows(tables, {file.name: SavedFile(file.sha256, file.bytes) for file in reply.files})
+
+
+# The status of a shard as a message
+
+
+_NUMBERS = ("version", "rows", "bytes", "wanted_rows", "read_rows", "flush_lag", "log_bytes", "pushed_bytes")
+_PHASES = ("prepare", "apply", "append")
+
+
+def shard_status_to_message(status: ShardStatus) -> store_pb2.ShardStatus:
+    """What a server says of its shard."""
+    return store_pb2.ShardStatus(
+        **{name: getattr(status, name) for name in _NUMBERS},
+        failure=status.failure,
+        store=status.store,
+        commits=[
+            store_pb2.CommitPhase(phase=phase, counts=took.counts, seconds=took.seconds)
+            for phase, took in status.commits.items()
+        ],
+    )
+
+
+def shard_status_from_message(message: store_pb2.ShardStatus) -> ShardStatus:
+    """What a server says of its shard; its text is fit for a terminal, and no number is below 0."""
+    return ShardStatus(
+        **{name: max(0, getattr(message, name)) for name in _NUMBERS},
+        failure=printable(message.failure, 1024),
+        store=printable(message.store, 1024, lines=False),
+        commits=_commits(message.commits),
+    )
+
+
+def _commits(phases: Iterable[store_pb2.CommitPhase]) -> dict[str, Histogram]:
+    """Phases that there are, with as many buckets as there are here; others are left out."""
+    found = {}
+    for each in phases:
+        known = each.phase in _PHASES and len(each.counts) == len(BOUNDS_S) + 1
+        if known and min(each.counts) >= 0 and math.isfinite(each.seconds) and each.seconds >= 0:
+            found[each.phase] = Histogram(tuple(each.counts), each.seconds)
+    return found

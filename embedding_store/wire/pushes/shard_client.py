@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NoReturn, TypeVar
 
-import grpc
-
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.errors import (
@@ -23,43 +21,44 @@ from elastable.embedding_store.errors import (
     Unavailable,
     Unsupported,
 )
-from elastable.embedding_store.shards.row_pushes import (
+from elastable.embedding_store.shards import (
     Committed,
     Measured,
     PushedCommit,
     RowOffers,
     RowPush,
     RowPushOutcome,
+    RowSave,
     RowSums,
+    SavedRows,
+    ServedRows,
+    ShardServer,
+    ShardStatus,
+    TakenChanges,
 )
-from elastable.embedding_store.shards.row_saving import RowSave, SavedRows, TakenChanges
-from elastable.embedding_store.shards.server_status import ShardStatus
-from elastable.embedding_store.shards.shard_store import ShardServer
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.server_connection import MetadataChannel, ServerConnection
 from elastable.embedding_store.wire.channels.status_codes import raising
-from elastable.embedding_store.wire.client.remote_store import RemoteStore, WriteStub
 from elastable.embedding_store.wire.messages.frames import Upload
 from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, SERVER_SERVICE
-from elastable.embedding_store.wire.pushes.offer_messages import offer_request_to_message, offers_from_message
 from elastable.embedding_store.wire.pushes.push_messages import (
+    changes_from_message,
     measured_from_message,
+    offer_request_to_message,
+    offers_from_message,
     pushed_commit_frames,
     record_frames,
     record_from_frames,
     row_outcome_from_message,
     row_push_frames,
-)
-from elastable.embedding_store.wire.pushes.save_messages import (
-    changes_from_message,
     save_to_message,
     saved_from_message,
+    shard_status_from_message,
+    sums_to_message,
 )
-from elastable.embedding_store.wire.pushes.shard_pin import ShardPin
-from elastable.embedding_store.wire.pushes.shared_upload import SharedUpload
-from elastable.embedding_store.wire.pushes.status_messages import shard_status_from_message
-from elastable.embedding_store.wire.pushes.sums_messages import sums_to_message
+from elastable.embedding_store.wire.pushes.uploads import SharedUpload
+from elastable.embedding_store.wire.remote_store import RemotePin, RemoteSource, RemoteStore, WriteCalls
 
 __all__ = ["ShardClient"]
 
@@ -86,74 +85,47 @@ class ShardClient(RemoteStore, ShardServer):
         BadInput: no such address or deadline can be, or it cannot be called with such credentials.
     """
 
-    _moves = True
-
     def __init__(
         self, target: str | ServerConnection, deadline_s: float = 30.0, credentials: Credentials | None = None
     ) -> None:
-        self._secret = secrets.token_bytes(16)
-        super().__init__(target, deadline_s, credentials)
-        self._claiming = threading.Lock()
-        self._claimed = False
-        self._claim = store_pb2.ClaimRequest(owner=f"{socket.gethostname()}:{os.getpid()}")
+        self._own = isinstance(target, str)
+        if isinstance(target, str):
+            target = ServerConnection(target, deadline_s, credentials, moves=True)
+        self._owner = OwnerCalls(target)
+        super().__init__(target, writes=self._owner)
+        self._server = self._owner.stub
         self._keeps_records: bool | None = None
-        push = Upload(self._connection.channel, f"/{SERVER_SERVICE}/PushRows", store_pb2.RowPushReply.FromString)
-        self._pushes = SharedUpload(self._connection, push, row_push_frames, self)
-
-    def _write_calls(self) -> tuple[WriteStub, str, grpc.Channel]:
-        channel, path = MetadataChannel(self._connection.channel, OWNER_KEY, self._secret), f"/{SERVER_SERVICE}"
-        self._server = store_pb2_grpc.StoreServerStub(channel)
+        push = Upload(target.channel, f"/{SERVER_SERVICE}/PushRows", store_pb2.RowPushReply.FromString)
+        self._pushes = SharedUpload(target, push, row_push_frames, self)
+        channel, path = self._owner.channel, self._owner.path
         self._commit_pushed = Upload(channel, f"{path}/CommitPushed", store_pb2.CommitPushedReply.FromString)
         self._keep_record = Upload(channel, f"{path}/KeepRecord", store_pb2.KeepRecordReply.FromString)
         self._record_frames = channel.unary_stream(
             f"{path}/ReadRecord", store_pb2.ReadRecordRequest.SerializeToString, None
         )
-        return self._server, path, channel
-
-    def _change(self, attempt: Callable[[float], Answer]) -> Answer:
-        if not self._claimed:
-            self._send_claim(first=True)
-        try:
-            return self._connection.call(attempt)
-        except NotReady:
-            self._send_claim(first=False)  # the server was started again
-            return self._connection.call(attempt)
-
-    def _send_claim(self, first: bool) -> None:
-        with self._claiming:
-            if first and self._claimed:
-                return
-            self._claim.first = first
-            try:
-                self._connection.call(lambda timeout: self._server.Claim(self._claim, timeout=timeout))
-            except BadInput as error:
-                raise BadInput(f"store server {self.address}: {error}") from error
-            self._claimed = True
 
     def take_position(self, number: int, servers: int) -> None:
-        self._claim.number, self._claim.servers = number, servers
+        self._owner.claim.number, self._owner.claim.servers = number, servers
 
     def begin_job(self, job: str, may_overflow: bool) -> None:
-        self._claim.job, self._claim.may_overflow = job, may_overflow
-        self._send_claim(first=not self._claimed)
+        self._owner.claim.job, self._owner.claim.may_overflow = job, may_overflow
+        self._owner.send_claim(first=not self._owner.claimed)
 
     def require_owner(self) -> None:
-        if self._claimed:
-            request = store_pb2.RenewRequest()
-            self._change(lambda timeout: self._server.Renew(request, timeout=timeout))
+        if self._owner.claimed:
+            self._owner.send(self._server.Renew, store_pb2.RenewRequest())
 
     def other_writer(self) -> str | None:
-        return self._owner().owner or None
+        return self._get_owner().owner or None
 
     @property
     def keeps_records(self) -> bool:
         if self._keeps_records is None:
-            self._keeps_records = bool(self._owner().keeps_records)
+            self._keeps_records = bool(self._get_owner().keeps_records)
         return self._keeps_records
 
-    def _owner(self) -> store_pb2.GetOwnerReply:
-        request = store_pb2.GetOwnerRequest()
-        return self._connection.call(lambda timeout: self._server.GetOwner(request, timeout=timeout))
+    def _get_owner(self) -> store_pb2.GetOwnerReply:
+        return self.connection.send(self._server.GetOwner, store_pb2.GetOwnerRequest())
 
     def push_rows(self, push: RowPush) -> RowPushOutcome:
         return self._decoded(row_outcome_from_message, self._pushes.send(push))
@@ -164,33 +136,31 @@ class ShardClient(RemoteStore, ShardServer):
             with raising(self.address, _STATUS_S):
                 return shard_status_from_message(self._server.GetShardStatus(request, timeout=_STATUS_S))
         except (Unavailable, DeadlineExceeded):
-            self._connection.look_elsewhere()
+            self.connection.look_elsewhere()
             raise
 
     def follow(self, find: Callable[[], str | None]) -> None:
-        self._connection.follow(find)
+        self.connection.follow(find)
 
     def share_memory(self) -> None:
         """Lets a server on this host take gradients from memory; see `SharedUpload.share_memory`."""
         self._pushes.share_memory()
 
     def measure(self, sums: RowSums) -> Measured:
-        request = store_pb2.MeasureRequest(sums=sums_to_message(sums))
-        reply = self._change(lambda timeout: self._server.Measure(request, timeout=timeout))
+        reply = self._owner.send(self._server.Measure, store_pb2.MeasureRequest(sums=sums_to_message(sums)))
         return self._decoded(measured_from_message, reply)
 
     def offer_rows(self, commit: PushedCommit, most: int, ids: Mapping[str, tuple[int, int]]) -> RowOffers:
         request = offer_request_to_message(commit, most, ids)
-        reply = self._change(lambda timeout: self._server.OfferRows(request, timeout=timeout))
+        reply = self._owner.send(self._server.OfferRows, request)
         return self._decoded(offers_from_message, reply)
 
     def commit_pushed(self, commit: PushedCommit) -> Committed:
-        reply = self._change(lambda timeout: self._commit_pushed(pushed_commit_frames(commit), timeout))
+        reply = self._owner.call(lambda timeout: self._commit_pushed(pushed_commit_frames(commit), timeout))
         return Committed(tuple(reply.missing), tuple(reply.tables), reply.repeated)
 
     def recover(self, version: int | None = None) -> int:
-        request = store_pb2.TakeBackRequest(version=version)
-        return int(self._change(lambda timeout: self._server.TakeBack(request, timeout=timeout)).rows)
+        return int(self._owner.send(self._server.TakeBack, store_pb2.TakeBackRequest(version=version)).rows)
 
     def record(self) -> bytes | None:
         request = store_pb2.ReadRecordRequest()
@@ -198,23 +168,23 @@ class ShardClient(RemoteStore, ShardServer):
         def attempt(timeout: float) -> bytes | None:
             return self._decoded(record_from_frames, self._record_frames(request, timeout=timeout))[0]
 
-        return self._change(attempt)
+        return self._owner.call(attempt)
 
     def reset_version(self, version: int, record: bytes | None = None, force: bool = False) -> None:
         if record is None:
             super().reset_version(version, force=force)
         else:
-            self._change(lambda timeout: self._keep_record(record_frames(record, version), timeout))
+            self._owner.call(lambda timeout: self._keep_record(record_frames(record, version), timeout))
 
     def take_changes(self, mark: bytes, base: bytes) -> TakenChanges:
         request = store_pb2.TakeChangesRequest(mark=mark, base=base)
-        return changes_from_message(self._change(lambda timeout: self._server.TakeChanges(request, timeout=timeout)))
+        return changes_from_message(self._owner.send(self._server.TakeChanges, request))
 
     def save_rows(self, save: RowSave) -> SavedRows:
         return self._save_rows(save, b"")
 
     def pin(self, version: int | None = None, lease_s: float = 60.0) -> Snapshot:
-        return ShardPin(self._connection, self._look_up_pinned, self.specs, version, lease_s, self._save_rows)
+        return ShardPin(self, version, lease_s, self._save_rows)
 
     def _save_rows(self, save: RowSave, pin: bytes) -> SavedRows:
         """Asks until it is done: however long that takes, a call is short."""
@@ -222,7 +192,7 @@ class ShardClient(RemoteStore, ShardServer):
         try:
             while early < _MOST_EARLY:
                 asked = time.monotonic()
-                reply = self._change(lambda timeout: self._server.SaveRows(request, timeout=timeout))
+                reply = self._owner.send(self._server.SaveRows, request)
                 if reply.done:
                     return self._decoded(saved_from_message, reply)
                 early += time.monotonic() - asked < request.wait_ms / 2000
@@ -250,4 +220,70 @@ class ShardClient(RemoteStore, ShardServer):
 
     def close(self) -> None:
         self._pushes.close()
-        super().close()
+        if self._own:
+            self.connection.close()
+
+
+class OwnerCalls(WriteCalls):
+    """The calls of the owner of a store server: claims it with the first, and again where it was started again.
+
+    Attributes:
+        stub: All small calls of the server, with the owner's secret.
+        claim: What the next claim says.
+        claimed: Whether the server has been claimed.
+    """
+
+    stub: store_pb2_grpc.StoreServerStub
+
+    def __init__(self, connection: ServerConnection) -> None:
+        self._connection = connection
+        self.channel = MetadataChannel(connection.channel, OWNER_KEY, secrets.token_bytes(16))
+        self.path = f"/{SERVER_SERVICE}"
+        self.stub = store_pb2_grpc.StoreServerStub(self.channel)
+        self.claim = store_pb2.ClaimRequest(owner=f"{socket.gethostname()}:{os.getpid()}")
+        self.claimed = False
+        self._claiming = threading.Lock()
+
+    def call(self, attempt: Callable[[float], Answer]) -> Answer:
+        if not self.claimed:
+            self.send_claim(first=True)
+        try:
+            return self._connection.call(attempt)
+        except NotReady:
+            self.send_claim(first=False)  # the server was started again
+            return self._connection.call(attempt)
+
+    def send_claim(self, first: bool) -> None:
+        """Claims the server; `first`: from whoever owns it, if this client has not claimed it before."""
+        with self._claiming:
+            if first and self.claimed:
+                return
+            self.claim.first = first
+            try:
+                self._connection.send(self.stub.Claim, self.claim)
+            except BadInput as error:
+                raise BadInput(f"store server {self._connection.address}: {error}") from error
+            self.claimed = True
+
+
+class ShardPin(RemotePin, ServedRows):
+    """A pin of a store server, whose owner has its rows saved.
+
+    Args:
+        source, version, lease_s: As of `RemotePin`.
+        save_rows: Has the server save the rows of the pin of a token.
+    """
+
+    def __init__(
+        self,
+        source: RemoteSource,
+        version: int | None,
+        lease_s: float,
+        save_rows: Callable[[RowSave, bytes], SavedRows],
+    ) -> None:
+        super().__init__(source, version, lease_s)
+        self._save_rows = save_rows
+
+    def save_rows(self, save: RowSave) -> SavedRows:
+        self.require_open()
+        return self._save_rows(save, self.token)

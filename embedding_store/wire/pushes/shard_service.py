@@ -10,28 +10,25 @@ from google.protobuf.message import Message
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.measures.counters import LookupCounts
-from elastable.embedding_store.shards.ownership import Claim
-from elastable.embedding_store.shards.server_status import shard_status
-from elastable.embedding_store.shards.shard import Shard
+from elastable.embedding_store.shards import Claim, Shard
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.channels.status_codes import answering
 from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, SERVER_SERVICE
-from elastable.embedding_store.wire.pushes.offer_messages import offer_request_from_message, offers_to_message
 from elastable.embedding_store.wire.pushes.push_messages import (
+    changes_to_message,
     measured_to_message,
+    offer_request_from_message,
+    offers_to_message,
     pushed_commit_from_frames,
     record_frames,
     record_from_frames,
     row_outcome_to_message,
     row_push_from_frames,
-)
-from elastable.embedding_store.wire.pushes.save_messages import (
-    changes_to_message,
     save_from_message,
     saved_to_message,
+    shard_status_to_message,
+    sums_from_message,
 )
-from elastable.embedding_store.wire.pushes.status_messages import shard_status_to_message
-from elastable.embedding_store.wire.pushes.sums_messages import sums_from_message
 from elastable.embedding_store.wire.server.grpc_server import NotReady, Service
 from elastable.embedding_store.wire.server.handlers import Handler, control, stream, upload
 from elastable.embedding_store.wire.service.pin_service import ServedPins
@@ -103,7 +100,7 @@ class _ShardServicer:
         return store_pb2.GetOwnerReply(owner=owner, keeps_records=self._shard.store.keeps_records)
 
     def get_shard_status(self, request: store_pb2.GetShardStatusRequest) -> store_pb2.ShardStatus:
-        return shard_status_to_message(shard_status(self._shard.store, self._shard.buffered_bytes, self._shard.url))
+        return shard_status_to_message(self._shard.status())
 
     def claim(self, request: store_pb2.ClaimRequest, secret: bytes) -> store_pb2.ClaimReply:
         claim = Claim(request.owner, request.job, request.may_overflow, request.number, request.servers)

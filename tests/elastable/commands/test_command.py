@@ -26,8 +26,8 @@ from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.native.string_ids import hash_ids
 from elastable.embedding_store.wire.access.credentials import ENVIRONMENT
-from elastable.embedding_store.wire.client.remote_store import RemoteStore
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
+from elastable.embedding_store.wire.remote_store import RemoteStore
 from elastable.master.api import AsyncPushId, Push, PushOutcome, Slices
 from elastable.master.wire.client import MasterClient
 from elastable.process.exit_codes import ExitCode, error_of, exit_code_of

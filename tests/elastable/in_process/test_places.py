@@ -10,11 +10,7 @@ import numpy as np
 import pytest
 
 import elastable as et
-from elastable.embedding_store.composite.placement.locations import (
-    LocationSettings,
-    TensorLocation,
-    TensorLocationSettings,
-)
+from elastable.embedding_store.composite import LocationSettings, TensorLocation, TensorLocationSettings
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput, BadSpec
 from elastable.embedding_store.open_store import open_store

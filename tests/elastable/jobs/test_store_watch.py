@@ -22,7 +22,7 @@ def test_a_store_server_that_stays_away_is_lost_for_master_and_workers() -> None
         servers[1].stop()
         away, health = store._servers[1], StoreHealth()
         assert isinstance(away, ShardClient)
-        away._connection.deadline_s = 0.5
+        away.connection.deadline_s = 0.5
         with watching_store(master, store, 0.1, health):
             until(lambda: "failed" in (master.not_ready() or ""))
         named = f"shard 1 of 2: {servers[1].address} .*taken for lost, as it stayed away for the deadline of 0.1 s"

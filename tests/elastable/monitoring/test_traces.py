@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 import elastable as et
-from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
+from elastable.embedding_store.composite import ShardedStore
 from elastable.embedding_store.errors import BadInput, NotInstalled
 from elastable.embedding_store.measures.counters import Durations
 from elastable.embedding_store.measures.spans import PROCESS, VersionTrace, carried, span

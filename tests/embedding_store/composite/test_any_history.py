@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
-from elastable.embedding_store.composite.partitions.repartition import repartition
+from elastable.embedding_store.composite import PartitionedStore, repartition
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.contract.spec import (
     AdmissionSpec,

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite.coordinator.store_calls import StoreCalls
-from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedSource, PartitionedStore
+from elastable.embedding_store.composite import PartitionedSource, PartitionedStore
+from elastable.embedding_store.composite.store_group import StoreCalls
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput, NotReady, ShardAway, ShardLost, TableNotFound, TakenOver
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.wire.access.credentials import Role
-from elastable.embedding_store.wire.client.remote_source import RemoteSource
-from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.remote_store import RemoteSource, RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_samples import commit, dynamic, fixed, int64, update
@@ -103,14 +102,14 @@ def test_a_shard_that_is_away_is_asked_again_until_the_deadline_and_lost_then(he
     store = held.enter_context(PartitionedStore(remotes))
     store.lookup({"cities": IDS})
     for remote in remotes:
-        remote._connection.deadline_s = IMPATIENT_S
+        remote.connection.deadline_s = IMPATIENT_S
     shards[1].stop()
     with pytest.raises(ShardAway, match=rf"shard 1 of 2: {shards[1].address} cannot be reached"):
         ASKED[asked](store)
     with pytest.raises(ShardLost, match=r"shard 1 of 2: .*taken for lost, as it stayed away for .* 0\.1 s"):
         retry(lambda: ASKED[asked](store), asked, deadline_s=0.1)
     for remote in remotes:
-        remote._connection.deadline_s = DEADLINE_S
+        remote.connection.deadline_s = DEADLINE_S
     shards[1].start()
     retry(lambda: ASKED[asked](store), asked, deadline_s=60.0)
 

@@ -7,15 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
-from elastable.embedding_store.composite.splits.partition import (
-    Part,
-    Partition,
-    encoding_columns,
-    partition,
-    partition_of_shards,
-)
-from elastable.embedding_store.composite.splits.token_split import global_ids, split_ids
+from elastable.embedding_store.composite import Partition, PartitionedStore, global_ids, partition, split_ids
+from elastable.embedding_store.composite.partitions import Part, encoding_columns, partition_of_shards
 from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, ShardOrigin, TableSpec
 from elastable.embedding_store.engine import MemoryStore

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
+from elastable.embedding_store.composite import PartitionedStore
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.wire.access.credentials import Role
-from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.remote_store import RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_contract import StoreContract

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
+from elastable.embedding_store.composite import PartitionedStore
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.contract.spec import EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore

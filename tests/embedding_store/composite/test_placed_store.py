@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elastable.embedding_store.composite.placement.placed_store import PlacedStore
+from elastable.embedding_store.composite import PlacedStore
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.engine import MemoryStore

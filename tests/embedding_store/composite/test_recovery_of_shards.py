@@ -8,9 +8,8 @@ from itertools import count
 
 import pytest
 
-from elastable.embedding_store.composite.coordinator.store_calls import StoreCalls
-from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
-from elastable.embedding_store.composite.placement.placed_store import PlacedStore
+from elastable.embedding_store.composite import PartitionedStore, PlacedStore
+from elastable.embedding_store.composite.store_group import StoreCalls
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import MemoryStore
@@ -79,7 +78,7 @@ def test_a_commit_at_every_point(
                     store.commit(with_record(3))
                 break
             except Died:
-                for shard in store._sources:  # type: ignore[attr-defined]
+                for shard in store.group.sources:  # type: ignore[attr-defined]
                     abandon(shard)
         versions = list(map(version_at, places))
         apart.append(len(set(versions)))

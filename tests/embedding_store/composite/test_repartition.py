@@ -7,8 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
-from elastable.embedding_store.composite.partitions.repartition import repartition
+from elastable.embedding_store.composite import PartitionedStore, repartition
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import MemoryStore
@@ -74,7 +73,7 @@ def test_rows_slots_and_version_are_what_they_were(stores: MakeStores, source: s
 
 
 def test_blocks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elastable.embedding_store.composite.partitions.repartition._BLOCK_BYTES", 1000)
+    monkeypatch.setattr("elastable.embedding_store.composite.moving._BLOCK_BYTES", 1000)
     with filled(MemoryStore(threads=1)) as before, partitioned(3, "token") as after:
         told: list[tuple[str, int, int]] = []
         repartition(before, after, tables=["cities"], progress=lambda *step: told.append(step))

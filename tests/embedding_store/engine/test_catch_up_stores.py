@@ -22,7 +22,7 @@ from elastable.embedding_store import (
     TableUpdate,
     repartition,
 )
-from elastable.embedding_store.composite.placement.placed_store import PlacedStore
+from elastable.embedding_store.composite import PlacedStore
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import TableState
 from elastable.embedding_store.contract.spec import spec_from_json, spec_to_json

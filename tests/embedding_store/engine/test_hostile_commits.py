@@ -40,7 +40,7 @@ from elastable.embedding_store.errors import (
 )
 from elastable.embedding_store.rows.initial_values import initial_rows
 from elastable.embedding_store.wire.access.credentials import Role
-from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.remote_store import RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_samples import int64, rows_by_id

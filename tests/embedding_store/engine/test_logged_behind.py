@@ -25,7 +25,7 @@ from elastable.embedding_store.errors import (
 )
 from elastable.embedding_store.log.changes import Change, CommitImages
 from elastable.embedding_store.wire.access.credentials import Role
-from elastable.embedding_store.wire.client.remote_source import RemoteSource
+from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_source import SharedSource

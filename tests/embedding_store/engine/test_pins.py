@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
-from elastable.embedding_store.composite.placement.placed_store import PlacedStore
+from elastable.embedding_store.composite import PartitionedStore, PlacedStore
 from elastable.embedding_store.contract.row_data import RowBlock, TableState, TableUpdate
 from elastable.embedding_store.contract.snapshot import PinStatistics, Snapshot, joined_pins
 from elastable.embedding_store.contract.spec import (
@@ -26,7 +25,7 @@ from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.engine.before_images import BeforeImages
 from elastable.embedding_store.engine.pins import StorePins
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed, Unavailable
-from elastable.embedding_store.wire.client.remote_source import RemoteSource
+from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_source import SharedSource

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastable.embedding_store.composite.placement.locations import (
+from elastable.embedding_store.composite import (
     LocationSettings,
     TensorLocation,
     TensorLocationSettings,

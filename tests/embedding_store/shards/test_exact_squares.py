@@ -7,7 +7,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from elastable.embedding_store.shards.sums.exact_squares import UNIT, exact_squares, square_of
+from elastable.embedding_store.shards import exact_squares, square_of
+from elastable.embedding_store.shards.version_sums import UNIT
 
 
 def values(count: int) -> np.ndarray:

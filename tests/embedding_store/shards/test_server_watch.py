@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from elastable.embedding_store.composite.partitions.server_watch import ServerWatch
+from elastable.embedding_store.composite import ServerWatch
 from elastable.embedding_store.measures.values import BOUNDS_S, Histogram
-from elastable.embedding_store.shards.server_status import ShardStatus, shard_status
+from elastable.embedding_store.shards import Shard, ShardStatus
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.pushes.status_messages import shard_status_from_message, shard_status_to_message
+from elastable.embedding_store.wire.pushes.push_messages import shard_status_from_message, shard_status_to_message
 from tests.embedding_store.shards.served_shards import served
 from tests.embedding_store.shards.test_store_servers import begin, commit, push_all
 
@@ -73,8 +73,8 @@ def test_a_status_of_a_store_with_a_tier_has_its_lag_and_hit_rate(tmp_path: Path
 
     with open_store(f"file://{tmp_path}/rows") as store:
         store.create_table(TableSpec("t", dim=2, vocabulary_size=10))
-        found = shard_status(store, 7)
-        assert (found.pushed_bytes, found.rows, found.failure, found.hit_rate) == (7, 0, "", None)
+        found = Shard(store, 1 << 20).status()
+        assert (found.pushed_bytes, found.rows, found.failure, found.hit_rate) == (0, 0, "", None)
     assert ShardStatus(wanted_rows=10, read_rows=4).hit_rate == pytest.approx(0.6)
 
 

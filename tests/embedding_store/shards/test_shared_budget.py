@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
+from elastable.embedding_store.composite import ShardedStore
 from elastable.embedding_store.contract.row_data import Commit, EvictionCut, StayingRows
 from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput, StoreFailed
-from elastable.embedding_store.shards import shared_budget
-from elastable.embedding_store.shards.row_pushes import (
+from elastable.embedding_store.shards import (
     Committed,
     PushedCommit,
     RowOffer,
@@ -25,9 +24,11 @@ from elastable.embedding_store.shards.row_pushes import (
     RowSums,
     Slices,
     SumTerm,
+    cut_of,
+    row_pushes,
+    sum_pushes,
 )
-from elastable.embedding_store.shards.shared_budget import cut_of, offer_of
-from elastable.embedding_store.shards.sums.pushed_sums import sum_pushes
+from elastable.embedding_store.shards.row_pushes import offer_of
 from tests.embedding_store.shards.served_shards import served, stopped_with
 
 FEW = TableSpec("few", 2, optimizer=OptimizerSpec.of("adagrad"), eviction=EvictionSpec(max_rows=11, every=2))
@@ -48,8 +49,8 @@ def test_the_cut_leaves_those_touched_last_and_of_equal_ones_the_smaller_ids(dat
         held = (np.array([each[place] for place in own], np.int64) for each in (versions, ids))
         rows.append(StayingRows(*held))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(shared_budget, "FEW_VERSIONS", most)
-        patched.setattr(shared_budget, "_MORE", 2)
+        patched.setattr(row_pushes, "FEW_VERSIONS", most)
+        patched.setattr(row_pushes, "_MORE", 2)
 
         def ask(more: int, wanted: tuple[int, int] | None) -> list[RowOffer]:
             return [offer_of(each, more, wanted) for each in rows]

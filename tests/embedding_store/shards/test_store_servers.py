@@ -11,8 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
-from elastable.embedding_store.composite.splits.partition import partition
+from elastable.embedding_store.composite import ShardedStore, partition
 from elastable.embedding_store.contract.row_data import Commit, RowBlock
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.engine import MemoryStore
@@ -31,8 +30,7 @@ from elastable.embedding_store.errors import (
     TakenOver,
     Unsupported,
 )
-from elastable.embedding_store.shards.position import position_of, refuse_other_position
-from elastable.embedding_store.shards.row_pushes import (
+from elastable.embedding_store.shards import (
     PushedCommit,
     RowPush,
     RowPushOutcome,
@@ -40,15 +38,18 @@ from elastable.embedding_store.shards.row_pushes import (
     Slices,
     SumTerm,
     TableClip,
+    clipped_update,
+    exact_squares,
+    position_of,
+    sum_pushes,
 )
-from elastable.embedding_store.shards.sums.exact_squares import exact_squares
-from elastable.embedding_store.shards.sums.pushed_sums import clipped_update, sum_pushes
+from elastable.embedding_store.shards.ownership import refuse_other_position
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.channels.server_connection import channel
-from elastable.embedding_store.wire.client.remote_store import RemoteStore
 from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, SERVER_SERVICE, block_frames
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
+from elastable.embedding_store.wire.remote_store import RemoteStore
 from tests.embedding_store.shards.served_shards import ServedShard, served, stopped_with
 from tests.waiting import until
 
@@ -229,7 +230,7 @@ def test_a_server_that_is_away_is_named_whatever_is_asked(asked: Callable[[Shard
         servers[1].stop()
         away = store._servers[1]
         assert isinstance(away, ShardClient)
-        away._connection.deadline_s = 0.5
+        away.connection.deadline_s = 0.5
         with pytest.raises(ShardAway, match=f"shard 1 of 2: {servers[1].address} .* the deadline of 0.5 s"):
             asked(store)
         with pytest.raises(ShardLost, match=f"shard 1 of 2: {servers[1].address} .*taken for lost"):
@@ -241,7 +242,7 @@ def test_the_record_of_the_first_server_is_asked_by_its_name() -> None:
     with served(2) as (servers, store):
         begin(store)
         servers[0].stop()
-        store._servers[0]._connection.deadline_s = 0.5  # type: ignore[attr-defined]
+        store._servers[0].connection.deadline_s = 0.5  # type: ignore[attr-defined]
         with pytest.raises(ShardAway, match=f"shard 0 of 2: {servers[0].address} .* the deadline of 0.5 s"):
             store.record()
         servers[0].start()
@@ -394,7 +395,7 @@ def test_only_the_owner_changes_a_server() -> None:
         with RemoteStore(address, 60.0) as stranger, pytest.raises(Unsupported, match="only read from"):
             stranger.create_table(TableSpec("theirs", 2, 10))
         with ShardClient(address, 60.0) as liar:
-            liar._claimed = True
+            liar._owner.claimed = True
             with pytest.raises(TakenOver):
                 liar.reset_version(7)
         with channel(address) as opened, pytest.raises(grpc.RpcError, match="show the secret of a claim"):

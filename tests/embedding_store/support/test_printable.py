@@ -6,8 +6,8 @@ import pytest
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.printable import printable
-from elastable.embedding_store.wire.client.remote_source import RemoteSource
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
+from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from elastable.embedding_store.wire.service.store_service import store_service
 

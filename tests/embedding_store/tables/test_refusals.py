@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
+from elastable.embedding_store.composite import PartitionedStore
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
@@ -17,7 +17,7 @@ from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadIds, BadInput, BadSpec, IdOutOfRange, NotFinite, TableNotFound
 from elastable.embedding_store.tables import Bags, EmbeddingTable, IndexedSlices, update_many
 from elastable.embedding_store.wire.access.credentials import Role
-from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.remote_store import RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 

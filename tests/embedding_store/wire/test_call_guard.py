@@ -21,8 +21,8 @@ from elastable.embedding_store.support.futures import settle
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY, answering
-from elastable.embedding_store.wire.client.remote_source import RemoteSource
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
+from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.embedding_store.wire.server import call_room
 from elastable.embedding_store.wire.server.call_guard import MAX_CONTROL_BYTES
 from elastable.embedding_store.wire.server.call_room import CallLimits

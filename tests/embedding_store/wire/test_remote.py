@@ -31,9 +31,9 @@ from elastable.embedding_store.errors import (
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
 from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY
-from elastable.embedding_store.wire.client.remote_source import RemoteSource
 from elastable.embedding_store.wire.messages.frames import MAX_BODY_BYTES, ONE_FRAME_BYTES, encode
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE, spec_to_message
+from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from elastable.embedding_store.wire.service.store_service import store_service
 

@@ -16,8 +16,7 @@ from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput, StaleVersion, Unavailable
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
-from elastable.embedding_store.wire.client.remote_source import RemoteSource
-from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.remote_store import RemoteSource, RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service import pin_service
 from elastable.embedding_store.wire.service.store_service import store_service
@@ -99,7 +98,7 @@ def test_a_pin_that_cannot_be_released_says_so_once() -> None:
         remote = held.enter_context(RemoteStore(server.address, 60))
         pin = remote.pin()
         server.stop(0)
-        remote._connection.deadline_s = 1.0
+        remote.connection.deadline_s = 1.0
         with pytest.raises(Unavailable, match=server.address):
             pin.close()
         pin.close()
@@ -110,13 +109,13 @@ def test_leases_and_tokens_that_cannot_be(held: ExitStack) -> None:
     remote = held.enter_context(RemoteStore(server.address))
     with pytest.raises(BadInput, match="3600"):
         remote.pin(lease_s=7200)
-    stub = store_pb2_grpc.EmbeddingStoreStub(remote._connection.channel)
+    stub = store_pb2_grpc.EmbeddingStoreStub(remote.connection.channel)
     for request in (
         store_pb2.PinRequest(lease_s=5, token=b"short"),
         store_pb2.PinRequest(lease_s=0, token=uuid.uuid4().bytes),
     ):
         with pytest.raises(BadInput, match=r"token|lease_s"):
-            remote._connection.call(lambda timeout, request=request: stub.Pin(request, timeout=timeout))  # type: ignore[misc]
+            remote.connection.call(lambda timeout, request=request: stub.Pin(request, timeout=timeout))  # type: ignore[misc]
     assert store.pins() == ()
 
 

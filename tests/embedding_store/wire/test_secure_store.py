@@ -13,8 +13,7 @@ from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import Unauthenticated
 from elastable.embedding_store.wire.access.credentials import Credentials
-from elastable.embedding_store.wire.client.remote_source import RemoteSource
-from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.remote_store import RemoteSource, RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_source import SharedSource

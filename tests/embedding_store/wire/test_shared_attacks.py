@@ -23,7 +23,7 @@ from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSp
 from elastable.embedding_store.errors import BadInput, StoreFailed
 from elastable.embedding_store.native import id_index
 from elastable.embedding_store.native.id_index import IdIndex
-from elastable.embedding_store.wire.client.remote_source import RemoteSource
+from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared import attachment, sealed_memory

@@ -18,8 +18,7 @@ from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import Unavailable
 from elastable.embedding_store.wire.access.credentials import Role
-from elastable.embedding_store.wire.client.remote_source import RemoteSource
-from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.remote_store import RemoteSource, RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_source import SharedSource
@@ -163,7 +162,7 @@ def test_a_killed_owner_is_unavailable_within_the_deadline_and_leaves_nothing() 
             before = source.lookup({"fixed": np.arange(4_000)}, 1)["fixed"]
             assert source.attached
             assert mapped() - held
-            source._remote._connection.deadline_s = 1.0
+            source._remote.connection.deadline_s = 1.0
             os.kill(owner.pid, signal.SIGKILL)
             owner.join(60)
             for ask in (
@@ -188,7 +187,7 @@ def test_a_wait_under_way_ends_when_the_owner_is_killed() -> None:
 
 def wait_for_what_never_comes(pipe: Pipe, address: str) -> None:
     with SharedSource(RemoteSource(address, 60), required=True) as source:
-        source._remote._connection.deadline_s = 1.0
+        source._remote.connection.deadline_s = 1.0
         pipe.send("waiting")
         try:
             source.wait_for_version(9, 60.0)

@@ -9,7 +9,7 @@ import pytest
 
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput, ElastableError, StaleVersion
-from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.remote_store import RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master.checkpoints.storage.checkpoint_locations import newest_checkpoint

@@ -13,14 +13,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite.partitions.sharded_store import ShardedStore
+from elastable.embedding_store.composite import ShardedStore
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput, CheckpointError, ElastableError
-from elastable.embedding_store.shards.row_pushes import PushedCommit, RowPush, RowSums, Slices, SumTerm
-from elastable.embedding_store.shards.row_saving import RowSave, TableSave
-from elastable.embedding_store.shards.sums.pushed_sums import sum_pushes
+from elastable.embedding_store.shards import (
+    PushedCommit,
+    RowPush,
+    RowSave,
+    RowSums,
+    Slices,
+    SumTerm,
+    TableSave,
+    sum_pushes,
+)
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables

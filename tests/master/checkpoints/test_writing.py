@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
+from elastable.embedding_store.composite import PartitionedStore
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput, CheckpointError

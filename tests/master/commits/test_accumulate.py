@@ -14,7 +14,7 @@ from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadGradient, BadInput, IdOutOfRange, NotFinite, TableNotFound
-from elastable.embedding_store.shards.sums.pushed_sums import sum_pushes
+from elastable.embedding_store.shards import sum_pushes
 from elastable.master.api import Divisor, DivisorKind, EvaluationReport, GradientPart, Push, Slices, SyncPushId
 from elastable.master.commits.accumulate import accumulate, add_metrics, row_parts, row_sums
 from elastable.master.push_check import Expected, TensorSpec, check_evaluation, check_finite, check_push

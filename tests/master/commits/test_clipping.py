@@ -8,9 +8,7 @@ import pytest
 
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.row_data import TableUpdate
-from elastable.embedding_store.shards.row_pushes import TableClip
-from elastable.embedding_store.shards.sums.exact_squares import exact_squares, square_of
-from elastable.embedding_store.shards.sums.pushed_sums import clipped_update
+from elastable.embedding_store.shards import TableClip, clipped_update, exact_squares, square_of
 from elastable.master.api import Tensor
 from elastable.master.commits.clipping import Clipping, clip
 from elastable.master.keras.keras_optimizer import clipping_of

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import BadGradient, BadInput
-from elastable.embedding_store.shards.sums.pushed_sums import sum_pushes
+from elastable.embedding_store.shards import sum_pushes
 from elastable.master.api import (
     AsyncPushId,
     Divisor,

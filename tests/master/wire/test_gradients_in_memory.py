@@ -17,7 +17,7 @@ import pytest
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput, Unavailable, Unsupported
 from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader
-from elastable.embedding_store.wire.pushes import shared_upload
+from elastable.embedding_store.wire.pushes import uploads
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.attachment import CHANNEL, connected
@@ -210,8 +210,8 @@ def test_a_client_lays_down_what_it_reports(sizes: list[int]) -> None:
 def test_a_master_that_shares_no_memory_gets_frames_and_that_is_said_once(
     sizes: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(shared_upload, "_LOOK_AGAIN_S", 0.0)  # each call tries again
-    caplog.set_level("INFO", shared_upload.__name__)
+    monkeypatch.setattr(uploads, "_LOOK_AGAIN_S", 0.0)  # each call tries again
+    caplog.set_level("INFO", uploads.__name__)
     with ExitStack() as held:
         master = Heard()
         server = served(held, master, MemoryStore(1))

@@ -9,11 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from elastable.embedding_store.composite.placement.locations import (
-    LocationSettings,
-    TensorLocation,
-    TensorLocationSettings,
-)
+from elastable.embedding_store.composite import LocationSettings, TensorLocation, TensorLocationSettings
 from elastable.embedding_store.contract.arrays import Array
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.grouping import CommGroup

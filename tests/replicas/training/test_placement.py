@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastable.embedding_store.composite.placement.locations import (
+from elastable.embedding_store.composite import (
     LocationSettings,
     TensorLocation,
     TensorLocationSettings,

@@ -8,21 +8,39 @@ hold the table.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
-from elastable.embedding_store.composite.splits.token_split import cut_columns, gather_rows, global_ids, split_ids
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import ShardOrigin, TableSpec
 from elastable.embedding_store.errors import BadSpec, StoreFailed, Unsupported
+from elastable.embedding_store.native.kernel import kernel
+from elastable.embedding_store.native.row_moves import copy_row
 from elastable.embedding_store.optimizers.base import RowOptimizer
 from elastable.embedding_store.optimizers.fused.rowwise_adagrad import row_squares
 from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.embedding_store.tables.base_store import deliver
+from elastable.embedding_store.tables.lookups import LookupRequest
 
-__all__ = ["STRATEGIES", "Part", "Partition", "encoding_columns", "partition", "partition_of_shards", "whole_table"]
+__all__ = [
+    "STRATEGIES",
+    "Part",
+    "Partition",
+    "SplitLookup",
+    "TableSplits",
+    "encoding_columns",
+    "gather_rows",
+    "global_ids",
+    "partition",
+    "partition_of_shards",
+    "split_ids",
+    "whole_table",
+]
 
 STRATEGIES = ("token", "encoding")
 
@@ -181,7 +199,7 @@ def partition_of_shards(name: str, held: Sequence[TableSpec | None]) -> tuple[Pa
     if count != len(held):
         raise StoreFailed(
             f"table {name!r} was split over {count} shards, and {len(held)} are given; "
-            "elastable.embedding_store.composite.partitions.repartition moves it to another number"
+            "elastable.embedding_store.composite.moving moves it to another number"
         )
     by_token = first.origin.id_stride != whole.origin.id_stride
     found = partition(whole, "token" if by_token else "encoding", count)
@@ -242,3 +260,173 @@ def _declares_columns(optimizer: RowOptimizer) -> bool:
     """Whether the class of an optimizer declares that it updates columns separately."""
     classes = [kind for kind in type(optimizer).__mro__ if kind is not RowOptimizer]
     return any("whole_rows" in vars(owner) for owner in (optimizer, *classes))
+
+
+_BELOW_32_BITS = 1 << 31
+
+
+def split_ids(ids: Int64, shards: int) -> tuple[Int64, Int64, list[int]]:
+    """Ids sorted by shard, in their order within each.
+
+    Args:
+        ids: int64 `[n]`, C-contiguous.
+        shards: n; id i is id `i // n` of shard `i mod n`.
+
+    Returns:
+        local: int64 `[n]`, the shards' own ids, shard after shard.
+        places: int64 `[n]`, the position of each in `ids`.
+        ends: Where in both each shard's ids end.
+    """
+    local, places = np.empty_like(ids), np.empty_like(ids)
+    ends = np.zeros(shards, np.int64)
+    bits = shards.bit_length() - 1 if shards & (shards - 1) == 0 else -1
+    _split(ids, shards, bits, np.empty(len(ids), np.int32), np.empty_like(ids), local, places, ends)
+    return local, places, ends.tolist()
+
+
+def global_ids(ids: Int64, shards: int, shard: int) -> Int64:
+    """The ids of the whole table that `ids` int64 `[n]` of one shard are."""
+    return ids * np.int64(shards) + np.int64(shard)
+
+
+def cut_columns(rows: Float32, columns: slice) -> Float32:
+    """A contiguous copy of `rows[:, columns]`, made without holding the GIL; `rows` itself if that is all of it."""
+    part = rows[:, columns]
+    if part.flags.c_contiguous:
+        return part
+    out = np.empty(part.shape, np.float32)
+    _copy(part, out)
+    return out
+
+
+def gather_rows(rows: Float32, places: Int64) -> Float32:
+    """`rows[places]`, float32 `[m, columns]`, without holding the GIL."""
+    out = np.empty((len(places), rows.shape[1]), np.float32)
+    _gather(rows, places, out)
+    return out
+
+
+@kernel
+def _split(
+    ids: Int64, shards: int, bits: int, shard_of: npt.NDArray[np.int32], quotients: Int64, local: Int64,
+    places: Int64, ends: Int64,
+) -> None:  # fmt: skip
+    """A counting sort; `bits` is the logarithm of `shards` where that is a power of two, else -1."""
+    for i in range(len(ids)):
+        if bits >= 0:
+            # Shift and mask are floor division and modulo, for negative ids too.
+            quotient = ids[i] >> bits
+        elif 0 <= ids[i] < _BELOW_32_BITS:
+            quotient = np.int64(np.uint32(ids[i]) // np.uint32(shards))  # of 32 bits: a third of the time
+        else:
+            quotient = ids[i] // shards
+        shard = ids[i] - quotient * shards
+        quotients[i] = quotient
+        shard_of[i] = shard
+        ends[shard] += 1
+    start = 0
+    for shard in range(shards):
+        count = ends[shard]
+        ends[shard] = start
+        start += count
+    for i in range(len(ids)):
+        at = ends[shard_of[i]]
+        local[at] = quotients[i]
+        places[at] = i
+        ends[shard_of[i]] = at + 1
+
+
+@kernel
+def _copy(rows: Float32, out: Float32) -> None:
+    for i in range(len(rows)):
+        copy_row(out, i, rows, i)
+
+
+@kernel
+def _gather(rows: Float32, places: Int64, out: Float32) -> None:
+    for i in range(len(places)):
+        copy_row(out, i, rows, places[i])
+
+
+class TableSplits(ABC):
+    """Decides how each table lies on several stores.
+
+    Args:
+        stores: What errors call each store, such as "shard 0 of 2".
+    """
+
+    def __init__(self, stores: Sequence[str]) -> None:
+        self.stores = tuple(stores)
+
+    @abstractmethod
+    def plan(self, spec: TableSpec) -> Partition:
+        """How a new table will be split.
+
+        Raises:
+            BadSpec: an optimizer that is not known here.
+            Unsupported: the table cannot be split this way.
+        """
+
+    def owns(self, store: int, table: str) -> bool:
+        """Whether a store may hold a part of a table of this name; what it holds under that name is ignored if not."""
+        return True
+
+    @abstractmethod
+    def read(self, name: str, held: Sequence[TableSpec | None]) -> tuple[Partition, list[int]]:
+        """How an existing table was split, and which stores lack their part of it.
+
+        Args:
+            name: Name of the table.
+            held: Its spec on each store; None where the store does not have it. At least one has.
+
+        Raises:
+            StoreFailed: the table was not split over these stores in this order.
+        """
+
+
+class SplitLookup:
+    """Requests for whole tables, split into requests for stores; `finish` completes them once those are answered.
+
+    Attributes:
+        asked: Shard -> its requests. Their outputs are parts of those of the whole requests.
+    """
+
+    def __init__(self, tables: Sequence[Partition], requests: Sequence[LookupRequest]) -> None:
+        """`tables`: that of each request, whose ids have been checked."""
+        self.asked: dict[int, list[LookupRequest]] = {}
+        self._folds: list[tuple[LookupRequest, Float32]] = []
+        for table, request in zip(tables, requests, strict=True):
+            if table.strategy == "whole":
+                self.asked.setdefault(table.holders[0], []).append(request)
+            elif table.strategy == "token":
+                self._split_rows(table, request)
+            else:
+                self._split_columns(table, request)
+
+    @property
+    def values(self) -> int:
+        """How many values the shards have to write, about."""
+        return sum(len(request.ids) * request.out.shape[1] for of in self.asked.values() for request in of)
+
+    def finish(self) -> None:
+        """Folds bags whose rows came from several shards."""
+        for request, rows in self._folds:
+            deliver(request, rows)
+
+    def _split_columns(self, table: Partition, request: LookupRequest) -> None:
+        """Bags are folded at the shards: columns do not meet there."""
+        for part in table.parts(request.ids):
+            columns = table.columns[part.shard]
+            self.asked.setdefault(part.shard, []).append(replace(request, out=request.out[:, columns]))
+
+    def _split_rows(self, table: Partition, request: LookupRequest) -> None:
+        out, given = request.out, request.places
+        if request.offsets is not None:
+            # Sums of parts of a bag would be rounded otherwise than the bag's own.
+            out = np.empty((len(request.ids), table.spec.dim), np.float32)
+            self._folds.append((request, out))
+        for part in table.parts(request.ids):
+            places = part.places
+            if given is not None:  # a shard that is split again
+                places = given if places is None else given[places]
+            self.asked.setdefault(part.shard, []).append(LookupRequest(request.table, part.ids, out, places=places))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Self
 
-from elastable.embedding_store.composite.coordinator.store_calls import StoreCalls
-from elastable.embedding_store.composite.coordinator.unfinished_commit import UnfinishedCommit
-from elastable.embedding_store.composite.splits.partition import Part, Partition
+import numpy as np
+
+from elastable.embedding_store.composite.partitions import Part, Partition
+from elastable.embedding_store.composite.store_group import StoreGroup
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.row_source import refuse_other_version
@@ -31,19 +34,13 @@ class CommitCoordinator:
     """Splits commits over stores. Not thread-safe: one commit at a time.
 
     Args:
-        stores: The stores.
-        calls: Calls them.
-        in_memory: Whether all stores are in memory, where a small commit is done sooner without threads.
+        group: The stores.
         repairs_unknown: Whether a commit may complete one that another process began. Nobody can check that it is the
             same commit.
     """
 
-    def __init__(
-        self, stores: Sequence[EmbeddingStore], calls: StoreCalls, in_memory: bool, repairs_unknown: bool
-    ) -> None:
-        self._stores = stores
-        self._calls = calls
-        self._in_memory = in_memory
+    def __init__(self, group: StoreGroup[EmbeddingStore], repairs_unknown: bool) -> None:
+        self._stores, self._calls, self._in_memory = group.sources, group.calls, group.in_memory
         self._repairs_unknown = repairs_unknown
         self._unfinished: UnfinishedCommit | None = None
 
@@ -157,3 +154,44 @@ def recovery_version(versions: Mapping[int, int], version: int | None, names: Se
         if current != target + 1:
             refuse_other_version(current, target)
     return target
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedCommit:
+    """A commit that only some stores may have applied; no other one is accepted until all of them have.
+
+    Attributes:
+        version: The version that it makes.
+        digest: BLAKE2b of everything in the commit but its time, gradients and record included.
+        time: Of the commit, which it keeps when it is repeated.
+    """
+
+    version: int
+    digest: bytes
+    time: float | None = None
+
+    @classmethod
+    def of(cls, commit: Commit) -> Self:
+        """Identifies `commit`."""
+        return cls(commit.version, _digest(commit), commit.time)
+
+    def require_same(self, commit: Commit) -> None:
+        """Raises `StoreFailed` unless `commit` is this commit."""
+        if commit.version != self.version or _digest(commit) != self.digest:
+            raise StoreFailed(
+                f"the commit of version {self.version} broke off: repeat that very commit, with the same gradients, "
+                "before another one, or restore rows and reset the version"
+            )
+
+
+def _digest(commit: Commit) -> bytes:
+    fields = (commit.version, commit.step, sorted(commit.learning_rates.items()), commit.ends_chapter, commit.frozen)
+    digest = hashlib.blake2b(repr(fields).encode())
+    for name, update in commit.updates.items():
+        digest.update(f"{name} {update.gradients.shape}".encode())
+        for part in (update.ids, update.gradients, update.row_squares):
+            if part is not None:
+                digest.update(np.ascontiguousarray(part).data)
+    if commit.record is not None:
+        digest.update(commit.record)
+    return digest.digest()

@@ -1,24 +1,25 @@
-"""Tables split over several stores, by id or by column."""
+"""Tables split over several stores, by id or by column, or each table in one of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from elastable.embedding_store.composite.coordinator.composite_source import CompositeSource
-from elastable.embedding_store.composite.coordinator.composite_store import CompositeStore
-from elastable.embedding_store.composite.splits.partition import (
+from elastable.embedding_store.composite.composite_store import CompositeSource, CompositeStore
+from elastable.embedding_store.composite.partitions import (
     STRATEGIES,
     Partition,
+    TableSplits,
     partition,
     partition_of_shards,
+    whole_table,
 )
-from elastable.embedding_store.composite.splits.table_splits import TableSplits
+from elastable.embedding_store.composite.store_group import StoreGroup
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import BadSpec, Unsupported
+from elastable.embedding_store.errors import BadInput, BadSpec, Unsupported
 
-__all__ = ["PartitionedSource", "PartitionedStore"]
+__all__ = ["PartitionedSource", "PartitionedStore", "PlacedStore"]
 
 
 class PartitionedSource(CompositeSource[RowSource]):
@@ -26,14 +27,14 @@ class PartitionedSource(CompositeSource[RowSource]):
 
     Args:
         shards: In the order in which the tables were split; closed with this source.
-        timeout_s: As of `CompositeSource`.
+        timeout_s: As of `StoreGroup`.
 
     Raises:
         BadInput: there are no shards, or one is given twice.
     """
 
     def __init__(self, shards: Sequence[RowSource], timeout_s: float = 60.0) -> None:
-        super().__init__(shards, _SplitTables(len(shards), shares_budgets=True), timeout_s)
+        super().__init__(StoreGroup(shards, _SplitTables(len(shards), shares_budgets=True), timeout_s))
 
 
 class PartitionedStore(CompositeStore):
@@ -46,7 +47,7 @@ class PartitionedStore(CompositeStore):
         strategy: How tables that are created here are split: "token" (ids) or "encoding" (columns). Existing tables
             record how they were split.
         strategies: Table name -> strategy, for tables that are split otherwise.
-        timeout_s: As of `CompositeStore`.
+        timeout_s: As of `StoreGroup`.
         shares_budgets: Whether the stores keep to budgets of rows (`max_rows`) together.
 
     Raises:
@@ -74,18 +75,14 @@ class PartitionedStore(CompositeStore):
     @property
     def shards(self) -> int:
         """Number of shards."""
-        return len(self._sources)
+        return len(self.group.sources)
 
 
 class _SplitTables(TableSplits):
     """Every table on all shards, by a strategy."""
 
     def __init__(
-        self,
-        shards: int,
-        strategy: str = "token",
-        strategies: Mapping[str, str] = {},
-        shares_budgets: bool = False,
+        self, shards: int, strategy: str = "token", strategies: Mapping[str, str] = {}, shares_budgets: bool = False
     ) -> None:
         super().__init__([f"shard {number} of {shards}" for number in range(shards)])
         self._strategy = strategy
@@ -109,3 +106,54 @@ class _SplitTables(TableSplits):
                 "min_frequency, or the encoding partition"
             )
         return table
+
+
+class PlacedStore(CompositeStore):
+    """Tables in different kinds of stores, at one version.
+
+    Args:
+        stores: Location -> the store there; closed with this one.
+        places: Table name -> its location.
+        default: The location of tables that `places` does not name.
+        timeout_s: As of `StoreGroup`.
+
+    Raises:
+        BadInput: a location without a store, or a store that is given twice.
+    """
+
+    def __init__(
+        self, stores: Mapping[str, EmbeddingStore], places: Mapping[str, str], default: str, timeout_s: float = 60.0
+    ) -> None:
+        for place in {*places.values(), default}:
+            if place not in stores:
+                raise BadInput(f"no store for the place {place!r}; stores are given for {', '.join(sorted(stores))}")
+        order = sorted(stores, key=lambda place: (place == "memory", place))  # a store that keeps records comes first
+        self._tables = _PlacedTables(order, places, default)
+        super().__init__([stores[place] for place in order], self._tables, timeout_s)
+
+    def place(self, table: str) -> str:
+        """The location of a table of this name."""
+        return self._tables.place(table)
+
+
+class _PlacedTables(TableSplits):
+    """Every table as a whole in one store."""
+
+    def __init__(self, order: Sequence[str], places: Mapping[str, str], default: str) -> None:
+        super().__init__([f"the {place} store" for place in order])
+        self._numbers = {place: number for number, place in enumerate(order)}
+        self._places = dict(places)
+        self._default = default
+
+    def place(self, table: str) -> str:
+        return self._places.get(table, self._default)
+
+    def owns(self, store: int, table: str) -> bool:
+        return self._numbers[self.place(table)] == store
+
+    def plan(self, spec: TableSpec) -> Partition:
+        return whole_table(spec, self._numbers[self.place(spec.name)], len(self.stores))
+
+    def read(self, name: str, held: Sequence[TableSpec | None]) -> tuple[Partition, list[int]]:
+        (spec,) = (spec for spec in held if spec is not None)
+        return self.plan(spec), []

@@ -2,43 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from typing import Any, TypeVar
 
-from elastable.embedding_store.composite.coordinator.commit_coordinator import RECORD_STORE
-from elastable.embedding_store.composite.coordinator.composite_snapshot import CompositeSnapshot
-from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
-from elastable.embedding_store.composite.partitions.rows_on_servers import RowsOnServers, ServersSnapshot
-from elastable.embedding_store.composite.partitions.server_watch import ServerWatch
-from elastable.embedding_store.composite.partitions.sums_on_servers import SumsOnServers, union_of
-from elastable.embedding_store.composite.splits.partition import Partition
-from elastable.embedding_store.composite.splits.token_split import gather_rows
-from elastable.embedding_store.contract.snapshot import Snapshot
-from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import BadInput, ShardLost, StoreFailed, VersionError
+from elastable.embedding_store.composite.commit_coordinator import RECORD_STORE
+from elastable.embedding_store.composite.composite_store import CompositeSnapshot
+from elastable.embedding_store.composite.partitioned_store import PartitionedStore
+from elastable.embedding_store.composite.partitions import Partition, gather_rows
+from elastable.embedding_store.composite.store_group import StoreGroup
+from elastable.embedding_store.errors import BadInput, ElastableError, ShardLost, StoreFailed, VersionError
 from elastable.embedding_store.measures.values import StoreMeasures
 from elastable.embedding_store.rows.checks import require_gradients, require_ids
-from elastable.embedding_store.shards.moving import refuse_moved
-from elastable.embedding_store.shards.row_pushes import (
+from elastable.embedding_store.shards import (
+    FEW_VERSIONS,
+    ChangedTable,
     Committed,
+    Measured,
     PushedCommit,
     RowOffer,
     RowPush,
     RowPushOutcome,
+    RowSave,
+    RowSums,
+    SavedRows,
+    SavedTable,
+    ServedRows,
+    ServerStatus,
+    ShardServer,
+    ShardStatus,
+    ShardStore,
     Slices,
+    TakenChanges,
+    cut_of,
+    refuse_moved,
 )
-from elastable.embedding_store.shards.row_saving import ChangedTable, TakenChanges
-from elastable.embedding_store.shards.server_status import ShardStatus
-from elastable.embedding_store.shards.shard_store import ShardServer
-from elastable.embedding_store.shards.shared_budget import FEW_VERSIONS, cut_of
 
-__all__ = ["ShardedStore"]
+__all__ = ["ServerWatch", "ShardedStore"]
+
+Answer = TypeVar("Answer")
 
 _SUMMED = ("rows", "bytes", "wanted_rows", "read_rows", "log_bytes", "pushed_bytes")
 
 
-class ShardedStore(RowsOnServers[EmbeddingStore], SumsOnServers, PartitionedStore):
+class ServersSnapshot(CompositeSnapshot, ServedRows):
+    """One version, pinned on every server; see `CompositeSnapshot`."""
+
+    def save_rows(self, save: RowSave) -> SavedRows:
+        return _save_rows(self.group, save)
+
+
+class ShardedStore(PartitionedStore, ShardStore):
     """Store servers as one store, each of which holds every n-th id of every table.
 
     A version counts once all of them have logged it, and so no process decides alone: whoever looks after a crash sees
@@ -56,9 +74,11 @@ class ShardedStore(RowsOnServers[EmbeddingStore], SumsOnServers, PartitionedStor
         Unavailable, StoreFailed: as the servers.
     """
 
+    snapshot = ServersSnapshot
+
     def __init__(self, servers: Sequence[ShardServer], timeout_s: float = 60.0) -> None:
         super().__init__(servers, "token", timeout_s=timeout_s, shares_budgets=True)
-        self._servers = tuple(servers)
+        self._servers = tuple(servers)  # those of `group`
         for number, server in enumerate(self._servers):
             server.take_position(number, len(self._servers))
         self._decided: PushedCommit | None = None  # the last commit, with what goes of shared budgets of rows
@@ -83,11 +103,11 @@ class ShardedStore(RowsOnServers[EmbeddingStore], SumsOnServers, PartitionedStor
 
     def refuse_moved(self) -> None:
         """Raises `BadInput` where rows of a server have moved elsewhere, or are on their way here."""
-        for number, record in self._calls.run({n: server.record for n, server in enumerate(self._servers)}).items():
+        for number, record in self._ask(lambda server: server.record()).items():
             refuse_moved(self._servers[number].address, record)
 
     def begin_job(self, job: str, may_overflow: bool) -> None:
-        self._calls.run({n: partial(server.begin_job, job, may_overflow) for n, server in enumerate(self._servers)})
+        self._ask(lambda server: server.begin_job(job, may_overflow))
 
     def push_rows(self, push: RowPush) -> RowPushOutcome:
         """Pushes to every server its share, to all at once.
@@ -96,16 +116,15 @@ class ShardedStore(RowsOnServers[EmbeddingStore], SumsOnServers, PartitionedStor
             STALE where one of them says so, else DUPLICATE where all of them do.
         """
         shares = self._shares(push)
-        outcomes = set(
-            self._calls.run({n: partial(self._servers[n].push_rows, share) for n, share in enumerate(shares)}).values()
-        )
+        calls = {n: partial(self._servers[n].push_rows, share) for n, share in enumerate(shares)}
+        outcomes = set(self.group.calls.run(calls).values())
         if RowPushOutcome.STALE in outcomes:
             return RowPushOutcome.STALE
         return RowPushOutcome.ACCEPTED if RowPushOutcome.ACCEPTED in outcomes else RowPushOutcome.DUPLICATE
 
     def shard_status(self) -> ShardStatus:
         """Of all servers together; its version is the lowest."""
-        found = self._calls.run({n: server.shard_status for n, server in enumerate(self._servers)}).values()
+        found = self._ask(lambda server: server.shard_status()).values()
         totals = {name: sum(getattr(of_server, name) for of_server in found) for name in _SUMMED}
         failure = next((of_server.failure for of_server in found if of_server.failure), "")
         lag = max(of_server.flush_lag for of_server in found)
@@ -114,12 +133,18 @@ class ShardedStore(RowsOnServers[EmbeddingStore], SumsOnServers, PartitionedStor
         commits = StoreMeasures.of_all([StoreMeasures(of_server.commits) for of_server in found]).commits
         return ShardStatus(version, flush_lag=lag, failure=failure, store=stores, commits=commits, **totals)
 
+    def save_rows(self, save: RowSave) -> SavedRows:
+        return _save_rows(self.group, save)
+
+    def measure(self, sums: RowSums) -> Measured:
+        return _measured_together(list(self._await(lambda server: partial(server.measure, sums)).values()))
+
     def commit_pushed(self, commit: PushedCommit) -> Committed:
         """Makes a version on all servers at once.
 
         Where one of them lacks pushes, as it was started again meanwhile, those that have the version take it back.
         """
-        with self._alone():
+        with self.group.alone():
             try:
                 commit = self._with_cuts(commit)
             except _PushesMissing as error:
@@ -127,27 +152,20 @@ class ShardedStore(RowsOnServers[EmbeddingStore], SumsOnServers, PartitionedStor
             return self._commit_decided(commit)
 
     def _commit_decided(self, commit: PushedCommit) -> Committed:
-        with self._lock.writing():
-            self._apart = f"the commit of version {commit.version} broke off; repeat it"
-            others = replace(commit, record=None)
-            made = self._calls.run(
-                {
-                    n: self.watch.timed(n, partial(server.commit_pushed, commit if n == RECORD_STORE else others))
-                    for n, server in enumerate(self._servers)
-                }
-            )
-            missing = union_of(of_server.missing for of_server in made.values())
+        with self.group.lock.writing():
+            self.group.apart = f"the commit of version {commit.version} broke off; repeat it"
+            first, others = self._servers[RECORD_STORE], replace(commit, record=None)
+            made = self._await(lambda server: partial(server.commit_pushed, commit if server is first else others))
+            missing = _union(of_server.missing for of_server in made.values())
             if missing:
                 self._take_back(commit.version - 1, [n for n, of_server in made.items() if not of_server.missing])
-            self._one_version(commit.version - 1 if missing else commit.version)
+            self.group.now_at(commit.version - 1 if missing else commit.version)
         tables = sorted({table for of_server in made.values() for table in of_server.tables})
         return Committed(missing, tuple(tables), all(of_server.repeated for of_server in made.values()))
 
     def take_changes(self, mark: bytes, base: bytes) -> TakenChanges:
-        with self._alone():
-            taken = self._calls.run(
-                {n: partial(server.take_changes, mark, base) for n, server in enumerate(self._servers)}
-            )
+        with self.group.alone():
+            taken = self._ask(lambda server: server.take_changes(mark, base))
         versions = {of_server.version for of_server in taken.values()}
         if len(versions) > 1:
             raise StoreFailed(f"the store servers are at different versions: {', '.join(map(str, sorted(versions)))}")
@@ -175,7 +193,7 @@ class ShardedStore(RowsOnServers[EmbeddingStore], SumsOnServers, PartitionedStor
         """The `max_rows` of every table that has one, and of which rows may go now."""
         return {
             name: rule.max_rows
-            for name, table in self._partitions.items()
+            for name, table in self.group.tables.items()
             if (rule := table.spec.eviction) is not None and rule.max_rows is not None
             if len(self._servers) > 1 and commit.version % rule.every == 0 and name not in commit.sums.frozen
         }
@@ -183,14 +201,12 @@ class ShardedStore(RowsOnServers[EmbeddingStore], SumsOnServers, PartitionedStor
     def _offers(
         self, commit: PushedCommit, most: int, ids: Mapping[str, tuple[int, int]] = {}
     ) -> list[Mapping[str, RowOffer]]:
-        found = self._calls.run(
-            {n: partial(server.offer_rows, commit, most, ids) for n, server in enumerate(self._servers)}
-        )
-        if missing := union_of(offers.missing for offers in found.values()):
+        found = self._ask(lambda server: server.offer_rows(commit, most, ids))
+        if missing := _union(offers.missing for offers in found.values()):
             raise _PushesMissing(missing)
         for n, offers in found.items():
             if lacking := sorted(set(self._due(commit)).difference(offers.tables)):
-                raise StoreFailed(f"{self._calls.names[n]} does not say what rows it has of table {lacking[0]!r}")
+                raise StoreFailed(f"{self.group.calls.names[n]} does not say what rows it has of table {lacking[0]!r}")
         return [found[n].tables for n in range(len(self._servers))]
 
     def _offers_of(self, commit: PushedCommit, table: str, most: int, ids: tuple[int, int] | None) -> list[RowOffer]:
@@ -198,22 +214,27 @@ class ShardedStore(RowsOnServers[EmbeddingStore], SumsOnServers, PartitionedStor
 
     def _take_back(self, version: int, ahead: Sequence[int]) -> None:
         try:
-            self._each(lambda server: server.recover(version), ahead)
+            self.group.each(lambda server: server.recover(version), ahead)
         except VersionError as error:
             raise ShardLost(
                 f"a store server has lost pushes of version {version}, and another one cannot go back to it, as it "
                 f"keeps no log: {error}"
             ) from error
 
-    def _snapshot_of(self, pins: Sequence[Snapshot], version: int) -> CompositeSnapshot:
-        return ServersSnapshot(pins, self._splits, version, self._timeout_s)
+    def _ask(self, call: Callable[[ShardServer], Answer]) -> dict[int, Answer]:
+        """Calls all servers at once."""
+        return self.group.calls.run({n: partial(call, server) for n, server in enumerate(self._servers)})
+
+    def _await(self, call: Callable[[ShardServer], Callable[[], Answer]]) -> dict[int, Answer]:
+        """Makes a call to each server at once, of which the watch knows that a version waits for it."""
+        return self.group.calls.run({n: self.watch.timed(n, call(server)) for n, server in enumerate(self._servers)})
 
     def _shares(self, push: RowPush) -> list[RowPush]:
         """What each server gets; all of them get something, as a sum names every push."""
         parts: list[list[dict[str, Slices]]] = [[{} for _ in push.parts] for _ in self._servers]
         for number, part in enumerate(push.parts):
             for table, slices in part.items():
-                found = self._partition(table)
+                found = self.group.partition(table)
                 for shard, share in _split(found, slices).items():
                     parts[shard][number][table] = share
         return [replace(push, parts=tuple(of_server)) for of_server in parts]
@@ -243,3 +264,95 @@ def _both(one: ChangedTable, other: ChangedTable) -> ChangedTable:
     known = one.changed is not None and other.changed is not None
     changed = (one.changed or 0) + (other.changed or 0) if known else None
     return ChangedTable(one.rows + other.rows, changed, one.shrunk or other.shrunk)
+
+
+def _measured_together(every: Sequence[Measured]) -> Measured:
+    """What all servers measured."""
+    if missing := _union(measured.missing for measured in every):
+        return Measured(missing=missing)
+    broken = {table for measured in every for table in measured.not_finite}
+    squares: dict[str, int] = {}
+    for measured in every:
+        for table, square in measured.squares.items():
+            if table not in broken:
+                squares[table] = squares.get(table, 0) + square
+    return Measured(squares, tuple(sorted(broken)))
+
+
+def _union(every: Iterable[Iterable[int]]) -> tuple[int, ...]:
+    """All of them, each once, in order."""
+    return tuple(sorted({number for numbers in every for number in numbers}))
+
+
+def _save_rows(group: StoreGroup[Any], save: RowSave) -> SavedRows:
+    """Has every server save what it holds; all of them have ended when this returns or raises."""
+    holders = {of.table: group.partition(of.table).holders for of in save.tables}
+    calls: dict[int, Callable[[], SavedRows]] = {}
+    for number, source in enumerate(group.sources):
+        if not isinstance(source, ServedRows):
+            raise StoreFailed(f"{group.splits.stores[number]} is no store server")
+        tables = tuple(
+            replace(of, prefix=f"{of.prefix}-s{number:03d}") for of in save.tables if number in holders[of.table]
+        )
+        probe = f"{save.probe}-s{number:03d}" if save.probe else ""
+        calls[number] = partial(source.save_rows, replace(save, tables=tables, probe=probe))
+    return _joined(group.calls.run(calls))
+
+
+def _joined(every: Mapping[int, SavedRows]) -> SavedRows:
+    tables: dict[str, SavedTable] = {}
+    for saved in every.values():
+        for table, of in saved.tables.items():
+            before = tables.get(table, SavedTable(0, 0, ()))
+            tables[table] = SavedTable(
+                before.rows + of.rows, before.written + of.written, before.files + of.files, before.live + of.live
+            )
+    return SavedRows(tables, {name: file for saved in every.values() for name, file in saved.files.items()})
+
+
+class ServerWatch:
+    """What store servers said last, and which of them a version waits for. Safe to use from many threads.
+
+    Args:
+        servers: In order.
+        now: Monotonic clock, in seconds.
+    """
+
+    def __init__(self, servers: Sequence[ShardStore], now: Callable[[], float] = time.monotonic) -> None:
+        self._servers, self._now = tuple(servers), now
+        self._seen = tuple(ServerStatus(each.address) for each in servers)
+        self._looking = threading.Lock()
+        self._waiting: dict[int, float] = {}  # server -> since when a call that makes a version waits for it
+
+    def timed(self, server: int, call: Callable[[], Answer]) -> Callable[[], Answer]:
+        """The call; while it is under way the job waits for that server."""
+
+        def waiting() -> Answer:
+            self._waiting[server] = self._now()
+            try:
+                return call()
+            finally:
+                self._waiting.pop(server, None)
+
+        return waiting
+
+    def look(self) -> None:
+        """Asks all servers at once; one that does not answer keeps what it said before, with the reason."""
+        # Threads of its own: those of the store may all be waiting for a server that is away.
+        with self._looking, ThreadPoolExecutor(len(self._servers), "elastable-server-watch") as threads:
+            self._seen = tuple(threads.map(self._asked, self._servers, self._seen))
+
+    def statuses(self) -> tuple[ServerStatus, ...]:
+        """What the servers said at the last look, and how long each has been waited for by now."""
+        now, waiting = self._now(), dict(self._waiting)
+        return tuple(
+            replace(seen, waited_s=max(0.0, now - waiting[number])) if number in waiting else seen
+            for number, seen in enumerate(self._seen)
+        )
+
+    @staticmethod
+    def _asked(server: ShardStore, before: ServerStatus) -> ServerStatus:
+        try:
+            return replace(before, address=server.address, shard=server.shard_status(), failure="")
+        except ElastableError as error:
+            return replace(before, address=server.address, failure=f"{type(error).__name__}: {error}")

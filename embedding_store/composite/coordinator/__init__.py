@@ -1,1 +1,0 @@
-"""Several stores at one version: commits, recovery, snapshots and reads over all of them."""

@@ -1,1 +1,0 @@
-"""Tables split over several stores, by id or by column."""

@@ -1,1 +1,0 @@
-"""Which store each table goes to, and the stores of several places as one."""

@@ -1,1 +1,0 @@
-"""How one table is split over several stores. Pure planning: no store is called here."""

@@ -1,1 +1,0 @@
-"""Gradients of a version, of rows: summed and measured, wherever they are."""

@@ -1,0 +1,198 @@
+"""The row gradient of a version: pushes summed, measured without rounding, and clipped. The same wherever rows are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.native.kernel import kernel
+from elastable.embedding_store.shards.row_pushes import Measured, PushedCommit, RowSums, Slices, TableClip
+from elastable.embedding_store.tables.grouping import coalesce_many
+
+__all__ = ["UNIT", "Pushes", "VersionSums", "clipped_update", "exact_squares", "square_of", "sum_pushes"]
+
+
+# Sums of squares without rounding: the same number however the values are ordered, and whoever holds which of them.
+# The square of a float32 is an integer of 48 bits times a power of two, and at least 2**-298. Squares of one power are
+# counted together, so that a sum is a few hundred integers, and then one of any size. A norm of it is rounded once.
+
+UNIT = 2.0**-298
+"""What an exact sum of squares is a multiple of: the square of the smallest float32."""
+
+_UNITS_IN_ONE = 2**298
+_POWERS = 254  # exponents of finite float32 values
+_LOW_BITS = 24
+_PIECE = 1 << 32  # values whose halves of 24 bits an uint64 has room for
+
+
+def exact_squares(values: Float32) -> int | None:
+    """The sum of all squares, as a multiple of `UNIT`; None: a value is NaN or infinite.
+
+    Args:
+        values: float32 of any shape.
+    """
+    flat = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint32)
+    total = 0
+    for start in range(0, len(flat), _PIECE):
+        counts = np.zeros((_POWERS, 2), np.uint64)
+        if not _count(flat[start : start + _PIECE], counts):
+            return None
+        for power in np.flatnonzero(counts.any(axis=1)):
+            low, high = (int(count) for count in counts[power])
+            total += (low + (high << _LOW_BITS)) << (2 * int(power))
+    return total
+
+
+def square_of(total: int) -> float:
+    """The number that an exact sum stands for, rounded once."""
+    return total / _UNITS_IN_ONE  # of two integers: Python rounds correctly, whatever their size
+
+
+@kernel
+def _count(bits: npt.NDArray[np.uint32], counts: npt.NDArray[np.uint64]) -> bool:
+    """Adds the squares of values, given as their bits, to those of their power; False: one is not finite."""
+    for i in range(len(bits)):
+        exponent = (bits[i] >> np.uint32(23)) & np.uint32(255)
+        if exponent == np.uint32(255):
+            return False
+        digits = np.uint64(bits[i] & np.uint32(0x7FFFFF))
+        power = np.int64(0)
+        if exponent > np.uint32(0):
+            digits |= np.uint64(0x800000)
+            power = np.int64(exponent) - 1
+        square = digits * digits
+        counts[power, 0] += square & np.uint64(0xFFFFFF)
+        counts[power, 1] += square >> np.uint64(24)
+    return True
+
+
+def sum_pushes(sums: RowSums, pushes: Mapping[int, Sequence[Mapping[str, Slices]]]) -> dict[str, TableUpdate]:
+    """The gradient of a version.
+
+    Args:
+        sums: What it is made of.
+        pushes: By micro-batch, the parts of its push: table name -> gradient.
+    """
+    parts = [pushes[term.micro_batch][term.part] for term in sums.terms]
+    for part in sums.rows_once:
+        places = [place for place, term in enumerate(sums.terms) if term.part == part]
+        for place, fresh in zip(places, each_row_once([parts[place] for place in places]), strict=True):
+            parts[place] = fresh
+    return table_updates(parts, [term.share for term in sums.terms], sums.frozen)
+
+
+def each_row_once(parts: Sequence[Mapping[str, Slices]]) -> list[Mapping[str, Slices]]:
+    """The slices without rows that an earlier push has: they are equal there, as all are of one version."""
+    seen: dict[str, Int64] = {}
+    kept: list[Mapping[str, Slices]] = []
+    for part in parts:
+        fresh = {}
+        for table, slices in part.items():
+            before = seen.get(table, np.zeros(0, np.int64))
+            new = ~np.isin(slices.indices, before)
+            seen[table] = np.concatenate([before, slices.indices[new]])
+            fresh[table] = Slices(slices.indices[new], slices.values[new])
+        kept.append(fresh)
+    return kept
+
+
+def table_updates(
+    parts: Sequence[Mapping[str, Slices]], shares: Sequence[float], frozen: Collection[str] = ()
+) -> dict[str, TableUpdate]:
+    """The summed gradient of every table that has one.
+
+    Args:
+        parts: Table name -> gradient; in the order in which they are summed.
+        shares: What each part is multiplied by.
+        frozen: Tables that are left out.
+    """
+    # By name: the order in which a push happens to list its tables must not show.
+    tables = sorted({table for part in parts for table in part}.difference(frozen))
+    updates = {}
+    for table in tables:
+        update = coalesce_many(
+            [
+                (part[table].indices, part[table].values, share)
+                for part, share in zip(parts, shares, strict=True)
+                if table in part
+            ]
+        )
+        if len(update.ids):
+            updates[table] = update
+    return updates
+
+
+def clipped_update(update: TableUpdate, clip: TableClip) -> TableUpdate:
+    """The gradient of a table, clipped."""
+    gradients = update.gradients
+    if clip.scale != 1.0:
+        gradients = gradients * np.float32(clip.scale)
+    if clip.bound is not None:
+        gradients = np.clip(gradients, np.float32(-clip.bound), np.float32(clip.bound))
+    return TableUpdate(update.ids, gradients)
+
+
+Pushes = Mapping[int, Sequence[Mapping[str, Slices]]]
+"""The parts of every push, by micro-batch (or sequence): table name -> gradient."""
+
+
+class VersionSums:
+    """Used by one thread at a time.
+
+    Args:
+        pushes: Those that a sum is made of.
+    """
+
+    def __init__(self, pushes: Callable[[RowSums], Pushes]) -> None:
+        self._pushes = pushes
+        self._last: tuple[RowSums, dict[str, TableUpdate]] | None = None
+
+    def forget(self) -> None:
+        """The next version is another one, or made of other pushes."""
+        self._last = None
+
+    def summed(self, sums: RowSums) -> dict[str, TableUpdate]:
+        """Table name -> the summed gradient, of those that have one."""
+        if self._last is None or self._last[0] != sums:
+            self._last = sums, sum_pushes(sums, self._pushes(sums))
+        return self._last[1]
+
+    def measured(self, sums: RowSums) -> Measured:
+        """What whoever clips has to know of it."""
+        squares = {table: exact_squares(update.gradients) for table, update in self.summed(sums).items()}
+        finite = {table: square for table, square in squares.items() if square is not None}
+        return Measured(finite, tuple(table for table in squares if table not in finite))
+
+    def unclipped(self, pushed: PushedCommit) -> Commit:
+        """As `to_commit`, for whoever asks only which rows have a gradient."""
+        return _commit_of(pushed, {} if pushed.dropped else self.summed(pushed.sums))
+
+    def to_commit(self, pushed: PushedCommit) -> Commit:
+        """The commit of rows that a commit of pushes comes to."""
+        updates = {} if pushed.dropped else self.summed(pushed.sums)
+        clips = pushed.clips
+        return _commit_of(
+            pushed,
+            {
+                table: clipped_update(update, clips[table]) if table in clips else update
+                for table, update in updates.items()
+            },
+        )
+
+
+def _commit_of(pushed: PushedCommit, updates: Mapping[str, TableUpdate]) -> Commit:
+    return Commit(
+        pushed.version,
+        updates,
+        pushed.step,
+        pushed.learning_rates,
+        pushed.record,
+        pushed.ends_chapter,
+        pushed.sums.frozen,
+        pushed.time,
+        pushed.cuts,
+    )

@@ -1,1 +1,0 @@
-"""A store in another process, over gRPC."""

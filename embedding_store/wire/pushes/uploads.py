@@ -1,0 +1,175 @@
+"""Gradients handed to a master or to a store server: in frames, or in memory where the server is on this host."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from elastable.embedding_store.contract.arrays import Array
+from elastable.embedding_store.errors import BadGradient, BadInput, Unavailable, Unsupported
+from elastable.embedding_store.shards import Slices
+from elastable.embedding_store.wire.channels.server_connection import ServerConnection
+from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, Upload
+from elastable.embedding_store.wire.remote_store import RemoteSource
+from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels, SharedMessage
+
+__all__ = ["SharedUpload", "body_of", "declare_slices", "plan_slices", "read_body"]
+
+_INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
+_WORTH_SHARING = 128 << 10  # bytes; fewer are sent as quickly
+
+
+class _SlicesEntry(Protocol):
+    table: str
+    count: int
+    dim: int
+
+
+def declare_slices(entries: Any, every: Mapping[str, Slices]) -> list[Array]:
+    """Adds an entry for each table; its arrays.
+
+    Args:
+        entries: A repeated field of `SlicesEntry`.
+        every: Table name -> gradient.
+
+    Raises:
+        BadGradient: an array that the wire has no place for; names its table.
+    """
+    arrays: list[Array] = []
+    for table, slices in every.items():
+        indices, values = slices.indices, slices.values
+        if indices.dtype != _INT64 or indices.ndim != 1:
+            raise BadGradient(
+                f"gradient of table {table!r}: indices must be int64 of one dimension, "
+                f"got {indices.dtype} {list(indices.shape)}"
+            )
+        if values.dtype != _FLOAT32 or values.ndim != 2 or len(values) != len(indices):
+            raise BadGradient(
+                f"gradient of table {table!r}: values must be float32 [{len(indices)}, dim], "
+                f"got {values.dtype} {list(values.shape)}"
+            )
+        entries.add(table=table, count=len(indices), dim=values.shape[1])
+        arrays += [indices, values]
+    return arrays
+
+
+def plan_slices(plan: BodyPlan, message: str, every: Sequence[_SlicesEntry]) -> None:
+    """Plans the arrays of `declare_slices`. Raises `BadInput` for a table named twice, or a size that cannot be."""
+    if len({entry.table for entry in every}) < len(every):
+        raise BadInput(f"{message}: a table stands in it twice; join its slices")
+    for entry in every:
+        plan.add(f"indices of table {entry.table!r}", (entry.count,), _INT64)
+        plan.add(f"values of table {entry.table!r}", (entry.count, entry.dim), _FLOAT32)
+
+
+def body_of(header: Any, arrays: Sequence[Array], channel: SharedChannel | None) -> Sequence[Array]:
+    """Lays arrays down in a channel, if there is one and that is worth it; what is left for the frames.
+
+    Args:
+        header: Of the message; its field `shared` says where they lie.
+        arrays: All of the message.
+        channel: Memory that the server reads, too.
+    """
+    if channel is None or sum(array.nbytes for array in arrays) < _WORTH_SHARING:
+        return arrays
+    message = channel.put(arrays)
+    header.shared.channel, header.shared.stamp = message.channel, message.stamp
+    return ()
+
+
+def read_body(
+    reader: FrameReader, header: Any, message: str, plan: BodyPlan, channels: SharedChannels | None
+) -> Iterator[Array]:
+    """The arrays of a message, from its frames or from the channel where its header says that they lie.
+
+    Raises:
+        BadInput: malformed frames.
+        Unsupported: a channel that is not known here.
+    """
+    if not header.HasField("shared"):
+        return iter(reader.read(plan))
+    reader.read(BodyPlan(message))
+    lies = SharedMessage(header.shared.channel, header.shared.stamp)
+    return iter((SharedChannels() if channels is None else channels).read(lies, plan))
+
+
+Message = TypeVar("Message")
+Reply = TypeVar("Reply")
+
+_LOOK_AGAIN_S = 5.0
+_log = logging.getLogger(__name__)
+
+
+class SharedUpload(Generic[Message, Reply]):
+    """Makes calls that hand gradients to a server. Safe to use from many threads.
+
+    Args:
+        connection: To the server.
+        upload: The call.
+        frames: (message, channel) -> its frames; with a channel arrays may lie there instead.
+        rows: That the same server serves: they say where its socket is.
+    """
+
+    def __init__(
+        self,
+        connection: ServerConnection,
+        upload: Upload[Reply],
+        frames: Callable[[Message, SharedChannel | None], Iterator[bytes]],
+        rows: RemoteSource,
+    ) -> None:
+        self._connection = connection
+        self._upload = upload
+        self._frames = frames
+        self._rows = rows
+        self._sharing = False
+        self._turn = threading.Lock()
+        self._channel: SharedChannel | None = None
+        self._look_again = 0.0
+        self._told: str | None = None  # why gradients go over gRPC, as it was logged
+
+    def share_memory(self) -> None:
+        """From now on arrays are laid down in memory where the server can map it: with it a socket's copies are saved.
+
+        A server on another host, in another network namespace or whose store
+        shares no memory gets frames, as before.
+        """
+        self._sharing = True
+
+    def send(self, message: Message) -> Reply:
+        """Makes the call, again until the deadline while the server is not reached; raises what the server answers."""
+        if self._sharing and self._turn.acquire(blocking=False):  # one message at a time; others go in frames
+            try:
+                channel = self._channel_now()
+                if channel is not None:
+                    return self._connection.call(lambda timeout: self._upload(self._frames(message, channel), timeout))
+            except Unavailable:  # an OSError, too; frames would not get there either
+                raise
+            except (Unsupported, OSError) as error:
+                if str(error) != self._told:  # it is tried again every few seconds
+                    self._told = str(error)
+                    _log.info("gradients go to %s over gRPC: %s", self._connection.address, error)
+                self.close()
+            finally:
+                self._turn.release()
+        return self._connection.call(lambda timeout: self._upload(self._frames(message, None), timeout))
+
+    def close(self) -> None:
+        """Takes the memory back. Closing twice is harmless."""
+        channel, self._channel = self._channel, None
+        self._look_again = time.monotonic() + _LOOK_AGAIN_S  # the server may have begun anew
+        if channel is not None:
+            channel.close()
+
+    def _channel_now(self) -> SharedChannel | None:
+        """The channel, made now where it is time to try. Raises `Unsupported`, `OSError`."""
+        if self._channel is None and time.monotonic() >= self._look_again:
+            self._look_again = time.monotonic() + _LOOK_AGAIN_S
+            self._channel = SharedChannel(*self._rows.attach())
+            self._told = None
+            _log.info("gradients are laid down in memory for %s", self._connection.address)
+        return self._channel
