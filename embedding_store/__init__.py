@@ -52,9 +52,6 @@ if TYPE_CHECKING:
     from elastable.embedding_store.engine import MemoryStore
     from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec
     from elastable.embedding_store.optimizers.registry import register_row_optimizer
-    from elastable.embedding_store.rows.checks import as_ids, require_finite, require_gradients, require_ids
-    from elastable.embedding_store.rows.conversion import Conversion, convert_table
-    from elastable.embedding_store.rows.initial_values import initial_rows
     from elastable.embedding_store.tables import (
         Bags,
         Coalescer,
@@ -73,6 +70,9 @@ if TYPE_CHECKING:
         update_many,
         update_tables,
     )
+    from elastable.embedding_store.tables.checks import as_ids, require_finite, require_gradients, require_ids
+    from elastable.embedding_store.tables.conversion import Conversion, convert_table
+    from elastable.embedding_store.tables.initial_values import initial_rows
     from elastable.embedding_store.wire.access.credentials import Credentials
     from elastable.embedding_store.wire.remote_store import RemoteSource, RemoteStore
     from elastable.embedding_store.wire.shared.shared_source import SharedSource
@@ -164,7 +164,7 @@ __all__ = [  # noqa: RUF022 - grouped, as a map of the package
 _LOADED_LATE = {
     "Bags": "tables",
     "Coalescer": "tables",
-    "Conversion": "rows.conversion",
+    "Conversion": "tables.conversion",
     "Credentials": "wire.access.credentials",
     "EmbeddingTable": "tables",
     "Grouping": "tables",
@@ -180,18 +180,18 @@ _LOADED_LATE = {
     "SharedSource": "wire.shared.shared_source",
     "SlotSpec": "optimizers.base",
     "TableSlices": "tables",
-    "as_ids": "rows.checks",
+    "as_ids": "tables.checks",
     "coalesce": "tables",
     "coalesce_many": "tables",
-    "convert_table": "rows.conversion",
+    "convert_table": "tables.conversion",
     "group_ids": "tables",
-    "initial_rows": "rows.initial_values",
+    "initial_rows": "tables.initial_values",
     "lookup_many": "tables",
     "register_row_optimizer": "optimizers.registry",
     "repartition": "composite",
-    "require_finite": "rows.checks",
-    "require_gradients": "rows.checks",
-    "require_ids": "rows.checks",
+    "require_finite": "tables.checks",
+    "require_gradients": "tables.checks",
+    "require_ids": "tables.checks",
     "size": "tables",
     "unique_ids": "tables",
     "update_many": "tables",

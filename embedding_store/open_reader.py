@@ -10,7 +10,7 @@ from elastable.embedding_store.composite import PartitionedSource
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.embedding_store.log.contract import NoLog
-from elastable.embedding_store.readers import StoreReader
+from elastable.embedding_store.store_reader import StoreReader
 from elastable.embedding_store.support.store_url import TierOptions, shard_urls
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog

@@ -167,10 +167,9 @@ ROOMS = {
             "log",
             "native",
             "optimizers",
-            "rows",
             "tables",
         ),
-        *("engine", "tiers", "readers", "shards", "composite", "wire", "open_reader", "remains"),
+        *("engine", "tiers", "store_reader", "shards", "composite", "wire", "open_reader", "remains"),
         *("open_store", "warm"),
     ),
     "master": (

@@ -7,7 +7,7 @@ import threading
 from rich.console import Console
 
 from elastable.embedding_store.errors import BadInput, ElastableError
-from elastable.embedding_store.measures.counters import LookupCounts
+from elastable.embedding_store.measures import LookupCounts
 from elastable.embedding_store.open_store import open_store, operation_deadline
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.embedding_store.warm import warming

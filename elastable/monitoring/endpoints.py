@@ -29,7 +29,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from elastable.embedding_store.errors import ElastableError
-from elastable.embedding_store.measures.values import BOUNDS_S, Histogram
+from elastable.embedding_store.measures import BOUNDS_S, Histogram
 from elastable.monitoring.http_server import ALLOWED
 from elastable.monitoring.metric import Metric, MetricKind, Sample, Source
 from elastable.monitoring.sources.process_source import SOURCE_FAILED

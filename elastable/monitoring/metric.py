@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from elastable.embedding_store.measures.values import Histogram
+from elastable.embedding_store.measures import Histogram
 
 __all__ = ["Metric", "MetricKind", "Sample", "Source", "counter", "gauge", "histogram"]
 

@@ -28,7 +28,7 @@ from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from elastable.embedding_store.measures.spans import TRACE_KEY, VersionTrace
+from elastable.embedding_store.measures import TRACE_KEY, VersionTrace
 
 __all__ = ["OpenTelemetryTracer"]
 

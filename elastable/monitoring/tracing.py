@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.measures.spans import traced_by
+from elastable.embedding_store.measures import traced_by
 from elastable.embedding_store.support.extras import needs
 
 __all__ = ["ENDPOINT_VARIABLES", "exporting_traces"]

@@ -16,8 +16,7 @@ from elastable.embedding_store.composite.partitioned_store import PartitionedSto
 from elastable.embedding_store.composite.partitions import Partition, gather_rows
 from elastable.embedding_store.composite.store_group import StoreGroup
 from elastable.embedding_store.errors import BadInput, ElastableError, ShardLost, StoreFailed, VersionError
-from elastable.embedding_store.measures.values import StoreMeasures
-from elastable.embedding_store.rows.checks import require_gradients, require_ids
+from elastable.embedding_store.measures import StoreMeasures
 from elastable.embedding_store.shards import (
     FEW_VERSIONS,
     ChangedTable,
@@ -41,6 +40,7 @@ from elastable.embedding_store.shards import (
     cut_of,
     refuse_moved,
 )
+from elastable.embedding_store.tables.checks import require_gradients, require_ids
 
 __all__ = ["ServerWatch", "ShardedStore"]
 

@@ -27,7 +27,7 @@ from elastable.embedding_store.errors import (
     Unavailable,
     VersionError,
 )
-from elastable.embedding_store.measures.spans import carried
+from elastable.embedding_store.measures import carried
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
 
 __all__ = ["StoreCalls", "StoreGroup"]

@@ -20,7 +20,7 @@ from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.contract.snapshot import PinStatistics, Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, Unsupported
-from elastable.embedding_store.measures.values import StoreMeasures
+from elastable.embedding_store.measures import StoreMeasures
 
 if TYPE_CHECKING:
     from elastable.embedding_store.tables import EmbeddingTable

@@ -37,19 +37,9 @@ from elastable.embedding_store.errors import (
 )
 from elastable.embedding_store.log import changes
 from elastable.embedding_store.log.changes import Change, CommitImages
-from elastable.embedding_store.measures.counters import Durations
-from elastable.embedding_store.measures.spans import carried
-from elastable.embedding_store.measures.values import StoreMeasures
+from elastable.embedding_store.measures import Durations, StoreMeasures, carried
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool, available_cores
 from elastable.embedding_store.native.slab import SlabMaker, anonymous_slab
-from elastable.embedding_store.rows.checks import (
-    require_block,
-    require_block_rows,
-    require_ids,
-    require_numbers,
-    require_update,
-    require_version,
-)
 from elastable.embedding_store.support.futures import at_once
 from elastable.embedding_store.support.memory_budget import before_image_bytes_here, direct_bytes_here
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
@@ -61,6 +51,14 @@ from elastable.embedding_store.tables import (
     answer_in_order,
     answer_requests,
     look_up,
+)
+from elastable.embedding_store.tables.checks import (
+    require_block,
+    require_block_rows,
+    require_ids,
+    require_numbers,
+    require_update,
+    require_version,
 )
 
 __all__ = ["MemoryStore"]

@@ -25,9 +25,9 @@ from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.engine.pinned_table import PinnedTable
 from elastable.embedding_store.errors import ElastableError, StaleVersion
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
-from elastable.embedding_store.rows.checks import require_block_rows, require_ids
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
 from elastable.embedding_store.tables import LookupRequest, answer_in_order, answer_requests, look_up
+from elastable.embedding_store.tables.checks import require_block_rows, require_ids
 
 __all__ = ["MemoryPin", "PinKeeper", "PinLease", "StorePins"]
 

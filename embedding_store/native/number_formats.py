@@ -69,7 +69,7 @@ def scatter_half(kind: int, values: Float32, bits: UInt16 | None, rows: UInt16, 
     Args:
         kind: A value of `HALF_DTYPES`.
         values: float32 `[n, dim]`.
-        bits: uint16 `[n, dim]` random bits to round by (`elastable.embedding_store.rows.row_dtypes`);
+        bits: uint16 `[n, dim]` random bits to round by (`elastable.embedding_store.tables.row_dtypes`);
             None: to nearest.
         rows: uint16 `[rows, dim]`.
         positions: int64 `[n]`, each once.

@@ -22,7 +22,6 @@ from elastable.embedding_store.errors import (
     TableNotFound,
     Unsupported,
 )
-from elastable.embedding_store.rows.checks import MAX_VERSION, require_finite_of, require_gradients, require_ids
 from elastable.embedding_store.shards.ownership import LONGEST_NAME, Claim, ShardOwnership, refuse_other_position
 from elastable.embedding_store.shards.row_pushes import (
     Committed,
@@ -37,6 +36,7 @@ from elastable.embedding_store.shards.row_pushes import (
 )
 from elastable.embedding_store.shards.shard_store import RowSave, RowSaver, SavedRows, ShardStatus, TakenChanges
 from elastable.embedding_store.shards.version_sums import Pushes, VersionSums
+from elastable.embedding_store.tables.checks import MAX_VERSION, require_finite_of, require_gradients, require_ids
 
 __all__ = ["MOST_PARTS", "Shard"]
 

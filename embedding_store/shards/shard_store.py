@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.measures.values import Histogram
+from elastable.embedding_store.measures import Histogram
 from elastable.embedding_store.shards.row_pushes import (
     Committed,
     Measured,

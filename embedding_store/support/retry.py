@@ -17,7 +17,7 @@ from elastable.embedding_store.errors import (
     TakenOver,
     Unavailable,
 )
-from elastable.embedding_store.measures.counters import Counts
+from elastable.embedding_store.measures import Counts
 
 __all__ = ["RETRIES", "Retry", "given_up", "retry"]
 

@@ -1,4 +1,4 @@
-"""Tables as library users hold them: lookups of ids and bags, updates, grouping."""
+"""Tables as library users hold them, and their rows: lookups, updates, grouping, checks, dtypes, initial values."""
 
 from __future__ import annotations
 

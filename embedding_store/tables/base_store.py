@@ -13,8 +13,8 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.native.row_fold import fold_bags
 from elastable.embedding_store.native.row_gather import scatter_rows
-from elastable.embedding_store.rows.row_blocks import rows_by_scan
 from elastable.embedding_store.tables.lookups import LookupRequest, require_width
+from elastable.embedding_store.tables.row_blocks import rows_by_scan
 from elastable.embedding_store.tables.table import EmbeddingTable
 
 __all__ = ["BaseSource", "BaseStore", "deliver"]

@@ -11,7 +11,7 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadIds, BadInput, SpecConflict
 from elastable.embedding_store.native.row_fold import COMBINERS
-from elastable.embedding_store.rows.checks import as_ids, require_id_array
+from elastable.embedding_store.tables.checks import as_ids, require_id_array
 
 __all__ = ["Bags", "LookupRequest", "lookup_request", "require_width", "rows_request"]
 

@@ -12,7 +12,7 @@ from elastable.embedding_store.contract.row_data import RowBlock, TableStatistic
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, TableNotFound
-from elastable.embedding_store.rows.checks import as_ids, require_gradients
+from elastable.embedding_store.tables.checks import as_ids, require_gradients
 from elastable.embedding_store.tables.lookups import Bags, LookupRequest, lookup_request
 from elastable.embedding_store.tables.table_update import IndexedSlices, SparseGradient, TableSlices, update_tables
 

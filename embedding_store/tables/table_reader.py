@@ -22,9 +22,9 @@ from elastable.embedding_store.native.row_gather import (
     gather_shared,
     scatter_rows,
 )
-from elastable.embedding_store.rows.checks import any_outside, require_ids
-from elastable.embedding_store.rows.initial_values import write_initial_rows
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
+from elastable.embedding_store.tables.checks import any_outside, require_ids
+from elastable.embedding_store.tables.initial_values import write_initial_rows
 from elastable.embedding_store.tables.lookups import LookupRequest, require_width, rows_request
 
 __all__ = ["FindsPositions", "ReadsRows", "TableReader", "answer_in_order", "answer_requests", "look_up"]

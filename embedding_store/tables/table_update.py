@@ -19,7 +19,7 @@ from elastable.embedding_store.errors import BadInput, StaleVersion
 from elastable.embedding_store.native.range_pool import shared_pool
 from elastable.embedding_store.optimizers.base import RowOptimizer
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.rows.checks import as_ids, require_finite_of, require_gradients, require_ids
+from elastable.embedding_store.tables.checks import as_ids, require_finite_of, require_gradients, require_ids
 from elastable.embedding_store.tables.grouping import Coalescer
 
 __all__ = ["IndexedSlices", "SparseGradient", "TableSlices", "learning_rate_for", "update_tables"]

@@ -13,8 +13,8 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import CheckpointError
 from elastable.embedding_store.optimizers.registry import follows_steps
-from elastable.embedding_store.rows.conversion import spec_in_dtype
-from elastable.embedding_store.rows.row_blocks import fresh_rows, put_weights
+from elastable.embedding_store.tables.conversion import spec_in_dtype
+from elastable.embedding_store.tables.row_blocks import fresh_rows, put_weights
 from elastable.master.checkpoints.checkpoint import Checkpoint
 
 __all__ = ["refuse_other_model", "require_tables", "restore_tables", "restore_weights", "warm_start"]

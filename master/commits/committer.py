@@ -11,7 +11,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.measures.counters import Durations
+from elastable.embedding_store.measures import Durations
 from elastable.embedding_store.optimizers.registry import follows_steps
 from elastable.embedding_store.shards import ShardStore, TableClip
 from elastable.master.api import DenseSnapshot, JobSpec, Push, Tensor

@@ -11,8 +11,7 @@ from concurrent.futures import Future
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import JobFailed
-from elastable.embedding_store.measures.counters import Counts, Durations, Total
-from elastable.embedding_store.measures.spans import VersionTrace
+from elastable.embedding_store.measures import Counts, Durations, Total, VersionTrace
 from elastable.embedding_store.support.retry import retry
 from elastable.master.api import DenseSnapshot, PushReply, Tensor, WorkerIdentity
 from elastable.master.commits.accumulate import Accumulated

@@ -14,7 +14,7 @@ from elastable.embedding_store.errors import (
     StaleVersion,
     StoreFailed,
 )
-from elastable.embedding_store.rows.initial_values import initial_rows
+from elastable.embedding_store.tables.initial_values import initial_rows
 from tests.contracts.reference_optimizers import adagrad_row, adam_row, sgd_row
 from tests.contracts.store_samples import (
     FAILS,

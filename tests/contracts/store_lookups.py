@@ -14,7 +14,7 @@ from elastable.embedding_store.errors import (
     SpecConflict,
     TableNotFound,
 )
-from elastable.embedding_store.rows.initial_values import initial_rows
+from elastable.embedding_store.tables.initial_values import initial_rows
 from tests.contracts.store_samples import (
     EXTREMES,
     commit,

@@ -28,8 +28,8 @@ from elastable.embedding_store.errors import (
     TableNotFound,
     Unsupported,
 )
-from elastable.embedding_store.rows.initial_values import initial_rows
 from elastable.embedding_store.tables import Bags
+from elastable.embedding_store.tables.initial_values import initial_rows
 from tests.contracts.store_membership import made
 from tests.contracts.store_samples import JOIN_S, commit, dynamic, fixed, int64, rows_by_id, update
 from tests.waiting import until

@@ -11,8 +11,8 @@ import pytest
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange, NotFinite, TableNotFound
-from elastable.embedding_store.rows.initial_values import initial_rows
 from elastable.embedding_store.tables import IndexedSlices, SparseGradient, TableSlices, update_tables
+from elastable.embedding_store.tables.initial_values import initial_rows
 from tests.contracts.reference_optimizers import Reference
 from tests.contracts.store_samples import dynamic, fixed, int64, rows_by_id
 

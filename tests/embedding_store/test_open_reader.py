@@ -10,7 +10,7 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.embedding_store.open_reader import open_reader
 from elastable.embedding_store.open_store import open_store
-from elastable.embedding_store.readers import StoreReader
+from elastable.embedding_store.store_reader import StoreReader
 from elastable.embedding_store.support.store_url import outlives_process, shard_urls
 
 IDS = np.array([3, 9, 3], np.int64)

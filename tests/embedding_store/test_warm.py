@@ -15,8 +15,7 @@ from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.native import row_directory, row_fold, row_gather
 from elastable.embedding_store.optimizers.fused import FUSED
-from elastable.embedding_store.rows import checks
-from elastable.embedding_store.tables import Bags, IndexedSlices, lookup_many
+from elastable.embedding_store.tables import Bags, IndexedSlices, checks, lookup_many
 from elastable.embedding_store.warm import warm_lookups, warm_updates, warming
 
 KERNELS: tuple[Any, ...] = (

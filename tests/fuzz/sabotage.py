@@ -66,21 +66,23 @@ def _same(*given: Any) -> Any:
     return given[-1]
 
 
-_TABLES, _ROWS, _READERS = "embedding_store.tables", "embedding_store.rows", "worker.readers"
+_TABLES, _READERS = "embedding_store.tables", "worker.readers"
 
 SABOTAGES: dict[str, Sabotage] = {
-    "floats-are-cut": Sabotage(LibraryInputs, f"{_ROWS}.checks:first_inexact", _nothing, "a fraction"),
-    "masks-are-dropped": Sabotage(LibraryInputs, f"{_ROWS}.checks:refuse_masked", _nothing, "a masked value"),
+    "floats-are-cut": Sabotage(LibraryInputs, f"{_TABLES}.checks:first_inexact", _nothing, "a fraction"),
+    "masks-are-dropped": Sabotage(LibraryInputs, f"{_TABLES}.checks:refuse_masked", _nothing, "a masked value"),
     "gradients-may-be-nan": Sabotage(
         LibraryInputs, f"{_TABLES}.table_update:require_finite_of", _nothing, "a gradient that is not finite"
     ),
     "any-optimizer": Sabotage(LibraryInputs, f"{_TABLES}.table_update:_identity", _nothing, "another optimizer"),
-    "touches-may-be-negative": Sabotage(LibraryInputs, f"{_ROWS}.checks:_require_touches", _nothing, "touches below 0"),
+    "touches-may-be-negative": Sabotage(
+        LibraryInputs, f"{_TABLES}.checks:_require_touches", _nothing, "touches below 0"
+    ),
     "an-id-counts-twice": Sabotage(
-        ServedInputs, f"{_ROWS}.commit_checks:_repeated", lambda ids, seed: (0, 0), "an id that stands twice"
+        ServedInputs, f"{_TABLES}.checks:_repeated", lambda ids, seed: (0, 0), "an id that stands twice"
     ),
     "commits-may-be-nan": Sabotage(
-        ServedInputs, f"{_ROWS}.commit_checks:require_finite_of", _nothing, "a gradient that is not finite"
+        ServedInputs, f"{_TABLES}.checks:require_finite_of", _nothing, "a gradient that is not finite"
     ),
     "pushes-may-be-nan": Sabotage(
         PushInputs, "master.push_check:require_finite", _nothing, "a gradient that is not finite"
@@ -97,10 +99,10 @@ SABOTAGES: dict[str, Sabotage] = {
         RecordInputs, "worker.rows.model_inputs:np.can_cast", lambda *dtypes: True, "an id beyond int32"
     ),
     "any-lengths": Sabotage(
-        RecordInputs, f"{_READERS}.numpy_reader:records_of", lambda named, source: len(named[0][1]), "a target too many"
+        RecordInputs, f"{_READERS}.as_reader:records_of", lambda named, source: len(named[0][1]), "a target too many"
     ),
     "any-record": Sabotage(
-        RecordInputs, f"{_READERS}.numpy_reader:checked_indices", lambda rows, *rest: rows, "a record that there is not"
+        RecordInputs, f"{_READERS}.as_reader:checked_indices", lambda rows, *rest: rows, "a record that there is not"
     ),
     "layers-cut-floats": Sabotage(
         LayerInputs, "worker.rows.id_values:_inexact", lambda values: values != values, "a fraction"

@@ -21,7 +21,7 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.rows.row_blocks import fresh_rows
+from elastable.embedding_store.tables.row_blocks import fresh_rows
 from elastable.worker.rows.store_backed import StoreBacked
 
 __all__ = ["give_back_slots", "keras_slots", "knows_variable", "note_weights", "wrap_optimizer_files"]

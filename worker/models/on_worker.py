@@ -14,7 +14,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import ModelError, Unsupported
-from elastable.embedding_store.rows.initial_values import initial_rows
+from elastable.embedding_store.tables.initial_values import initial_rows
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.offload import OffloadedEmbedding, bring_back
 from elastable.worker.rows.keras_draw import first_rows

@@ -2,7 +2,7 @@
 
 While a model is exported (`model.export`, `tf.saved_model.save`), a lookup becomes TensorFlow constants and operations:
 all rows of a fixed table, or the rows of a table of any ids and their sorted ids, which are searched. An id without a
-row gets its initial value from the same random bits as in the store (`elastable.embedding_store.rows.initial_values`).
+row gets its initial value from the random bits of the store (`elastable.embedding_store.tables.initial_values`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import Unsupported
-from elastable.embedding_store.rows.initial_values import table_key
+from elastable.embedding_store.tables.initial_values import table_key
 from elastable.worker.keras.structures import TensorLike
 from elastable.worker.rows.saved_rows import all_rows
 from elastable.worker.rows.store_layer import StoreLayer

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from elastable.embedding_store.errors import BadIds, IdOutOfRange
-from elastable.embedding_store.rows.checks import as_ids
+from elastable.embedding_store.tables.checks import as_ids
 from elastable.worker.keras.structures import TensorLike
 
 __all__ = [

@@ -6,7 +6,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.errors import BadSpec
-from elastable.embedding_store.rows.row_dtypes import rounded_rows
+from elastable.embedding_store.tables.row_dtypes import rounded_rows
 from elastable.worker.rows.initializers import was_seeded
 from elastable.worker.rows.store_layer import StoreLayer
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Array, Int64
 from elastable.embedding_store.errors import BadIds, IdOutOfRange
-from elastable.embedding_store.rows.checks import first_inexact, refuse_masked, why_no_id
+from elastable.embedding_store.tables.checks import first_inexact, refuse_masked, why_no_id
 from elastable.worker.keras.keras_methods import wrap_method
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.readers.records.pytrees import Structure

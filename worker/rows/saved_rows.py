@@ -22,9 +22,9 @@ from elastable.embedding_store.contract.spec import TableSpec, spec_from_json, s
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadIds, BadInput, Unsupported
-from elastable.embedding_store.rows.checks import require_ids
-from elastable.embedding_store.rows.row_blocks import fresh_rows, put_weights
-from elastable.embedding_store.rows.row_dtypes import rounded_rows
+from elastable.embedding_store.tables.checks import require_ids
+from elastable.embedding_store.tables.row_blocks import fresh_rows, put_weights
+from elastable.embedding_store.tables.row_dtypes import rounded_rows
 from elastable.worker.rows.keras_draw import first_rows
 from elastable.worker.rows.store_layer import SavedArrays, StoreLayer
 

@@ -18,8 +18,8 @@ from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec,
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadIds, ModelError
 from elastable.embedding_store.native.string_ids import hash_ids
-from elastable.embedding_store.rows.checks import as_ids, require_ids
-from elastable.embedding_store.rows.initial_values import initial_rows
+from elastable.embedding_store.tables.checks import as_ids, require_ids
+from elastable.embedding_store.tables.initial_values import initial_rows
 from elastable.worker.keras.keras_methods import wrap_model_methods
 from elastable.worker.keras.seeds import global_seed
 from elastable.worker.keras.structures import TensorLike

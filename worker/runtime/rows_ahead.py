@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.errors import FutureVersion, Unavailable
-from elastable.embedding_store.measures.spans import span
+from elastable.embedding_store.measures import span
 from elastable.worker.runtime.compute import Prepared
 from elastable.worker.runtime.worker_measures import trace_of
 

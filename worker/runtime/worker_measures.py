@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from elastable.embedding_store.measures.counters import Counts, Durations, LookupCounts, Total
-from elastable.embedding_store.measures.spans import PROCESS, VersionTrace
+from elastable.embedding_store.measures import PROCESS, Counts, Durations, LookupCounts, Total, VersionTrace
 from elastable.master.api import Task, TaskKind
 from elastable.worker.runtime.step_profile import StepProfile
 

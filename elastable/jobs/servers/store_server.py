@@ -11,7 +11,7 @@ from functools import partial
 from rich.console import Console
 
 from elastable.embedding_store.errors import BadInput, ElastableError, TakenOver
-from elastable.embedding_store.measures.counters import LookupCounts
+from elastable.embedding_store.measures import LookupCounts
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.shards import Shard
 from elastable.embedding_store.support.address import Address

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from elastable.embedding_store import errors
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import ElastableError
-from elastable.embedding_store.measures.values import Histogram, StoreMeasures
+from elastable.embedding_store.measures import Histogram, StoreMeasures
 from elastable.embedding_store.shards import ServerStatus, Shard
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.tiers.redis.url import redacted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from elastable.embedding_store.measures.counters import Counts, LookupCounts
+from elastable.embedding_store.measures import Counts, LookupCounts
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.monitoring.metric import Sample, Source, counter
 from elastable.monitoring.sources.process_source import process_source

@@ -24,7 +24,7 @@ from elastable.embedding_store.errors import (
 from elastable.embedding_store.log.changes import CommitImages, CreateTable, ResetVersion, decode_change
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.log.inspection import entry_of_version
-from elastable.embedding_store.measures.counters import Counts
+from elastable.embedding_store.measures import Counts
 from elastable.embedding_store.native.slab import SlabMaker, anonymous_slab
 from elastable.embedding_store.support.memory_budget import RowBudget
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock

@@ -12,7 +12,7 @@ from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.row_data import NEXT_VERSION
 from elastable.embedding_store.contract.tier import MappedRecords, Records, Tier
 from elastable.embedding_store.errors import StoreBroken
-from elastable.embedding_store.measures.counters import Total
+from elastable.embedding_store.measures import Total
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.row_moves import copy_bytes
 from elastable.embedding_store.native.slab import Slab, SlabMaker

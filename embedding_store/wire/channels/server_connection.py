@@ -13,7 +13,7 @@ import grpc
 from google.protobuf.message import Message
 
 from elastable.embedding_store.errors import BadInput, ElastableError
-from elastable.embedding_store.measures.spans import PROCESS, TRACE_KEY
+from elastable.embedding_store.measures import PROCESS, TRACE_KEY
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.retry import Retry
 from elastable.embedding_store.wire.access.credentials import Credentials

@@ -11,7 +11,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.row_data import EvictionCut
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.measures.values import BOUNDS_S, Histogram
+from elastable.embedding_store.measures import BOUNDS_S, Histogram
 from elastable.embedding_store.shards import (
     ChangedTable,
     Measured,

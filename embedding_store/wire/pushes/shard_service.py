@@ -9,7 +9,7 @@ import grpc
 from google.protobuf.message import Message
 
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.measures.counters import LookupCounts
+from elastable.embedding_store.measures import LookupCounts
 from elastable.embedding_store.shards import Claim, Shard
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.channels.status_codes import answering

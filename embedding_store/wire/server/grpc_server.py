@@ -16,8 +16,7 @@ from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 
 from elastable.embedding_store.errors import BadInput, PermissionDenied, Unauthenticated
-from elastable.embedding_store.measures.counters import Counts
-from elastable.embedding_store.measures.spans import PROCESS, TRACE_KEY, Tracer
+from elastable.embedding_store.measures import PROCESS, TRACE_KEY, Counts, Tracer
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.wire.access.credentials import Caller, Callers, Credentials, Role, least_role
 from elastable.embedding_store.wire.channels.server_connection import KEEPALIVE_MS, KEEPALIVE_OPTIONS, MESSAGE_OPTIONS

@@ -16,10 +16,10 @@ from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, ElastableError, TableNotFound, Unsupported
-from elastable.embedding_store.measures.counters import LookupCounts
+from elastable.embedding_store.measures import LookupCounts
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.rows.checks import require_ids
 from elastable.embedding_store.support.futures import Timers, at_once, settle, settle_error
+from elastable.embedding_store.tables.checks import require_ids
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.channels.status_codes import answering
 from elastable.embedding_store.wire.messages.frames import (

@@ -18,7 +18,7 @@ import pytest
 
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import ModelError
-from elastable.embedding_store.measures.values import BOUNDS_S, Histogram
+from elastable.embedding_store.measures import BOUNDS_S, Histogram
 from elastable.embedding_store.shards import ServerStatus, ShardStatus
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.wire.access.credentials import Credentials

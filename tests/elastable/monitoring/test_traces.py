@@ -15,8 +15,7 @@ import pytest
 import elastable as et
 from elastable.embedding_store.composite import ShardedStore
 from elastable.embedding_store.errors import BadInput, NotInstalled
-from elastable.embedding_store.measures.counters import Durations
-from elastable.embedding_store.measures.spans import PROCESS, VersionTrace, carried, span
+from elastable.embedding_store.measures import PROCESS, Durations, VersionTrace, carried, span
 from elastable.embedding_store.wire.channels.server_connection import TracedChannel, channel
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer

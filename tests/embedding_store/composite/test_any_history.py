@@ -24,8 +24,8 @@ from elastable.embedding_store.contract.spec import (
 )
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import MemoryStore
-from elastable.embedding_store.rows.initial_values import initial_rows
 from elastable.embedding_store.tables import coalesce
+from elastable.embedding_store.tables.initial_values import initial_rows
 from tests.contracts.store_samples import rows_by_id
 from tests.embedding_store.dictionary_model import ModelTable
 from tests.file_stores import file_store

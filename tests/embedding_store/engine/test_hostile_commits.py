@@ -38,7 +38,7 @@ from elastable.embedding_store.errors import (
     StoreFailed,
     TableNotFound,
 )
-from elastable.embedding_store.rows.initial_values import initial_rows
+from elastable.embedding_store.tables.initial_values import initial_rows
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.remote_store import RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer

@@ -28,7 +28,7 @@ from elastable.embedding_store.contract.spec import (
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.engine.pins import StorePins
 from elastable.embedding_store.errors import StaleVersion
-from elastable.embedding_store.rows.initial_values import initial_rows
+from elastable.embedding_store.tables.initial_values import initial_rows
 from tests.embedding_store.engine.failing_tier import FailingTier
 from tests.embedding_store.engine.tiered_stores import crowded_store
 from tests.file_stores import file_store

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from elastable.embedding_store.composite import ServerWatch
-from elastable.embedding_store.measures.values import BOUNDS_S, Histogram
+from elastable.embedding_store.measures import BOUNDS_S, Histogram
 from elastable.embedding_store.shards import Shard, ShardStatus
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.pushes.push_messages import shard_status_from_message, shard_status_to_message

@@ -12,8 +12,8 @@ import tensorflow as tf
 from elastable.embedding_store.contract.spec import SCALED_INITIALIZERS, InitializerSpec, TableSpec
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadIds, BadSpec, IdOutOfRange, ModelError, Unsupported
-from elastable.embedding_store.rows.initial_values import initial_rows
-from elastable.embedding_store.rows.row_blocks import fresh_rows
+from elastable.embedding_store.tables.initial_values import initial_rows
+from elastable.embedding_store.tables.row_blocks import fresh_rows
 from elastable.worker.layers.edl_embedding import EdlEmbedding
 from elastable.worker.layers.embedding import Embedding
 from tests.untyped import Keywords

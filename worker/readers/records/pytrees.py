@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.rows.checks import as_ids, refuse_masked
+from elastable.embedding_store.tables.checks import as_ids, refuse_masked
 from elastable.worker.readers.records.ragged import Leaf, RaggedArray, SparseArray, map_values, splits_of
 
 __all__ = [

@@ -24,8 +24,8 @@ from elastable.embedding_store.errors import BadInput, BadSpec
 from elastable.embedding_store.native.number_formats import HALF_DTYPES, round_half
 from elastable.embedding_store.native.slab import Slab
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.rows.initial_values import initial_rows
-from elastable.embedding_store.rows.row_dtypes import round_update
+from elastable.embedding_store.tables.initial_values import initial_rows
+from elastable.embedding_store.tables.row_dtypes import round_update
 from tests.contracts.store_samples import commit, rows_by_id, update
 
 pytestmark = pytest.mark.parametrize("dtype", HALF_DTYPES)

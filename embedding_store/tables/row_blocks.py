@@ -13,7 +13,7 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import TableNotFound
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.rows.checks import require_ids
+from elastable.embedding_store.tables.checks import require_ids
 
 __all__ = ["chosen_rows", "fresh_rows", "joined_rows", "put_weights", "rows_by_scan"]
 

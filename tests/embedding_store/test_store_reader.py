@@ -28,7 +28,7 @@ from elastable.embedding_store.errors import (
     TableNotFound,
     Unsupported,
 )
-from elastable.embedding_store.readers import StoreReader
+from elastable.embedding_store.store_reader import StoreReader
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog

@@ -6,7 +6,13 @@ import pytest
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange, NotFinite
-from elastable.embedding_store.rows.checks import as_ids, require_block, require_finite, require_gradients, require_ids
+from elastable.embedding_store.tables.checks import (
+    as_ids,
+    require_block,
+    require_finite,
+    require_gradients,
+    require_ids,
+)
 
 FIXED = TableSpec("cities", 3, 10)
 DYNAMIC = TableSpec("people", 3)

@@ -13,9 +13,9 @@ from elastable.embedding_store.contract.spec import AdmissionSpec, InitializerSp
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput, SpecConflict, TableNotFound, Unsupported
 from elastable.embedding_store.native.slab import anonymous_slab
-from elastable.embedding_store.rows.conversion import convert_table
-from elastable.embedding_store.rows.initial_values import initial_rows
-from elastable.embedding_store.rows.row_dtypes import Int8Rows
+from elastable.embedding_store.tables.conversion import convert_table
+from elastable.embedding_store.tables.initial_values import initial_rows
+from elastable.embedding_store.tables.row_dtypes import Int8Rows
 from tests.contracts.store_samples import commit, rows_by_id, update
 
 DIM = 5

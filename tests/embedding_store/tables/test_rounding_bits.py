@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastable.embedding_store.contract.spec import ShardOrigin, TableSpec
-from elastable.embedding_store.rows.initial_values import _philox, table_key
-from elastable.embedding_store.rows.row_dtypes import rounding_bits, rounding_key
+from elastable.embedding_store.tables.initial_values import _philox, table_key
+from elastable.embedding_store.tables.row_dtypes import rounding_bits, rounding_key
 
 PINNED = [[21900, 26254, 59189], [59527, 28169, 38674]]
 IDS = np.array([0, -1, 5, 2**63 - 1, -(2**63), 2**32], np.int64)

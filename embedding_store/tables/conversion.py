@@ -12,7 +12,7 @@ from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import SpecConflict, TableNotFound, Unsupported
 from elastable.embedding_store.optimizers.registry import decays_untouched_rows, follows_steps
-from elastable.embedding_store.rows.row_blocks import fresh_rows
+from elastable.embedding_store.tables.row_blocks import fresh_rows
 
 __all__ = ["Conversion", "convert_table", "spec_in_dtype"]
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastable.embedding_store.contract.spec import INITIALIZER_KINDS, InitializerSpec, ShardOrigin, TableSpec
-from elastable.embedding_store.rows.initial_values import (
+from elastable.embedding_store.tables.initial_values import (
     _philox,
     _standard_normal,
     initial_rows,

@@ -1,1 +1,0 @@
-"""A row's values: made, checked, kept in their dtype, put into blocks."""
