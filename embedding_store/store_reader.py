@@ -124,10 +124,10 @@ class FollowedTable(MemoryTable):
         self._gone.clear()
         super().clear()
 
-    def follow(self, step: int, learning_rate: float, ends_chapter: bool) -> None:
+    def follow(self, step: int, learning_rate: float, ends_replay_epoch: bool) -> None:
         """As in `MemoryTable.follow`; no step is forgotten, as rows in the tier may be far behind."""
         if self.replay is not None:
-            self.replay.steps.take(step, learning_rate, ends_chapter)
+            self.replay.steps.take(step, learning_rate, ends_replay_epoch)
 
     def _take_away(self, ids: Int64) -> int:
         once = np.unique(ids)

@@ -25,8 +25,8 @@ class MasterOptions:
         concurrent_evaluation: Whether training continues during an evaluation. Must be False where a worker computes
             with the very model whose variables the master changes.
         checkpoint_every: Versions between the checkpoints that hooks write; 0: none within epochs. Each of them ends a
-            chapter of tables with `lazy=False` (`Commit.ends_chapter`), and so does each epoch, whether or not a
-            checkpoint can be written: a resumed job gets the same bits as an uninterrupted one.
+            replay epoch of tables with `lazy=False` (`Commit.ends_replay_epoch`), and so does each epoch, whether or
+            not a checkpoint can be written: a resumed job gets the same bits as an uninterrupted one.
         uneven: Whether a micro-batch holds as many records as its push says, rather than as the schedule says: for
             streams that are read by a worker in this process.
     """

@@ -31,7 +31,7 @@ ROWS, DIM, BATCH = workloads.ROWS, workloads.DIM, workloads.BATCH
 _SMALL = 4096
 _ROUNDS = 9
 _TURN = 24  # commits after which a batch comes again
-_CHAPTERS = 1, 4, 24  # that have ended by then
+_REPLAY_EPOCHS = 1, 4, 24  # that have ended by then
 _OPTIMIZERS: dict[str, dict[str, float]] = {
     "adam": {},
     "adamw": {"weight_decay": 0.01},
@@ -45,7 +45,7 @@ def main() -> None:
     keep_freed_memory()
     rows = [row for name, settings in _OPTIMIZERS.items() for row in _vs_lazy(name, settings, BATCH)]
     rows += [*_vs_lazy("adam", {}, _SMALL), _vs_keras()]
-    rows += [row for chapters in _CHAPTERS for row in _with_chapters(chapters)]
+    rows += [row for replay_epochs in _REPLAY_EPOCHS for row in _with_replay_epochs(replay_epochs)]
     title = f"Rows that follow every step: {ROWS:,} rows x {DIM}, {workloads.THREADS} threads"
     publish("catch_up", title, rows)
 
@@ -62,11 +62,12 @@ def _vs_lazy(name: str, settings: dict[str, float], batch: int) -> list[Row]:
         return [*rows, compare(f"lookup, lazy=False vs. lazy: {told}", "ids/s", figures["ours"], figures["lazy"])]
 
 
-def _with_chapters(chapters: int) -> list[Row]:
+def _with_replay_epochs(replay_epochs: int) -> list[Row]:
     """Rows that have missed up to this many replay epochs, compared with rows that have missed steps of one."""
-    told = f"adam, {BATCH:,} different ids, behind by up to {chapters} replay epoch{'s' if chapters > 1 else ''}"
+    plural = "s" if replay_epochs > 1 else ""
+    told = f"adam, {BATCH:,} different ids, behind by up to {replay_epochs} replay epoch{plural}"
     optimizer = OptimizerSpec.of("adam", lazy=False, learning_rate=1e-3)
-    every = _TURN // chapters
+    every = _TURN // replay_epochs
     with _filled(optimizer) as one, _filled(optimizer) as many:
         updates = {"ours": _updates(many, BATCH, every), "reference": _updates(one, BATCH)}
         for _ in range(_TURN):
@@ -116,15 +117,15 @@ def _turns(batch: int) -> tuple[Iterator[npt.NDArray[np.int64]], Iterator[npt.ND
     return cycle(ids), cycle([random.standard_normal((batch, DIM), np.float32) for _ in range(4)])
 
 
-def _updates(store: MemoryStore, batch: int, chapter: int = 0) -> Callable[[], object]:
-    """Commits; `chapter`: how many of them make one, 0: none ends."""
+def _updates(store: MemoryStore, batch: int, replay_epoch: int = 0) -> Callable[[], object]:
+    """Commits; `replay_epoch`: how many of them make one, 0: none ends."""
     turns, gradients = _turns(batch)
 
     def work() -> None:
         version = store.version()
-        ends = chapter > 0 and version % chapter == 0
+        ends = replay_epoch > 0 and version % replay_epoch == 0
         update = TableUpdate(next(turns), next(gradients))
-        store.commit(Commit(version + 1, {"t": update}, version, {}, ends_chapter=ends))
+        store.commit(Commit(version + 1, {"t": update}, version, {}, ends_replay_epoch=ends))
 
     return work
 

@@ -185,7 +185,13 @@ class UnfinishedCommit:
 
 
 def _digest(commit: Commit) -> bytes:
-    fields = (commit.version, commit.step, sorted(commit.learning_rates.items()), commit.ends_chapter, commit.frozen)
+    fields = (
+        commit.version,
+        commit.step,
+        sorted(commit.learning_rates.items()),
+        commit.ends_replay_epoch,
+        commit.frozen,
+    )
     digest = hashlib.blake2b(repr(fields).encode())
     for name, update in commit.updates.items():
         digest.update(f"{name} {update.gradients.shape}".encode())

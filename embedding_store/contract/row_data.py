@@ -77,7 +77,8 @@ class Commit:
         learning_rates: Table name -> learning rate of this step; without one: of the table's own optimizer spec.
         record: What else belongs to this version (dense variables, progress of the job), for a store that keeps
             records (`EmbeddingStore.keeps_records`): it becomes readable when the version does.
-        ends_chapter: Whether rows with `lazy=False` count as caught up at this version, as from a checkpoint of it.
+        ends_replay_epoch: Whether rows with `lazy=False` count as caught up at this version, as from a checkpoint of
+            it.
         frozen: Tables that take no step: their rows and slots stay, with `lazy=False` too, and none is evicted.
         time: Seconds since 1970 (UTC), for tables whose rows go with time (`EvictionSpec.ttl`). It is decided once,
             by who makes the commit, and kept with it. None: by the store that is committed to.
@@ -90,7 +91,7 @@ class Commit:
     step: int
     learning_rates: Mapping[str, float]
     record: bytes | None = None
-    ends_chapter: bool = False
+    ends_replay_epoch: bool = False
     frozen: tuple[str, ...] = ()
     time: float | None = None
     cuts: Mapping[str, EvictionCut] = field(default_factory=dict)

@@ -24,7 +24,7 @@ from elastable.embedding_store.optimizers.dense_replay.table_steps import TableS
 __all__ = ["DenseReplay", "dense_replay"]
 
 _FEWEST = 64  # rows that are looked at with a step
-_CHAPTERS = 64  # that rows may be behind; as each of them takes time
+_REPLAY_EPOCHS = 64  # that rows may be behind; as each of them takes time
 _MOST_DECAY = 1e15  # in logarithms: beyond it another step would be lost in rounding
 
 
@@ -106,7 +106,8 @@ class ReplayedRows(TableRows):
         self._inner.write(positions, weights, stamped(slots, self._steps.now))
 
     def bring(self, positions: Int64, step: int) -> None:
-        """Writes the rows at positions int64 `[n]` as of a step where a chapter ends, so that no later bit changes."""
+        """Writes the rows at positions int64 `[n]` as of a step where a replay epoch ends, so that no later bit
+        changes."""
         weights, slots = self.as_of(step).block(positions)
         self._inner.write(positions, weights, stamped(slots, step))
 
@@ -130,8 +131,8 @@ class DenseReplay:
     """The steps of one table, and a sweep over its rows that keeps them few.
 
     The sweep walks over the table once half of the steps that it may remember have gathered, and is through before the
-    others; so it does where many chapters have gathered. Rows are brought to the end of a chapter, to which they would
-    be brought later anyway: when a row is met, and whether it is, changes no bit.
+    others; so it does where many replay epochs have gathered. Rows are brought to the end of a replay epoch, to which
+    they would be brought later anyway: when a row is met, and whether it is, changes no bit.
 
     With weight decay, rows that were never updated decay as well, all by one factor: `TableState.untouched_decay`.
 
@@ -141,7 +142,7 @@ class DenseReplay:
 
     def __init__(self, steps: TableSteps) -> None:
         self.steps = steps
-        self._begun: int | None = None  # the chapter that the sweep brings rows to
+        self._begun: int | None = None  # the replay epoch that the sweep brings rows to
         self._cursor = self._within = 0
 
     def rows(self, make_rows: MakeRows) -> MakeRows:
@@ -160,7 +161,7 @@ class DenseReplay:
         versions: TableVersions,
         into_memory: Callable[[Int64], None] | None = None,
     ) -> None:
-        """Brings a few rows of the table to a newer chapter; is called once for each step.
+        """Brings a few rows of the table to a newer replay epoch; is called once for each step.
 
         `into_memory`: brings rows at positions int64 `[n]` to where they can be changed; None: they lie there.
 
@@ -170,9 +171,9 @@ class DenseReplay:
         steps = self.steps
         if self._begun is None:
             gathered = steps.now - steps.first
-            if steps.chapters == 1 or (2 * gathered < steps.most and steps.chapters <= _CHAPTERS):
+            if steps.replay_epochs == 1 or (2 * gathered < steps.most and steps.replay_epochs <= _REPLAY_EPOCHS):
                 return
-            self._begun, self._cursor = steps.chapter, 0
+            self._begun, self._cursor = steps.replay_epoch, 0
             self._within = max(1, min(steps.most // 4, gathered // 2))
         ids, positions, cursor = directory.scan(self._cursor, max(_FEWEST, directory.count // self._within + 1))
         if not len(ids):

@@ -535,7 +535,7 @@ class MemoryStore(BaseStore):
             raise
         self._unlogged = None
         self._commit_logged(commit)
-        self._begin_base(self._history, commit.ends_chapter)
+        self._begin_base(self._history, commit.ends_replay_epoch)
         return True
 
     def _log_behind(self, commit: Commit, lock: ExitStack) -> Future[None]:
@@ -569,9 +569,9 @@ class MemoryStore(BaseStore):
                 self._history, f"version {self._unlogged[0].version} could not be logged and was taken back"
             )
 
-    def _begin_base(self, history: ChangeLog, ends_chapter: bool) -> None:
-        # A base brings the rows of `lazy=False` tables up to date, which changes no bit only where a chapter ends.
-        if history.wants_base and (ends_chapter or all(table.replay is None for table in self._tables.values())):
+    def _begin_base(self, history: ChangeLog, ends_replay_epoch: bool) -> None:
+        # A base brings the rows of `lazy=False` tables up to date, which changes no bit only where a replay epoch ends.
+        if history.wants_base and (ends_replay_epoch or all(table.replay is None for table in self._tables.values())):
             lease = self._pins.take(self._version, None, _BASE_LEASE_S)
             self._base_of = lease, self._changes
             history.begin_base(self._pin_of(lease), [table.spec for table in self._tables.values()], self._record)

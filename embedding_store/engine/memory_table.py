@@ -237,21 +237,21 @@ class MemoryTable(TableReader):
         else:
             self.rows.write(batch.positions, staged.block.weights[start:stop], staged.block.slots[start:stop])
 
-    def follow(self, step: int, learning_rate: float, ends_chapter: bool) -> None:
+    def follow(self, step: int, learning_rate: float, ends_replay_epoch: bool) -> None:
         """Counts a step, for the rows that it did not update: one for every commit, whether it names the table or not.
 
         Args:
-            step, ends_chapter: As of `Commit`.
+            step, ends_replay_epoch: As of `Commit`.
             learning_rate: Of the step.
         """
         if self.replay is not None:
-            self.replay.steps.take(step, learning_rate, ends_chapter)
+            self.replay.steps.take(step, learning_rate, ends_replay_epoch)
             self._sweep(self.replay)
 
-    def stay(self, ends_chapter: bool) -> None:
+    def stay(self, ends_replay_epoch: bool) -> None:
         """Counts no step: the table is frozen in this commit."""
-        if self.replay is not None and ends_chapter:
-            self.replay.steps.end_chapter()
+        if self.replay is not None and ends_replay_epoch:
+            self.replay.steps.end_replay_epoch()
 
     def make_ready_to_follow(self) -> None:
         """Does what can fail about `follow`; no bit of what is read changes.
@@ -397,11 +397,11 @@ class MemoryTable(TableReader):
         self.members.count(require_ids(self.spec, images.counted), 0)
         self.members.put(positions, images.touches)
 
-    def replay_step(self, step: int, rate: float, ends_chapter: bool) -> None:
+    def replay_step(self, step: int, rate: float, ends_replay_epoch: bool) -> None:
         """Counts a step again, as `follow` did."""
         if self.replay is not None:
             self.replay.steps.prepare(step, rate)
-            self.follow(step, rate, ends_chapter)
+            self.follow(step, rate, ends_replay_epoch)
 
     def replay_eviction(self, version: int, removed: Int64 | None, time: float | None = None) -> None:
         """Takes the rows away that `evict` took at this version: `removed` int64 `[n]`; None: none.

@@ -54,9 +54,9 @@ class StagedCommit:
         pool.share(span, total, _PIECE if pool.threads > 1 else max(1, total))
         for name, table in self.tables.items():
             if name in commit.frozen:
-                table.stay(commit.ends_chapter)
+                table.stay(commit.ends_replay_epoch)
                 continue
-            table.follow(commit.step, _rate(table, commit), commit.ends_chapter)
+            table.follow(commit.step, _rate(table, commit), commit.ends_replay_epoch)
             table.evict(commit.version, self.time, commit.cuts.get(name))
 
     def images(self, pool: RangePool) -> CommitImages:
@@ -73,7 +73,9 @@ class StagedCommit:
                 images.append(table.images(update.batch, update.sighted, pool))
             elif table.evicted_now:
                 images.append(table.images(None, None, pool))
-        return CommitImages(commit.step, images, rates, commit.frozen, commit.ends_chapter, commit.record, self.time)
+        return CommitImages(
+            commit.step, images, rates, commit.frozen, commit.ends_replay_epoch, commit.record, self.time
+        )
 
 
 def stage_commit(

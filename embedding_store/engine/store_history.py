@@ -91,9 +91,9 @@ class ReplayedTables:
         for name, table in self.tables.items():
             frozen = name in commit.frozen
             if frozen:
-                table.stay(commit.ends_chapter)
+                table.stay(commit.ends_replay_epoch)
             elif name in commit.rates:
-                table.replay_step(commit.step, commit.rates[name], commit.ends_chapter)
+                table.replay_step(commit.step, commit.rates[name], commit.ends_replay_epoch)
             elif table.replay is not None:
                 raise BadInput(f"table {name!r}: version {version} has no learning rate for it")
             if name in images:

@@ -68,7 +68,7 @@ class TableImages:
 
 @dataclass(frozen=True, slots=True)
 class CommitImages:
-    """A commit, by what it has made of rows. `step`, `frozen`, `ends_chapter` and `record` are those of `Commit`.
+    """A commit, by what it has made of rows. `step`, `frozen`, `ends_replay_epoch` and `record` are those of `Commit`.
 
     Attributes:
         tables: Of every table of which a row, or a count, has changed.
@@ -80,7 +80,7 @@ class CommitImages:
     tables: Sequence[TableImages]
     rates: Mapping[str, float] = field(default_factory=dict)
     frozen: tuple[str, ...] = ()
-    ends_chapter: bool = False
+    ends_replay_epoch: bool = False
     record: bytes | None = None
     time: float | None = None
 
@@ -191,7 +191,7 @@ def _encode_commit(commit: CommitImages) -> list[Buffer]:
         "tables": [[images.table, images.touches is not None, images.rows] for images in commit.tables],
         "rates": dict(commit.rates),
         "frozen": list(commit.frozen),
-        "ends_chapter": commit.ends_chapter,
+        "ends_replay_epoch": commit.ends_replay_epoch,
         "record": commit.record is not None,
         **({} if commit.time is None else {"time": commit.time}),
     }
@@ -233,13 +233,13 @@ def _decoded(payload: Payload) -> Change:
 
 def _decoded_commit(fields: Mapping[str, object], arrays: Iterator[object]) -> CommitImages:
     step, tables, rates, frozen = fields["step"], fields["tables"], fields["rates"], fields["frozen"]
-    ends_chapter, has_record, time = fields["ends_chapter"], fields["record"], fields.get("time")
+    ends_replay_epoch, has_record, time = fields["ends_replay_epoch"], fields["record"], fields.get("time")
     if not (
         isinstance(step, int)
         and isinstance(tables, list)
         and isinstance(rates, dict)
         and isinstance(frozen, list)
-        and isinstance(ends_chapter, bool)
+        and isinstance(ends_replay_epoch, bool)
         and isinstance(has_record, bool)
     ):
         raise TypeError("a field of the commit has another type")
@@ -254,7 +254,13 @@ def _decoded_commit(fields: Mapping[str, object], arrays: Iterator[object]) -> C
     record = _bytes(next(arrays)).tobytes() if has_record else None
     told = {_text(table): float(rate) for table, rate in rates.items()}
     return CommitImages(
-        step, images, told, tuple(map(_text, frozen)), ends_chapter, record, None if time is None else _number(time)
+        step,
+        images,
+        told,
+        tuple(map(_text, frozen)),
+        ends_replay_epoch,
+        record,
+        None if time is None else _number(time),
     )
 
 

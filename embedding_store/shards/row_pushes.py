@@ -137,7 +137,7 @@ class PushedCommit:
     learning_rates: Mapping[str, float]
     clips: Mapping[str, TableClip] = field(default_factory=dict)
     record: bytes | None = None
-    ends_chapter: bool = False
+    ends_replay_epoch: bool = False
     dropped: bool = False
     time: float | None = None
     cuts: Mapping[str, EvictionCut] = field(default_factory=dict)

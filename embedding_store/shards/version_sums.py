@@ -191,7 +191,7 @@ def _commit_of(pushed: PushedCommit, updates: Mapping[str, TableUpdate]) -> Comm
         pushed.step,
         pushed.learning_rates,
         pushed.record,
-        pushed.ends_chapter,
+        pushed.ends_replay_epoch,
         pushed.sums.frozen,
         pushed.time,
         pushed.cuts,

@@ -969,7 +969,7 @@ class CommitHeader(_message.Message):
     LEARNING_RATES_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     STAGE_FIELD_NUMBER: _builtins.int
-    ENDS_CHAPTER_FIELD_NUMBER: _builtins.int
+    ENDS_REPLAY_EPOCH_FIELD_NUMBER: _builtins.int
     FROZEN_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
     version: _builtins.int
@@ -983,7 +983,7 @@ class CommitHeader(_message.Message):
     """Does what can fail and changes no row: CommitStaged, with the same token,
     does the rest.  A server holds one staged commit, the last one.
     """
-    ends_chapter: _builtins.bool
+    ends_replay_epoch: _builtins.bool
     """Rows of tables whose rows follow every step count as caught up at this
     version: with a checkpoint of it, whether or not one is written.
     """
@@ -1010,13 +1010,13 @@ class CommitHeader(_message.Message):
         learning_rates: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         token: _builtins.bytes = ...,
         stage: _builtins.bool = ...,
-        ends_chapter: _builtins.bool = ...,
+        ends_replay_epoch: _builtins.bool = ...,
         frozen: _abc.Iterable[_builtins.str] | None = ...,
         time: _builtins.float | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_time", b"_time", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time", b"_time", "ends_chapter", b"ends_chapter", "frozen", b"frozen", "learning_rates", b"learning_rates", "stage", b"stage", "step", b"step", "time", b"time", "token", b"token", "updates", b"updates", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time", b"_time", "ends_replay_epoch", b"ends_replay_epoch", "frozen", b"frozen", "learning_rates", b"learning_rates", "stage", b"stage", "step", b"step", "time", b"time", "token", b"token", "updates", b"updates", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__time: _TypeAlias = _typing.Literal["time"]  # noqa: Y015
     _WhichOneofArgType__time: _TypeAlias = _typing.Literal["_time", b"_time"]  # noqa: Y015
@@ -2328,7 +2328,7 @@ class CommitPushedHeader(_message.Message):
     SUMS_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     LEARNING_RATES_FIELD_NUMBER: _builtins.int
-    ENDS_CHAPTER_FIELD_NUMBER: _builtins.int
+    ENDS_REPLAY_EPOCH_FIELD_NUMBER: _builtins.int
     CLIPS_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
     RECORD_BYTES_FIELD_NUMBER: _builtins.int
@@ -2336,7 +2336,7 @@ class CommitPushedHeader(_message.Message):
     TIME_FIELD_NUMBER: _builtins.int
     CUTS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
-    ends_chapter: _builtins.bool
+    ends_replay_epoch: _builtins.bool
     dropped: _builtins.bool
     """the gradient overflowed: rows stay as they are"""
     record_bytes: _builtins.int
@@ -2357,7 +2357,7 @@ class CommitPushedHeader(_message.Message):
         sums: Global___RowSums | None = ...,
         step: _builtins.int = ...,
         learning_rates: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
-        ends_chapter: _builtins.bool = ...,
+        ends_replay_epoch: _builtins.bool = ...,
         clips: _abc.Mapping[_builtins.str, Global___TableClip] | None = ...,
         dropped: _builtins.bool = ...,
         record_bytes: _builtins.int = ...,
@@ -2367,7 +2367,7 @@ class CommitPushedHeader(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_time", b"_time", "sums", b"sums", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time", b"_time", "clips", b"clips", "cuts", b"cuts", "dropped", b"dropped", "ends_chapter", b"ends_chapter", "has_record", b"has_record", "learning_rates", b"learning_rates", "record_bytes", b"record_bytes", "step", b"step", "sums", b"sums", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time", b"_time", "clips", b"clips", "cuts", b"cuts", "dropped", b"dropped", "ends_replay_epoch", b"ends_replay_epoch", "has_record", b"has_record", "learning_rates", b"learning_rates", "record_bytes", b"record_bytes", "step", b"step", "sums", b"sums", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__time: _TypeAlias = _typing.Literal["time"]  # noqa: Y015
     _WhichOneofArgType__time: _TypeAlias = _typing.Literal["_time", b"_time"]  # noqa: Y015

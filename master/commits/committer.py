@@ -34,7 +34,7 @@ class Committer:
         job: Its `average` says how pushes are summed (see `elastable.master.commits.accumulate`),
             its `staleness_modulation` how late ones are scaled.
         deadline_s: How long a failing commit is tried again.
-        ends_chapter: Of a version: as of `Commit`.
+        ends_replay_epoch: Of a version: as of `Commit`.
         phases: Where the phases "sum", "dense" and "rows" are timed; None: nobody wants to know.
         clock: Seconds since 1970, asked once for every version: `Commit.time`.
         ahead: Whether `commit` may return while the store still logs the version; `settle` then waits for that.
@@ -47,7 +47,7 @@ class Committer:
         dense: DensePart,
         job: JobSpec,
         deadline_s: float,
-        ends_chapter: Callable[[int], bool] = lambda version: False,
+        ends_replay_epoch: Callable[[int], bool] = lambda version: False,
         phases: Durations | None = None,
         clock: Callable[[], float] = time.time,
         ahead: bool = False,
@@ -64,7 +64,7 @@ class Committer:
         self._slows_stale = job.staleness_modulation == "inverse"
         self._job = job_as_json(job)
         self._deadline_s = deadline_s
-        self._ends_chapter = ends_chapter
+        self._ends_replay_epoch = ends_replay_epoch
         self._phases = phases or Durations()
         self._clock = clock
         self._logging, self._before = LOGGED, dict[str, Tensor]()
@@ -116,7 +116,7 @@ class Committer:
         rates = {table: _times(rate, share) for table, rate in _rates(self._tables(rows), steps).items()}
         number = next((step.number for step in steps if step.tables != ()), steps[0].number)
         number = version - 1 if number is None else number
-        step = RowStep(version, number, rates, self._ends_chapter(version), self._clock())
+        step = RowStep(version, number, rates, self._ends_replay_epoch(version), self._clock())
         if self._store.keeps_records:
             self._commit_with_record(rows, step, gradient, share, progress(gradient))
         else:

@@ -40,7 +40,7 @@ class RowStep:
     version: int
     step: int
     rates: Mapping[str, float]
-    ends_chapter: bool = False
+    ends_replay_epoch: bool = False
     time: float | None = None
     record: bytes | None = None
 
@@ -117,7 +117,14 @@ class RowGradients:
             StoreBroken: the store is at an earlier version than was committed to it.
         """
         commit = PushedCommit(
-            self._sums, step.step, step.rates, self._clips, step.record, step.ends_chapter, self._dropped, step.time
+            self._sums,
+            step.step,
+            step.rates,
+            self._clips,
+            step.record,
+            step.ends_replay_epoch,
+            self._dropped,
+            step.time,
         )
 
         def attempt() -> Committed:

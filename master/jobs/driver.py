@@ -135,7 +135,7 @@ class Driver:
             dense,
             state.schedule.job,
             options.commit_deadline_s,
-            self._ends_chapter,
+            self._ends_replay_epoch,
             measures.phases,
             ahead=ahead,
         )
@@ -145,7 +145,7 @@ class Driver:
         self._hooks = Hooks()
         self._evaluations = Evaluations(state, waits, store, metrics, options, self._next_work)
 
-    def _ends_chapter(self, version: int) -> bool:
+    def _ends_replay_epoch(self, version: int) -> bool:
         return self._state.schedule.ends_epoch(version) or is_due(version, self._options.checkpoint_every)
 
     def run(self, hooks: Hooks) -> None:

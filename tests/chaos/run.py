@@ -90,7 +90,7 @@ def run_undisturbed(shape: Shape, home: Path, evaluate_every: int, limit_s: floa
 
 def _undisturbed(shape: Shape, seed: int) -> Schedule:
     return Schedule(
-        _CALM, seed, shape, 1, checkpoint_every=shape.chapter, evaluate_every=1, transport="grpc", faults=()
+        _CALM, seed, shape, 1, checkpoint_every=shape.replay_epoch, evaluate_every=1, transport="grpc", faults=()
     )
 
 

@@ -159,7 +159,7 @@ def _forgets_a_shard(role: str) -> None:
     MemoryStore.recover = recover  # type: ignore[method-assign]
 
 
-def _forgets_a_chapter(role: str) -> None:
+def _forgets_a_replay_epoch(role: str) -> None:
     """A master that takes over and rounds rows where it saves them, and no more where the schedule says so."""
     if role != "master" or os.environ["CHAOS_LIFE"] == "1":
         return
@@ -168,7 +168,7 @@ def _forgets_a_chapter(role: str) -> None:
     def never_ending(plain: Callable[Concatenate[Committer, P], None]) -> Callable[Concatenate[Committer, P], None]:
         def begin(self: Committer, /, *arguments: P.args, **named: P.kwargs) -> None:
             plain(self, *arguments, **named)
-            self._ends_chapter = lambda version: False
+            self._ends_replay_epoch = lambda version: False
 
         return begin
 
@@ -187,7 +187,7 @@ def _keeps_nobody_out(role: str) -> None:
 
 SABOTAGES: dict[str, Callable[[str], None]] = {
     "counts-twice": _counts_twice,
-    "forgets-a-chapter": _forgets_a_chapter,
+    "forgets-a-replay epoch": _forgets_a_replay_epoch,
     "forgets-a-shard": _forgets_a_shard,
     "forgets-an-entry": _forgets_an_entry,
     "forgets-slots": _forgets_slots,
@@ -201,13 +201,13 @@ SABOTAGES: dict[str, Callable[[str], None]] = {
 
 def _proof(kind: str, optimizer: str, *faults: Fault) -> Schedule:
     lazy = kind != "every"
-    shape = Shape("light", optimizer, 4, lazy=lazy, chapter=0 if lazy else 2)
+    shape = Shape("light", optimizer, 4, lazy=lazy, replay_epoch=0 if lazy else 2)
     return Schedule(kind, 0, shape, 2, 2, 3, "grpc", faults, store=store_of(kind, 0))
 
 
 PROOFS: dict[str, Schedule] = {
     "counts-twice": _proof("memory", "sgd"),
-    "forgets-a-chapter": _proof("every", "adam", Fault("version", 9, "kill", "master", 0.1)),
+    "forgets-a-replay epoch": _proof("every", "adam", Fault("version", 9, "kill", "master", 0.1)),
     "forgets-a-shard": _proof("shards", "adam", Fault("half", 10, "kill", "master", 0.1)),
     "forgets-an-entry": _proof("redis", "adam", Fault("version", 9, "kill", "master", 0.1)),
     "forgets-slots": _proof("memory", "adam", Fault("version", 9, "kill", "master", 0.1)),

@@ -37,7 +37,7 @@ class Shape:
         grads_to_wait: Micro-batches of a version.
         epochs: Passes over the records.
         lazy: Whether a step moves the rows alone that its batch touches.
-        chapter: Versions between the rounding of rows that follow every step: those between checkpoints.
+        replay epoch: Versions between the rounding of rows that follow every step: those between checkpoints.
         mode: As of `elastable master`; asynchronous jobs never repeat exactly, and keep the count of trainings alone.
     """
 
@@ -46,7 +46,7 @@ class Shape:
     grads_to_wait: int
     epochs: int = 2
     lazy: bool = True
-    chapter: int = 0
+    replay_epoch: int = 0
     mode: str = "sync"
 
     @property
@@ -167,7 +167,7 @@ def schedule_of(kind: str, seed: int, model: str | None = None, faults: int | No
         store=store,
         pause_s=_PAUSE_S if kind == "sentinel" else 0.0,
     )
-    return made if lazy else replace(made, shape=replace(shape, chapter=made.checkpoint_every))
+    return made if lazy else replace(made, shape=replace(shape, replay_epoch=made.checkpoint_every))
 
 
 def _faults(chance: random.Random, store: str, shape: Shape) -> list[Fault]:

@@ -87,7 +87,7 @@ DEAREST = (
     "tests/embedding_store/optimizers/test_fused_kernels.py",
     "tests/elastable/jobs/resuming/test_partial_loss.py",
     "tests/test_architecture.py",
-    "tests/embedding_store/engine/test_chapters.py",
+    "tests/embedding_store/engine/test_replay_epochs.py",
     "tests/elastable/in_process/test_table_dtypes.py",
     "tests/elastable/commands/test_kg.py",
     "tests/embedding_store/native/test_kernel_cache.py",

@@ -61,7 +61,7 @@ def in_redis(home: Path) -> Arrays:
 
 
 def every_row(home: Path) -> Arrays:
-    """`lazy=False`, and checkpoints, which end chapters of steps."""
+    """`lazy=False`, and checkpoints, which end replay epochs of steps."""
     return _trained(home, "every-row", "--checkpoint-every", "5")
 
 

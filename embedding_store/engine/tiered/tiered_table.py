@@ -151,9 +151,9 @@ class TieredTable(MemoryTable):
             finally:
                 self.tiered.release()
 
-    def replay_step(self, step: int, rate: float, ends_chapter: bool) -> None:
+    def replay_step(self, step: int, rate: float, ends_replay_epoch: bool) -> None:
         self.make_ready_to_follow()
-        super().replay_step(step, rate, ends_chapter)
+        super().replay_step(step, rate, ends_replay_epoch)
 
     def _sweep(self, replay: DenseReplay) -> None:
         if self.tiered.whole:

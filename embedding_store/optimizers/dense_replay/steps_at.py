@@ -39,12 +39,12 @@ PIECE_BYTES = 1 << 19
 
 
 class StepsAt:
-    """Brings rows to one step of a chapter. Good until the table takes, forgets or restores steps.
+    """Brings rows to one step of a replay epoch. Good until the table takes, forgets or restores steps.
 
     Attributes:
         step: The step that rows are brought to.
         kept: What decay has made of rows that were never updated: their initial values are multiplied by it.
-        first: The step at which the chapter begins.
+        first: The step at which the replay epoch begins.
         coefficients, known: As of `elastable.embedding_store.optimizers.dense_replay.replay_kernels`.
         cubic: Whether one polynomial of degree 3, of a divisor's root, stands for all steps missed.
     """
@@ -66,7 +66,8 @@ class StepsAt:
             form, degree, first, step, kept: See the class, and `Segments`.
             room: `coefficients` and `known`, at least a row for each step and one; they hold anything.
             fill: Writes those of the rows of coefficients that it is given which are missing.
-            before: The ends of the chapters before this one, the oldest first: each ends where the next one begins.
+            before: The ends of the replay epochs before this one, the oldest first: each ends where the next one
+                begins.
         """
         self.step, self.kept, self.first = step, np.float32(kept), first
         self.coefficients, self.known = room
@@ -101,7 +102,8 @@ class StepsAt:
         stamp_rows(slots.view(np.int32), positions, self.step if stamp is None else stamp)
 
     def reach(self, weights: Float32, places: Int64, slots: Float32, positions: Int64) -> tuple[int, Int64]:
-        """Brings rows of older chapters to the step at which this one begins, in place; arguments as of `catch_up`.
+        """Brings rows of older replay epochs to the step at which this one begins, in place; arguments as of
+        `catch_up`.
 
         Returns:
             How many rows are behind all the same, and the row of the
@@ -109,7 +111,7 @@ class StepsAt:
         """
         behind, which, older = self._learn(slots, positions)
         if older:
-            self._end_chapters(weights, places, slots, positions)
+            self._end_replay_epochs(weights, places, slots, positions)
             behind, which, _ = self._learn(slots, positions)
         return behind, which
 
@@ -142,7 +144,7 @@ class StepsAt:
             self._read_older(weights, slots, positions, out)
 
     def _read_older(self, weights: Float32, slots: Float32, positions: Int64, out: Float32) -> None:
-        """As `read`, of the rows of older chapters alone."""
+        """As `read`, of the rows of older replay epochs alone."""
         older = np.flatnonzero(self._is_older(_stamps(slots, positions)))
         rows = _rows_of_a_piece(weights, slots)
         for start in range(0, len(older), rows):
@@ -152,12 +154,13 @@ class StepsAt:
             their_slots = np.empty((len(some), slots.shape[1]), np.float32)
             gather(weights, here, copies, stream=False)
             gather(slots, here, their_slots, stream=False)
-            self._end_chapters(copies, order, their_slots, order)
+            self._end_replay_epochs(copies, order, their_slots, order)
             self.read(copies, their_slots, order, found := np.empty_like(copies))
             scatter_rows(found, some, out)
 
-    def _end_chapters(self, weights: Float32, places: Int64, slots: Float32, positions: Int64) -> None:
-        """Brings rows of older chapters to the end of each of them in turn, in place; arguments as of `catch_up`."""
+    def _end_replay_epochs(self, weights: Float32, places: Int64, slots: Float32, positions: Int64) -> None:
+        """Brings rows of older replay epochs to the end of each of them in turn, in place; arguments as of
+        `catch_up`."""
         stamps = _stamps(slots, positions)
         older = np.flatnonzero(self._is_older(stamps))
         stamps = stamps[older]
@@ -171,7 +174,7 @@ class StepsAt:
         return older
 
     def _learn(self, slots: Float32, positions: Int64) -> tuple[int, Int64, int]:
-        """As `reach` returns it, and how many rows of older chapters there are, which count as caught up."""
+        """As `reach` returns it, and how many rows of older replay epochs there are, which count as caught up."""
         which = np.empty(len(positions), np.int64)
         behind, missing, older = rows_behind(slots.view(np.int32), positions, self.known, self.first, self.step, which)
         if missing:

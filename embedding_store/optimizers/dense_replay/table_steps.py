@@ -18,25 +18,25 @@ from elastable.embedding_store.optimizers.dense_replay.dense_form import DenseFo
 from elastable.embedding_store.optimizers.dense_replay.replay_kernels import OF_STEPS, missing_rows
 from elastable.embedding_store.optimizers.dense_replay.steps_at import StepsAt
 
-__all__ = ["Chapter", "TableSteps", "Terms", "segments_of"]
+__all__ = ["ReplayEpoch", "TableSteps", "Terms", "segments_of"]
 
 _MOST = 1 << 17  # steps that are remembered: with coefficients, sums and rates some MiB
 _MOST_BYTES = 1 << 26  # of coefficients, where a step takes many
-_CHAPTERS = 4  # that as many steps make, where nothing else ends one
-_HEAD = 3  # numbers before the steps of a saved chapter
+_REPLAY_EPOCHS = 4  # that as many steps make, where nothing else ends one
+_HEAD = 3  # numbers before the steps of a saved replay epoch
 
 
 class TableSteps:
-    """Counts the steps of a table from 1, and remembers what they were, in chapters.
+    """Counts the steps of a table from 1, and remembers what they were, in replay epochs.
 
-    A row that is behind is brought to the end of each chapter in turn, rounded
+    A row that is behind is brought to the end of each replay epoch in turn, rounded
     to float32 there, and from the last end to the present: as if it had been
-    written to a checkpoint and restored whenever a chapter ended. A chapter ends
+    written to a checkpoint and restored whenever a replay epoch ended. A replay epoch ends
     where a commit says so, and by itself after a quarter of `most` steps.
 
     Rows may be read and caught up by many threads at once, with what `at`
     gives; whatever counts, forgets or restores steps is done by one alone.
-    Every number is a function of the steps taken and of where chapters ended,
+    Every number is a function of the steps taken and of where replay epochs ended,
     and of nothing else, such as who read what when.
 
     Attributes:
@@ -52,29 +52,29 @@ class TableSteps:
         self.most = most or max(1 << 12, min(_MOST, _MOST_BYTES // (4 * self._terms.columns)))
         self._lock = threading.Lock()
         self._past: dict[int, StepsAt] = {}
-        self._chapters: list[Chapter] = []
+        self._replay_epochs: list[ReplayEpoch] = []
         self._ends: tuple[StepsAt, ...] = ()
         self.begin_anew()
 
     @property
     def first(self) -> int:
         """The oldest step that is remembered."""
-        return self._chapters[0].first
+        return self._replay_epochs[0].first
 
     @property
     def now(self) -> int:
         """The steps taken: a row is caught up when it is caught up to this one."""
-        return self._chapters[-1].now
+        return self._replay_epochs[-1].now
 
     @property
-    def chapter(self) -> int:
-        """The step at which the newest chapter begins."""
-        return self._chapters[-1].first
+    def replay_epoch(self) -> int:
+        """The step at which the newest replay epoch begins."""
+        return self._replay_epochs[-1].first
 
     @property
-    def chapters(self) -> int:
+    def replay_epochs(self) -> int:
         """How many are remembered."""
-        return len(self._chapters)
+        return len(self._replay_epochs)
 
     def prepare(self, step: int, rate: float) -> None:
         """Does everything about a step that can fail, and counts none; `take` of the same step cannot fail then.
@@ -93,44 +93,44 @@ class TableSteps:
                 f"table {self._table!r}: with learning rate {rate:g} step {step} moves rows by no finite number, "
                 "and lazy=False has no dense form for that"
             )
-        self._chapters[-1].reserve()
+        self._replay_epochs[-1].reserve()
         if self.form.decay * float(np.float32(rate)) >= 1 or self.form.decay * rate >= 1:
             raise BadInput(
                 f"table {self._table!r}: weight_decay {self.form.decay:g} times learning rate {rate:g} is not below 1, "
                 "and lazy=False has no dense form for that"
             )
 
-    def take(self, step: int, rate: float, ends_chapter: bool = False) -> None:
+    def take(self, step: int, rate: float, ends_replay_epoch: bool = False) -> None:
         """Counts one step, whatever rows it touched.
 
         Args:
             step: Optimizer steps taken before it (Keras' `iterations`).
             rate: Its learning rate.
-            ends_chapter: As of `Commit`.
+            ends_replay_epoch: As of `Commit`.
         """
-        newest = self._chapters[-1]
+        newest = self._replay_epochs[-1]
         with np.errstate(all="ignore"):
             newest.take(step, rate)
-        if ends_chapter or _CHAPTERS * newest.count >= self.most:
-            self._begin_chapter()
+        if ends_replay_epoch or _REPLAY_EPOCHS * newest.count >= self.most:
+            self._begin_replay_epoch()
         self._begin_view()
 
-    def end_chapter(self) -> None:
-        """The present step ends its chapter, and none is taken: the table was frozen since."""
-        if self._chapters[-1].count:
-            self._begin_chapter()
+    def end_replay_epoch(self) -> None:
+        """The present step ends its replay epoch, and none is taken: the table was frozen since."""
+        if self._replay_epochs[-1].count:
+            self._begin_replay_epoch()
             self._begin_view()
 
     def forget(self, before: int) -> None:
-        """Is told that no row is behind step `before`: chapters that end by then are forgotten."""
-        gone = sum(chapter.now <= before for chapter in self._chapters[:-1])
+        """Is told that no row is behind step `before`: replay epochs that end by then are forgotten."""
+        gone = sum(replay_epoch.now <= before for replay_epoch in self._replay_epochs[:-1])
         if gone:
-            self._chapters, self._ends = self._chapters[gone:], self._ends[gone:]
+            self._replay_epochs, self._ends = self._replay_epochs[gone:], self._ends[gone:]
             self._begin_view()
 
     def begin_anew(self) -> None:
         """All rows are forgotten, and all steps with them."""
-        self._chapters, self._ends = [Chapter(self._terms, 1)], ()
+        self._replay_epochs, self._ends = [ReplayEpoch(self._terms, 1)], ()
         self._begin_view()
 
     def at(self, step: int | None = None) -> StepsAt:
@@ -141,56 +141,59 @@ class TableSteps:
             if step not in self._past:
                 if len(self._past) > 3:
                     self._past.clear()
-                chapter = self._chapter_of(step)
-                self._past[step] = self._chapters[chapter].at(step, self._ends[:chapter])
+                replay_epoch = self._replay_epoch_of(step)
+                self._past[step] = self._replay_epochs[replay_epoch].at(step, self._ends[:replay_epoch])
             return self._past[step]
 
     def untouched(self, step: int | None = None) -> float:
         """The logarithm of the factor by which decay shrank rows that were never updated, until a step (None: now)."""
         wanted = self.now if step is None else step
-        return self._chapters[self._chapter_of(wanted)].untouched(wanted)
+        return self._replay_epochs[self._replay_epoch_of(wanted)].untouched(wanted)
 
     def put_untouched(self, logarithm: float) -> None:
         """As `untouched` gave it."""
-        self._chapters[-1].put_untouched(logarithm)
+        self._replay_epochs[-1].put_untouched(logarithm)
         self._begin_view()
 
     def save(self) -> bytes:
         """All that is remembered."""
-        return np.concatenate([chapter.save() for chapter in self._chapters]).astype("<f8").tobytes()
+        return np.concatenate([replay_epoch.save() for replay_epoch in self._replay_epochs]).astype("<f8").tobytes()
 
     def restore(self, saved: bytes) -> None:
         """As `save` gave it. Raises `StoreFailed` for what it cannot have given."""
         values: Float64 = np.frombuffer(saved, "<f8").astype(np.float64) if len(saved) % 8 == 0 else np.empty(0)
         values = values if np.isfinite(values).all() else values[:0]
-        chapters: list[Chapter] = []
-        while len(values) or not chapters:
+        replay_epochs: list[ReplayEpoch] = []
+        while len(values) or not replay_epochs:
             first, count = (int(value) for value in values[:2]) if len(values) >= _HEAD else (0, 0)
-            expected = chapters[-1].now if chapters else max(first, 1)
+            expected = replay_epochs[-1].now if replay_epochs else max(first, 1)
             if first != expected or count < 0 or len(values) < _HEAD + 3 * count:
                 raise StoreFailed(f"the steps of table {self._table!r} are not what was saved")
-            chapters.append(Chapter(self._terms, first, float(values[2])))
-            chapters[-1].restore(values[_HEAD : _HEAD + 3 * count])
+            replay_epochs.append(ReplayEpoch(self._terms, first, float(values[2])))
+            replay_epochs[-1].restore(values[_HEAD : _HEAD + 3 * count])
             values = values[_HEAD + 3 * count :]
-        for chapter in chapters[:-1]:
-            chapter.end()
-        self._chapters, self._ends = chapters, tuple(chapter.present(()) for chapter in chapters[:-1])
+        for replay_epoch in replay_epochs[:-1]:
+            replay_epoch.end()
+        self._replay_epochs, self._ends = (
+            replay_epochs,
+            tuple(replay_epoch.present(()) for replay_epoch in replay_epochs[:-1]),
+        )
         self._begin_view()
 
-    def _chapter_of(self, step: int) -> int:
-        """The number, among those that are remembered, of the newest chapter that has begun at a step."""
-        return bisect_right(self._chapters, step, key=lambda chapter: chapter.first) - 1
+    def _replay_epoch_of(self, step: int) -> int:
+        """The number, among those that are remembered, of the newest replay epoch that has begun at a step."""
+        return bisect_right(self._replay_epochs, step, key=lambda replay_epoch: replay_epoch.first) - 1
 
-    def _begin_chapter(self) -> None:
-        newest = self._chapters[-1]
+    def _begin_replay_epoch(self) -> None:
+        newest = self._replay_epochs[-1]
         newest.end()
         self._ends = (*self._ends, newest.present(()))
         # What a checkpoint of now keeps of it, and what a table has that was restored from that.
-        self._chapters.append(Chapter(self._terms, newest.now, 0.0 - newest.untouched()))
+        self._replay_epochs.append(ReplayEpoch(self._terms, newest.now, 0.0 - newest.untouched()))
 
     def _begin_view(self) -> None:
         self._past.clear()
-        self._view = self._chapters[-1].present(self._ends)
+        self._view = self._replay_epochs[-1].present(self._ends)
 
 
 # Steps without a gradient between two versions at which every row counts as caught up: what they do to a row
@@ -220,14 +223,15 @@ class Terms:
         self.columns = 1 + len(self.factors) + len(self.segments.starts) * (1 + len(self.ratios))
 
 
-class Chapter:
+class ReplayEpoch:
     """Some steps, one after the other. Views of it may be used by many threads; one alone counts steps.
 
     Attributes:
-        first: The table's step at which the chapter begins: rows that are caught up to it, or a later one, are its own.
+        first: The table's step at which the replay epoch begins: rows that are caught up to it, or a later one, are its
+            own.
         count: Steps since.
         untouched_since: What `untouched` leaves out: the logarithm of what decay has made of any weight since the
-            chapter began, until rows that were never updated had their initial values. Where they had them before
+            replay epoch began, until rows that were never updated had their initial values. Where they had them before
             it began, what decay made of them by then, with its sign turned.
     """
 
@@ -275,12 +279,12 @@ class Chapter:
         """Rows as of the last step, in room that the next such view takes over.
 
         Args:
-            before: The ends of the chapters before this one, the oldest first.
+            before: The ends of the replay epochs before this one, the oldest first.
         """
         return self._view(self.count, self._room, before)
 
     def at(self, step: int, before: tuple[StepsAt, ...]) -> StepsAt:
-        """Rows as of any step of the chapter, in room of their own; `before` as of `present`."""
+        """Rows as of any step of the replay epoch, in room of their own; `before` as of `present`."""
         return self._view(step - self.first, self._new_room(step - self.first), before)
 
     def save(self) -> Float64:
@@ -289,7 +293,7 @@ class Chapter:
         return np.concatenate((head, self._scales[:count], self._gains[:count], self._logs[1 : count + 1]))
 
     def restore(self, steps: Float64) -> None:
-        """Takes the steps that `save` gave, float64 `[3 count]`, to a chapter that has none."""
+        """Takes the steps that `save` gave, float64 `[3 count]`, to a replay epoch that has none."""
         self._scales, self._gains, logs = np.split(steps, 3)
         self.count, self._logs = len(logs), np.append(0.0, logs)
         self._make_room(max(_FEWEST, self.count))

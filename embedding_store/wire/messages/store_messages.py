@@ -74,7 +74,7 @@ def commit_frames(commit: Commit, token: bytes, stage: bool = False) -> Iterator
         step=commit.step,
         token=token,
         stage=stage,
-        ends_chapter=commit.ends_chapter,
+        ends_replay_epoch=commit.ends_replay_epoch,
         frozen=commit.frozen,
         time=commit.time,
     )
@@ -122,7 +122,7 @@ def commit_from_frames(frames: Iterable[bytes]) -> tuple[Commit, bytes, bool]:
         updates,
         header.step,
         rates,
-        ends_chapter=header.ends_chapter,
+        ends_replay_epoch=header.ends_replay_epoch,
         frozen=tuple(header.frozen),
         time=header.time if header.HasField("time") else None,
     )

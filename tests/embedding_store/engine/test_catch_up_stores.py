@@ -147,7 +147,7 @@ def test_a_pinned_version_stays_as_it_was(store: EmbeddingStore, expected: dict[
 
 
 def test_restored_rows_go_on_from_where_they_were(store: EmbeddingStore, expected: dict[int, Float32]) -> None:
-    """Rows count as caught up when they are put, so they are equal to rounding where no chapter ended there."""
+    """Rows count as caught up when they are put, so they are equal to rounding where no replay epoch ended there."""
     with MemoryStore(threads=1) as before:
         before.create_table(table())
         steps(before, 1, 20)

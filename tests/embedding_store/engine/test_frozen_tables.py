@@ -12,7 +12,7 @@ from elastable.embedding_store import Commit, EvictionSpec, MemoryStore, Optimiz
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput
 from tests.embedding_store.engine.test_catch_up_stores import STORES
-from tests.embedding_store.engine.test_chapters import everything, restore
+from tests.embedding_store.engine.test_replay_epochs import everything, restore
 
 DIM, ROWS = 6, 30
 ADAMW = OptimizerSpec.of("adamw", lazy=False, learning_rate=0.01, weight_decay=0.1)
@@ -28,7 +28,7 @@ def update(number: int) -> TableUpdate:
 def step(store: EmbeddingStore, version: int, iterations: int, frozen: bool, ends: bool = False) -> None:
     updates = {} if frozen else {"t": update(version)}
     rates = {"t": 0.01 + 0.005 * float(np.sin(iterations))}
-    store.commit(Commit(version, updates, iterations, rates, ends_chapter=ends, frozen=("t",) if frozen else ()))
+    store.commit(Commit(version, updates, iterations, rates, ends_replay_epoch=ends, frozen=("t",) if frozen else ()))
 
 
 def made(store: EmbeddingStore) -> EmbeddingStore:

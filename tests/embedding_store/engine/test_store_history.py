@@ -90,7 +90,9 @@ def log_size(folder: Path) -> int:
     return size
 
 
-def step(store: EmbeddingStore, ids: list[int], seed: int, names: list[str], *, ends_chapter: bool = False) -> None:
+def step(
+    store: EmbeddingStore, ids: list[int], seed: int, names: list[str], *, ends_replay_epoch: bool = False
+) -> None:
     version, random = store.version(), np.random.default_rng(seed)
     updates = {
         name: TableUpdate(np.array(ids), random.normal(size=(len(ids), SPECS[name].dim)).astype(np.float32))
@@ -100,7 +102,7 @@ def step(store: EmbeddingStore, ids: list[int], seed: int, names: list[str], *, 
     record = None if seed % 3 == 0 else random.bytes(seed % 5)
     rates = dict.fromkeys(names, 0.01 * (1 + seed % 4))
     now = 1000.0 + version + 0.25 * (seed % 7)  # some of them are before the last
-    store.commit(Commit(version + 1, updates, version, rates, record, ends_chapter, frozen, now))
+    store.commit(Commit(version + 1, updates, version, rates, record, ends_replay_epoch, frozen, now))
 
 
 class TwoStores(RuleBasedStateMachine):
@@ -121,11 +123,11 @@ class TwoStores(RuleBasedStateMachine):
         ids=IDS,
         seed=st.integers(0, 1 << 20),
         names=st.lists(st.sampled_from(TRAINED), max_size=4, unique=True),
-        ends_chapter=st.booleans(),
+        ends_replay_epoch=st.booleans(),
     )
-    def commit(self, ids: list[int], seed: int, names: list[str], ends_chapter: bool) -> None:
+    def commit(self, ids: list[int], seed: int, names: list[str], ends_replay_epoch: bool) -> None:
         for store in (self.kept, self.plain):
-            step(store, ids, seed, self.tables(names), ends_chapter=ends_chapter)
+            step(store, ids, seed, self.tables(names), ends_replay_epoch=ends_replay_epoch)
 
     @rule(ids=IDS, name=st.sampled_from(NAMES), seed=st.integers(0, 99), touched=st.booleans())
     def put(self, ids: list[int], name: str, seed: int, touched: bool) -> None:

@@ -14,7 +14,7 @@ from elastable.embedding_store.contract.tier import Tier
 from elastable.embedding_store.engine import MemoryStore, dense_replay
 from elastable.embedding_store.engine.tiered import tiered_rows
 from elastable.embedding_store.log.contract import Log
-from elastable.embedding_store.optimizers.dense_replay import table_steps as chapter
+from elastable.embedding_store.optimizers.dense_replay import table_steps as replay_epoch
 from elastable.embedding_store.optimizers.dense_replay.table_steps import TableSteps
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
@@ -55,8 +55,9 @@ class TestFewRowsInMemory(StoreContract):
             yield made
 
     def test_rows_follow_every_step(self, store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The table remembers few steps: its rows are brought to newer chapters all the time, wherever they are."""
-        monkeypatch.setattr(chapter, "_FEWEST", 8)
+        """The table remembers few steps: its rows are brought to newer replay epochs all the time, wherever they
+        are."""
+        monkeypatch.setattr(replay_epoch, "_FEWEST", 8)
         monkeypatch.setattr(dense_replay, "TableSteps", lambda name, form: TableSteps(name, form, most=48))
         dense = OptimizerSpec.of("adamw", lazy=False, weight_decay=0.05)
         with MemoryStore(1) as plain:

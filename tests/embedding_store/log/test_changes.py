@@ -134,12 +134,19 @@ IDS_TWO_DEEP = np.zeros((2, 2), np.int64)
         ({"kind": "create", "spec": None}, []),
         ({"kind": "commit"}, []),
         (
-            {"kind": "commit", "step": "1", "tables": [], "rates": {}, "frozen": [], "ends_chapter": False}
+            {"kind": "commit", "step": "1", "tables": [], "rates": {}, "frozen": [], "ends_replay_epoch": False}
             | {"record": False},
             [],
         ),
         (
-            {"kind": "commit", "step": 1, "tables": [["rows", False]], "rates": {}, "frozen": [], "ends_chapter": False}
+            {
+                "kind": "commit",
+                "step": 1,
+                "tables": [["rows", False]],
+                "rates": {},
+                "frozen": [],
+                "ends_replay_epoch": False,
+            }
             | {"record": False},
             [np.arange(3)],
         ),

@@ -93,12 +93,13 @@ def of_keras(optimizer: keras.optimizers.Optimizer, start: Float32) -> tuple[Flo
     return np.array(variable), [slot for slot in slots if slot.shape == start.shape]
 
 
-def of_store(store: MemoryStore, every: int | None = None, chapter: int | None = None) -> None:
-    """The same steps on the store's table "t", which is read after each `every`th; chapters are of `chapter` steps."""
+def of_store(store: MemoryStore, every: int | None = None, replay_epoch: int | None = None) -> None:
+    """The same steps on the store's table "t", which is read after each `every`th; replay epochs are of `replay_epoch`
+    steps."""
     for step, (ids, gradients, rate) in enumerate(batches()):
         updates: Mapping[str, TableUpdate] = {"t": TableUpdate(ids, gradients)} if len(ids) else {}
-        ends = chapter is not None and step % chapter == 0
-        store.commit(Commit(step + 1, updates, step, {"t": rate}, ends_chapter=ends))
+        ends = replay_epoch is not None and step % replay_epoch == 0
+        store.commit(Commit(step + 1, updates, step, {"t": rate}, ends_replay_epoch=ends))
         if every and step % every == 0:
             store.lookup({"t": np.arange(ROWS)})
 
@@ -111,22 +112,24 @@ def close(ours: Float32, theirs: Float32, tolerance: float = TOLERANCE) -> bool:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_a_thousand_sparse_steps_equal_keras_dense_ones(case: str) -> None:
-    """In one chapter, and in chapters of four steps, of which a row may have missed 225."""
+    """In one replay epoch, and in replay epochs of four steps, of which a row may have missed 225."""
     kind, settings = CASES[case]
     table = TableSpec("t", DIM, ROWS, optimizer=spec_of(kind(learning_rate=0.01, **settings)))
     with MemoryStore(threads=1) as store:
         store.create_table(table)
         start = store.lookup({"t": np.arange(ROWS)})["t"]
     keras_has = of_keras(kind(learning_rate=0.01, **settings), start)
-    for chapter in (None, 4):
-        _equals_keras(table, chapter, start, *keras_has)
+    for replay_epoch in (None, 4):
+        _equals_keras(table, replay_epoch, start, *keras_has)
 
 
-def _equals_keras(table: TableSpec, chapter: int | None, start: Float32, theirs: Float32, slots: list[Float32]) -> None:
+def _equals_keras(
+    table: TableSpec, replay_epoch: int | None, start: Float32, theirs: Float32, slots: list[Float32]
+) -> None:
     with MemoryStore(threads=1) as store:
         store.create_table(table)
         ids = np.arange(ROWS)
-        of_store(store, chapter=chapter)
+        of_store(store, replay_epoch=replay_epoch)
         ours, block = store.lookup({"t": ids})["t"], store.read_rows("t", ids)
     assert close(ours, theirs), np.abs(ours - theirs).max()
     assert np.array_equal(block.weights, ours[block.ids])

@@ -1,4 +1,4 @@
-"""Chapters of steps: who goes on from a checkpoint of a chapter's end has the bits of who went on without."""
+"""Replay epochs: who goes on from a checkpoint of a replay epoch's end has the bits of who went on without."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ OPTIMIZERS = {
 }
 
 STEPS, ENDS = 600, (13, 14, 60, 450)
-"""The last chapter but one is long enough that sums are taken in blocks; some rows are behind by all of them."""
+"""The last replay epoch but one is long enough that sums are taken in blocks; some rows are behind by all of them."""
 
 Everything = tuple[dict[int, tuple[bytes, ...]], bytes, TableState]
 
@@ -76,7 +76,7 @@ def step(store: EmbeddingStore, number: int, ends: bool, tables: Sequence[str] =
         name: TableUpdate(np.array(ids), random.normal(size=(len(ids), DIM)).astype(np.float32)) for name in tables
     }
     rates = dict.fromkeys(tables, 0.01 + 0.009 * float(np.sin(number / 7)))
-    store.commit(Commit(number, updates if ids else {}, number - 1, rates, ends_chapter=ends))
+    store.commit(Commit(number, updates if ids else {}, number - 1, rates, ends_replay_epoch=ends))
 
 
 def everything(source: Snapshot, table: str = "t", ids: np.ndarray = IDS) -> Everything:
@@ -125,7 +125,7 @@ def test_a_restored_table_goes_on_with_the_same_bits(name: str) -> None:
         assert everything(often) == expected
 
 
-def test_without_chapters_bits_differ() -> None:
+def test_without_replay_epochs_bits_differ() -> None:
     """That the steps tell one from the other."""
     spec = TableSpec("t", DIM, ROWS, optimizer=OPTIMIZERS["adamw"])
     found = []
@@ -158,7 +158,8 @@ def expected() -> dict[int, Everything]:
 def test_every_store_is_killed_and_restored_to_the_same_bits(
     kind: str, tmp_path: Path, expected: dict[int, Everything]
 ) -> None:
-    """Restored from another kind of store, and with other shards; and pinned versions are those of their chapters."""
+    """Restored from another kind of store, and with other shards; and pinned versions are those of their replay
+    epochs."""
     with ExitStack() as held:
         before = held.enter_context(STORES[kind](held, tmp_path / "before"))
         after = held.enter_context(PartitionedStore([MemoryStore(1), MemoryStore(1)], "token"))
@@ -187,7 +188,7 @@ def test_every_store_is_killed_and_restored_to_the_same_bits(
         assert everything(early) == expected[20]
 
 
-def test_files_open_again_with_their_chapters(tmp_path: Path, expected: dict[int, Everything]) -> None:
+def test_files_open_again_with_their_replay_epochs(tmp_path: Path, expected: dict[int, Everything]) -> None:
     spec = TableSpec("t", DIM, ROWS, optimizer=OPTIMIZERS["adamw"])
     for first, last in ((1, 13), (14, 14), (15, 50), (51, 70), (71, 90)):
         with file_store(tmp_path, 1 << 20, threads=1) as store:
@@ -218,11 +219,13 @@ def test_a_table_that_is_cleared_begins_as_a_new_one() -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", "indexed", "file", "crowded"])
-def test_chapters_that_no_row_needs_are_forgotten(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_epochs_that_no_row_needs_are_forgotten(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The walk over the table that sees to it changes no bit, pinned versions included."""
     found = []
-    for most in (dense_replay._CHAPTERS, 1 << 30):
-        monkeypatch.setattr(dense_replay, "_CHAPTERS", most)
+    for most in (dense_replay._REPLAY_EPOCHS, 1 << 30):
+        monkeypatch.setattr(dense_replay, "_REPLAY_EPOCHS", most)
         with ExitStack() as held, STORES[kind](held, tmp_path / str(most)) as store:
             assert isinstance(store, MemoryStore)
             store.create_table(TableSpec("t", DIM, ROWS, optimizer=OPTIMIZERS["adamw"]))
@@ -230,7 +233,7 @@ def test_chapters_that_no_row_needs_are_forgotten(kind: str, tmp_path: Path, mon
             assert remembered is not None
             for number in range(1, 301):
                 step(store, number, number % 2 == 0)
-                counts.append(remembered.steps.chapters)
+                counts.append(remembered.steps.replay_epochs)
                 if number == 170:
                     pin = store.pin()
                     pinned = [everything(pin)]
@@ -252,7 +255,7 @@ def test_steps_that_nobody_saved_are_refused() -> None:
     saved = steps.save()
     other.restore(saved)
     assert other.save() == saved
-    assert (other.first, other.now, other.chapter, other.chapters) == (1, 8, 6, 3)
+    assert (other.first, other.now, other.replay_epoch, other.replay_epochs) == (1, 8, 6, 3)
     for wrong in (b"", saved[:-1], saved[:-8], saved[8:], saved + saved[:24], np.full(4, np.nan).tobytes()):
         with pytest.raises(StoreFailed, match="steps of table 't' are not what was saved"):
             other.restore(wrong)
@@ -260,7 +263,7 @@ def test_steps_that_nobody_saved_are_refused() -> None:
 
 
 MOST = 48
-"""Steps that the tables below remember: chapters end by themselves after 12."""
+"""Steps that the tables below remember: replay epochs end by themselves after 12."""
 
 LIVING = {
     spec.name: spec
@@ -273,13 +276,13 @@ LIVING = {
 }
 
 
-class ChaptersInAnyHistory(RuleBasedStateMachine):
+class ReplayEpochsInAnyHistory(RuleBasedStateMachine):
     """One store that nothing happens to beside one that is killed, restored elsewhere, pinned, closed and swept."""
 
     @initialize()
     def begin(self) -> None:
         fast = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self.folder = Path(tempfile.mkdtemp(prefix="chapters-", dir=fast))
+        self.folder = Path(tempfile.mkdtemp(prefix="replay epochs-", dir=fast))
         self.held = ExitStack()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(dense_replay, "TableSteps", lambda name, form: table_steps.TableSteps(name, form, most=MOST))
@@ -318,7 +321,7 @@ class ChaptersInAnyHistory(RuleBasedStateMachine):
         updates = {name: TableUpdate(np.array(ids), gradients) for name in LIVING} if ids else {}
         rate = 0.01 * float(random.uniform())
         for store in self.both():
-            store.commit(Commit(version + 1, updates, version, dict.fromkeys(LIVING, rate), ends_chapter=ends))
+            store.commit(Commit(version + 1, updates, version, dict.fromkeys(LIVING, rate), ends_replay_epoch=ends))
         self.ended = ends
 
     @rule(steps=st.integers(2, 40))
@@ -388,7 +391,7 @@ class ChaptersInAnyHistory(RuleBasedStateMachine):
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-TestChaptersInAnyHistory = ChaptersInAnyHistory.TestCase
-TestChaptersInAnyHistory.settings = settings(
+TestReplayEpochsInAnyHistory = ReplayEpochsInAnyHistory.TestCase
+TestReplayEpochsInAnyHistory.settings = settings(
     max_examples=examples(25), stateful_step_count=18, deadline=None, suppress_health_check=list(HealthCheck)
 )
