@@ -714,7 +714,7 @@ class TableStatisticsReply(_message.Message):
 Global___TableStatisticsReply: _TypeAlias = TableStatisticsReply  # noqa: Y015
 
 @_typing.final
-class ReadSightingsRequest(_message.Message):
+class ReadTableStateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TABLE_FIELD_NUMBER: _builtins.int
@@ -734,10 +734,10 @@ class ReadSightingsRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ReadSightingsRequest: _TypeAlias = ReadSightingsRequest  # noqa: Y015
+Global___ReadTableStateRequest: _TypeAlias = ReadTableStateRequest  # noqa: Y015
 
 @_typing.final
-class SightingsHeader(_message.Message):
+class TableStateHeader(_message.Message):
     """What a table keeps besides its rows.  Body: uint8 admission_counts[counters],
     the sketch of a table with admission; no counters where it has none.  Of a
     table whose rows go with time, int64 touch_times[spans][3] follow: the last
@@ -778,21 +778,21 @@ class SightingsHeader(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__untouched_decay) -> _WhichOneofReturnType__untouched_decay | None: ...
 
-Global___SightingsHeader: _TypeAlias = SightingsHeader  # noqa: Y015
+Global___TableStateHeader: _TypeAlias = TableStateHeader  # noqa: Y015
 
 @_typing.final
-class SightingsFrame(_message.Message):
+class TableStateFrame(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
     BODY_FIELD_NUMBER: _builtins.int
     body: _builtins.bytes
     @_builtins.property
-    def header(self) -> Global___SightingsHeader: ...
+    def header(self) -> Global___TableStateHeader: ...
     def __init__(
         self,
         *,
-        header: Global___SightingsHeader | None = ...,
+        header: Global___TableStateHeader | None = ...,
         body: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
@@ -801,7 +801,7 @@ class SightingsFrame(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SightingsFrame: _TypeAlias = SightingsFrame  # noqa: Y015
+Global___TableStateFrame: _TypeAlias = TableStateFrame  # noqa: Y015
 
 @_typing.final
 class ScanRequest(_message.Message):

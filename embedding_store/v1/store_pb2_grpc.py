@@ -66,10 +66,10 @@ class EmbeddingStoreStub:
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStatisticsRequest.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStatisticsReply.FromString,
                 _registered_method=True)
-        self.ReadSightings = channel.unary_stream(
-                '/elastable.embedding_store.v1.EmbeddingStore/ReadSightings',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReadSightingsRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.SightingsFrame.FromString,
+        self.ReadTableState = channel.unary_stream(
+                '/elastable.embedding_store.v1.EmbeddingStore/ReadTableState',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReadTableStateRequest.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStateFrame.FromString,
                 _registered_method=True)
         self.Scan = channel.unary_stream(
                 '/elastable.embedding_store.v1.EmbeddingStore/Scan',
@@ -126,9 +126,9 @@ class EmbeddingStoreStub:
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.FromString,
                 _registered_method=True)
-        self.PutSightings = channel.stream_unary(
-                '/elastable.embedding_store.v1.EmbeddingStore/PutSightings',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.SightingsFrame.SerializeToString,
+        self.PutTableState = channel.stream_unary(
+                '/elastable.embedding_store.v1.EmbeddingStore/PutTableState',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStateFrame.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.FromString,
                 _registered_method=True)
         self.Delete = channel.stream_unary(
@@ -197,7 +197,7 @@ class EmbeddingStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ReadSightings(self, request, context):
+    def ReadTableState(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -274,7 +274,7 @@ class EmbeddingStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def PutSightings(self, request_iterator, context):
+    def PutTableState(self, request_iterator, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -338,10 +338,10 @@ def add_EmbeddingStoreServicer_to_server(servicer, server):
                     request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStatisticsRequest.FromString,
                     response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStatisticsReply.SerializeToString,
             ),
-            'ReadSightings': grpc.unary_stream_rpc_method_handler(
-                    servicer.ReadSightings,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReadSightingsRequest.FromString,
-                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.SightingsFrame.SerializeToString,
+            'ReadTableState': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadTableState,
+                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReadTableStateRequest.FromString,
+                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStateFrame.SerializeToString,
             ),
             'Scan': grpc.unary_stream_rpc_method_handler(
                     servicer.Scan,
@@ -398,9 +398,9 @@ def add_EmbeddingStoreServicer_to_server(servicer, server):
                     request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.FromString,
                     response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.SerializeToString,
             ),
-            'PutSightings': grpc.stream_unary_rpc_method_handler(
-                    servicer.PutSightings,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.SightingsFrame.FromString,
+            'PutTableState': grpc.stream_unary_rpc_method_handler(
+                    servicer.PutTableState,
+                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStateFrame.FromString,
                     response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.SerializeToString,
             ),
             'Delete': grpc.stream_unary_rpc_method_handler(
@@ -599,7 +599,7 @@ class EmbeddingStore:
             _registered_method=True)
 
     @staticmethod
-    def ReadSightings(request,
+    def ReadTableState(request,
             target,
             options=(),
             channel_credentials=None,
@@ -612,9 +612,9 @@ class EmbeddingStore:
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/elastable.embedding_store.v1.EmbeddingStore/ReadSightings',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReadSightingsRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.SightingsFrame.FromString,
+            '/elastable.embedding_store.v1.EmbeddingStore/ReadTableState',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReadTableStateRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStateFrame.FromString,
             options,
             channel_credentials,
             insecure,
@@ -923,7 +923,7 @@ class EmbeddingStore:
             _registered_method=True)
 
     @staticmethod
-    def PutSightings(request_iterator,
+    def PutTableState(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -936,8 +936,8 @@ class EmbeddingStore:
         return grpc.experimental.stream_unary(
             request_iterator,
             target,
-            '/elastable.embedding_store.v1.EmbeddingStore/PutSightings',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.SightingsFrame.SerializeToString,
+            '/elastable.embedding_store.v1.EmbeddingStore/PutTableState',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStateFrame.SerializeToString,
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.FromString,
             options,
             channel_credentials,
@@ -1140,9 +1140,9 @@ class StoreServerStub:
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.FromString,
                 _registered_method=True)
-        self.PutSightings = channel.stream_unary(
-                '/elastable.embedding_store.v1.StoreServer/PutSightings',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.SightingsFrame.SerializeToString,
+        self.PutTableState = channel.stream_unary(
+                '/elastable.embedding_store.v1.StoreServer/PutTableState',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStateFrame.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.FromString,
                 _registered_method=True)
         self.Delete = channel.stream_unary(
@@ -1266,7 +1266,7 @@ class StoreServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def PutSightings(self, request_iterator, context):
+    def PutTableState(self, request_iterator, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -1376,9 +1376,9 @@ def add_StoreServerServicer_to_server(servicer, server):
                     request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.FromString,
                     response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.SerializeToString,
             ),
-            'PutSightings': grpc.stream_unary_rpc_method_handler(
-                    servicer.PutSightings,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.SightingsFrame.FromString,
+            'PutTableState': grpc.stream_unary_rpc_method_handler(
+                    servicer.PutTableState,
+                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStateFrame.FromString,
                     response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.SerializeToString,
             ),
             'Delete': grpc.stream_unary_rpc_method_handler(
@@ -1799,7 +1799,7 @@ class StoreServer:
             _registered_method=True)
 
     @staticmethod
-    def PutSightings(request_iterator,
+    def PutTableState(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -1812,8 +1812,8 @@ class StoreServer:
         return grpc.experimental.stream_unary(
             request_iterator,
             target,
-            '/elastable.embedding_store.v1.StoreServer/PutSightings',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.SightingsFrame.SerializeToString,
+            '/elastable.embedding_store.v1.StoreServer/PutTableState',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStateFrame.SerializeToString,
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.FromString,
             options,
             channel_credentials,

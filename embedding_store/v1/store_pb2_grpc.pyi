@@ -51,7 +51,7 @@ class EmbeddingStoreStub:
     """
     CountRows: _grpc.UnaryUnaryMultiCallable[_store_pb2.CountRowsRequest, _store_pb2.CountRowsReply]
     TableStatistics: _grpc.UnaryUnaryMultiCallable[_store_pb2.TableStatisticsRequest, _store_pb2.TableStatisticsReply]
-    ReadSightings: _grpc.UnaryStreamMultiCallable[_store_pb2.ReadSightingsRequest, _store_pb2.SightingsFrame]
+    ReadTableState: _grpc.UnaryStreamMultiCallable[_store_pb2.ReadTableStateRequest, _store_pb2.TableStateFrame]
     Scan: _grpc.UnaryStreamMultiCallable[_store_pb2.ScanRequest, _store_pb2.RowBlockFrame]
     """Every row that holds a value of its own: one bulk message after the other."""
     ReadRows: _grpc.StreamStreamMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.RowBlockFrame]
@@ -69,7 +69,7 @@ class EmbeddingStoreStub:
     Commit: _grpc.StreamUnaryMultiCallable[_store_pb2.CommitFrame, _store_pb2.CommitReply]
     CommitStaged: _grpc.UnaryUnaryMultiCallable[_store_pb2.CommitStagedRequest, _store_pb2.CommitReply]
     Put: _grpc.StreamUnaryMultiCallable[_store_pb2.RowBlockFrame, _store_pb2.PutReply]
-    PutSightings: _grpc.StreamUnaryMultiCallable[_store_pb2.SightingsFrame, _store_pb2.PutReply]
+    PutTableState: _grpc.StreamUnaryMultiCallable[_store_pb2.TableStateFrame, _store_pb2.PutReply]
     Delete: _grpc.StreamUnaryMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.DeleteReply]
     """For administrators; logged (elastable.audit)."""
     ClearTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.ClearTableRequest, _store_pb2.ClearTableReply]
@@ -93,7 +93,7 @@ class EmbeddingStoreAsyncStub(EmbeddingStoreStub):
     """
     CountRows: _aio.UnaryUnaryMultiCallable[_store_pb2.CountRowsRequest, _store_pb2.CountRowsReply]  # type: ignore[assignment]
     TableStatistics: _aio.UnaryUnaryMultiCallable[_store_pb2.TableStatisticsRequest, _store_pb2.TableStatisticsReply]  # type: ignore[assignment]
-    ReadSightings: _aio.UnaryStreamMultiCallable[_store_pb2.ReadSightingsRequest, _store_pb2.SightingsFrame]  # type: ignore[assignment]
+    ReadTableState: _aio.UnaryStreamMultiCallable[_store_pb2.ReadTableStateRequest, _store_pb2.TableStateFrame]  # type: ignore[assignment]
     Scan: _aio.UnaryStreamMultiCallable[_store_pb2.ScanRequest, _store_pb2.RowBlockFrame]  # type: ignore[assignment]
     """Every row that holds a value of its own: one bulk message after the other."""
     ReadRows: _aio.StreamStreamMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.RowBlockFrame]  # type: ignore[assignment]
@@ -111,7 +111,7 @@ class EmbeddingStoreAsyncStub(EmbeddingStoreStub):
     Commit: _aio.StreamUnaryMultiCallable[_store_pb2.CommitFrame, _store_pb2.CommitReply]  # type: ignore[assignment]
     CommitStaged: _aio.UnaryUnaryMultiCallable[_store_pb2.CommitStagedRequest, _store_pb2.CommitReply]  # type: ignore[assignment]
     Put: _aio.StreamUnaryMultiCallable[_store_pb2.RowBlockFrame, _store_pb2.PutReply]  # type: ignore[assignment]
-    PutSightings: _aio.StreamUnaryMultiCallable[_store_pb2.SightingsFrame, _store_pb2.PutReply]  # type: ignore[assignment]
+    PutTableState: _aio.StreamUnaryMultiCallable[_store_pb2.TableStateFrame, _store_pb2.PutReply]  # type: ignore[assignment]
     Delete: _aio.StreamUnaryMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.DeleteReply]  # type: ignore[assignment]
     """For administrators; logged (elastable.audit)."""
     ClearTable: _aio.UnaryUnaryMultiCallable[_store_pb2.ClearTableRequest, _store_pb2.ClearTableReply]  # type: ignore[assignment]
@@ -170,11 +170,11 @@ class EmbeddingStoreServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_store_pb2.TableStatisticsReply, _abc.Awaitable[_store_pb2.TableStatisticsReply]]: ...
 
     @_abc_1.abstractmethod
-    def ReadSightings(
+    def ReadTableState(
         self,
-        request: _store_pb2.ReadSightingsRequest,
+        request: _store_pb2.ReadTableStateRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_store_pb2.SightingsFrame], _abc.AsyncIterator[_store_pb2.SightingsFrame]]: ...
+    ) -> _typing.Union[_abc.Iterator[_store_pb2.TableStateFrame], _abc.AsyncIterator[_store_pb2.TableStateFrame]]: ...
 
     @_abc_1.abstractmethod
     def Scan(
@@ -260,9 +260,9 @@ class EmbeddingStoreServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_store_pb2.PutReply, _abc.Awaitable[_store_pb2.PutReply]]: ...
 
     @_abc_1.abstractmethod
-    def PutSightings(
+    def PutTableState(
         self,
-        request_iterator: _MaybeAsyncIterator[_store_pb2.SightingsFrame],
+        request_iterator: _MaybeAsyncIterator[_store_pb2.TableStateFrame],
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.PutReply, _abc.Awaitable[_store_pb2.PutReply]]: ...
 
@@ -326,7 +326,7 @@ class StoreServerStub:
     SaveRows: _grpc.UnaryUnaryMultiCallable[_store_pb2.SaveRowsRequest, _store_pb2.SaveRowsReply]
     CreateTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.CreateTableRequest, _store_pb2.CreateTableReply]
     Put: _grpc.StreamUnaryMultiCallable[_store_pb2.RowBlockFrame, _store_pb2.PutReply]
-    PutSightings: _grpc.StreamUnaryMultiCallable[_store_pb2.SightingsFrame, _store_pb2.PutReply]
+    PutTableState: _grpc.StreamUnaryMultiCallable[_store_pb2.TableStateFrame, _store_pb2.PutReply]
     Delete: _grpc.StreamUnaryMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.DeleteReply]
     ClearTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.ClearTableRequest, _store_pb2.ClearTableReply]
     DropTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.DropTableRequest, _store_pb2.DropTableReply]
@@ -361,7 +361,7 @@ class StoreServerAsyncStub(StoreServerStub):
     SaveRows: _aio.UnaryUnaryMultiCallable[_store_pb2.SaveRowsRequest, _store_pb2.SaveRowsReply]  # type: ignore[assignment]
     CreateTable: _aio.UnaryUnaryMultiCallable[_store_pb2.CreateTableRequest, _store_pb2.CreateTableReply]  # type: ignore[assignment]
     Put: _aio.StreamUnaryMultiCallable[_store_pb2.RowBlockFrame, _store_pb2.PutReply]  # type: ignore[assignment]
-    PutSightings: _aio.StreamUnaryMultiCallable[_store_pb2.SightingsFrame, _store_pb2.PutReply]  # type: ignore[assignment]
+    PutTableState: _aio.StreamUnaryMultiCallable[_store_pb2.TableStateFrame, _store_pb2.PutReply]  # type: ignore[assignment]
     Delete: _aio.StreamUnaryMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.DeleteReply]  # type: ignore[assignment]
     ClearTable: _aio.UnaryUnaryMultiCallable[_store_pb2.ClearTableRequest, _store_pb2.ClearTableReply]  # type: ignore[assignment]
     DropTable: _aio.UnaryUnaryMultiCallable[_store_pb2.DropTableRequest, _store_pb2.DropTableReply]  # type: ignore[assignment]
@@ -479,9 +479,9 @@ class StoreServerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_store_pb2.PutReply, _abc.Awaitable[_store_pb2.PutReply]]: ...
 
     @_abc_1.abstractmethod
-    def PutSightings(
+    def PutTableState(
         self,
-        request_iterator: _MaybeAsyncIterator[_store_pb2.SightingsFrame],
+        request_iterator: _MaybeAsyncIterator[_store_pb2.TableStateFrame],
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.PutReply, _abc.Awaitable[_store_pb2.PutReply]]: ...
 

@@ -257,7 +257,7 @@ class RemoteStore(RemoteSource, BaseStore):
         self._commit = Upload(self.connection.channel, f"/{STORE_SERVICE}/Commit", store_pb2.CommitReply.FromString)
         self._put = Upload(channel, f"{path}/Put", store_pb2.PutReply.FromString)
         self._delete = Upload(channel, f"{path}/Delete", store_pb2.DeleteReply.FromString)
-        self._put_state = Upload(channel, f"{path}/PutSightings", store_pb2.PutReply.FromString)
+        self._put_state = Upload(channel, f"{path}/PutTableState", store_pb2.PutReply.FromString)
         self._reads = RemoteReads(self.connection)
 
     def create_table(self, spec: TableSpec) -> bool:
@@ -448,7 +448,7 @@ class RemoteReads:
         channel, path = connection.channel, f"/{STORE_SERVICE}"
         self._stub = store_pb2_grpc.EmbeddingStoreStub(channel)
         self._read_state = channel.unary_stream(
-            f"{path}/ReadSightings", store_pb2.ReadSightingsRequest.SerializeToString, None
+            f"{path}/ReadTableState", store_pb2.ReadTableStateRequest.SerializeToString, None
         )
         self._read_rows = StreamingUpload(channel, f"{path}/ReadRows")
         self._scan = channel.unary_stream(f"{path}/Scan", store_pb2.ScanRequest.SerializeToString, None)
@@ -485,7 +485,7 @@ class RemoteReads:
         return blocks[0]
 
     def table_state(self, table: str) -> TableState:
-        request = store_pb2.ReadSightingsRequest(table=table, pin=self._pin)
+        request = store_pb2.ReadTableStateRequest(table=table, pin=self._pin)
 
         def attempt(timeout: float) -> TableState:
             try:

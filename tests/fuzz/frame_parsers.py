@@ -52,7 +52,7 @@ PARSERS: dict[str, tuple[Call, Callable[[Iterable[bytes]], object]]] = {
     "RowIds": (STORE_CALLS["Delete"], ids_from_frames),
     "RowBlock": (STORE_CALLS["Put"], lambda frames: list(blocks_from_frames(frames))),
     "Commit": (STORE_CALLS["Commit"], commit_from_frames),
-    "Sightings": (STORE_CALLS["PutSightings"], state_from_frames),
+    "TableState": (STORE_CALLS["PutTableState"], state_from_frames),
     "RowPush": (SHARD_CALLS["PushRows"], row_push_from_frames),
     "CommitPushed": (SHARD_CALLS["CommitPushed"], pushed_commit_from_frames),
     "Record": (Call(record_seed, store_pb2.RecordFrame), record_from_frames),

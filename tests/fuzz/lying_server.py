@@ -169,7 +169,7 @@ STORE_QUESTIONS: dict[str, Callable[[Any], Any]] = {
     "LookupSmall": lambda store: store.lookup({"any": _IDS, "fixed": _IDS}),
     "CountRows": lambda store: store.row_count("any"),
     "TableStatistics": lambda store: store.table_statistics("any"),
-    "ReadSightings": lambda store: store.table_state("rare"),
+    "ReadTableState": lambda store: store.table_state("rare"),
     "Scan": lambda store: list(store.scan("any")),
     "ReadRows": lambda store: store.read_rows("any", _IDS),
     "Attach": lambda store: store.attach(),
@@ -181,7 +181,7 @@ STORE_QUESTIONS: dict[str, Callable[[Any], Any]] = {
     "Commit": _commit,
     "CommitStaged": _staged,
     "Put": lambda store: store.put("any", [_block()]),
-    "PutSightings": lambda store: store.put_table_state("rare", TableState(np.zeros(64, np.uint8))),
+    "PutTableState": lambda store: store.put_table_state("rare", TableState(np.zeros(64, np.uint8))),
     "Delete": lambda store: store.delete("any", _IDS),
     "ClearTable": lambda store: store.clear("any"),
     "DropTable": lambda store: (store.drop_table("half"), store.create_table(SPECS["half"])),
@@ -260,7 +260,7 @@ SHARD_QUESTIONS: dict[str, Callable[[Any], Any]] = {
     "Claim": lambda server: server.begin_job("told", False),
     **{
         name: STORE_QUESTIONS[name]
-        for name in ("CreateTable", "Put", "PutSightings", "Delete", "ClearTable", "DropTable", "ResetVersion")
+        for name in ("CreateTable", "Put", "PutTableState", "Delete", "ClearTable", "DropTable", "ResetVersion")
     },
 }
 """Name of a call -> what makes it."""

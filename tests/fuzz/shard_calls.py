@@ -118,7 +118,7 @@ SHARD_CALLS: dict[str, Call] = {
     "Claim": Call(_claim),
     **{
         name: STORE_CALLS[name]
-        for name in ("CreateTable", "Put", "PutSightings", "Delete", "ClearTable", "DropTable", "ResetVersion")
+        for name in ("CreateTable", "Put", "PutTableState", "Delete", "ClearTable", "DropTable", "ResetVersion")
     },
 }
 """Name of a call -> how it is made."""

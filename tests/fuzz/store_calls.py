@@ -132,8 +132,8 @@ def _block(m: Mutator) -> Seed:
     return header, body
 
 
-def _sightings(m: Mutator) -> Seed:
-    return store_pb2.SightingsHeader(table="rare", counters=64), m.bytes(64)
+def _table_state(m: Mutator) -> Seed:
+    return store_pb2.TableStateHeader(table="rare", counters=64), m.bytes(64)
 
 
 class StoreCalls(CallTarget):
@@ -258,7 +258,7 @@ STORE_CALLS: dict[str, Call] = {
     "LookupSmall": Call(_lookup, store_pb2.LookupRequest),
     "CountRows": _plain(store_pb2.CountRowsRequest, table=_table),
     "TableStatistics": _plain(store_pb2.TableStatisticsRequest, table=_table),
-    "ReadSightings": _plain(store_pb2.ReadSightingsRequest, table="rare"),
+    "ReadTableState": _plain(store_pb2.ReadTableStateRequest, table="rare"),
     "Scan": _plain(store_pb2.ScanRequest, table=_table),
     "ReadRows": Call(_rows, store_pb2.RowIdsFrame),
     "Attach": _plain(store_pb2.AttachRequest),
@@ -270,7 +270,7 @@ STORE_CALLS: dict[str, Call] = {
     "Commit": Call(_commit, store_pb2.CommitFrame),
     "CommitStaged": _plain(store_pb2.CommitStagedRequest, token=_token),
     "Put": Call(_block, store_pb2.RowBlockFrame),
-    "PutSightings": Call(_sightings, store_pb2.SightingsFrame),
+    "PutTableState": Call(_table_state, store_pb2.TableStateFrame),
     "Delete": Call(_rows, store_pb2.RowIdsFrame),
     "ClearTable": _plain(store_pb2.ClearTableRequest, table=_table),
     "DropTable": _plain(store_pb2.DropTableRequest, table=_table),

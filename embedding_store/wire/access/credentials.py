@@ -65,17 +65,17 @@ LEAST_ROLE: Mapping[str, Role] = MappingProxyType(
             (
                 _STORE,
                 Role.READER,
-                "ListTables GetVersion Lookup LookupSmall CountRows TableStatistics ReadSightings Scan ReadRows Attach "
-                "Pin RenewPin ReleasePin ListPins",
+                "ListTables GetVersion Lookup LookupSmall CountRows TableStatistics ReadTableState Scan ReadRows "
+                "Attach Pin RenewPin ReleasePin ListPins",
             ),
-            (_STORE, Role.WORKER, "CreateTable Commit CommitStaged Put PutSightings"),
+            (_STORE, Role.WORKER, "CreateTable Commit CommitStaged Put PutTableState"),
             (_STORE, Role.ADMINISTRATOR, "Delete ClearTable DropTable ResetVersion"),
             (_SERVER, Role.READER, "GetOwner GetShardStatus"),
             (
                 _SERVER,
                 Role.WORKER,  # all but PushRows for the owner alone, whose claim was an administrator's
                 "PushRows Renew Measure OfferRows CommitPushed TakeBack ReadRecord KeepRecord "
-                "TakeChanges SaveRows CreateTable Put PutSightings Delete ClearTable DropTable ResetVersion",
+                "TakeChanges SaveRows CreateTable Put PutTableState Delete ClearTable DropTable ResetVersion",
             ),
             (_SERVER, Role.ADMINISTRATOR, "Claim"),
             (_MASTER, Role.READER, "GetStatus"),

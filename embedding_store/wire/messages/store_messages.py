@@ -205,7 +205,7 @@ def state_frames(table: str, state: TableState) -> Iterator[bytes]:
     Raises:
         BadInput: an array that the wire has no place for; names its table.
     """
-    header = store_pb2.SightingsHeader(table=table, untouched_decay=state.untouched_decay)
+    header = store_pb2.TableStateHeader(table=table, untouched_decay=state.untouched_decay)
     counts, times, arrays = state.admission_counts, state.touch_times, list[Array]()
     if counts is not None:
         if not isinstance(counts, np.ndarray) or counts.dtype != np.uint8 or counts.ndim != 1:
@@ -226,9 +226,9 @@ def state_from_frames(frames: Iterable[bytes]) -> tuple[str, TableState]:
     Raises:
         BadInput: malformed frames.
     """
-    reader = FrameReader(frames, "Sightings")
-    header = reader.header(store_pb2.SightingsHeader)
-    plan = BodyPlan("Sightings")
+    reader = FrameReader(frames, "TableState")
+    header = reader.header(store_pb2.TableStateHeader)
+    plan = BodyPlan("TableState")
     plan.add("admission counts", (header.counters,), np.dtype(np.uint8))
     plan.add("touch times", (header.spans, 3), _INT64)
     counts, times = reader.read(plan)

@@ -92,7 +92,7 @@ def store_service_with(
         "GetVersion": control_later(servicer.get_version, store_pb2.GetVersionRequest),
         "CountRows": control(servicer.count_rows, store_pb2.CountRowsRequest),
         "TableStatistics": control(servicer.table_statistics, store_pb2.TableStatisticsRequest),
-        "ReadSightings": stream(servicer.read_sightings, store_pb2.ReadSightingsRequest),
+        "ReadTableState": stream(servicer.read_table_state, store_pb2.ReadTableStateRequest),
         "Attach": control(servicer.attach, store_pb2.AttachRequest),
         "Lookup": both_ways_later(servicer.lookup),
         "LookupSmall": grpc.unary_unary_rpc_method_handler(servicer.lookup_small),
@@ -144,7 +144,7 @@ class _StoreServicer:
     def table_statistics(self, request: store_pb2.TableStatisticsRequest) -> store_pb2.TableStatisticsReply:
         return store_pb2.TableStatisticsReply(**asdict(self._store.table_statistics(request.table)))
 
-    def read_sightings(self, request: store_pb2.ReadSightingsRequest) -> Iterator[bytes]:
+    def read_table_state(self, request: store_pb2.ReadTableStateRequest) -> Iterator[bytes]:
         source, spec = self.pins.source(request.pin), self._specs_of((request.table,))[request.table]
         with self._room.taken(0 if spec.admission is None else 2 * spec.admission.counters):
             yield from state_frames(request.table, source.table_state(request.table))

@@ -74,7 +74,7 @@ class _WriteServicer:
         self.uploads: dict[str, Callable[[Iterator[bytes]], Message]] = {
             "Commit": self.commit,
             "Put": self.put,
-            "PutSightings": self.put_sightings,
+            "PutTableState": self.put_table_state,
             "Delete": self.delete,
         }
 
@@ -125,7 +125,7 @@ class _WriteServicer:
             self._store.put(table, [block])
         return store_pb2.PutReply()
 
-    def put_sightings(self, frames: Iterator[bytes]) -> store_pb2.PutReply:
+    def put_table_state(self, frames: Iterator[bytes]) -> store_pb2.PutReply:
         table, state = state_from_frames(frames)
         self._store.put_table_state(table, state)
         return store_pb2.PutReply()
