@@ -18,7 +18,7 @@ from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.api import GoneWorker, JobStatus, WorkerStatus
 from elastable.monitoring.checkpoint_log import CheckpointLog
-from elastable.output.run_directory import Curves
+from elastable.output.curves import Curves
 from elastable.process.child import EndedChild
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from elastable.monitoring.endpoints import PAGE, Endpoints
 from elastable.monitoring.http_server import HttpServer
 from elastable.monitoring.page.views import JobView, ServerView, ShardView, View, advice_on
 from elastable.monitoring.watched import Watched
-from elastable.output.run_directory import Curves
+from elastable.output.curves import Curves
 from elastable.process.child import EndedChild
 from tests.certificates import TOKEN
 from tests.elastable.monitoring.http_client import LIMIT_S, get
