@@ -93,7 +93,7 @@ class _Dense:
     def step(self) -> int:
         return int(self._tensors["optimizer/00000"])
 
-    def steps(self, version: int) -> tuple[object, ...]:
+    def steps(self) -> tuple[object, ...]:
         from elastable.master.commits.dense_part import OptimizerStep
 
         # A constant rate, as rows that count must move by the same each time.

@@ -187,7 +187,7 @@ def _keeps_nobody_out(role: str) -> None:
 
 SABOTAGES: dict[str, Callable[[str], None]] = {
     "counts-twice": _counts_twice,
-    "forgets-a-replay epoch": _forgets_a_replay_epoch,
+    "forgets-a-replay-epoch": _forgets_a_replay_epoch,
     "forgets-a-shard": _forgets_a_shard,
     "forgets-an-entry": _forgets_an_entry,
     "forgets-slots": _forgets_slots,
@@ -207,7 +207,7 @@ def _proof(kind: str, optimizer: str, *faults: Fault) -> Schedule:
 
 PROOFS: dict[str, Schedule] = {
     "counts-twice": _proof("memory", "sgd"),
-    "forgets-a-replay epoch": _proof("every", "adam", Fault("version", 9, "kill", "master", 0.1)),
+    "forgets-a-replay-epoch": _proof("every", "adam", Fault("version", 9, "kill", "master", 0.1)),
     "forgets-a-shard": _proof("shards", "adam", Fault("half", 10, "kill", "master", 0.1)),
     "forgets-an-entry": _proof("redis", "adam", Fault("version", 9, "kill", "master", 0.1)),
     "forgets-slots": _proof("memory", "adam", Fault("version", 9, "kill", "master", 0.1)),

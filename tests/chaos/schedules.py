@@ -37,7 +37,7 @@ class Shape:
         grads_to_wait: Micro-batches of a version.
         epochs: Passes over the records.
         lazy: Whether a step moves the rows alone that its batch touches.
-        replay epoch: Versions between the rounding of rows that follow every step: those between checkpoints.
+        replay_epoch: Versions between the rounding of rows that follow every step: those between checkpoints.
         mode: As of `elastable master`; asynchronous jobs never repeat exactly, and keep the count of trainings alone.
     """
 

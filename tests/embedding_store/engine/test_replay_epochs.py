@@ -282,7 +282,7 @@ class ReplayEpochsInAnyHistory(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         fast = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self.folder = Path(tempfile.mkdtemp(prefix="replay epochs-", dir=fast))
+        self.folder = Path(tempfile.mkdtemp(prefix="replay-epochs-", dir=fast))
         self.held = ExitStack()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(dense_replay, "TableSteps", lambda name, form: table_steps.TableSteps(name, form, most=MOST))
