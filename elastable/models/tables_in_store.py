@@ -17,7 +17,7 @@ from elastable.embedding_store.optimizers.registry import decays_untouched_rows,
 from elastable.embedding_store.rows.fresh_rows import fresh_rows
 from elastable.master.keras.discovery import create_tables
 from elastable.worker.layers.model_tables import store_layers
-from elastable.worker.models.keras_slots import keras_slots, note_weights
+from elastable.worker.models.keras_slots import keras_slots
 
 __all__ = ["note_trained", "seeded_as_read", "tables_in_store"]
 
@@ -129,8 +129,6 @@ def note_trained(model: keras.Model, optimizers: Mapping[str, keras.Optimizer] |
         layer.note_trained_by(optimizer)
         # As Keras' optimizers hold the variables that they train: `tf.train.Checkpoint` finds layers in lists, too.
         setattr(optimizer, f"table_{layer.table_name}", layer.table_in_checkpoint)
-    if any(hasattr(layer, "variable_path") for layer in store_layers(model)):  # offloaded ones
-        note_weights(model.optimizer, model.trainable_weights)
 
 
 def _optimizer_of(

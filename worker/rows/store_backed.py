@@ -16,7 +16,7 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import BadIds, ModelError
+from elastable.embedding_store.errors import BadIds, ModelError, Unsupported
 from elastable.embedding_store.native.ids.string_ids import hash_ids
 from elastable.embedding_store.rows.checks import as_ids, require_ids
 from elastable.embedding_store.rows.initial_values import initial_rows
@@ -195,6 +195,16 @@ class StoreBacked:
     def note_steps(self, steps: int) -> None:
         """Records that the rows were loaded with the slots of an optimizer that has made this many steps."""
         self._steps = steps
+
+    def _lookup_dependency(self, name: str, *cached: object) -> object:
+        """What TensorFlow restores a part of a checkpoint to: a plain layer's has another than ours."""
+        if name == "_embeddings" and not self._here:
+            raise Unsupported(
+                f"embedding layer {self.name!r}: the tf.train.Checkpoint holds the variable of a plain Keras layer, "
+                "and its rows would be left out; write the plain model with model.save_weights, and load that file "
+                "with load_weights"
+            )
+        return super()._lookup_dependency(name, *cached)  # type: ignore[misc]
 
     @property
     def embeddings(self) -> keras.Variable | WholeTable:
