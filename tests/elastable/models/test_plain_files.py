@@ -11,47 +11,25 @@ import pytest
 import tensorflow as tf
 
 import elastable as et
-from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import Unsupported
+from tests.elastable.one_table import (
+    DIM,
+    IDS,
+    ROWS,
+    START,
+    TARGETS,
+    assert_same,
+    model_of,
+    own_table,
+    plain_table,
+    train,
+)
 
 # Keras' own, as for plain layers: of optimizers that are not built yet, and after what could not be loaded.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer"),
     pytest.mark.filterwarnings("ignore:Skipping nested container"),
 ]
-
-ROWS, DIM = 12, 3
-RANDOM = np.random.default_rng(0)
-IDS = RANDOM.integers(0, ROWS, (32, 4))
-TARGETS = RANDOM.normal(size=(32, 1)).astype(np.float32)
-START = RANDOM.normal(size=(ROWS, DIM)).astype(np.float32)
-
-
-def plain_table(rows: int = ROWS) -> keras.layers.Layer:
-    # The regularizer makes Keras' gradient dense: the optimizer sums the ids that repeat in a batch, as here.
-    return keras.layers.Embedding(rows, DIM, name="items", embeddings_regularizer=keras.regularizers.L2(0.0))
-
-
-def own_table(rows: int | None = ROWS) -> keras.layers.Layer:
-    return et.Embedding(rows, DIM, name="items")
-
-
-def model_of(table: keras.layers.Layer, **compiled: object) -> keras.Model:
-    ids = keras.Input((4,), dtype="int64")
-    kernel = keras.initializers.GlorotUniform(seed=1)
-    out = keras.layers.Dense(1, kernel_initializer=kernel, name="out")(keras.layers.Flatten()(table(ids)))
-    model = keras.Model(ids, out)
-    model.compile(compiled.get("optimizer") or keras.optimizers.Adam(0.05), "mse")
-    return model
-
-
-def train(model: keras.Model, targets: Array = TARGETS) -> None:
-    model.fit(IDS, targets, batch_size=8, shuffle=False, verbose=0)
-
-
-def assert_same(model: keras.Model, other: keras.Model) -> None:
-    for ours, theirs in zip(model.get_weights(), other.get_weights(), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
 
 
 @pytest.fixture
