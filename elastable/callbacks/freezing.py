@@ -34,6 +34,7 @@ class Freezing:
         self._model, self._dense = model, dense
         self._layers = store_layers(model)
         self._compiled = (model.optimizer, model._compile_loss)
+        self._sources = [layer.source for layer in self._layers]
         self._held: object = None
         self._warned = b""
 
@@ -60,7 +61,8 @@ class Freezing:
         """To be called before each epoch and, where callbacks see batches, after each version.
 
         Raises:
-            Unsupported: a callback compiled the model anew, or unfroze what the optimizer was not built for.
+            Unsupported: a callback compiled the model anew, unfroze what the optimizer was not built for, or put a
+                table into another store.
             ModelError: layers that share a table differ in whether it is trained.
         """
         if (self._model.optimizer, self._model._compile_loss) != self._compiled or not self._model.train_function:
@@ -68,6 +70,7 @@ class Freezing:
                 f"a callback compiled model {self._model.name!r} while it is trained: to freeze layers or to unfreeze "
                 "them call model.make_train_function(force=True), and compile between two fits"
             )
+        self._require_tables()
         function = self._model.train_function
         if self._model.run_eagerly:
             setattr(function, _KEPT, read_trainable(self._model))
@@ -78,6 +81,14 @@ class Freezing:
             setattr(function, _KEPT, read_trainable(self._model))
         self._held = function
         self._hold(getattr(function, _KEPT))
+
+    def _require_tables(self) -> None:
+        for layer, source in zip(self._layers, self._sources, strict=True):
+            if layer.source is not source:
+                raise Unsupported(
+                    f"embedding layer {layer.name!r}: a callback put its table into another store while model "
+                    f"{self._model.name!r} is trained: load weights and attach stores between two fits"
+                )
 
     def _hold(self, trainable: bytes) -> None:
         with imposed(self._model, trainable):

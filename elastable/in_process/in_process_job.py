@@ -40,6 +40,7 @@ from elastable.output.progress_bars import JobProgress
 from elastable.process.stopping import repeating
 from elastable.worker.keras.keras_methods import require_same_optimizer
 from elastable.worker.keras.seeds import same_keras_state
+from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.build import build_model, for_model, sample_batch, warn_of_batch_statistics
 from elastable.worker.models.offload import offload_built
 from elastable.worker.readers import Reader
@@ -128,7 +129,10 @@ def run_here(model: keras.Model, data: FitData, settings: FitSettings) -> keras.
         model, job, readers, sample, tables.store, tables.specs, keras_draws=settings.seeds.keras
     )
     refuse_backup_of_slots(settings.callbacks, model, tables.specs)
-    with closing(BestVersions(settings.callbacks, tables.store, dense, job, master.progress)) as best:
+    with ExitStack() as held:
+        best = held.enter_context(closing(BestVersions(settings.callbacks, tables.store, dense, job, master.progress)))
+        for layer in store_layers(model):
+            held.enter_context(layer.in_fit(model))
         return _run(model, master, computer, schedule, tables, dense, settings, best)
 
 

@@ -19,6 +19,7 @@ from elastable.master.keras.keras_optimizer import accumulation_of
 from elastable.master.keras.metrics import ModelMetrics
 from elastable.master.push_check import Expected, check_finite
 from elastable.master.tasks.progress import Progress
+from elastable.models.tables_in_store import optimizer_of
 from elastable.worker.keras.keras_methods import require_same_optimizer
 from elastable.worker.keras.seeds import global_seed
 from elastable.worker.keras.structures import TensorBatch
@@ -78,6 +79,7 @@ class _BatchTrainer:
         steps = plan_step(model, spec)
         tables = FitTables(model, seeds=FitSeeds(seed, seed, keras=True), lazy=None, steps=steps)
         self._store, self._specs = tables.store, tables.specs
+        self._trained = [(layer, optimizer_of(layer, model, tables.optimizers)) for layer in store_layers(model)]
         self._dense = dense_part(model, steps)
         self._freezing = Freezing(model, self._dense)
         self._freezing.begin()
@@ -91,8 +93,11 @@ class _BatchTrainer:
         self._step = TrainStep(*given) if steps is None else OwnTrainStep(*given, steps)
 
     def is_current(self) -> bool:
-        """Whether the model is still compiled and attached as it was."""
-        same = all(layer.source is self._store for layer in store_layers(self._model))
+        """Whether the model is still compiled and attached as it was, and nothing else has trained its tables since."""
+        same = all(
+            layer.source is self._store and layer.goes_on_with(optimizer, self._specs[layer.table_name])
+            for layer, optimizer in self._trained
+        )
         return same and (self._model.optimizer, self._model._compile_loss) == self._compiled
 
     def train(self, batch: TensorBatch, records: int) -> dict[str, float]:

@@ -26,10 +26,11 @@ from elastable.master.keras.dense import DenseState, ModelPart
 from elastable.master.keras.discovery import discover_tables
 from elastable.master.keras.keras_optimizer import inner_optimizer
 from elastable.master.tasks.progress import Progress
-from elastable.models.tables_in_store import seeded_as_read, tables_in_store
+from elastable.models.tables_in_store import optimizer_of, seeded_as_read, tables_in_store
 from elastable.worker.keras.seeds import global_seed, layers_of
 from elastable.worker.layers.model_tables import pretrained_rows, store_layers
 from elastable.worker.rows.scope import entered
+from elastable.worker.rows.store_backed import StoreBacked
 from elastable.worker.step.traced.own_step import Collector, current_collector
 from elastable.worker.step.traced.tape_scope import TapeLookup, TapeScope, slices_of
 from elastable.worker.step.trainable import is_trained
@@ -67,8 +68,17 @@ class _Trainer:
                 layer.attach(None, seed)  # what the first step reads is what its tables begin with
         self._made: dict[tuple[int, tuple[int, ...]], tuple[DenseState, Committer]] = {}
         self._owners: dict[str, keras.Optimizer] = {}
+        self._trained: list[tuple[StoreBacked, keras.Optimizer]] = []
         self._all = [layer.table_name for layer in store_layers(model)]
         self._held: dict[int, tuple[object, ...]] = {}
+
+    def is_current(self) -> bool:
+        """Whether tables are where it trains them, and nothing else has trained them since."""
+        specs = self.store.specs()
+        return all(
+            layer.source is self.store and layer.goes_on_with(optimizer, specs[layer.table_name])
+            for layer, optimizer in self._trained
+        )
 
     def commit(self, part: _NamedPart, gradients: dict[int, Tensor], push: Push, trained: Sequence[str]) -> None:
         """One version: the step of one optimizer.
@@ -123,6 +133,7 @@ class _Trainer:
         # Without a seed small tables begin as in Keras; see first_rows. They were read so by the forward pass.
         given = pretrained_rows(store_layers(part), unseeded=self._as_keras)
         tables_in_store(part, tables, self.store, given, self._seed, self.store.version())
+        self._trained += [(layer, optimizer_of(layer, part, None)) for layer in store_layers(part)]
 
 
 def _refuse_averages(part: _NamedPart) -> None:
@@ -249,7 +260,7 @@ def step(
             "compile(run_eagerly=True)"
         )
     trainer = getattr(model, "_elastable_trainer", None)
-    if trainer is None or (store is not None and store is not trainer.store):
+    if trainer is None or (store is not None and store is not trainer.store) or not trainer.is_current():
         trainer = _Trainer(model, store, seed, lazy)
         # Past Keras' tracking: it lives as long as the model does.
         object.__setattr__(model, "_elastable_trainer", trainer)

@@ -13,13 +13,13 @@ from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import Unsupported
-from elastable.embedding_store.optimizers.registry import decays_untouched_rows, row_optimizer
+from elastable.embedding_store.optimizers.registry import decays_untouched_rows
 from elastable.embedding_store.tables.row_blocks import fresh_rows
 from elastable.master.keras.discovery import create_tables
 from elastable.worker.layers.model_tables import store_layers
-from elastable.worker.models.keras_slots import keras_slots, note_weights
+from elastable.worker.models.keras_slots import keras_slots
 
-__all__ = ["note_trained", "seeded_as_read", "tables_in_store"]
+__all__ = ["note_trained", "optimizer_of", "seeded_as_read", "tables_in_store"]
 
 _BLOCK_ROWS = 1 << 16
 _NO_DECAY = 0.0  # the logarithm of 1
@@ -73,24 +73,26 @@ def tables_in_store(
 
     Raises:
         SpecConflict: the store has a table of that name with another spec.
-        Unsupported: see `_state`, and `_refuse_lost_slots`.
+        Unsupported: see `_state`, and `StoreBacked.require_trainable_by`.
     """
     layers = store_layers(model)
     before = {layer.table_name: (layer, layer.source) for layer in layers if isinstance(layer.source, EmbeddingStore)}
+    for name in tables.keys() & before.keys():
+        layer, _ = before[name]
+        layer.require_trainable_by(optimizer_of(layer, model, optimizers), tables[name])
     there = held.specs()
     # Every version names its learning rate: a table made at an earlier point of a schedule is the same table.
     create_tables(held, {name: _as_there(spec, there.get(name)) for name, spec in tables.items()})
     for name, spec in tables.items():
         if name in before:
             layer, source = before[name]
-            _refuse_lost_slots(layer, _optimizer_of(layer, model, optimizers), source.specs()[name], spec)
-            goes_on = layer.trained_by(_optimizer_of(layer, model, optimizers))
+            goes_on = layer.trained_by(optimizer_of(layer, model, optimizers))
             if source is not held or (layer.was_trained and not goes_on):
                 _carry(source, held, spec, goes_on)
         elif name in given:
             held.put(name, [fresh_rows(spec, np.arange(len(given[name]), dtype=np.int64), given[name])])
     for layer in layers:
-        trained_by = _optimizer_of(layer, model, optimizers)
+        trained_by = optimizer_of(layer, model, optimizers)
         if not layer.trained_by(trained_by):
             _take_slots(trained_by, layer, held)
     if held.version() != version:
@@ -99,16 +101,6 @@ def tables_in_store(
         layer.attach(held, seed)
     note_trained(model, optimizers)
     return held
-
-
-def _refuse_lost_slots(layer: keras.Layer, optimizer: keras.Optimizer, there: TableSpec, spec: TableSpec) -> None:
-    """A Keras optimizer keeps slots of its own for each variable; rows have those of the last optimizer alone."""
-    if layer.lost_slots_of(optimizer) and row_optimizer(spec.optimizer).slots:
-        raise Unsupported(
-            f"embedding layer {layer.name!r}: the optimizer {optimizer.name!r} trained its table before, and another "
-            "one since, whose slots the rows have now; compile the model with a new optimizer, train the table with "
-            "one optimizer only (et.Embedding(optimizer=)), or use two layers"
-        )
 
 
 def _take_slots(optimizer: keras.Optimizer, layer: keras.Layer, held: EmbeddingStore) -> None:
@@ -125,17 +117,16 @@ def _take_slots(optimizer: keras.Optimizer, layer: keras.Layer, held: EmbeddingS
 def note_trained(model: keras.Model, optimizers: Mapping[str, keras.Optimizer] | None = None) -> None:
     """Its tables are trained by the model's optimizer from now on, or by the layer's own; see `tables_in_store`."""
     for layer in store_layers(model):
-        optimizer = _optimizer_of(layer, model, optimizers)
+        optimizer = optimizer_of(layer, model, optimizers)
         layer.note_trained_by(optimizer)
         # As Keras' optimizers hold the variables that they train: `tf.train.Checkpoint` finds layers in lists, too.
         setattr(optimizer, f"table_{layer.table_name}", layer.table_in_checkpoint)
-    if any(hasattr(layer, "variable_path") for layer in store_layers(model)):  # offloaded ones
-        note_weights(model.optimizer, model.trainable_weights)
 
 
-def _optimizer_of(
+def optimizer_of(
     layer: keras.Layer, model: keras.Model, optimizers: Mapping[str, keras.Optimizer] | None
 ) -> keras.Optimizer:
+    """What trains a layer's table; `optimizers` as of `discover_tables`."""
     return layer.optimizer or (optimizers or {}).get(layer.table_name, model.optimizer)
 
 

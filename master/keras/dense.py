@@ -203,7 +203,7 @@ class DenseState(DenseTensors):
         self._applies: dict[bool, Callable[..., None]] = {}
         trainable = variables_of(model.trainable_weights)
         if not self._optimizer.built:
-            self._optimizer.build(trainable)
+            self._optimizer.build(model.trainable_weights)  # tables are left out, and noted
         known = {id(variable) for variable in self._optimizer._trainable_variables}
         weights = variables_of(model.weights)
         trained = [weight for weight in weights if id(weight) in known]

@@ -6,7 +6,7 @@ registered. `evaluate`, `predict` and the other methods stay Keras' own and read
 given is checked before (`elastable.worker.rows.model_inputs`).
 
 A model's weights hold the rows of its tables, whose slots are in the store. So the optimizers' `build`, which makes
-slots of its own for each variable that it is given, is given the variables alone.
+slots of its own for each variable that it is given, is given the variables alone; the whole list is kept beside it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from elastable.embedding_store.errors import Unsupported
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.trainers import trainer
 
-__all__ = ["has_tables_in_store", "require_same_optimizer", "wrap_method", "wrap_model_methods"]
+__all__ = ["built_with", "has_tables_in_store", "require_same_optimizer", "wrap_method", "wrap_model_methods"]
 
 _WRAPPED = ("fit", "train_on_batch")
 _STATE_TREES = ("get_state_tree", "set_state_tree")
 _MARK = "_elastable_wraps"
 _TRAINED_BY = "_elastable_trained_by"
+_BUILT_WITH = "_elastable_built_with"
 
 
 def has_tables_in_store(model: keras.Model) -> bool:
@@ -67,6 +68,13 @@ def require_same_optimizer(model: keras.Model) -> None:
     object.__setattr__(model, _TRAINED_BY, now)  # past Keras' tracking
 
 
+def built_with(optimizer: keras.optimizers.Optimizer) -> tuple[object, ...]:
+    """The weights, tables among them, that an optimizer was built for; empty: no table was."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    weights: tuple[object, ...] = getattr(optimizer, _BUILT_WITH, getattr(inner, _BUILT_WITH, ()))
+    return weights
+
+
 def _refused(name: str, plain: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(plain)
     def method(self: keras.Model, *args: object, **kwargs: object) -> object:
@@ -91,7 +99,10 @@ def _build_of_variables(plain: Callable[..., None]) -> Callable[..., None]:
     def build(
         self: keras.optimizers.Optimizer, variables: Iterable[keras.Variable], *args: object, **kwargs: object
     ) -> None:
-        plain(self, variables_of(variables), *args, **kwargs)
+        weights = tuple(variables)
+        plain(self, variables_of(weights), *args, **kwargs)
+        if len(variables_of(weights)) < len(weights):
+            object.__setattr__(self, _BUILT_WITH, weights)  # past Keras' tracking
 
     setattr(build, _MARK, plain)
     return build

@@ -1,13 +1,15 @@
-"""Slots of offloaded embeddings as Keras optimizers have them: taken over from variables, and in Keras files.
+"""Slots of tables as Keras optimizers have them: taken over from variables, and in Keras files.
 
 A plain Keras optimizer has variables for each embedding. One that has only known a table in a store has none for it.
-Its part of a Keras file is nevertheless that of the plain one, slots included, so that what loads the file goes on.
+Its part of a Keras file is nevertheless that of the plain one where embeddings are offloaded, slots included, so that
+what loads the file goes on. The slots of an `et.Embedding` are in the layer's part; those that a plain optimizer wrote
+are loaded.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -22,12 +24,12 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables.row_blocks import fresh_rows
+from elastable.worker.keras.keras_methods import built_with
 from elastable.worker.rows.store_backed import StoreBacked
 
-__all__ = ["give_back_slots", "keras_slots", "knows_variable", "note_weights", "wrap_optimizer_files"]
+__all__ = ["give_back_slots", "keras_slots", "knows_variable", "wrap_optimizer_files"]
 
 _BLOCK_ROWS = 1 << 16
-_WEIGHTS = "_elastable_weights"
 _ACCUMULATOR = "gradient_accumulator"  # zeros between the updates that it is summed for
 
 
@@ -84,26 +86,22 @@ def _variables(
     return found
 
 
-def note_weights(optimizer: keras.optimizers.Optimizer, weights: Sequence[object]) -> None:
-    """Records a model's trainable weights, its offloaded tables among them, which this optimizer trains from now on.
-
-    Nothing where it has been recorded before, or where the optimizer was built with variables of the tables.
-    """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    tables = [layer for weight in weights if (layer := _offloaded(weight)) is not None]
-    if tables and not hasattr(inner, _WEIGHTS) and not any(knows_variable(inner, layer) for layer in tables):
-        kept = [weight for weight in weights if not hasattr(weight, "table_name") or _offloaded(weight) is not None]
-        object.__setattr__(inner, _WEIGHTS, tuple(kept))  # past Keras' tracking
+def _table(weight: object) -> StoreBacked | None:
+    """The layer whose rows the weight is; None: it is a variable."""
+    return getattr(weight, "layer", None) if hasattr(weight, "table_name") else None
 
 
-def _offloaded(weight: object) -> StoreBacked | None:
-    layer: StoreBacked | None = getattr(weight, "layer", None)
-    return layer if hasattr(layer, "variable_path") else None
+def _is_offloaded(layer: StoreBacked) -> bool:
+    return hasattr(layer, "variable_path")
+
+
+def _has_other_optimizer(layer: StoreBacked) -> bool:
+    return getattr(layer, "optimizer", None) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class _SlotOfTable:
-    """A variable that the plain optimizer has for an offloaded table, and this one has not."""
+    """A variable that the plain optimizer has for a table, and this one has not."""
 
     layer: StoreBacked
     slot: str
@@ -122,22 +120,32 @@ def wrap_optimizer_files() -> None:
 
 
 def _with_tables(
-    plain: Callable[..., None], ours: Callable[[keras.optimizers.Optimizer, _Arrays, list[_Place]], bool]
+    plain: Callable[..., None], ours: Callable[[keras.optimizers.Optimizer, _Arrays], bool]
 ) -> Callable[[keras.optimizers.Optimizer, _Arrays], None]:
     @functools.wraps(plain)
     def method(self: keras.optimizers.Optimizer, store: _Arrays) -> None:
-        places = _places(self)
-        if not any(isinstance(place, _SlotOfTable) for place in places) or not ours(self, store, places):
+        if not ours(self, store):
             plain(self, store)
 
     return method
 
 
-def _places(optimizer: keras.optimizers.Optimizer) -> list[_Place]:
-    """What the variables of the plain optimizer are here, in its order; empty: the same."""
+def _places(optimizer: keras.optimizers.Optimizer, offloaded_only: bool) -> list[_Place]:
+    """What the variables of the plain optimizer are here, in its order; empty: it has the same.
+
+    Args:
+        optimizer: As it was built.
+        offloaded_only: Whether plain Keras has variables for offloaded tables alone, or for all.
+    """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    weights = getattr(inner, _WEIGHTS, ())
-    if not weights or not inner.built:
+    weights = [
+        weight
+        for weight in built_with(optimizer)
+        if (layer := _table(weight)) is None
+        or _is_offloaded(layer)
+        or not (offloaded_only or _has_other_optimizer(layer))
+    ]
+    if not any(map(_table, weights)):
         return []
     plain = type(inner).from_config(inner.get_config())
     plain.build([keras.Variable(np.zeros((1, 1)), name=f"elastable{number}_") for number in range(len(weights))])
@@ -145,12 +153,13 @@ def _places(optimizer: keras.optimizers.Optimizer) -> list[_Place]:
     found: list[_Place] = list(optimizer.variables[: -len(inner.variables)])
     for variable in plain.variables:
         number, of, slot = variable.name.removeprefix("elastable").partition("__")
-        layer = _offloaded(weights[int(number)]) if of else None
+        layer = _table(weights[int(number)]) if of else None
         found.append(next(mine) if layer is None else _SlotOfTable(layer, slot))
-    return found
+    return found if any(isinstance(place, _SlotOfTable) for place in found) else []
 
 
-def _save(optimizer: keras.optimizers.Optimizer, store: _Arrays, places: list[_Place]) -> bool:
+def _save(optimizer: keras.optimizers.Optimizer, store: _Arrays) -> bool:
+    places = _places(optimizer, offloaded_only=True)
     slots: dict[str, dict[str, Float32]] = {}
     for place in places:
         if isinstance(place, _SlotOfTable) and place.layer.name not in slots:
@@ -160,12 +169,15 @@ def _save(optimizer: keras.optimizers.Optimizer, store: _Arrays, places: list[_P
             store[str(number)] = slots[place.layer.name][place.slot]
         else:
             store[str(number)] = np.asarray(place)
-    return True
+    return bool(places)
 
 
-def _load(optimizer: keras.optimizers.Optimizer, store: _Arrays, places: list[_Place]) -> bool:
-    if len(store.keys()) != len(places):
-        return False
+def _load(optimizer: keras.optimizers.Optimizer, store: _Arrays) -> bool:
+    candidates = (_places(optimizer, offloaded_only) for offloaded_only in (True, False))
+    places = next((each for each in candidates if each and len(each) == len(store.keys())), [])
+    tables = {place.layer for place in places if isinstance(place, _SlotOfTable)}
+    if not all(isinstance(layer.source, EmbeddingStore) for layer in tables):
+        return False  # Keras warns that it skips the optimizer
     slots: dict[StoreBacked, dict[str, Float32]] = {}
     for number, place in enumerate(places):
         if isinstance(place, _SlotOfTable):
@@ -174,8 +186,7 @@ def _load(optimizer: keras.optimizers.Optimizer, store: _Arrays, places: list[_P
             place.assign(store[str(number)])
     for layer, found in slots.items():
         source, name = layer.source, layer.table_name
-        if not isinstance(source, EmbeddingStore):
-            continue
+        assert isinstance(source, EmbeddingStore)
         wanted = row_optimizer(source.specs()[name].optimizer).slots
         if missing := [slot.name for slot in wanted if slot.name not in found]:
             raise Unsupported(
@@ -189,7 +200,7 @@ def _load(optimizer: keras.optimizers.Optimizer, store: _Arrays, places: list[_P
             ids = np.arange(start, min(start + _BLOCK_ROWS, len(whole)), dtype=np.int64)
             source.put(name, [RowBlock(ids, source.lookup({name: ids})[name], whole[ids])])
         layer.note_trained_by(optimizer)
-    return True
+    return bool(places)
 
 
 def _slots_of(layer: StoreBacked) -> dict[str, Float32]:

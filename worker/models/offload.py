@@ -22,7 +22,7 @@ from elastable.worker.keras.patched import patched
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorLike
 from elastable.worker.models.keras_slots import give_back_slots, knows_variable, wrap_optimizer_files
-from elastable.worker.rows.saved_rows import all_rows, load_all_rows, refuse_legacy_file
+from elastable.worker.rows.saved_rows import PLAIN_ROWS, all_rows, load_plain_rows, refuse_legacy_file
 from elastable.worker.rows.store_backed import StoreBacked
 from elastable.worker.rows.store_layer import SavedArrays
 from elastable.worker.rows.whole_table import WholeTable
@@ -66,14 +66,14 @@ class OffloadedEmbedding(StoreBacked, keras.layers.Embedding):  # type: ignore[m
 
     def save_own_variables(self, store: SavedArrays) -> None:
         """Writes the rows as the plain layer does; raises `Unsupported` if there are too many (`et.save`)."""
-        store["0"] = all_rows(self)
+        store[PLAIN_ROWS] = all_rows(self)
         optimizer = None if self._trained_by is None else self._trained_by()
         if optimizer is not None and isinstance(self._source, EmbeddingStore):
             give_back_slots(optimizer, self, self._source)  # Keras writes the optimizer after the layers
 
     def load_own_variables(self, store: SavedArrays) -> None:
         """Reads the rows of a plain layer."""
-        load_all_rows(self, store["0"])
+        load_plain_rows(self, store)
         trained_by = None if self._trained_by is None else self._trained_by()
         if trained_by is not None and knows_variable(trained_by, self):
             self.note_steps(_LOADED)  # slots are those that Keras loads into the optimizer
@@ -163,6 +163,7 @@ def offload_built(model: keras.Model, above: int) -> dict[str, Float32]:
             layer._tracker.unlock()
             layer._trainable_variables.remove(layer._embeddings)
             layer._embeddings = None
+            layer._delete_tracking("_embeddings")  # of TensorFlow's checkpoints
             layer._tracker.lock()
             _offload(layer)
             layer.trainable = layer.trainable and variable.trainable

@@ -1,7 +1,8 @@
 """How the rows of tables in a store are read and written whole: as a weight, and in Keras files.
 
-An offloaded `keras.layers.Embedding` is written as the plain layer: one array of all rows. An `et.Embedding` writes
-ids, rows, slots, the table's spec and its counters.
+An offloaded `keras.layers.Embedding` is written as the plain layer: one array of all rows. A trained `et.Embedding`
+writes ids, rows, slots, the table's spec and its counters; an untrained one all rows, as the plain layer. Both load
+what the plain layer wrote.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ from elastable.worker.rows.store_layer import SavedArrays, StoreLayer
 __all__ = [
     "LARGEST_TABLE_BYTES",
     "MATRIX_VARIABLE",
+    "PLAIN_ROWS",
     "all_rows",
     "assign_rows",
     "leaving_rows_out",
     "load_all_rows",
+    "load_plain_rows",
     "load_table",
     "refuse_legacy_file",
     "require_all_rows",
@@ -46,6 +49,9 @@ __all__ = [
 
 #: A larger table is written only within `writing_tables_of`.
 LARGEST_TABLE_BYTES = 1 << 30
+
+#: Under which a plain Keras layer writes its one variable.
+PLAIN_ROWS = "0"
 
 MATRIX_VARIABLE = "ELASTABLE_LARGEST_MATRIX_BYTES"
 _LARGEST_MATRIX_BYTES = 1 << 28
@@ -226,7 +232,7 @@ def save_table(layer: StoreLayer, store: SavedArrays) -> None:
         Unsupported: the table is too large, or its store is not in this process.
     """
     if layer.on_worker or (layer.source is None and first_rows(layer, unseeded=True) is not None):
-        store["all_rows"] = all_rows(layer)
+        store[PLAIN_ROWS] = all_rows(layer)
         return
     source, name = _writable(layer) if layer.source is not None else _untouched(layer), layer.table_name
     _refuse_large(layer, source.row_count(name) * layer.output_dim * 4)
@@ -252,20 +258,22 @@ def _untouched(layer: StoreLayer) -> EmbeddingStore:
 
 
 def load_table(layer: StoreLayer, store: SavedArrays) -> None:
-    """Reads what `save_table` wrote.
+    """Reads what `save_table` wrote, or a plain Keras layer.
 
     A layer without a store gets a new one; otherwise the rows go into its store. Slots are loaded if the file's
-    optimizer is like the layer's, as Keras loads the optimizer with the weights.
+    optimizer is like the layer's, as Keras loads the optimizer with the weights; a plain model has them in the
+    optimizer's part (`elastable.worker.models.keras_slots`).
 
     Raises:
-        BadInput: the file contains another table.
+        BadInput: the file contains another table, or none.
+        Unsupported: the file contains a matrix of rows, and the table takes any id.
     """
-    if ("all_rows" in store or "spec" in store) and _leaves_out(layer):
-        return
-    if "all_rows" in store:
-        load_all_rows(layer, store["all_rows"])
+    if set(store.keys()) == {PLAIN_ROWS}:
+        load_plain_rows(layer, store)
         return
     if "spec" not in store:
+        raise BadInput(_no_rows(layer, store))
+    if _leaves_out(layer):
         return
     saved, steps = _saved_table(layer, store), int(np.asarray(store["steps"]))
     there = layer.source.specs().get(layer.table_name) if isinstance(layer.source, EmbeddingStore) else None
@@ -287,6 +295,27 @@ def load_table(layer: StoreLayer, store: SavedArrays) -> None:
     _put_untouched(source, saved)
     if with_slots:
         layer.note_steps(steps)
+
+
+def load_plain_rows(layer: StoreLayer, store: SavedArrays) -> None:
+    """Reads the rows that a plain `keras.layers.Embedding` wrote.
+
+    Raises:
+        BadInput: the file holds no such rows, or rows of another shape.
+        Unsupported: as of `load_all_rows`.
+    """
+    if set(store.keys()) != {PLAIN_ROWS}:
+        raise BadInput(_no_rows(layer, store))
+    load_all_rows(layer, store[PLAIN_ROWS])
+
+
+def _no_rows(layer: StoreLayer, store: SavedArrays) -> str:
+    found = f"{', '.join(sorted(store.keys()))} in its place" if len(store.keys()) else "nothing in its place"
+    return (
+        f"embedding layer {layer.name!r}: the file holds no rows for its table ({found}): another kind of layer, or "
+        "another model, wrote it. Load it into such a model, and write the rows with layer.set_weights([rows]) or "
+        "layer.write_rows(ids, rows)"
+    )
 
 
 def _put_untouched(source: EmbeddingStore, saved: _Saved) -> None:

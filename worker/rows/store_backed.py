@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import keras
@@ -16,8 +17,9 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import BadIds, ModelError
+from elastable.embedding_store.errors import BadIds, ModelError, Unsupported
 from elastable.embedding_store.native.string_ids import hash_ids
+from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables.checks import as_ids, require_ids
 from elastable.embedding_store.tables.initial_values import initial_rows
 from elastable.worker.keras.keras_methods import wrap_model_methods
@@ -74,6 +76,8 @@ class StoreBacked:
     _trainers: weakref.WeakSet[keras.optimizers.Optimizer]
     """Every optimizer that has trained the table."""
     _steps: int | None = None
+    _in_fit: str | None = None
+    """Name of the model whose `fit` trains the table now."""
     _id_kind: str | None = None
     _here: tuple[keras.Variable, ...] = ()
     """The variable of a table that is kept on the worker."""
@@ -168,11 +172,14 @@ class StoreBacked:
     def trained_by(self, optimizer: keras.optimizers.Optimizer) -> bool:
         """Whether this very optimizer trained the table last, so that it can continue with the rows' slots.
 
-        For loaded rows it is the optimizer that was loaded with them, recognised by its number of steps.
+        For loaded rows it is the optimizer that was loaded with them, recognised by its number of steps, which grows
+        where it trains on at once.
         """
-        if self._steps is not None:
-            return int(optimizer.iterations) == self._steps
-        return self._trained_by is not None and self._trained_by() is optimizer
+        last = self._trained_by is not None and self._trained_by() is optimizer
+        if self._steps is None:
+            return last
+        steps = int(optimizer.iterations)
+        return steps == self._steps or (last and steps > self._steps >= 0)
 
     def note_trained_by(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Records that this optimizer trains the table."""
@@ -185,6 +192,40 @@ class StoreBacked:
         """Whether this optimizer trained the table before another one did, whose slots the rows have now."""
         return self._steps is None and optimizer in self._trainers and not self.trained_by(optimizer)
 
+    def goes_on_with(self, optimizer: keras.optimizers.Optimizer, spec: TableSpec) -> bool:
+        """Whether this optimizer, of the table's spec, may go on with the rows as they are."""
+        if self._in_fit is not None:
+            return False
+        return self.trained_by(optimizer) or not row_optimizer(spec.optimizer).slots
+
+    @contextmanager
+    def in_fit(self, model: keras.Model) -> Iterator[None]:
+        """Within the block nothing else trains the table: versions would be counted twice."""
+        object.__setattr__(self, "_in_fit", model.name)  # past Keras' tracking
+        try:
+            yield
+        finally:
+            object.__setattr__(self, "_in_fit", None)
+
+    def require_trainable_by(self, optimizer: keras.optimizers.Optimizer, spec: TableSpec) -> None:
+        """To be called before an optimizer begins to train the table, whose spec it gives.
+
+        Raises:
+            Unsupported: it is trained by a fit at this moment. Or this optimizer trained it before, and another one has
+                since: a Keras optimizer keeps slots of its own for each variable; rows have those of the last alone.
+        """
+        if self._in_fit is not None:
+            raise Unsupported(
+                f"embedding layer {self.name!r}: its table is being trained by fit of model {self._in_fit!r}; train it "
+                "otherwise before or after that, not in a callback"
+            )
+        if self.lost_slots_of(optimizer) and not self.goes_on_with(optimizer, spec):
+            raise Unsupported(
+                f"embedding layer {self.name!r}: the optimizer {optimizer.name!r} trained its table before, and "
+                "another one since, whose slots the rows have now; compile the model with a new optimizer, train the "
+                "table with one optimizer only (et.Embedding(optimizer=)), or use two layers"
+            )
+
     @property
     def steps_trained(self) -> int:
         """Steps of the optimizer that trained the table, saved with the rows; -1: it no longer exists."""
@@ -195,6 +236,16 @@ class StoreBacked:
     def note_steps(self, steps: int) -> None:
         """Records that the rows were loaded with the slots of an optimizer that has made this many steps."""
         self._steps = steps
+
+    def _lookup_dependency(self, name: str, *cached: object) -> object:
+        """What TensorFlow restores a part of a checkpoint to: a plain layer's has another than ours."""
+        if name == "_embeddings" and not self._here:
+            raise Unsupported(
+                f"embedding layer {self.name!r}: the tf.train.Checkpoint holds the variable of a plain Keras layer, "
+                "and its rows would be left out; write the plain model with model.save_weights, and load that file "
+                "with load_weights"
+            )
+        return super()._lookup_dependency(name, *cached)  # type: ignore[misc]
 
     @property
     def embeddings(self) -> keras.Variable | WholeTable:

@@ -292,7 +292,10 @@ SECOND = (
 @pytest.mark.parametrize(
     ("updates", "told"),
     [
-        (both_tapes, r"step\.apply number 2 of its train_step changes (the table )?'.*', which an earlier one changes, too"),
+        (
+            both_tapes,
+            r"step\.apply number 2 of its train_step changes (the table )?'.*', which an earlier one changes, too",
+        ),
         (mixed, SECOND),
         (two_losses, SECOND),
         (measured_late, r"metric 'error' is updated with values that its train_step computes from .* has changed it"),

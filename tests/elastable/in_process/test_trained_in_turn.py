@@ -1,0 +1,151 @@
+"""One table that several models or optimizers train in turn, and what is loaded meanwhile: as in Keras, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import elastable as et
+from elastable.embedding_store.errors import Unsupported
+from tests.elastable.one_table import IDS, START, TARGETS, assert_same, model_of, own_table, plain_table, train
+
+GONE = r"'items': the optimizer '\w+' trained its table before, and another one since"
+
+
+def pair(table: keras.layers.Layer, optimizer: Callable[[], object]) -> tuple[keras.Model, keras.Model]:
+    """Two models with this table, each with an optimizer of its own."""
+    models = model_of(table, optimizer()), model_of(table, optimizer())
+    table.set_weights([START])
+    return models
+
+
+def adam() -> object:
+    return keras.optimizers.Adam(0.05)
+
+
+def sgd() -> object:
+    return keras.optimizers.SGD(0.1)
+
+
+def by_batch(model: keras.Model) -> None:
+    model.train_on_batch(IDS, TARGETS)
+
+
+def by_step(model: keras.Model) -> None:
+    """A step of the user's own, in which plain Keras has a dense gradient, as `plain_table` does."""
+    own = isinstance(model.get_layer("items"), et.Embedding)
+    if own:
+        with et.step(model, lazy=False) as step:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(tf.constant(IDS), training=True) - TARGETS) ** 2)
+            step.apply(tape, loss)
+        return
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(tf.constant(IDS), training=True) - TARGETS) ** 2) + sum(model.losses)
+    model.optimizer.apply_gradients(
+        zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True)
+    )
+
+
+WAYS = {"train_on_batch": by_batch, "step": by_step, "fit": train}
+
+
+@pytest.mark.parametrize("second", WAYS)
+@pytest.mark.parametrize("first", WAYS)
+def test_a_model_whose_slots_are_gone_is_refused(first: str, second: str) -> None:
+    one, other = pair(own_table(), adam)
+    WAYS[first](one)
+    WAYS[second](other)
+    before = one.get_weights()
+    with pytest.raises(Unsupported, match=GONE):
+        WAYS[first](one)
+    for now, then in zip(one.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_optimizers_without_slots_train_in_turn(way: str) -> None:
+    found = []
+    for table in (plain_table(), own_table()):
+        one, other = pair(table, sgd)
+        for _ in range(3):
+            WAYS[way](one)
+            WAYS[way](other)
+        found.append(one)
+    assert_same(found[1], found[0])
+
+
+def test_an_optimizer_of_a_step_whose_slots_are_gone_is_refused() -> None:
+    model, optimizer = model_of(own_table()), adam()
+
+    def step() -> None:
+        with et.step(model) as step:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(model(tf.constant(IDS), training=True))
+            step.apply(tape, loss, optimizer=optimizer)
+
+    step()
+    model.compile(sgd(), "mse")
+    train(model)  # in a store of its own: rows have no slots there
+    with pytest.raises(Unsupported, match=GONE):
+        step()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_loaded_slots_stay_when_training_goes_on_at_once(way: str, tmp_path: Path) -> None:
+    found = []
+    for number, table in enumerate((plain_table(), own_table())):
+        path = tmp_path / f"{number}.weights.h5"
+        model = model_of(table, adam())
+        table.set_weights([START])
+        WAYS[way](model)
+        model.save_weights(path)
+        WAYS[way](model)
+        model.load_weights(path)
+        WAYS[way](model)
+        WAYS[way](model)
+        train(model)
+        found.append(model)
+    assert_same(found[1], found[0])
+
+
+def test_slots_that_a_callback_loads_stay_in_the_next_fit(tmp_path: Path) -> None:
+    class Loads(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+            if epoch == 0:
+                self.model.save_weights(tmp_path / f"{self.model.name}.weights.h5")
+            elif epoch == 1:
+                self.model.load_weights(tmp_path / f"{self.model.name}.weights.h5")
+
+    found = []
+    for table in (plain_table(), own_table()):
+        model = model_of(table)
+        table.set_weights([START])
+        train(model, epochs=3, callbacks=[Loads()])
+        train(model)
+        found.append(model)
+    assert_same(found[1], found[0])
+
+
+@pytest.mark.parametrize("optimizer", [adam, sgd])
+@pytest.mark.parametrize("hook", ["on_train_begin", "on_epoch_begin", "on_epoch_end", "on_train_batch_end"])
+def test_a_table_is_not_trained_by_a_callback_meanwhile(hook: str, optimizer: Callable[[], object]) -> None:
+    one, other = pair(own_table(), optimizer)
+    callback = keras.callbacks.LambdaCallback(**{hook: lambda *_, **logs: by_batch(other)})
+    with pytest.raises(Unsupported, match=r"'items': its table is being trained by fit of model"):
+        train(one, callbacks=[callback])
+    by_batch(other)
+
+
+def test_a_callback_that_moves_a_table_is_refused() -> None:
+    model = model_of(own_table(None))
+    train(model)
+    store = et.MemoryStore()
+    callback = keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_: model.get_layer("items").attach(store))
+    with pytest.raises(Unsupported, match=r"'items': a callback put its table into another store"):
+        train(model, callbacks=[callback])
