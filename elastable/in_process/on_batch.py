@@ -19,7 +19,7 @@ from elastable.master.keras.keras_optimizer import accumulation_of
 from elastable.master.keras.metrics import ModelMetrics
 from elastable.master.push_check import Expected, check_finite
 from elastable.master.tasks.progress import Progress
-from elastable.models.tables_in_store import optimizer_of
+from elastable.models.tables_in_store import layer_optimizer
 from elastable.worker.keras.keras_methods import require_same_optimizer
 from elastable.worker.keras.seeds import global_seed
 from elastable.worker.keras.structures import TensorBatch
@@ -79,7 +79,7 @@ class _BatchTrainer:
         steps = plan_step(model, spec)
         tables = FitTables(model, seeds=FitSeeds(seed, seed, keras=True), lazy=None, steps=steps)
         self._store, self._specs = tables.store, tables.specs
-        self._trained = [(layer, optimizer_of(layer, model, tables.optimizers)) for layer in store_layers(model)]
+        self._trained = [(layer, layer_optimizer(layer, model, tables.optimizers)) for layer in store_layers(model)]
         self._dense = dense_part(model, steps)
         self._freezing = Freezing(model, self._dense)
         self._freezing.begin()

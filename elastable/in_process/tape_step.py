@@ -26,7 +26,7 @@ from elastable.master.keras.dense import DenseState, ModelPart
 from elastable.master.keras.discovery import discover_tables
 from elastable.master.keras.keras_optimizer import inner_optimizer
 from elastable.master.tasks.progress import Progress
-from elastable.models.tables_in_store import optimizer_of, seeded_as_read, tables_in_store
+from elastable.models.tables_in_store import layer_optimizer, seeded_as_read, tables_in_store
 from elastable.worker.keras.seeds import global_seed, layers_of
 from elastable.worker.layers.model_tables import pretrained_rows, store_layers
 from elastable.worker.rows.scope import entered
@@ -133,7 +133,7 @@ class _Trainer:
         # Without a seed small tables begin as in Keras; see first_rows. They were read so by the forward pass.
         given = pretrained_rows(store_layers(part), unseeded=self._as_keras)
         tables_in_store(part, tables, self.store, given, self._seed, self.store.version())
-        self._trained += [(layer, optimizer_of(layer, part, None)) for layer in store_layers(part)]
+        self._trained += [(layer, layer_optimizer(layer, part, None)) for layer in store_layers(part)]
 
 
 def _refuse_averages(part: _NamedPart) -> None:
