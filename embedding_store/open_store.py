@@ -85,10 +85,10 @@ def open_store(
     """The store at a URL, to read and to write.
 
     Args:
-        url: "memory", with `?log=/folder` as `MemoryUrl` describes; `file:///folder` as `FileUrl` describes; `redis://...`
-            or `rediss://...` as `RedisUrl` does; `grpc://host:port` of a parameter server (`elastable serve`);
-            `token:URL,URL,...` or `encoding:URL,URL,...` for tables that are split over several of them;
-            `servers:host:port,host:port,...` for store servers (`elastable store`).
+        url: "memory", with `?log=/folder` as `MemoryUrl` describes; `file:///folder` as `FileUrl` describes;
+            `redis://...` or `rediss://...` as `RedisUrl` does; `grpc://host:port` of a parameter server
+            (`elastable serve`); `token:URL,URL,...` or `encoding:URL,URL,...` for tables that are split over several
+            of them; `servers:host:port,host:port,...` for store servers (`elastable store`).
         threads: Of a memory or file store; None: one a core.
         shared: Whether other processes of this host may read the rows of a memory
             store from its memory; where the system has no such memory, nobody does.

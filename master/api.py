@@ -14,8 +14,7 @@ from typing import Protocol
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.row_data import FlushStatus
 from elastable.embedding_store.errors import BadSpec
-from elastable.embedding_store.shards.row_pushes import Slices
-from elastable.embedding_store.shards.shard_store import ServerStatus
+from elastable.embedding_store.shards import ServerStatus, Slices
 
 __all__ = [
     "KNOWN_VALUES",

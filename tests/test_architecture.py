@@ -257,6 +257,24 @@ def test_rooms_inside_rooms_have_an_order_too(package: str) -> None:
         all_below(one, ())
 
 
+def test_rooms_with_a_face_are_imported_by_it() -> None:
+    """What the `__init__` of a room exports, others import from there and not from the module that defines it."""
+    faces = {
+        module: {name for node in tree_of(path).body if is_list_of_names(node) for name in ast.literal_eval(node.value)}
+        for module, path in MODULES.items()
+        if path.name == "__init__.py" and module not in ROOMS and module.count(".") > 1
+    }
+    past = [
+        f"{path.relative_to(ROOT)} imports {name}; {face} exports it"
+        for module, path in MODULES.items()
+        for name in imported(path)
+        for face, exported in faces.items()
+        if name.startswith(f"{face}.") and not module.startswith(face)
+        if name.rpartition(".")[2] in exported and name.rpartition(".")[0] != face
+    ]
+    assert not past, "imports past a face:\n" + "\n".join(past)
+
+
 def test_no_room_takes_the_place_of_a_public_name() -> None:
     """Python sets a sub-package as an attribute of its package once it is imported: `et.fit` would become a module."""
     assert not {unit("elastable", module) for module in MODULES} & set(elastable.__all__)

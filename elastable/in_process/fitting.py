@@ -52,9 +52,8 @@ def fit(
     The arguments up to `validation_freq` are those of `model.fit`, in its order and with its meaning; docs/keras.md has
     a row for each. `model.fit` itself does the same, with `lazy=None` and the defaults of all others.
 
-    Afterwards the model's embedding layers read from the store, so that `model.predict`, `model.evaluate` and
-    `model.save` work as usual. A second call continues from the first: tables, optimizer and all. To the bit,
-    `epochs=4` is `epochs=2` followed by `epochs=4, initial_epoch=2`.
+    Afterwards the model's layers read from the store: `predict`, `evaluate` and `save` work as usual. A second call
+    continues from the first: to the bit, `epochs=4` is `epochs=2` followed by `epochs=4, initial_epoch=2`.
 
     Args:
         model: A compiled Keras model with `et.Embedding` layers.
@@ -63,18 +62,15 @@ def fit(
         batch_size: Records in a micro-batch; None: the stream's own batches, else 32. With a stream that has an end: it
             is read once, and batches are made of its records.
         grads_to_wait: Micro-batches of one update; None: the optimizer's gradient_accumulation_steps, else 1.
-        average: How they are combined. "mean": with the numbers of plain Keras on one batch of all their records; a
-            loss whose divisor cannot be determined is refused. "records": weighted by their records. "batches":
-            equally, as with Keras' gradient_accumulation_steps. "sum": added.
+        average: "mean": the numbers of plain Keras on one batch of all their records, or a refusal; "records": weighted
+            by their records; "batches": equally, as with Keras' gradient_accumulation_steps; "sum": added.
         evaluate_every: Versions between further evaluations, within epochs; 0: none.
-        seed: Of initial rows, the record order and dropout, as of `elastable train --seed`. None: as in plain Keras, by
-            the layers' own seeds and `keras.utils.set_random_seed`. The dense variables are drawn when the model is
-            made: only `keras.utils.set_random_seed`, called before that, decides them.
+        seed: Of initial rows, the record order and dropout, as of `elastable train --seed`; dense variables are drawn
+            before, with the model. None: as in plain Keras, by layers' seeds and `keras.utils.set_random_seed`.
         store: Where the tables live: a URL such as "redis://localhost:6379" or "file:///folder", a store, or None: in
             this process's memory. With `locations` it may be several: "memory", "file" or "redis" -> URL or store.
         locations: Which tables live where; None: all in the (first) store.
-        offload_embeddings_above: Plain `keras.layers.Embedding` layers of more elements than this move to the store,
-            with their values; 0: none.
+        offload_embeddings_above: Elements from which plain Keras embeddings move to the store, values too; 0: none do.
         lazy: Whether a step moves only the rows that its batch touches; False: momentum and decay move all rows, with
             the numbers of plain Keras (docs/lazy.md); None: False for tables with `input_dim`, as `model.fit` does. A
             layer's own `lazy` takes precedence.

@@ -25,7 +25,7 @@ from elastable.callbacks.freezing import Freezing
 from elastable.embedding_store.composite import ShardedStore
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.pins import PinKeeper
+from elastable.embedding_store.engine import PinKeeper
 from elastable.embedding_store.errors import CheckpointError, ElastableError, JobFailed, StaleVersion, Unsupported
 from elastable.embedding_store.option import command_words
 from elastable.embedding_store.support.retry import retry

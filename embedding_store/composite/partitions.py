@@ -24,8 +24,7 @@ from elastable.embedding_store.native.row_moves import copy_row
 from elastable.embedding_store.optimizers.base import RowOptimizer
 from elastable.embedding_store.optimizers.fused.rowwise_adagrad import row_squares
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tables.base_store import deliver
-from elastable.embedding_store.tables.lookups import LookupRequest
+from elastable.embedding_store.tables import LookupRequest, deliver
 
 __all__ = [
     "STRATEGIES",

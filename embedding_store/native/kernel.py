@@ -265,7 +265,8 @@ def keep_on_disk(kernel: Callable[..., object]) -> None:
     assert function is not None
     for place in (caching.CompileResultCacheImpl, _ReadOnlyPlace):
         with suppress(RuntimeError):  # numba's: no such folder
-            setattr(kernel, "_cache", _KernelCache(place(function), function, _options(kernel)))  # noqa: B010 - numba's own place
+            # numba's own place
+            setattr(kernel, "_cache", _KernelCache(place(function), function, _options(kernel)))  # noqa: B010
             return
 
 

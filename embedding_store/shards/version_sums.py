@@ -11,7 +11,7 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.shards.row_pushes import Measured, PushedCommit, RowSums, Slices, TableClip
-from elastable.embedding_store.tables.grouping import coalesce_many
+from elastable.embedding_store.tables import coalesce_many
 
 __all__ = ["UNIT", "Pushes", "VersionSums", "clipped_update", "exact_squares", "square_of", "sum_pushes"]
 

@@ -13,8 +13,16 @@ from typing import Protocol
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import FutureVersion, StoreBroken
-from elastable.embedding_store.shards import Committed, Measured, PushedCommit, RowSums, TableClip, square_of
-from elastable.embedding_store.shards.version_sums import Pushes, VersionSums
+from elastable.embedding_store.shards import (
+    Committed,
+    Measured,
+    PushedCommit,
+    Pushes,
+    RowSums,
+    TableClip,
+    VersionSums,
+    square_of,
+)
 from elastable.embedding_store.support.futures import at_once
 from elastable.embedding_store.support.retry import retry
 

@@ -29,8 +29,7 @@ from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.row_moves import copy_row
 from elastable.embedding_store.optimizers.fused.rowwise_adagrad import row_squares
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tables import GradientPart
-from elastable.embedding_store.tables.table_update import IndexedSlices, TableSlices, update_tables
+from elastable.embedding_store.tables import GradientPart, IndexedSlices, TableSlices, update_tables
 from elastable.replicas.groups.agreement import fail_together
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.host_embeddings.row_exchange import GatheredIds, RowExchange, rows_with_slots

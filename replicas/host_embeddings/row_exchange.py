@@ -15,8 +15,8 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadIds, IdOutOfRange
 from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.embedding_store.tables import GradientPart
 from elastable.embedding_store.tables.checks import as_ids
-from elastable.embedding_store.tables.grouping import GradientPart
 from elastable.replicas.groups.group import ReplicaGroup
 
 __all__ = ["GatheredIds", "RowExchange", "gather_ids", "id_dtype", "require_integers", "rows_with_slots"]

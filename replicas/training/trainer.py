@@ -12,9 +12,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from elastable.embedding_store.composite.locations import LocationSettings
+from elastable.embedding_store.composite import LocationSettings
 from elastable.embedding_store.contract.arrays import Array, Int64
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput, CheckpointError, ModelError
 from elastable.master.api import JobSpec, Tensor
 from elastable.master.checkpoints.checkpoint import open_checkpoint

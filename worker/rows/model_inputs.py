@@ -20,8 +20,9 @@ from elastable.embedding_store.errors import BadIds, IdOutOfRange
 from elastable.embedding_store.tables.checks import first_inexact, refuse_masked, why_no_id
 from elastable.worker.keras.keras_methods import wrap_method
 from elastable.worker.keras.seeds import layers_of
+from elastable.worker.readers import RaggedArray, SparseArray
 from elastable.worker.readers.records.pytrees import Structure
-from elastable.worker.readers.records.ragged import Leaf, RaggedArray, SparseArray
+from elastable.worker.readers.records.ragged import Leaf
 from elastable.worker.rows.id_values import BELONGS, assertion_of, exact_tensor
 
 __all__ = ["exact_inputs", "exact_leaf", "is_text", "map_inputs", "wrap_reading_methods"]

@@ -24,8 +24,7 @@ from elastable.embedding_store.errors import (
     Unavailable,
     VersionError,
 )
-from elastable.embedding_store.shards import ShardStore
-from elastable.embedding_store.shards.row_pushes import RowPush, RowPushOutcome
+from elastable.embedding_store.shards import RowPush, RowPushOutcome, ShardStore
 from elastable.embedding_store.support.retry import retry
 from elastable.master.api import (
     AsyncPushId,

@@ -23,9 +23,8 @@ from elastable.embedding_store.native.range_pool import SERIAL, RangePool, avail
 from elastable.embedding_store.native.row_directory import DirectRows, RowDirectory
 from elastable.embedding_store.native.slab import Slab, SlabMaker
 from elastable.embedding_store.support.memory_mapping import FileMapping
-from elastable.embedding_store.tables import LookupRequest, answer_requests
+from elastable.embedding_store.tables import LookupRequest, TableReader, answer_requests
 from elastable.embedding_store.tables.row_dtypes import RowValues, row_values
-from elastable.embedding_store.tables.table_reader import TableReader
 from elastable.embedding_store.wire.shared.attachment import (
     LAYOUT,
     NOTIFICATIONS,
