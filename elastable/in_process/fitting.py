@@ -70,7 +70,7 @@ def fit(
         store: Where the tables live: a URL such as "redis://localhost:6379" or "file:///folder", a store, or None: in
             this process's memory. With `locations` it may be several: "memory", "file" or "redis" -> URL or store.
         locations: Which tables live where; None: all in the (first) store.
-        offload_embeddings_above: Elements from which plain Keras embeddings move to the store, values too; 0: none do.
+        offload_embeddings_above: Plain Keras embeddings of more elements move to the store, with their values; 0: none.
         lazy: Whether a step moves only the rows that its batch touches; False: momentum and decay move all rows, with
             the numbers of plain Keras (docs/lazy.md); None: False for tables with `input_dim`, as `model.fit` does. A
             layer's own `lazy` takes precedence.
@@ -83,8 +83,7 @@ def fit(
     Raises:
         ElastableError: data, model, callbacks or settings that cannot be used.
     """
-    callbacks = _callbacks(callbacks)
-    initial_epoch = backed_up_epoch(callbacks, initial_epoch)
+    initial_epoch = backed_up_epoch(callbacks := _callbacks(callbacks), initial_epoch)
     given = FitArguments(
         x=x, y=y, sample_weight=sample_weight, class_weight=class_weight, batch_size=batch_size,
         validation_split=validation_split, validation_data=validation_data, steps_per_epoch=steps_per_epoch,
