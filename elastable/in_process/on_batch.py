@@ -19,8 +19,8 @@ from elastable.master.keras.metrics import ModelMetrics
 from elastable.master.keras.multi_update import dense_part
 from elastable.master.push_check import Expected, check_finite
 from elastable.master.tasks.progress import Progress
-from elastable.models.tables_in_store import optimizer_of
-from elastable.worker.keras.keras_methods import require_same_optimizer
+from elastable.models.tables_in_store import optimizer_of_layer
+from elastable.worker.keras.same_optimizer import require_same_optimizer
 from elastable.worker.keras.seeds import global_seed
 from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.layers.model_tables import store_layers
@@ -30,7 +30,7 @@ from elastable.worker.step.id_plan import plan_ids
 from elastable.worker.step.id_set import make_id_sets
 from elastable.worker.step.own_train_step import OwnTrainStep
 from elastable.worker.step.tensor_specs import batch_spec
-from elastable.worker.step.traced.step_plan import plan_step
+from elastable.worker.step.traced.step_plan import plan_step, planned_optimizers
 from elastable.worker.step.train_step import TrainStep
 
 __all__ = ["train_batch"]
@@ -67,7 +67,6 @@ class _BatchTrainer:
     """Trains batches of one form, while the model stays compiled as it is and reads from the same store."""
 
     def __init__(self, model: keras.Model, sample: TensorBatch) -> None:
-        require_same_optimizer(model)
         if accumulation_of(model.optimizer):
             raise Unsupported(
                 f"model {model.name!r}: train_on_batch with gradient_accumulation_steps="
@@ -78,9 +77,11 @@ class _BatchTrainer:
         build_model(model, sample)
         spec, seed = batch_spec(sample), global_seed()
         steps = plan_step(model, spec)
+        self._planned = planned_optimizers(steps)
+        require_same_optimizer(model, self._planned)
         tables = FitTables(model, seeds=FitSeeds(seed, seed, keras=True), lazy=None, steps=steps)
         self._store, self._specs = tables.store, tables.specs
-        self._trained = [(layer, optimizer_of(layer, model, tables.optimizers)) for layer in store_layers(model)]
+        self._trained = [(layer, optimizer_of_layer(layer, model, tables.optimizers)) for layer in store_layers(model)]
         self._dense = dense_part(model, steps)
         self._freezing = Freezing(model, self._dense)
         self._freezing.begin()
@@ -104,6 +105,7 @@ class _BatchTrainer:
 
     def train(self, batch: TensorBatch, records: int) -> dict[str, float]:
         """One step; metrics by name."""
+        require_same_optimizer(self._model, self._planned)
         self._model.make_train_function()
         self._freezing.look()
         ids = make_id_sets(self._plan.tables, self._plan.ids(batch), self._specs)

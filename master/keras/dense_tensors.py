@@ -56,6 +56,16 @@ class DenseTensors(DensePart):
         # States of the last snapshot; None: they have changed since.
         self._snapshot_states: tuple[Tensor, ...] | None = None
 
+    @property
+    def optimizers(self) -> list[keras.Optimizer]:
+        """All that train the model, each once."""
+        found = (*self._optimizers(), *self._table_optimizers.values())
+        return list({id(each): each for each in found}.values())
+
+    @abstractmethod
+    def _optimizers(self) -> Sequence[keras.Optimizer]:
+        """Those of its variables."""
+
     @abstractmethod
     def _optimizer_variables(self) -> Sequence[keras.Variable]:
         """Of all optimizers of the model, in the order in which checkpoints keep them."""

@@ -169,9 +169,11 @@ class MultiUpdateState(DenseTensors):
     def finalize_averages(self) -> None:
         """Nothing: no optimizer of several keeps averages."""
 
+    def _optimizers(self) -> Sequence[keras.Optimizer]:
+        return list({id(each.optimizer): each.optimizer for each in self._steps.applies}.values())
+
     def _optimizer_variables(self) -> Sequence[keras.Variable]:
-        optimizers = {id(each.optimizer): each.optimizer for each in self._steps.applies}
-        return [variable for optimizer in optimizers.values() for variable in optimizer.variables]
+        return [variable for optimizer in self._optimizers() for variable in optimizer.variables]
 
 
 DenseModel = DenseState | MultiUpdateState

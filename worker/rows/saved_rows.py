@@ -24,6 +24,7 @@ from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadIds, BadInput, Unsupported
+from elastable.embedding_store.optimizers.registry import same_slots
 from elastable.embedding_store.rows.checks import require_ids
 from elastable.embedding_store.rows.fresh_rows import fresh_rows
 from elastable.embedding_store.rows.put_weights import put_weights
@@ -289,7 +290,7 @@ def load_table(layer: StoreLayer, store: SavedArrays) -> None:
         gone = np.setdiff1d(block.ids, saved.ids)
         if len(gone):
             source.delete(name, gone)
-    with_slots = steps >= 0 and there.optimizer.same_slots(saved.spec.optimizer)
+    with_slots = steps >= 0 and same_slots(there.optimizer, saved.spec.optimizer)
     for block in saved.store.scan(name):
         if with_slots:
             source.put(name, [replace(block, touches=None)])
