@@ -9,6 +9,7 @@ import keras
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.master.keras.dense import DenseModel
+from elastable.worker.keras.same_optimizer import Hyperparameters
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.step.trainable import frozen_tables, imposed, put_trainable, read_trainable
@@ -24,6 +25,8 @@ class Freezing:
 
     Keras reads it with the first batch of a new train function, which `compile` and `make_train_function(force=True)`
     make; eager models are read with every batch. A flag that was set since is without effect until then, here as there.
+    But Keras traces `fit` and `train_on_batch` apart, and batches of other shapes anew: where a flag that was set since
+    would count for some of them alone, it is refused.
 
     Args:
         model: A built model, compiled; callbacks know it.
@@ -35,6 +38,7 @@ class Freezing:
         self._layers = store_layers(model)
         self._compiled = (model.optimizer, model._compile_loss)
         self._sources = [layer.source for layer in self._layers]
+        self._hyperparameters = [Hyperparameters(each) for each in dense.optimizers]
         self._held: object = None
         self._warned = b""
 
@@ -61,8 +65,8 @@ class Freezing:
         """To be called before each epoch and, where callbacks see batches, after each version.
 
         Raises:
-            Unsupported: a callback compiled the model anew, unfroze what the optimizer was not built for, or put a
-                table into another store.
+            Unsupported: a callback compiled the model anew, unfroze what the optimizer was not built for, put a table
+                into another store, or assigned a hyperparameter of an optimizer.
             ModelError: layers that share a table differ in whether it is trained.
         """
         if (self._model.optimizer, self._model._compile_loss) != self._compiled or not self._model.train_function:
@@ -71,6 +75,8 @@ class Freezing:
                 "them call model.make_train_function(force=True), and compile between two fits"
             )
         self._require_tables()
+        for each in self._hyperparameters:
+            each.require(f"model {self._model.name!r}", "compile it anew between two fits")
         function = self._model.train_function
         if self._model.run_eagerly:
             setattr(function, _KEPT, read_trainable(self._model))

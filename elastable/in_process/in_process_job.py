@@ -38,7 +38,7 @@ from elastable.master.tasks.schedule import Schedule
 from elastable.models.tables_in_store import note_trained
 from elastable.output.progress_bars import JobProgress
 from elastable.process.stopping import repeating
-from elastable.worker.keras.keras_methods import require_same_optimizer
+from elastable.worker.keras.same_optimizer import require_same_optimizer
 from elastable.worker.keras.seeds import same_keras_state
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.build import build_model, for_model, sample_batch, warn_of_batch_statistics
@@ -47,7 +47,7 @@ from elastable.worker.readers import Reader
 from elastable.worker.runtime.compute import MicroBatchComputer
 from elastable.worker.runtime.loop import Worker
 from elastable.worker.step.batch_checks import batch_spec
-from elastable.worker.step.traced.step_plan import StepPlan, plan_step
+from elastable.worker.step.traced.step_plan import StepPlan, plan_step, planned_optimizers
 
 __all__ = ["FitSettings", "run_here"]
 
@@ -138,7 +138,7 @@ def run_here(model: keras.Model, data: FitData, settings: FitSettings) -> keras.
 
 def _job(model: keras.Model, data: FitData, settings: FitSettings, steps: StepPlan | None) -> JobSpec:
     batches = -(-len(data.train) // data.batch_size)
-    require_same_optimizer(model)
+    require_same_optimizer(model, planned_optimizers(steps))
     together, average = accumulated_by(model.optimizer, batches, settings.grads_to_wait, settings.average)
     if data.steps_per_epoch and settings.grads_to_wait is None and together > 1:
         raise Unsupported(

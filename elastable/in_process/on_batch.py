@@ -19,8 +19,8 @@ from elastable.master.keras.keras_optimizer import accumulation_of
 from elastable.master.keras.metrics import ModelMetrics
 from elastable.master.push_check import Expected, check_finite
 from elastable.master.tasks.progress import Progress
-from elastable.models.tables_in_store import layer_optimizer
-from elastable.worker.keras.keras_methods import require_same_optimizer
+from elastable.models.tables_in_store import optimizer_of_layer
+from elastable.worker.keras.same_optimizer import require_same_optimizer
 from elastable.worker.keras.seeds import global_seed
 from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.layers.model_tables import store_layers
@@ -29,7 +29,7 @@ from elastable.worker.readers import Reader
 from elastable.worker.step.batch_checks import batch_spec
 from elastable.worker.step.id_plan import plan_ids
 from elastable.worker.step.id_set import make_id_sets
-from elastable.worker.step.traced.step_plan import plan_step
+from elastable.worker.step.traced.step_plan import plan_step, planned_optimizers
 from elastable.worker.step.train_step import OwnTrainStep, TrainStep
 
 __all__ = ["train_batch"]
@@ -66,7 +66,6 @@ class _BatchTrainer:
     """Trains batches of one form, while the model stays compiled as it is and reads from the same store."""
 
     def __init__(self, model: keras.Model, sample: TensorBatch) -> None:
-        require_same_optimizer(model)
         if accumulation_of(model.optimizer):
             raise Unsupported(
                 f"model {model.name!r}: train_on_batch with gradient_accumulation_steps="
@@ -77,9 +76,11 @@ class _BatchTrainer:
         build_model(model, sample)
         spec, seed = batch_spec(sample), global_seed()
         steps = plan_step(model, spec)
+        self._planned = planned_optimizers(steps)
+        require_same_optimizer(model, self._planned)
         tables = FitTables(model, seeds=FitSeeds(seed, seed, keras=True), lazy=None, steps=steps)
         self._store, self._specs = tables.store, tables.specs
-        self._trained = [(layer, layer_optimizer(layer, model, tables.optimizers)) for layer in store_layers(model)]
+        self._trained = [(layer, optimizer_of_layer(layer, model, tables.optimizers)) for layer in store_layers(model)]
         self._dense = dense_part(model, steps)
         self._freezing = Freezing(model, self._dense)
         self._freezing.begin()
@@ -102,6 +103,7 @@ class _BatchTrainer:
 
     def train(self, batch: TensorBatch, records: int) -> dict[str, float]:
         """One step; metrics by name."""
+        require_same_optimizer(self._model, self._planned)
         self._model.make_train_function()
         self._freezing.look()
         ids = make_id_sets(self._plan.tables, self._plan.ids(batch), self._specs)

@@ -26,7 +26,8 @@ from elastable.master.keras.dense import DenseState, ModelPart
 from elastable.master.keras.discovery import discover_tables
 from elastable.master.keras.keras_optimizer import inner_optimizer
 from elastable.master.tasks.progress import Progress
-from elastable.models.tables_in_store import layer_optimizer, seeded_as_read, tables_in_store
+from elastable.models.tables_in_store import optimizer_of_layer, seeded_as_read, tables_in_store
+from elastable.worker.keras.same_optimizer import Hyperparameters
 from elastable.worker.keras.seeds import global_seed, layers_of
 from elastable.worker.layers.model_tables import pretrained_rows, store_layers
 from elastable.worker.rows.scope import entered
@@ -66,7 +67,7 @@ class _Trainer:
         for layer in store_layers(model):
             if layer.source is None:
                 layer.attach(None, seed)  # what the first step reads is what its tables begin with
-        self._made: dict[tuple[int, tuple[int, ...]], tuple[DenseState, Committer]] = {}
+        self._made: dict[tuple[int, tuple[int, ...]], tuple[DenseState, Committer, Hyperparameters]] = {}
         self._owners: dict[str, keras.Optimizer] = {}
         self._trained: list[tuple[StoreBacked, keras.Optimizer]] = []
         self._all = [layer.table_name for layer in store_layers(model)]
@@ -117,8 +118,11 @@ class _Trainer:
                 self._make_tables(part)
             dense = DenseState(part)
             job = JobSpec(job=uuid.uuid4().hex[:12], seed=self._seed)
-            self._made[key] = (dense, Committer(self.store, dense, job, _DEADLINE_S))
-        return self._made[key]
+            committer = Committer(self.store, dense, job, _DEADLINE_S)
+            self._made[key] = (dense, committer, Hyperparameters(part.optimizer))
+        dense, committer, hyperparameters = self._made[key]
+        hyperparameters.require(f"et.step of {part.name}", "take a new optimizer")
+        return dense, committer
 
     def _make_tables(self, part: _NamedPart) -> None:
         tables = seeded_as_read(discover_tables(part, self._seed, lazy=self._lazy), part, self._as_keras)
@@ -133,7 +137,7 @@ class _Trainer:
         # Without a seed small tables begin as in Keras; see first_rows. They were read so by the forward pass.
         given = pretrained_rows(store_layers(part), unseeded=self._as_keras)
         tables_in_store(part, tables, self.store, given, self._seed, self.store.version())
-        self._trained += [(layer, layer_optimizer(layer, part, None)) for layer in store_layers(part)]
+        self._trained += [(layer, optimizer_of_layer(layer, part, None)) for layer in store_layers(part)]
 
 
 def _refuse_averages(part: _NamedPart) -> None:

@@ -13,13 +13,13 @@ from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import Unsupported
-from elastable.embedding_store.optimizers.registry import decays_untouched_rows
+from elastable.embedding_store.optimizers.registry import decays_untouched_rows, same_slots
 from elastable.embedding_store.tables.row_blocks import fresh_rows
 from elastable.master.keras.discovery import create_tables
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.keras_slots import keras_slots
 
-__all__ = ["layer_optimizer", "note_trained", "seeded_as_read", "tables_in_store"]
+__all__ = ["note_trained", "optimizer_of_layer", "seeded_as_read", "tables_in_store"]
 
 _BLOCK_ROWS = 1 << 16
 _NO_DECAY = 0.0  # the logarithm of 1
@@ -79,20 +79,20 @@ def tables_in_store(
     before = {layer.table_name: (layer, layer.source) for layer in layers if isinstance(layer.source, EmbeddingStore)}
     for name in tables.keys() & before.keys():
         layer, _ = before[name]
-        layer.require_trainable_by(layer_optimizer(layer, model, optimizers), tables[name])
+        layer.require_trainable_by(optimizer_of_layer(layer, model, optimizers), tables[name])
     there = held.specs()
     # Every version names its learning rate: a table made at an earlier point of a schedule is the same table.
     create_tables(held, {name: _as_there(spec, there.get(name)) for name, spec in tables.items()})
     for name, spec in tables.items():
         if name in before:
             layer, source = before[name]
-            goes_on = layer.trained_by(layer_optimizer(layer, model, optimizers))
+            goes_on = layer.trained_by(optimizer_of_layer(layer, model, optimizers))
             if source is not held or (layer.was_trained and not goes_on):
                 _carry(source, held, spec, goes_on)
         elif name in given:
             held.put(name, [fresh_rows(spec, np.arange(len(given[name]), dtype=np.int64), given[name])])
     for layer in layers:
-        trained_by = layer_optimizer(layer, model, optimizers)
+        trained_by = optimizer_of_layer(layer, model, optimizers)
         if not layer.trained_by(trained_by):
             _take_slots(trained_by, layer, held)
     if held.version() != version:
@@ -117,13 +117,13 @@ def _take_slots(optimizer: keras.Optimizer, layer: keras.Layer, held: EmbeddingS
 def note_trained(model: keras.Model, optimizers: Mapping[str, keras.Optimizer] | None = None) -> None:
     """Its tables are trained by the model's optimizer from now on, or by the layer's own; see `tables_in_store`."""
     for layer in store_layers(model):
-        optimizer = layer_optimizer(layer, model, optimizers)
+        optimizer = optimizer_of_layer(layer, model, optimizers)
         layer.note_trained_by(optimizer)
         # As Keras' optimizers hold the variables that they train: `tf.train.Checkpoint` finds layers in lists, too.
         setattr(optimizer, f"table_{layer.table_name}", layer.table_in_checkpoint)
 
 
-def layer_optimizer(
+def optimizer_of_layer(
     layer: keras.Layer, model: keras.Model, optimizers: Mapping[str, keras.Optimizer] | None
 ) -> keras.Optimizer:
     """What trains a layer's table; `optimizers` as of `discover_tables`."""
@@ -140,8 +140,8 @@ def _as_there(spec: TableSpec, there: TableSpec | None) -> TableSpec:
 def _carry(source: EmbeddingStore, held: EmbeddingStore, spec: TableSpec, goes_on: bool) -> None:
     """Puts the rows of a table into another store, or into the same one with new slots."""
     there = source.specs()[spec.name]
-    with_slots = goes_on and there.optimizer.same_slots(spec.optimizer)
-    same = with_slots and there.optimizer.lazy == spec.optimizer.lazy
+    with_slots = goes_on and same_slots(there.optimizer, spec.optimizer)
+    same = with_slots and there.optimizer.same_but_rate(spec.optimizer)
     if not same:
         held.put(spec.name, (fresh_rows(spec, block.ids, block.weights) for block in _rows(source, there)))
     if with_slots:

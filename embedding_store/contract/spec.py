@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from numbers import Real
 
 from elastable.embedding_store.contract.malformed import MALFORMED, Document
@@ -70,10 +70,6 @@ class OptimizerSpec:
     def same_but_rate(self, other: OptimizerSpec) -> bool:
         """Whether both train alike but for the learning rate, which every commit of a job names anew."""
         return self._without_rate() == other._without_rate()
-
-    def same_slots(self, other: OptimizerSpec) -> bool:
-        """Whether one trains on with the slots of the other: `same_but_rate`, whatever `lazy` is."""
-        return replace(self, lazy=other.lazy).same_but_rate(other)
 
     def _without_rate(self) -> tuple[object, ...]:
         pairs = tuple(pair for pair in self.hyperparameters if pair[0] != "learning_rate")

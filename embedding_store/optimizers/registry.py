@@ -10,7 +10,14 @@ from elastable.embedding_store.optimizers.base import Factory, RowOptimizer
 from elastable.embedding_store.optimizers.dense_replay.dense_form import dense_form
 from elastable.embedding_store.optimizers.fused import FUSED
 
-__all__ = ["decays_untouched_rows", "follows_steps", "known_row_optimizers", "register_row_optimizer", "row_optimizer"]
+__all__ = [
+    "decays_untouched_rows",
+    "follows_steps",
+    "known_row_optimizers",
+    "register_row_optimizer",
+    "row_optimizer",
+    "same_slots",
+]
 
 _registered: dict[str, Factory] = {}
 
@@ -47,6 +54,12 @@ def row_optimizer(spec: OptimizerSpec) -> RowOptimizer:
         form = dense_form(optimizer)
         optimizer.dense_form = None if form.still else form
     return optimizer
+
+
+def same_slots(one: OptimizerSpec, other: OptimizerSpec) -> bool:
+    """Whether one trains on with the slots of the other, whatever its hyperparameters are, as Keras' optimizers do."""
+    layouts = [[(slot.name, slot.columns) for slot in row_optimizer(spec).slots] for spec in (one, other)]
+    return layouts[0] == layouts[1]
 
 
 def follows_steps(spec: OptimizerSpec) -> bool:

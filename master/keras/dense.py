@@ -71,6 +71,16 @@ class DenseTensors(DensePart):
         # States of the last snapshot; None: they have changed since.
         self._snapshot_states: tuple[Tensor, ...] | None = None
 
+    @property
+    def optimizers(self) -> list[keras.Optimizer]:
+        """All that train the model, each once."""
+        found = (*self._optimizers(), *self._table_optimizers.values())
+        return list({id(each): each for each in found}.values())
+
+    @abstractmethod
+    def _optimizers(self) -> Sequence[keras.Optimizer]:
+        """Those of its variables."""
+
     @abstractmethod
     def _optimizer_variables(self) -> Sequence[keras.Variable]:
         """Of all optimizers of the model, in the order in which checkpoints keep them."""
@@ -212,7 +222,6 @@ class DenseState(DenseTensors):
         super().__init__(model, trained, states, [] if self._update.scale is None else [self._update.scale])
         _refuse_accumulated(self._optimizer, trained)
         self.hold(trainable)
-        self._traced_rate: object = None
 
     def hold(
         self,
@@ -269,10 +278,7 @@ class DenseState(DenseTensors):
         return (OptimizerStep(self.step(), self.learning_rate(), self.clipping, self.table_steps()),)
 
     def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor], rate_share: float = 1.0) -> None:
-        rate, whole = self._update.rate, rate_share == 1.0
-        if rate is not self._traced_rate:
-            # A schedule is part of the compiled function: one that a callback puts in place means another.
-            self._applies, self._traced_rate = {}, rate
+        whole = rate_share == 1.0
         if whole not in self._applies:
             self._applies[whole] = self._compiled(whole)
         share = () if whole else (np.float32(rate_share),)
@@ -297,6 +303,9 @@ class DenseState(DenseTensors):
     def finalize_averages(self) -> None:
         """What Keras does at the end of `fit`: trained variables become their moving averages, if they have some."""
         self._update.finalize_averages([self.trained[number] for number in self._active])
+
+    def _optimizers(self) -> Sequence[keras.Optimizer]:
+        return [self._optimizer]
 
     def _optimizer_variables(self) -> Sequence[keras.Variable]:
         return list(self._optimizer.variables)
@@ -589,9 +598,11 @@ class MultiUpdateState(DenseTensors):
     def finalize_averages(self) -> None:
         """Nothing: no optimizer of several keeps averages."""
 
+    def _optimizers(self) -> Sequence[keras.Optimizer]:
+        return list({id(each.optimizer): each.optimizer for each in self._steps.applies}.values())
+
     def _optimizer_variables(self) -> Sequence[keras.Variable]:
-        optimizers = {id(each.optimizer): each.optimizer for each in self._steps.applies}
-        return [variable for optimizer in optimizers.values() for variable in optimizer.variables]
+        return [variable for optimizer in self._optimizers() for variable in optimizer.variables]
 
 
 DenseModel = DenseState | MultiUpdateState

@@ -21,12 +21,11 @@ from elastable.embedding_store.errors import Unsupported
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.trainers import trainer
 
-__all__ = ["built_with", "has_tables_in_store", "require_same_optimizer", "wrap_method", "wrap_model_methods"]
+__all__ = ["built_with", "has_tables_in_store", "wrap_method", "wrap_model_methods"]
 
 _WRAPPED = ("fit", "train_on_batch")
 _STATE_TREES = ("get_state_tree", "set_state_tree")
 _MARK = "_elastable_wraps"
-_TRAINED_BY = "_elastable_trained_by"
 _BUILT_WITH = "_elastable_built_with"
 
 
@@ -50,22 +49,6 @@ def wrap_model_methods() -> None:
         _wrap_build(kind)
         waiting += kind.__subclasses__()
     optimizer.__init_subclass__ = classmethod(_wrap_build)  # of the user's own, which are made later
-
-
-def require_same_optimizer(model: keras.Model) -> None:
-    """Called as training begins, with the optimizer that it is for.
-
-    Raises:
-        Unsupported: another optimizer has trained the model since it was compiled: plain Keras trains on with that one.
-    """
-    now = getattr(model, "_compile_loss", None), model.optimizer  # compile() makes both anew, but for a given optimizer
-    compiled, optimizer = getattr(model, _TRAINED_BY, now)
-    if compiled is not None and compiled is now[0] and optimizer is not now[1]:
-        raise Unsupported(
-            f"model {model.name!r}: its optimizer was replaced by {model.optimizer.name!r} after it had trained, and "
-            "Keras would go on with the old one; write model.compile(optimizer=..., loss=...) with the new one"
-        )
-    object.__setattr__(model, _TRAINED_BY, now)  # past Keras' tracking
 
 
 def built_with(optimizer: keras.optimizers.Optimizer) -> tuple[object, ...]:

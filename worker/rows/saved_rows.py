@@ -23,6 +23,7 @@ from elastable.embedding_store.contract.spec import TableSpec, spec_from_json, s
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadIds, BadInput, Unsupported
+from elastable.embedding_store.optimizers.registry import same_slots
 from elastable.embedding_store.tables.checks import require_ids
 from elastable.embedding_store.tables.row_blocks import fresh_rows, put_weights
 from elastable.embedding_store.tables.row_dtypes import rounded_rows
@@ -286,7 +287,7 @@ def load_table(layer: StoreLayer, store: SavedArrays) -> None:
         gone = np.setdiff1d(block.ids, saved.ids)
         if len(gone):
             source.delete(name, gone)
-    with_slots = steps >= 0 and there.optimizer.same_slots(saved.spec.optimizer)
+    with_slots = steps >= 0 and same_slots(there.optimizer, saved.spec.optimizer)
     for block in saved.store.scan(name):
         if with_slots:
             source.put(name, [replace(block, touches=None)])

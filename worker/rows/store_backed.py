@@ -19,7 +19,7 @@ from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec,
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadIds, ModelError, Unsupported
 from elastable.embedding_store.native.string_ids import hash_ids
-from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.embedding_store.optimizers.registry import row_optimizer, same_slots
 from elastable.embedding_store.tables.checks import as_ids, require_ids
 from elastable.embedding_store.tables.initial_values import initial_rows
 from elastable.worker.keras.keras_methods import wrap_model_methods
@@ -213,6 +213,7 @@ class StoreBacked:
         Raises:
             Unsupported: it is trained by a fit at this moment. Or this optimizer trained it before, and another one has
                 since: a Keras optimizer keeps slots of its own for each variable; rows have those of the last alone.
+                Or it needs other slots now.
         """
         if self._in_fit is not None:
             raise Unsupported(
@@ -224,6 +225,15 @@ class StoreBacked:
                 f"embedding layer {self.name!r}: the optimizer {optimizer.name!r} trained its table before, and "
                 "another one since, whose slots the rows have now; compile the model with a new optimizer, train the "
                 "table with one optimizer only (et.Embedding(optimizer=)), or use two layers"
+            )
+        there = self._source.specs().get(self.table_name) if isinstance(self._source, EmbeddingStore) else None
+        if there is None or self._steps is not None or not self.trained_by(optimizer):
+            return
+        if not same_slots(there.optimizer, spec.optimizer):
+            raise Unsupported(
+                f"embedding layer {self.name!r}: the optimizer {optimizer.name!r} has other hyperparameters than when "
+                "it trained the table, with which it needs slots that it does not have; compile the model with a new "
+                "optimizer"
             )
 
     @property

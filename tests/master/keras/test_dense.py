@@ -67,12 +67,6 @@ def test_an_assigned_rate_counts_from_the_next_step_on() -> None:
     assert dense.learning_rate() == 0.25
     dense.apply(ones, before.states)
     np.testing.assert_allclose(dense.snapshot(2).variables[0], before.variables[0] - 0.25, rtol=1e-6)
-    model.optimizer.learning_rate = keras.optimizers.schedules.PiecewiseConstantDecay([2], [0.5, 0.125])
-    assert dense.learning_rate() == 0.5
-    before = dense.snapshot(2)
-    dense.apply(ones, before.states)
-    np.testing.assert_allclose(dense.snapshot(3).variables[0], before.variables[0] - 0.5, rtol=1e-6)
-    assert dense.learning_rate() == 0.125
 
 
 def test_a_skipped_step_counts() -> None:

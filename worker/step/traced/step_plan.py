@@ -31,7 +31,7 @@ from elastable.worker.step.traced.step_trace import (
 )
 from elastable.worker.step.traced.tape_scope import seen_by_tapes
 
-__all__ = ["StepPlan", "plan_step"]
+__all__ = ["StepPlan", "plan_step", "planned_optimizers"]
 
 _OWN_LOOP = (
     "or train in a loop of your own (`with et.step(model) as step:`), where every step.apply changes the weights at "
@@ -58,6 +58,11 @@ class StepPlan:
     def optimizers(self) -> dict[str, keras.optimizers.Optimizer]:
         """Table name -> the Keras optimizer of the updates that change it."""
         return {table: apply.optimizer for apply in self.applies for table in apply.tables}
+
+
+def planned_optimizers(steps: StepPlan | None) -> list[keras.Optimizer]:
+    """Those of a step's updates; None: Keras' own step, with the optimizer of `compile()`."""
+    return [] if steps is None else [apply.optimizer for apply in steps.applies]
 
 
 def plan_step(model: keras.Model, spec: BatchSpec) -> StepPlan | None:
