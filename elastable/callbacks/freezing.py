@@ -31,10 +31,11 @@ class Freezing:
     Args:
         model: A built model, compiled; callbacks know it.
         dense: Its dense part.
+        of: Names what Keras traces once: the method that trains, the size of its batches, and their structure.
     """
 
-    def __init__(self, model: keras.Model, dense: DenseModel) -> None:
-        self._model, self._dense = model, dense
+    def __init__(self, model: keras.Model, dense: DenseModel, of: str = "fit") -> None:
+        self._model, self._dense, self._of = model, dense, of
         self._layers = store_layers(model)
         self._compiled = (model.optimizer, model._compile_loss)
         self._sources = [layer.source for layer in self._layers]
@@ -58,15 +59,18 @@ class Freezing:
 
     def state(self) -> str:
         """What is trained now, for a job that goes on."""
-        kept: bytes = getattr(self._model.train_function, _KEPT, b"")
-        return kept.hex()
+        kept: dict[str, bytes] = getattr(self._model.train_function, _KEPT, {})
+        return kept.get(self._of, b"").hex()
 
-    def look(self) -> None:
+    def look(self, of: str | None = None) -> None:
         """To be called before each epoch and, where callbacks see batches, after each version.
+
+        Args:
+            of: As of the class, of this batch.
 
         Raises:
             Unsupported: a callback compiled the model anew, unfroze what the optimizer was not built for, put a table
-                into another store, or assigned a hyperparameter of an optimizer.
+                into another store, or assigned a hyperparameter of an optimizer; or see the class.
             ModelError: layers that share a table differ in whether it is trained.
         """
         if (self._model.optimizer, self._model._compile_loss) != self._compiled or not self._model.train_function:
@@ -79,14 +83,29 @@ class Freezing:
             each.require(f"model {self._model.name!r}", "compile it anew between two fits")
         function = self._model.train_function
         if self._model.run_eagerly:
-            setattr(function, _KEPT, read_trainable(self._model))
-        elif function is self._held:
-            self._warn(getattr(function, _KEPT))
+            setattr(function, _KEPT, {self._of: read_trainable(self._model)})
+        flags = self._kept(function, of or self._of)
+        if self._held == (function, flags):
+            self._warn(flags)
             return
-        elif not hasattr(function, _KEPT):
-            setattr(function, _KEPT, read_trainable(self._model))
-        self._held = function
-        self._hold(getattr(function, _KEPT))
+        self._held = (function, flags)
+        self._hold(flags)
+
+    def _kept(self, function: object, of: str) -> bytes:
+        """The flags in force in this trace of Keras' train function."""
+        kept: dict[str, bytes] = getattr(function, _KEPT, {})
+        if of not in kept:
+            now = read_trainable(self._model)
+            if other := next((flags for flags in kept.values() if flags != now), b""):
+                raise Unsupported(
+                    f"model {self._model.name!r}: trainable of {self._differing(now, other)} was changed after "
+                    "training began. In Keras the new value counts for batches of a size or structure, and for a "
+                    "method, that it has not trained with since it was compiled, and the old one for all others; call "
+                    "model.compile(...) first, with this optimizer or a new one"
+                )
+            setattr(function, _KEPT, {**kept, of: now})
+        found: bytes = getattr(function, _KEPT)[of]
+        return found
 
     def _require_tables(self) -> None:
         for layer, source in zip(self._layers, self._sources, strict=True):
@@ -111,13 +130,17 @@ class Freezing:
         if now in (held, self._warned):
             return
         self._warned = now
-        names = [
-            layer.name
-            for layer, flag, other in zip(layers_of(self._model), now, held, strict=False)
-            if flag != other and layer is not self._model
-        ]
         _LOG.warning(
             "trainable of %s was changed and is without effect, as in Keras: call model.compile(...), or in a callback "
             "model.make_train_function(force=True)",
-            ", ".join(map(repr, names)) or "weights",
+            self._differing(now, held),
         )
+
+    def _differing(self, now: bytes, held: bytes) -> str:
+        """Names of the layers whose flags differ, but for the model itself."""
+        names = [
+            layer.name
+            for layer, flag, other in zip(layers_of(self._model), now, held, strict=False)
+            if flag != other and layer is not self._model and layer.weights
+        ]
+        return ", ".join(map(repr, names)) or "weights"

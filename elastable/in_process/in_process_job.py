@@ -180,7 +180,8 @@ def _run(
 ) -> keras.callbacks.History:
     """Callbacks, progress and the job itself, from its first version to its last."""
     epochs = settings.epochs
-    freezing = Freezing(model, dense)
+    batch, even = schedule.job.micro_batch_size, schedule.job.train_records % schedule.job.micro_batch_size == 0
+    freezing = Freezing(model, dense, f"fit of {batch} x {computer.spec!r}, {even=}")
     joined = JobCallbacks(
         settings.callbacks, model, epochs, schedule.steps_per_epoch, freezing, best, in_job=False,
         verbose=settings.verbose,

@@ -82,6 +82,7 @@ class _BatchTrainer:
         self._store, self._specs = tables.store, tables.specs
         self._trained = [(layer, optimizer_of_layer(layer, model, tables.optimizers)) for layer in store_layers(model)]
         self._dense = dense_part(model, steps)
+        self._form = repr(spec)
         self._freezing = Freezing(model, self._dense)
         self._freezing.begin()
         self._book = ModelMetrics(model)
@@ -105,7 +106,7 @@ class _BatchTrainer:
         """One step; metrics by name."""
         require_same_optimizer(self._model, self._planned)
         self._model.make_train_function()
-        self._freezing.look()
+        self._freezing.look(f"train_on_batch of {records} x {self._form}")
         ids = make_id_sets(self._plan.tables, self._plan.ids(batch), self._specs)
         version = self._store.version()
         self._step.hold(self._dense.snapshot(version).trainable)

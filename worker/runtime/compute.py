@@ -90,6 +90,9 @@ class MicroBatchComputer:
 
     `prepare` may run in another thread than `train` and `evaluate`.
 
+    Attributes:
+        spec: TypeSpecs of training batches.
+
     Args:
         model: A built model.
         job: The job's parameters.
@@ -118,14 +121,14 @@ class MicroBatchComputer:
         self._job = job
         self._readers = {kind: for_model(reader, model) for kind, reader in readers.items()}
         self._specs = specs
-        self._spec = batch_spec(sample)
-        self._likes = {TaskKind.TRAIN: self._spec}
+        self.spec = batch_spec(sample)
+        self._likes = {TaskKind.TRAIN: self.spec}
         if TaskKind.EVALUATE in readers:
             validation = sample_batch(self._readers[TaskKind.EVALUATE], model)
-            require_like(self._spec[:2], validation[:2], int(records_in(validation)), "the validation data")
+            require_like(self.spec[:2], validation[:2], int(records_in(validation)), "the validation data")
             # Training and validation data may have weights independently, as in Keras.
-            self._likes[TaskKind.EVALUATE] = (*self._spec[:2], *batch_spec(validation)[2:])
-        steps = plan_step(model, self._spec)
+            self._likes[TaskKind.EVALUATE] = (*self.spec[:2], *batch_spec(validation)[2:])
+        steps = plan_step(model, self.spec)
         self._mirror = DenseMirror(*dense_parts(model, steps))
 
         def look_up_in(rows: RowSource, table: str, ids: Int64) -> Float32:
@@ -133,8 +136,8 @@ class MicroBatchComputer:
 
         look_up = partial(look_up_in, source)
 
-        self._plans: dict[TaskKind, IdPlan] = {TaskKind.TRAIN: plan_ids(model, self._spec, training=True)}
-        self._train = _train_step(model, job, self._spec, self._plans[TaskKind.TRAIN], steps, look_up, keras_draws)
+        self._plans: dict[TaskKind, IdPlan] = {TaskKind.TRAIN: plan_ids(model, self.spec, training=True)}
+        self._train = _train_step(model, job, self.spec, self._plans[TaskKind.TRAIN], steps, look_up, keras_draws)
         if TaskKind.EVALUATE in readers:
             like = self._likes[TaskKind.EVALUATE]
             self._plans[TaskKind.EVALUATE] = plan_ids(model, like, training=False)
