@@ -25,7 +25,7 @@ from elastable.worker.models.offload import offloading
 from elastable.worker.models.on_worker import keep_on_worker
 from elastable.worker.readers import RaggedArray, Reader, SparseArray
 from elastable.worker.readers.records.reader import ModelInputs
-from elastable.worker.rows.model_inputs import exact_inputs, exact_leaf, map_inputs
+from elastable.worker.rows.model_inputs import exact_inputs, exact_leaf, list_length, map_inputs
 from elastable.worker.rows.scope import PlanScope, entered
 from elastable.worker.rows.whole_table import rows_unlisted
 from elastable.worker.step.batch_checks import batch_spec, require_like, require_parts
@@ -68,7 +68,7 @@ def as_tensors(
     """
     parts = require_parts(batch, source)
     if model is not None:
-        x = map_inputs(model, parts[0], lambda leaf, name, dtype: exact_leaf(leaf, source, name, dtype, numbers))
+        x = map_inputs(model, parts[0], lambda leaf, given: exact_leaf(leaf, source, given, numbers))
         parts = (x, *parts[1:])
     tensors: TensorBatch = tf.nest.map_structure(_as_tensor, parts)
     return tensors if model is None else tf.nest.map_structure(_as_single, tensors, expand_composites=True)
@@ -107,8 +107,10 @@ def for_model(reader: Reader, model: keras.Model) -> Reader:
     except (AttributeError, ValueError):  # it has none, or none yet
         return reader
     named = inputs if isinstance(inputs, Mapping) else {each.name: each for each in keras.tree.flatten(inputs)}
-    dtypes = {name: str(each.dtype) for name, each in named.items() if isinstance(each, keras.KerasTensor)}
-    return reader.for_inputs(ModelInputs(dtypes, own_step=overrides(model, "train_step")))
+    made = {name: each for name, each in named.items() if isinstance(each, keras.KerasTensor)}
+    dtypes = {name: str(each.dtype) for name, each in made.items()}
+    lengths = {name: length for name, each in made.items() if (length := list_length(each)) is not None}
+    return reader.for_inputs(ModelInputs(dtypes, lengths, overrides(model, "train_step")))
 
 
 def make_model(

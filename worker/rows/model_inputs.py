@@ -10,25 +10,28 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Array, Int64
-from elastable.embedding_store.errors import BadIds, IdOutOfRange
+from elastable.embedding_store.errors import BadIds, BadInput, IdOutOfRange
 from elastable.embedding_store.tables.checks import first_inexact, refuse_masked, why_no_id
 from elastable.worker.keras.keras_methods import wrap_method
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.readers import RaggedArray, SparseArray
 from elastable.worker.readers.records.pytrees import Structure
-from elastable.worker.readers.records.ragged import Leaf
+from elastable.worker.readers.records.ragged import Leaf, other_length
 from elastable.worker.rows.id_values import BELONGS, assertion_of, exact_tensor
 
-__all__ = ["exact_inputs", "exact_leaf", "is_text", "map_inputs", "wrap_reading_methods"]
+__all__ = ["exact_inputs", "exact_leaf", "is_text", "list_length", "map_inputs", "wrap_reading_methods"]
 
 _READING = ("predict", "evaluate", "predict_on_batch", "test_on_batch")
 
+
+_Convert: TypeAlias = "Callable[[object, _Input | keras.KerasTensor], object]"
 
 _WIDEST = 8  # bytes of a number
 
@@ -39,15 +42,23 @@ class _Input:
 
     name: str
     dtype: str = "int64"
+    shape: tuple[int | None, ...] = ()
 
 
-def map_inputs(model: keras.Model, x: object, function: Callable[[object, str, str], object]) -> object:
+def list_length(given: _Input | keras.KerasTensor) -> int | None:
+    """Number of values in each list that an input takes; None: any, or no lists."""
+    ragged = getattr(given, "ragged", False) or getattr(given, "sparse", False)
+    length: int | None = given.shape[1] if len(given.shape) > 1 and not ragged else None
+    return length
+
+
+def map_inputs(model: keras.Model, x: object, function: _Convert) -> object:
     """What the model is called with, with `function` applied to each value that an input of known dtype is given.
 
     Args:
         model: A model. What a subclass of `keras.Model` takes is not known: `x` is returned as it is.
         x: Arrays or tensors as the model is called with them: one, or by name, or in the order of the inputs.
-        function: (value, name of the input, its dtype) -> value.
+        function: (value, input) -> value.
     """
     inputs = _inputs_of(model)
     return x if inputs is None else _mapped(x, inputs, function)
@@ -66,7 +77,7 @@ def _inputs_of(model: keras.Model) -> Structure[_Input] | None:
         return None
 
 
-def _mapped(x: object, inputs: Structure[_Input], function: Callable[[object, str, str], object]) -> object:
+def _mapped(x: object, inputs: Structure[_Input], function: _Convert) -> object:
     if isinstance(inputs, list | tuple) and len(inputs) == 1 and not isinstance(x, list | tuple):
         return _mapped(x, inputs[0], function)
     if isinstance(x, Mapping):
@@ -80,7 +91,7 @@ def _mapped(x: object, inputs: Structure[_Input], function: Callable[[object, st
         return x
     if isinstance(inputs, _Input) and isinstance(x, np.ndarray) and is_text(x):
         return tf.constant(x)
-    return x if isinstance(inputs, Sequence | Mapping) else function(x, inputs.name, inputs.dtype)
+    return x if isinstance(inputs, Sequence | Mapping) else function(x, inputs)
 
 
 def is_text(array: Array) -> bool:
@@ -102,7 +113,10 @@ def exact_inputs(model: keras.Model, x: object) -> object:
     return map_inputs(model, x, _exact)
 
 
-def _exact(value: object, name: str, dtype: str) -> object:
+def _exact(value: object, given: _Input | keras.KerasTensor) -> object:
+    name, dtype = given.name, given.dtype
+    if isinstance(value, tf.RaggedTensor) and tf.executing_eagerly():
+        _require_length(np.asarray(value.row_lengths()), "x", given, None)
     if isinstance(value, keras.KerasTensor) or value is None:
         return value
     if isinstance(value, tf.Tensor | tf.RaggedTensor | tf.SparseTensor):
@@ -112,29 +126,44 @@ def _exact(value: object, name: str, dtype: str) -> object:
     refuse_masked(value, f"input {name!r}")
     array = np.asarray(value)
     if "int" in dtype:
-        return exact_leaf(array, "x", name, dtype)
+        return exact_leaf(array, "x", given)
     return tf.constant(array) if array.dtype.kind in "SU" else value
 
 
+def _require_length(
+    lengths: Array, source: str, given: _Input | keras.KerasTensor, numbers: Sequence[int] | Int64 | None
+) -> None:
+    """Raises `BadInput` for lists of another length than the input's shape says."""
+    wanted = list_length(given)
+    other = np.flatnonzero(lengths != wanted)
+    if wanted is not None and other.size:
+        record = int(other[0])
+        number = record if numbers is None else numbers[record]
+        raise BadInput(f"{source}: input {given.name!r}: record {number}: {other_length(int(lengths[record]), wanted)}")
+
+
 def exact_leaf(
-    leaf: object, source: str, name: str, dtype: str, numbers: Sequence[int] | Int64 | None = None
+    leaf: object, source: str, given: _Input | keras.KerasTensor, numbers: Sequence[int] | Int64 | None = None
 ) -> object:
     """The values that an integer input is given, in its dtype: integers, and floats that are; others as they are.
 
     Args:
         leaf: Records; a tensor is one of a reader of the user's own.
         source: Where they are from, for messages.
-        name: The input.
-        dtype: Its dtype; only an integer one is looked at.
+        given: The input; only an integer one is looked at.
         numbers: Number of each record, for messages; None: its place.
 
     Raises:
         BadIds: a value that the input cannot hold, with input, record and value.
+        BadInput: a list of another length than its shape says.
     """
+    name, dtype = given.name, given.dtype
+    if isinstance(leaf, RaggedArray):
+        _require_length(np.diff(leaf.splits), source, given, numbers)
     if "int" not in dtype:
         return leaf
     if not isinstance(leaf, np.ndarray | RaggedArray | SparseArray):
-        return _exact(leaf, name, dtype)
+        return _exact(leaf, given)
     where, values = f"{source}: input {name!r}", _values_of(leaf)
     if values.dtype.kind in "SUOc" or values.dtype.itemsize > _WIDEST:
         values = _plain_numbers(where, leaf, values, dtype, numbers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import keras
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,6 +14,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
+import elastable as et
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.models.build import as_tensors
 from elastable.worker.readers import NumpyReader, ParquetReader, RaggedArray, Reader, StreamReader
@@ -141,3 +143,50 @@ def test_null_lists_and_nulls_within(tmp_path: Path) -> None:
 def test_splits_that_do_not_fit(splits: list[object]) -> None:
     with pytest.raises(BadInput, match="RaggedArray: splits must"):
         RaggedArray(np.arange(3), np.array(splits))
+
+
+class TestInputsOfOneLength:
+    """Lists for `keras.Input((2,))`, which plain Keras would not take from any source either."""
+
+    @staticmethod
+    def model(combiner: str | None = "mean") -> keras.Model:
+        ids = keras.Input((2,), dtype="int64", name="item")
+        rows = et.Embedding(None, 2, combiner=combiner)(ids)
+        rows = rows if combiner else keras.layers.Flatten()(rows)
+        model = keras.Model({"item": ids}, keras.layers.Dense(1)(rows))
+        model.compile("sgd", "mse")
+        return model
+
+    @staticmethod
+    def folder(path: Path, *files: pa.Array) -> ParquetReader:
+        for number, lists in enumerate(files):
+            pq.write_table(pa.table({"item": lists, "y": [1.0] * len(lists)}), path / f"{number}.parquet")
+        return ParquetReader(path, label="y")
+
+    @pytest.mark.parametrize(
+        ("files", "where"),
+        [
+            ([pa.array([[1, 2], [3]])], r"0\.parquet, row 1: column 'item': a list of 1 values.*takes 2"),
+            ([pa.array([[1, 2, 3], [3, 4, 5]])], r"0\.parquet, row 0: column 'item': a list of 3 values"),
+            ([pa.array([[1, 2, 3]], pa.list_(pa.int64(), 3))], r"0\.parquet, row 0: column 'item': a list of 3 values"),
+            (
+                [pa.array([[1, 2]] * 2, pa.list_(pa.int64(), 2)), pa.array([[1, 2, 3]], pa.list_(pa.int64(), 3))],
+                r"1\.parquet, row 0: column 'item': a list of 3 values.*keras.Input\(\(None,\)\)",
+            ),
+        ],
+    )
+    def test_other_lengths_in_files_are_refused(self, files: list[pa.Array], where: str, tmp_path: Path) -> None:
+        with pytest.raises(BadInput, match=where):
+            et.fit(self.model(), self.folder(tmp_path, *files), batch_size=2, verbose=0)
+
+    def test_lists_of_that_length_are_an_array(self, tmp_path: Path) -> None:
+        reader = self.folder(tmp_path, pa.array([[1, 2], [3, 4]]), pa.array([[5, 6]], pa.list_(pa.int64(), 2)))
+        et.fit(self.model(None), reader, batch_size=2, verbose=0)
+
+    def test_other_ragged_records_are_refused(self) -> None:
+        lists = {"item": tf.ragged.constant([[1, 2], [3]], dtype=tf.int64)}
+        for train in (lambda: self.model().fit(lists, np.ones(2), verbose=0), lambda: self.model().predict(lists)):
+            with pytest.raises(
+                BadInput, match=r"input 'item': record 1: a list of 1 values, and the model's input tak"
+            ):
+                train()

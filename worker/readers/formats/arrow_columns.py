@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from elastable.embedding_store.contract.arrays import Array, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.records.pytrees import Leaf
-from elastable.worker.readers.records.ragged import RaggedArray, concatenated
+from elastable.worker.readers.records.ragged import RaggedArray, concatenated, other_length
 
 __all__ = [
     "BITS",
@@ -81,6 +81,7 @@ class Column:
         fill_list: Replacement of null lists; None: they are an error.
         wide: Whether floats keep their type; else they become float32.
         bits: Whether a uint64 becomes the int64 of the same bits.
+        length: Values in each list, which then are one array; None: as the type says.
     """
 
     kind: pa.DataType
@@ -88,6 +89,7 @@ class Column:
     fill_list: Sequence[object] | None = None
     wide: bool = False
     bits: bool = False
+    length: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,15 +164,15 @@ class ColumnChoice:
             ) from error
         return pa.list_(kind) if listed else kind
 
-    def column(self, name: str, kind: pa.DataType, wide: bool) -> Column:
-        """A column of these options with values of type `kind`.
+    def column(self, name: str, kind: pa.DataType, wide: bool, length: int | None = None) -> Column:
+        """A column of these options with values of type `kind`; see `Column`.
 
         Raises:
             BadInput: a replacement of nulls that is not of the type.
         """
         bits = BITS in self.column_types.get(name, "")
         fill = _filling(name, self.fill_null[name], _element_of(kind)) if name in self.fill_null else None
-        return Column(kind, fill, self.fill_null_list.get(name), wide, bits)
+        return Column(kind, fill, self.fill_null_list.get(name), wide, bits, length)
 
 
 # Types
@@ -312,7 +314,7 @@ def to_array(values: pa.Array | pa.ChunkedArray, column: Column, at: At) -> Leaf
 
     Raises:
         BadInput: a value that its type does not hold exactly, a null without replacement, a uint64 above 2**63 - 1,
-            text that is not UTF-8.
+            text that is not UTF-8, a list of another length than the column's.
     """
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
@@ -320,7 +322,29 @@ def to_array(values: pa.Array | pa.ChunkedArray, column: Column, at: At) -> Leaf
         starts = np.cumsum([0, *map(len, values.chunks)]).tolist()
         parts = zip(values.chunks, starts, strict=False)
         return concatenated([to_array(part, column, at.of(partial(operator.add, start))) for part, start in parts])
-    return _list(values, column, column.kind, at) if _is_list(column.kind) else _elements(values, column, at)
+    if not _is_list(column.kind):
+        return _elements(values, column, at)
+    made = _list(values, column, column.kind, at)
+    return made if column.length is None else _of_length(made, column.length, at)
+
+
+def _of_length(lists: Leaf, length: int, at: At) -> Leaf:
+    """Lists of this length, as one array where their elements are.
+
+    Raises:
+        BadInput: a list of another length.
+    """
+    if isinstance(lists, np.ndarray):
+        lengths = np.full(len(lists), lists.shape[1])
+    else:
+        assert isinstance(lists, RaggedArray)
+        lengths = np.diff(lists.splits)
+    other = np.flatnonzero(lengths != length)
+    if other.size:
+        raise BadInput(f"{at(int(other[0]))}: {other_length(int(lengths[other[0]]), length)}")
+    if isinstance(lists, RaggedArray) and isinstance(lists.values, np.ndarray):
+        return lists.values.reshape(len(lists), length, *lists.values.shape[1:])
+    return lists
 
 
 def as_type(values: pa.Array, kind: pa.DataType, at: At) -> pa.Array:

@@ -219,7 +219,9 @@ class BlockReader(Reader):
             kinds = self.types_of(name, want)
             kinds = kinds if kind is None else [(file, read_as(there, kind)) for file, there in kinds]
         merged = merged_type(kinds, want, name)
-        return self._choice.column(name, merged, wide=self._transform is not None)
+        return self._choice.column(
+            name, merged, wide=self._transform is not None, length=self._inputs.lengths.get(name)
+        )
 
     def _transformed(self, batch: Batch, records: int) -> Batch:
         if self._transform is None:

@@ -10,7 +10,17 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Array, Int64
 from elastable.embedding_store.errors import BadInput
 
-__all__ = ["Leaf", "RaggedArray", "SparseArray", "concatenated", "map_values", "ranges", "splits_of", "taken"]
+__all__ = [
+    "Leaf",
+    "RaggedArray",
+    "SparseArray",
+    "concatenated",
+    "map_values",
+    "other_length",
+    "ranges",
+    "splits_of",
+    "taken",
+]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,6 +108,14 @@ def taken(leaf: Leaf, rows: Int64) -> Leaf:
             return RaggedArray.of_lengths(values, lengths)
         return SparseArray(leaf.indices[elements], leaf.values[elements], splits_of(lengths), leaf.shape)
     return np.asarray(leaf[rows])
+
+
+def other_length(found: int, wanted: int) -> str:
+    """What is wrong with a list of `found` values for an input that takes `wanted`."""
+    return (
+        f"a list of {found} values, and the model's input takes {wanted}, keras.Input(({wanted},)): make all lists as "
+        "long, or the input keras.Input((None,)) for lists of any length"
+    )
 
 
 def concatenated(leaves: Sequence[Leaf]) -> Leaf:

@@ -29,11 +29,13 @@ class ModelInputs:
     Attributes:
         dtypes: Name of an input -> its dtype, such as "int64", "float32" or "string"; none of a model without named
             inputs.
+        lengths: Name of an input -> number of values in each of its lists, where its shape says one.
         own_step: Whether a `train_step` of the model's own reads the batches: then targets may be text, and features
             be used that are no input.
     """
 
     dtypes: Mapping[str, str] = field(default_factory=dict)
+    lengths: Mapping[str, int] = field(default_factory=dict)
     own_step: bool = True
 
 
