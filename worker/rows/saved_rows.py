@@ -94,6 +94,7 @@ def _leaves_out(layer: StoreLayer) -> bool:
     names = _left_out.get()
     if names is not None:
         names.add(layer.table_name)
+        layer.note_left_out()
     return names is not None
 
 
