@@ -15,6 +15,8 @@ from elastable.embedding_store.contract.malformed import Document, DocumentField
 from elastable.embedding_store.errors import Unsupported
 from elastable.master.keras.dense import DenseModel
 from elastable.worker.keras.keras_callbacks import history_of, require_callback, sees_batches, test_hooks
+from elastable.worker.layers.model_tables import store_layers
+from elastable.worker.rows.saved_rows import require_matrix
 
 __all__ = ["JobCallbacks"]
 
@@ -59,6 +61,7 @@ class JobCallbacks:
     ) -> None:
         for callback in callbacks:
             _refuse_unsupported(callback, in_job)
+            _refuse_histograms(callback, model)
         self._model, self._given = model, tuple(callbacks)
         self._freezing, self._best, self._dense = freezing, best, dense
         self._warned = False
@@ -184,6 +187,16 @@ def _warn_of_test_hooks(callbacks: Sequence[keras.callbacks.Callback]) -> None:
                 type(callback).__name__,
                 ", ".join(names),
             )
+
+
+def _refuse_histograms(callback: keras.callbacks.Callback, model: keras.Model) -> None:
+    """Raises `Unsupported` where TensorBoard would fail at the end of an epoch, as it reads a table's rows."""
+    if isinstance(callback, keras.callbacks.TensorBoard) and callback.histogram_freq:
+        for layer in store_layers(model):
+            try:
+                require_matrix(layer)
+            except Unsupported as error:
+                raise Unsupported(f"callback TensorBoard(histogram_freq={callback.histogram_freq}): {error}") from error
 
 
 def _refuse_unsupported(callback: keras.callbacks.Callback, in_job: bool) -> None:

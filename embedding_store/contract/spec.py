@@ -224,10 +224,10 @@ class TableSpec:
             raise BadSpec(f"table name {self.name!r}: use 1 to 200 letters, digits, '.', '_', '-' or '/'")
         if len(self.name.encode()) > 256:
             raise BadSpec(f"table name {self.name!r}: {len(self.name.encode())} bytes; the most are 256")
-        if not isinstance(self.dim, int) or not 1 <= self.dim <= 65_536:
+        if not isinstance(self.dim, int) or isinstance(self.dim, bool) or not 1 <= self.dim <= 65_536:
             raise BadSpec(f"table {self.name!r}: dim must be an integer from 1 to 65536, got {self.dim!r}")
         size = self.vocabulary_size
-        if size is not None and not (isinstance(size, int) and 1 <= size <= _INT64_MAX):
+        if size is not None and not (isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= _INT64_MAX):
             raise BadSpec(f"table {self.name!r}: vocabulary_size must be None or a positive integer, got {size!r}")
         if self.dtype not in WEIGHT_DTYPES:
             raise BadSpec(f"table {self.name!r}: dtype {self.dtype!r}; known dtypes are {', '.join(WEIGHT_DTYPES)}")

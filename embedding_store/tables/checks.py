@@ -31,6 +31,7 @@ __all__ = [
     "require_gradients",
     "require_ids",
     "require_numbers",
+    "require_rows_once",
     "require_update",
     "require_version",
     "why_no_id",
@@ -355,12 +356,33 @@ def require_from_outside(commit: Commit) -> None:
             raise BadGradient(f"table {table!r}: {len(update.ids)} ids, gradient of {list(update.gradients.shape)}")
         require_finite_of(table, update.ids, update.gradients)
         _require_squares(table, update)
-        first, again = _repeated(np.ascontiguousarray(update.ids), np.uint64(int.from_bytes(os.urandom(8), "little")))
-        if again:
-            raise BadIds(
-                f"table {table!r}: id {update.ids[again]} stands at positions {first} and {again}; "
-                "each id may stand once"
+        _require_once(table, np.ascontiguousarray(update.ids))
+
+
+def require_rows_once(table: str, block: RowBlock) -> None:
+    """Checks rows that a program writes: each id once, every weight and slot finite.
+
+    Raises:
+        BadIds: an id that stands twice; names both positions.
+        NotFinite: names table, id, and column.
+    """
+    ids = np.ascontiguousarray(block.ids)
+    _require_once(table, ids)
+    for what, values in (("weight", block.weights), ("slot", block.slots)):
+        if not np.isfinite(values).all():
+            row, column = np.argwhere(~np.isfinite(values))[0]
+            raise NotFinite(
+                f"table {table!r}: the {what} of id {ids[row]} (position {row}) is {values[row, column]} in column "
+                f"{column}"
             )
+
+
+def _require_once(table: str, ids: Int64) -> None:
+    first, again = _repeated(ids, np.uint64(int.from_bytes(os.urandom(8), "little")))
+    if again:
+        raise BadIds(
+            f"table {table!r}: id {ids[again]} stands at positions {first} and {again}; each id may stand once"
+        )
 
 
 def _require_squares(table: str, update: TableUpdate) -> None:

@@ -12,7 +12,7 @@ slots of its own for each variable that it is given, is given the variables alon
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import keras
 
@@ -38,6 +38,7 @@ def wrap_model_methods() -> None:
     """Wraps the methods of `keras.Model` that train; a second call changes nothing."""
     for name in _WRAPPED:
         wrap_method(name, functools.partial(_training, name))
+    wrap_method("set_weights", _set_weights)
     for name in _STATE_TREES:
         wrap_method(name, functools.partial(_refused, name))
     optimizer = keras.optimizers.Optimizer
@@ -67,6 +68,20 @@ def _refused(name: str, plain: Callable[..., object]) -> Callable[..., object]:
                 "tables are in their store; use model.save and keras.models.load_model, or tf.train.Checkpoint(model)"
             )
         return plain(self, *args, **kwargs)
+
+    return method
+
+
+def _set_weights(plain: Callable[..., object]) -> Callable[..., object]:
+    @functools.wraps(plain)
+    def method(self: keras.Model, weights: Sequence[object]) -> None:
+        try:
+            plain(self, weights)
+        except ValueError:
+            for layer in layers_of(self):
+                if hasattr(layer, "table_spec") and layer.input_dim is None:
+                    layer.set_weights(weights)  # refuses, and names what to write
+            raise
 
     return method
 

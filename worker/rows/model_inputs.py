@@ -196,7 +196,8 @@ def _plain_numbers(where: str, leaf: Leaf, values: Array, dtype: str, numbers: S
             continue
         record = _record_of(leaf, place)
         number = record if numbers is None else numbers[record]
-        raise BadIds(f"{where}: record {number}: {value!r} is no integer; {BELONGS.format(dtype)}")
+        plain = value.item() if isinstance(value, np.generic) else value
+        raise BadIds(f"{where}: record {number}: {plain!r} is no integer; {BELONGS.format(dtype)}")
     return np.array(values.tolist()).reshape(values.shape)
 
 

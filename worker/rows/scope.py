@@ -58,6 +58,10 @@ class PlanScope:
     def __init__(self) -> None:
         self.calls: list[EmbeddingCall] = []
 
+    def leaves_out(self, layer: StoreLayer) -> bool:
+        """No layer."""
+        return False
+
     def rows(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
         """Records `ids` and returns zeros `[n, dim]`."""
         self.calls.append(EmbeddingCall(layer, ids))
@@ -89,6 +93,10 @@ class StepScope:
     unplanned: list[tuple[str, tf.Tensor, tf.Tensor]] = field(default_factory=list)
     losses_read: bool = False
     _next: int = 0
+
+    def leaves_out(self, layer: StoreLayer) -> bool:
+        """A frozen one of another model, which was not planned."""
+        return not layer.trainable and not any(each is layer for each in self.layers)
 
     def rows(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
         """float32 `[n, dim]`: the rows of this call's ids."""
@@ -137,6 +145,9 @@ def refuse_inner_call(layer: StoreLayer) -> NoReturn:
 
 class RowScope(Protocol):
     """Provides rows to the embedding calls of a step."""
+
+    def leaves_out(self, layer: StoreLayer) -> bool:
+        """Whether a layer reads its rows as outside of a step."""
 
     def rows(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
         """float32 `[n, dim]`: the rows of a call's int64 `[n]` ids."""

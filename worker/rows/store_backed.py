@@ -76,6 +76,7 @@ class StoreBacked:
     _trainers: weakref.WeakSet[keras.optimizers.Optimizer]
     """Every optimizer that has trained the table."""
     _steps: int | None = None
+    _left_out = False
     _in_fit: str | None = None
     """Name of the model whose `fit` trains the table now."""
     _id_kind: str | None = None
@@ -197,6 +198,10 @@ class StoreBacked:
         if self._in_fit is not None:
             return False
         return self.trained_by(optimizer) or not row_optimizer(spec.optimizer).slots
+
+    def note_left_out(self) -> None:
+        """Records that its rows were given in this process, and not taken (`leaving_rows_out`)."""
+        object.__setattr__(self, "_left_out", True)  # past Keras' tracking
 
     @contextmanager
     def in_fit(self, model: keras.Model) -> Iterator[None]:
@@ -400,7 +405,14 @@ class StoreBacked:
         if self._here:
             return tf.gather(self._here[0].value, ids)
         scope = current_scope()
-        return scope.rows(self, ids) if scope is not None else self._read_in_graph(ids, training)
+        if scope is None or scope.leaves_out(self):
+            if scope is not None and self._left_out and self._source is None:
+                raise ModelError(
+                    f"embedding layer {self.name!r}: the model does not know the layer, because a function calls it, "
+                    "and a worker of a job has no rows of it: make its model an attribute of the one that is trained"
+                )
+            return self._read_in_graph(ids, training and scope is None)
+        return scope.rows(self, ids)
 
     def _read_in_graph(self, ids: tf.Tensor, training: bool | None) -> tf.Tensor:
         if training:

@@ -37,6 +37,10 @@ class StoreLayer(Protocol):
         """Name of the table in the store."""
 
     @property
+    def table_is_explicit(self) -> bool:
+        """Whether the user named the table, so that layers may share it."""
+
+    @property
     def variable_key(self) -> str:
         """What Keras optimizers keep of the variable that the table replaces, in lists of variables."""
 
@@ -61,6 +65,9 @@ class StoreLayer(Protocol):
 
     def note_steps(self, steps: int) -> None:
         """Records that the rows were loaded with the slots of an optimizer that has made this many steps."""
+
+    def note_left_out(self) -> None:
+        """Records that its rows were given in this process, and not taken (`leaving_rows_out`)."""
 
     def table_spec(self, seed: int | None = None, optimizer: OptimizerSpec | None = None) -> TableSpec:
         """The table this layer needs."""

@@ -102,25 +102,20 @@ def plan_ids(model: keras.Model, spec: BatchSpec, training: bool) -> IdPlan:
         return []
 
     wrapped = tf.compat.v1.wrap_function(trace, flat_spec(spec))
-    of_model = {layer.table_name for layer in layers_of(model) if hasattr(layer, "table_spec")}
     for call in scope.calls:
         if call.ids.graph is not wrapped.graph:
             refuse_inner_call(call.layer)
-        if call.layer.table_name not in of_model:
-            raise ModelError(
-                f"embedding layer {call.layer.name!r}: the model does not know the layer, because a Lambda or a "
-                "function calls it, so it would not be trained: make it an attribute of the layer that calls it"
-            )
-    planned = tuple(_is_plannable(call) for call in scope.calls)
-    for call, known in zip(scope.calls, planned, strict=True):
+    calls = [call for call in scope.calls if not _is_constant(model, call.layer)]
+    planned = tuple(_is_plannable(call) for call in calls)
+    for call, known in zip(calls, planned, strict=True):
         if not known:
             _log.warning(
                 "embedding layer %r: its ids depend on values of the model and cannot be planned; "
                 "it is looked up inside of the step, which is slower",
                 call.layer.name,
             )
-    layers = tuple(call.layer for call in scope.calls)
-    fetched = [call.ids for call, known in zip(scope.calls, planned, strict=True) if known]
+    layers = tuple(call.layer for call in calls)
+    fetched = [call.ids for call, known in zip(calls, planned, strict=True) if known]
     if not fetched:
         return IdPlan(layers, planned, (), None)
     feeds = wrapped.inputs[: len(flat_spec(spec))]
@@ -129,6 +124,25 @@ def plan_ids(model: keras.Model, spec: BatchSpec, training: bool) -> IdPlan:
     columns = dict.fromkeys(name for name, feed in zip(names, feeds, strict=True) if feed.op in needed)
     # Only what the ids need survives: no dropout, no moving averages, no rows.
     return IdPlan(layers, planned, tuple(columns), wrapped.prune(list(feeds), fetched))
+
+
+def _is_constant(model: keras.Model, layer: StoreLayer) -> bool:
+    """Whether a layer that the step calls is a frozen one of another model, as a teacher's is: its rows are constants.
+
+    Raises:
+        ModelError: it is none of the model's, and not frozen.
+    """
+    of_model = [each for each in layers_of(model) if hasattr(each, "table_spec")]
+    shares = layer.table_is_explicit and any(each.table_name == layer.table_name for each in of_model)
+    if shares or any(each is layer for each in of_model):
+        return False
+    if not layer.trainable:
+        return True
+    raise ModelError(
+        f"embedding layer {layer.name!r}: the model does not know the layer, because a Lambda or a function calls it, "
+        "so it would not be trained: make it an attribute of the layer that calls it, or set trainable=False on it if "
+        "its rows are meant to be constants"
+    )
 
 
 def _is_plannable(call: EmbeddingCall) -> bool:

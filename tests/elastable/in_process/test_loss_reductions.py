@@ -12,7 +12,7 @@ import tensorflow as tf
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.engine import MemoryStore
-from elastable.embedding_store.errors import Unsupported
+from elastable.embedding_store.errors import NotFinite, Unsupported
 from elastable.worker.readers.records.pytrees import Structure
 from tests.untyped import Keyword
 
@@ -306,3 +306,25 @@ def regularised(embedding: Callable[..., keras.layers.Layer]) -> object:
     ids = keras.Input((STEPS,), dtype="int64")
     hidden = dense(4, activation="tanh")(keras.layers.Flatten()(embedding()(ids)))
     return keras.Model(ids, dense(seed=2, name="out", kernel_regularizer=L2)(hidden))
+
+
+def test_a_micro_batch_that_divides_by_0_is_refused_with_the_reason() -> None:
+    positives = np.ones((RECORDS, 1), np.float32)
+    positives[:MICRO] = 0.0
+
+    def loss(y: tf.Tensor, predicted: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(y * (predicted - 1) ** 2) / tf.reduce_sum(y) + tf.reduce_mean(predicted**2)
+
+    def guarded(y: tf.Tensor, predicted: tf.Tensor) -> tf.Tensor:
+        near = tf.math.divide_no_nan(tf.reduce_sum(y * (predicted - 1) ** 2), tf.reduce_sum(y))
+        return near + tf.reduce_mean(predicted**2)
+
+    for function in (loss, guarded):
+        model = one_a_record(in_store)
+        model.compile("sgd", function)
+        settings: dict[str, Keyword] = {"batch_size": MICRO, "shuffle": False, "verbose": 0}
+        if function is guarded:
+            et.fit(model, IDS, positives, grads_to_wait=WAIT, **settings)
+            continue
+        with pytest.raises(NotFinite, match=r"that is 0 here.*grads_to_wait=1.*divide_no_nan"):
+            et.fit(model, IDS, positives, grads_to_wait=WAIT, **settings)

@@ -334,3 +334,22 @@ def test_rows_of_strings_are_read_and_written_by_strings() -> None:
     layer.write_rows(["x", "y"], MATRIX[:2])
     np.testing.assert_array_equal(layer.read_rows(np.array([["y"], ["x"]], object))[:, 0], MATRIX[[1, 0]])
     np.testing.assert_array_equal(layer(tf.constant(["x"])), MATRIX[:1])
+
+
+def test_weights_of_a_table_of_any_id_are_refused_before_they_fail() -> None:
+    ids = keras.Input((1,), dtype="int64")
+    out = keras.layers.Dense(1)(keras.layers.Flatten()(et.Embedding(None, DIM, name="any")(ids)))
+    model = keras.Model(ids, out)
+    model.compile("sgd", "mse")
+    with pytest.raises(Unsupported, match=r"'any': its table takes any int64 id.*layer\.write_rows"):
+        model.set_weights([np.ones((ROWS, DIM)), *model.layers[-1].get_weights()])
+    board = keras.callbacks.TensorBoard("unused", histogram_freq=1)
+    with pytest.raises(Unsupported, match=r"callback TensorBoard\(histogram_freq=1\): embedding layer 'any'"):
+        model.fit(np.ones((4, 1), np.int64), np.ones(4), callbacks=[board], verbose=0)
+
+
+def test_a_small_limit_is_told_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELASTABLE_LARGEST_MATRIX_BYTES", "100")
+    layer = et.Embedding(ROWS, DIM)
+    with pytest.raises(Unsupported, match=rf"all its rows take {ROWS * DIM * 4:,} bytes, .* of at most 100 bytes"):
+        np.asarray(layer.embeddings)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.composite import PartitionedStore
-from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import MemoryStore
@@ -75,6 +75,17 @@ REFUSED: dict[str, tuple[Callable[[EmbeddingTable], object], type[Exception], st
     "a deletion with a fraction": (lambda t: t.delete([1.5]), BadIds, "1.5"),
     "a gradient of bags with a fraction": (lambda t: t.lookup_gradient([1.5], ONES), BadIds, "1.5"),
     "a combiner": (lambda t: t.lookup(Bags(np.array([[1]]), "max")), BadInput, "'max'.*sum, mean, sqrtn"),
+    "rows with an id twice": (
+        lambda t: t.put([RowBlock(np.array([1, 2, 1]), np.ones((3, 2), np.float32), np.ones((3, 2), np.float32))]),
+        BadIds,
+        "id 1 stands at positions 0 and 2",
+    ),
+    "a weight that is no number": (
+        lambda t: t.put([RowBlock(ONE, ONES * np.nan, ONES)]),
+        NotFinite,
+        "weight of id 1.*nan",
+    ),
+    "an infinite slot": (lambda t: t.put([RowBlock(ONE, ONES, ONES * np.inf)]), NotFinite, "slot of id 1.*inf"),
     "an unknown table": (lambda t: t.store.lookup({"none": ONE}), TableNotFound, "'none'.*items"),
     "a commit to an unknown table": (
         lambda t: t.store.commit(Commit(t.store.version() + 1, {"none": TableUpdate(ONE, ONES)}, 0, {})),

@@ -365,9 +365,8 @@ def as_type(values: pa.Array, kind: pa.DataType, at: At) -> pa.Array:
         return values.cast(kind, safe=not rounds)
     except pa.ArrowException as error:
         bad = first_bad(len(values), lambda stop: casts(values[:stop], kind))
-        raise BadInput(
-            f"{at(bad)}: {_short(values[bad])} is no {kind}{_hint(values[bad : bad + 1], kind, at)}: {error}"
-        ) from error
+        hint = _hint(values[bad : bad + 1], kind, at)
+        raise BadInput(f"{at(bad)}: {_short(values[bad])} is no {kind}{hint}") from error
 
 
 def first_bad(records: int, good: Callable[[int], bool]) -> int:

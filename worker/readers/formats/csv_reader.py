@@ -25,6 +25,7 @@ from elastable.worker.readers.records.reader import ModelInputs
 
 __all__ = ["CsvReader"]
 
+_HEXADECIMAL = re.compile(rb"(?<![0-9A-Za-z])0[xX]")
 _DELIMITERS = ",;\t|"
 _NULLS = csv.ConvertOptions().null_values
 
@@ -194,7 +195,9 @@ class CsvReader(BlockReader):
             # Arrow takes a second for some thousand names.
             names = next(filter(None, header_csv.reader(io.StringIO(text, ""), delimiter=self._delimiter)), None)
         except (header_csv.Error, UnicodeDecodeError) as error:
+            wide = index.header.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
             hint = "say encoding=, such as 'latin-1', if it is no UTF-8"
+            hint = "it is UTF-16: convert the file to UTF-8" if wide else hint
             raise BadInput(f"{file}: no header can be read from it: {error}; {hint}") from error
         if names is None:
             raise BadInput(f"{file}: no header can be read from it: it is empty")
@@ -237,7 +240,8 @@ class CsvReader(BlockReader):
 
     def _parse_as_written(self, text: _Text, types: Mapping[str, pa.DataType], columns: Sequence[str]) -> pa.Table:
         try:
-            return self._read(text, types, columns)
+            if not (types.keys() >= {*columns} and _HEXADECIMAL.search(text.utf8)):  # Arrow takes it for integers
+                return self._read(text, types, columns)
         except pa.ArrowException:
             pass  # a second pass, in which columns are text, tells which value it was
         try:
@@ -295,6 +299,9 @@ def _from_text(values: pa.Array, kind: pa.DataType, want: str, at: At) -> pa.Arr
         return texts
     trimmed = pc.ascii_trim_whitespace(texts)
     texts = pc.if_else(pc.is_in(trimmed, pa.array(_NULLS)), pa.scalar(None, pa.string()), trimmed)
+    if pa.types.is_integer(kind) and pc.any(found := pc.match_substring_regex(texts, r"^[+-]?0[xX]")).as_py():
+        bad = pc.index(pc.fill_null(found, False), True).as_py()
+        raise BadInput(f"{at(bad)}: {texts[bad].as_py()!r} is no {kind}: write it in decimal digits")
     if want in INTEGERS and not casts(texts, kind) and casts(texts, pa.float64()):
         kind = pa.float64()
     return as_type(texts, kind, at)

@@ -96,6 +96,10 @@ class StepTrace:
     _seen: list[tuple[StoreLayer, tf.Tensor]] = field(default_factory=list)
     _graph: tf.Graph | None = None
 
+    def leaves_out(self, layer: StoreLayer) -> bool:
+        """No layer."""
+        return False
+
     def rows(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
         """Zeros of the shape of the rows."""
         graph = tf.compat.v1.get_default_graph()

@@ -40,6 +40,10 @@ class TapeScope:
     def __init__(self) -> None:
         self.lookups: list[TapeLookup] = []
 
+    def leaves_out(self, layer: StoreLayer) -> bool:
+        """No layer."""
+        return False
+
     def rows(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
         """float32 `[n, dim]`: the rows of this call's ids.
 
