@@ -1,4 +1,4 @@
-"""Counters of a process: totals by label, and seconds by label. Any thread may add to them."""
+"""What a process measures of itself: counters, histograms of a store's phases, and spans of traces."""
 
 from __future__ import annotations
 

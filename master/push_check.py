@@ -40,7 +40,6 @@ class Expected:
         tables: Table name -> spec.
         may_overflow: Whether gradients may hold NaN or Inf (`DensePart.may_overflow`).
         rows_elsewhere: Whether gradients of rows go to store servers, and not here.
-        dense_elsewhere: Whether those of dense variables do.
     """
 
     variables: tuple[TensorSpec, ...] = ()

@@ -21,14 +21,7 @@ from benchmarks.harness import Row, compare, interleaved, publish, rate
 from benchmarks.peers import workloads
 from benchmarks.peers.races import run, table_races
 from benchmarks.tables.table_filling import filled_blocks
-from elastable.embedding_store import (
-    EmbeddingTable,
-    IndexedSlices,
-    Indexer,
-    MemoryStore,
-    OptimizerSpec,
-    TableSpec,
-)
+from elastable.embedding_store import EmbeddingTable, IndexedSlices, Indexer, MemoryStore, OptimizerSpec, TableSpec
 from elastable.embedding_store.native.range_pool import RangePool
 from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.embedding_store.optimizers.registry import row_optimizer

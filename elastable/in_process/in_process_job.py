@@ -37,7 +37,7 @@ from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
 from elastable.models.tables_in_store import note_trained
 from elastable.output.progress_bars import JobProgress
-from elastable.process.stopping import repeating
+from elastable.process.repeating import repeating
 from elastable.worker.keras.same_optimizer import require_same_optimizer
 from elastable.worker.keras.seeds import same_keras_state
 from elastable.worker.layers.model_tables import store_layers

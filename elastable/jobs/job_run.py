@@ -45,7 +45,8 @@ from elastable.output.progress_bars import JobProgress, summary_table
 from elastable.output.run_directory import RunDirectory
 from elastable.process.child import EndedChild, start_elastable
 from elastable.process.exit_codes import ExitCode, error_of
-from elastable.process.stopping import OUTPUT_CLOSED, SIGNAL_REASONS, repeating
+from elastable.process.repeating import repeating
+from elastable.process.stopping import OUTPUT_CLOSED, SIGNAL_REASONS
 from elastable.worker.models.export import export_keras
 
 __all__ = ["CheckpointWriter", "JobRun", "LocalWorkers"]

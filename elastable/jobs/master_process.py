@@ -45,7 +45,8 @@ from elastable.monitoring.watching import require_watchable, watched_over_http
 from elastable.output.run_directory import RunDirectory, require_writable
 from elastable.process.heap import keep_collections_short
 from elastable.process.logs import describe_process
-from elastable.process.stopping import repeating, stopping_on_signals
+from elastable.process.repeating import repeating
+from elastable.process.stopping import stopping_on_signals
 from elastable.worker.keras.tensorflow_threads import set_intra_op_threads
 
 __all__ = ["JobAccess", "run_job"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import ElastableError, StoreBroken, TakenOver, Unavailable
 from elastable.embedding_store.support.retry import given_up
-from elastable.process.stopping import repeating
+from elastable.process.repeating import repeating
 
 if TYPE_CHECKING:
     from elastable.master.jobs.job_master import Master

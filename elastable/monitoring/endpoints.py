@@ -1,4 +1,4 @@
-"""The addresses that a process answers over HTTP: metrics, health, and the live page with its data."""
+"""What a process answers over HTTP: metrics, health, the live page and its events."""
 
 from __future__ import annotations
 

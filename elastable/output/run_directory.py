@@ -1,4 +1,4 @@
-"""What a run leaves behind: results, metrics, curves, checkpoint, exported model."""
+"""What a run leaves behind: results, metrics, a picture of its curves, checkpoint, exported model."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from types import FrameType
 
 from rich.console import Console
 
-__all__ = ["OUTPUT_CLOSED", "SIGNAL_REASONS", "OutputConsole", "end_without_reader", "repeating", "stopping_on_signals"]
+__all__ = ["OUTPUT_CLOSED", "SIGNAL_REASONS", "OutputConsole", "end_without_reader", "stopping_on_signals"]
 
 OUTPUT_CLOSED = "cut off from the reader of its output"
 SIGNAL_REASONS = {
@@ -73,27 +73,3 @@ def stopping_on_signals(stop: Callable[[str], None], console: Console, after: st
         _stops.remove(stop)
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-# A thread that looks at something every so often
-
-
-_JOIN_S = 5.0
-
-
-@contextmanager
-def repeating(look: Callable[[], bool | None], every_s: float, name: str) -> Iterator[None]:
-    """While the block runs, calls `look` in a thread every `every_s` seconds, until it returns True."""
-    over = threading.Event()
-
-    def run() -> None:
-        while not over.wait(every_s) and not look():
-            pass
-
-    thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join(timeout=_JOIN_S)

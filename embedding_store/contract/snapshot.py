@@ -1,4 +1,4 @@
-"""The contract of one version of a store, readable: its rows, their slots, and what its tables keep besides."""
+"""The contract of one version of a store, readable, and of the pins that keep it."""
 
 from __future__ import annotations
 

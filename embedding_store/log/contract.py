@@ -1,4 +1,4 @@
-"""What every write-ahead log promises: entries in order, each one whole or not there."""
+"""What every write-ahead log promises, and the log that keeps nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One file of a log: entries without gaps, read and checked from its beginning."""
+"""Files of a log's folder: entries without gaps, read and checked from the beginning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that hold secrets: read, once their modes have been looked at."""
+"""Files opened with a check: secrets by their modes, and regular files alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results that come later, as `concurrent.futures.Future`."""
+"""Results that come later, and actions at given times."""
 
 from __future__ import annotations
 

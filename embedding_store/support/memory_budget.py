@@ -1,4 +1,4 @@
-"""How much memory this process may use."""
+"""How much memory this process may use, and how tables share it."""
 
 from __future__ import annotations
 

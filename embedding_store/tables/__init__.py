@@ -18,12 +18,7 @@ from elastable.embedding_store.tables.lookups import Bags, LookupRequest, requir
 from elastable.embedding_store.tables.many_tables import LookupStrategy, lookup_many, update_many
 from elastable.embedding_store.tables.table import EmbeddingTable, size
 from elastable.embedding_store.tables.table_reader import TableReader, answer_in_order, answer_requests, look_up
-from elastable.embedding_store.tables.table_update import (
-    IndexedSlices,
-    SparseGradient,
-    TableSlices,
-    update_tables,
-)
+from elastable.embedding_store.tables.table_update import IndexedSlices, SparseGradient, TableSlices, update_tables
 
 __all__ = [
     "Bags",

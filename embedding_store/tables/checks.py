@@ -1,4 +1,4 @@
-"""Refusing ids, gradients and rows that do not fit their table, by name and position."""
+"""Refuses ids, gradients, rows and commits that do not fit their table, by name and position."""
 
 from __future__ import annotations
 

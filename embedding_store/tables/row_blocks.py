@@ -1,4 +1,4 @@
-"""Blocks of rows: chosen from, joined, and found where a store can only be scanned."""
+"""Blocks of rows: made, chosen from, joined, and found where a store can only be scanned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a table's dtype keeps its weights, and how an update is rounded to it."""
+"""How a table's dtype keeps its weights: in 32, 16 or 8 bits, and how an update is rounded."""
 
 from __future__ import annotations
 

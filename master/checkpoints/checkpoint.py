@@ -1,4 +1,4 @@
-"""Checkpoints opened: their tensors and rows, an increment's together with those of what it builds upon."""
+"""Checkpoints listed and opened: their tensors and rows, an increment's with those of what it builds upon."""
 
 from __future__ import annotations
 

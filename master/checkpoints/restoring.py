@@ -1,4 +1,4 @@
-"""Restores checkpoints: to any store, other shards, another dtype, all tables or some."""
+"""Restores checkpoints: to any store, other shards or dtype, all tables or some, weights alone, or into a new job."""
 
 from __future__ import annotations
 

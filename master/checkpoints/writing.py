@@ -1,4 +1,4 @@
-"""Writes checkpoints: one version of everything, while training continues, whole or not at all."""
+"""Writes checkpoints while training continues, whole or not at all, and removes old ones."""
 
 from __future__ import annotations
 

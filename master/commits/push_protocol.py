@@ -1,4 +1,4 @@
-"""What the modes of a job decide differently: leases, names of pushes, when a version is due, what is resumed."""
+"""What sync and async mode decide differently: leases, names of pushes, when a version is due, what is resumed."""
 
 from __future__ import annotations
 

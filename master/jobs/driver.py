@@ -1,4 +1,4 @@
-"""The thread that makes versions: commits, evaluations, and the hooks between them."""
+"""The thread that makes versions: commits, evaluations, and the hooks between them; what it counts and logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dense part of the one authoritative model: variables, states, and their Keras optimizer."""
+"""The dense part of the one authoritative model: variables, states, and one or several Keras optimizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keras' `use_ema` on tables: a moving average of every row, kept in its slots."""
+"""Row optimizers around another one: moving averages (`use_ema`) and constraints."""
 
 from __future__ import annotations
 

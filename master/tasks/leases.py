@@ -1,4 +1,4 @@
-"""Who holds which micro-batch, and until when. Not thread-safe: the master's lock guards it."""
+"""Who holds which micro-batch and until when, and whether there is work for who waits. The master's lock guards it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each worker of a job has done, and who has left while there was work."""
+"""The workers of a job: sessions, what each has done and how fast, who failed or left."""
 
 from __future__ import annotations
 

@@ -25,12 +25,7 @@ from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.replicas.groups.agreement import require_same
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import ThreadGroup
-from elastable.replicas.host_embeddings.exchanges import (
-    Callbacks,
-    EncodingBuffers,
-    TokenBuffers,
-    TokenSums,
-)
+from elastable.replicas.host_embeddings.exchanges import Callbacks, EncodingBuffers, TokenBuffers, TokenSums
 from elastable.replicas.host_embeddings.host_table import HostTable
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
 from elastable.replicas.host_embeddings.options import HostTableOptions, InitialRows

@@ -1,4 +1,6 @@
-"""Exchange by remote buffers: every replica holds a part of the table in its own memory.
+"""Exchanges of a host embedding's rows: by remote buffers, or by callbacks to an embedding store.
+
+Remote buffers: every replica holds a part of the table in its own memory.
 
 Token: row i is on replica `i mod n` at `i // n`. Forward: all-gather the ids, look up the local ones, zeros for all
 others, reduce-scatter. Backward: all-gather the gradients, keep those of local rows.

@@ -1,4 +1,4 @@
-"""The options of a host embedding's table: validated, and compared across replicas."""
+"""The options of a host embedding's table, compared across replicas, and the cost of a step by strategy."""
 
 from __future__ import annotations
 

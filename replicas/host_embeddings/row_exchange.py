@@ -1,4 +1,4 @@
-"""The interface of both exchanges: rows of ids, gradients of ids, and the whole table."""
+"""The interface of both exchanges, and the ids of one lookup, known to every replica."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Detects members that leave or die, by a TCP connection to every other member."""
+"""Connects the members of a group by TCP, and detects those that leave or die."""
 
 from __future__ import annotations
 

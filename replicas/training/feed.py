@@ -1,4 +1,4 @@
-"""Which records a replica takes of every global batch."""
+"""The inputs of `fit`, `evaluate` and `predict`, and which of their records a replica takes of every global batch."""
 
 from __future__ import annotations
 

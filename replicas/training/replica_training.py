@@ -17,6 +17,7 @@ from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.training.feed import BatchPart
 from elastable.replicas.training.model_refusals import refuse_own_changes
 from elastable.replicas.training.step import GradientStep
+from elastable.replicas.training.variables.exchange import Exchange, Layout
 from elastable.replicas.training.variables.optimizer import (
     PartOptimizer,
     clip_parts,
@@ -25,7 +26,7 @@ from elastable.replicas.training.variables.optimizer import (
     slots_of,
 )
 from elastable.replicas.training.variables.placement import DenseVariable, plan_variables, update_domains
-from elastable.replicas.training.variables.split import Exchange, Layout, held_bytes, put, value_of
+from elastable.replicas.training.variables.variable_memory import held_bytes, put, value_of
 from elastable.replicas.training.variables.weights import ReplicaWeights, WholeTensors
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorBatch

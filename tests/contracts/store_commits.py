@@ -8,23 +8,10 @@ import pytest
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import (
-    BadGradient,
-    FutureVersion,
-    StaleVersion,
-    StoreFailed,
-)
+from elastable.embedding_store.errors import BadGradient, FutureVersion, StaleVersion, StoreFailed
 from elastable.embedding_store.tables.initial_values import initial_rows
 from tests.contracts.reference_optimizers import adagrad_row, adam_row, sgd_row
-from tests.contracts.store_samples import (
-    FAILS,
-    commit,
-    dynamic,
-    fixed,
-    int64,
-    rows_by_id,
-    update,
-)
+from tests.contracts.store_samples import FAILS, commit, dynamic, fixed, int64, rows_by_id, update
 
 
 class CommitContract:

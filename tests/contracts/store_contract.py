@@ -32,16 +32,7 @@ from tests.contracts.store_dtypes import DtypeContract
 from tests.contracts.store_lookups import LookupContract
 from tests.contracts.store_membership import MembershipContract
 from tests.contracts.store_pins import PinContract
-from tests.contracts.store_samples import (
-    JOIN_S,
-    MakeStore,
-    commit,
-    dynamic,
-    fixed,
-    int64,
-    rows_by_id,
-    update,
-)
+from tests.contracts.store_samples import JOIN_S, MakeStore, commit, dynamic, fixed, int64, rows_by_id, update
 from tests.contracts.store_updates import UpdateContract
 from tests.untyped import Keywords
 

@@ -11,14 +11,7 @@ from unittest import mock
 
 from tests.fuzz.campaign import Campaign, Report
 from tests.fuzz.target import Target
-from tests.fuzz.wrong_inputs import (
-    LayerInputs,
-    LibraryInputs,
-    OptionInputs,
-    PushInputs,
-    RecordInputs,
-    ServedInputs,
-)
+from tests.fuzz.wrong_inputs import LayerInputs, LibraryInputs, OptionInputs, PushInputs, RecordInputs, ServedInputs
 
 __all__ = ["SABOTAGES", "Sabotage", "noticed"]
 
@@ -99,10 +92,10 @@ SABOTAGES: dict[str, Sabotage] = {
         RecordInputs, "worker.rows.model_inputs:np.can_cast", lambda *dtypes: True, "an id beyond int32"
     ),
     "any-lengths": Sabotage(
-        RecordInputs, f"{_READERS}.as_reader:records_of", lambda named, source: len(named[0][1]), "a target too many"
+        RecordInputs, f"{_READERS}.numpy_reader:records_of", lambda named, source: len(named[0][1]), "a target too many"
     ),
     "any-record": Sabotage(
-        RecordInputs, f"{_READERS}.as_reader:checked_indices", lambda rows, *rest: rows, "a record that there is not"
+        RecordInputs, f"{_READERS}.numpy_reader:checked_indices", lambda rows, *rest: rows, "a record that there is not"
     ),
     "layers-cut-floats": Sabotage(
         LayerInputs, "worker.rows.id_values:_inexact", lambda values: values != values, "a fraction"

@@ -11,14 +11,7 @@ import elastable as et
 import master
 import proto
 import worker
-from elastable.embedding_store import (
-    IndexedSlices,
-    InitializerSpec,
-    MemoryStore,
-    OptimizerSpec,
-    RemoteStore,
-    TableSpec,
-)
+from elastable.embedding_store import IndexedSlices, InitializerSpec, MemoryStore, OptimizerSpec, RemoteStore, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import NotInstalled
 from elastable.embedding_store.open_store import open_store

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import tensorflow as tf
 
 from elastable.master.api import DivisorKind
-from elastable.worker.keras.structures import ancestors
+from elastable.worker.keras.graphs import ancestors
 from elastable.worker.losses.origin_rules import Holds, reduced_axes
 from elastable.worker.losses.origins import Origins, operation_named
 from elastable.worker.losses.recording import RecordedLoss

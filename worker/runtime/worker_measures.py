@@ -1,4 +1,4 @@
-"""What a worker counts for those who watch it."""
+"""What a worker counts, and which trace its work belongs to."""
 
 from __future__ import annotations
 

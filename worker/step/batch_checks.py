@@ -1,4 +1,4 @@
-"""Checks batches: structure, dtypes, shapes, NaN and Inf; errors name the column."""
+"""Signatures of batches, and checks: structure, dtypes, shapes, NaN and Inf; errors name the column."""
 
 from __future__ import annotations
 

@@ -18,8 +18,9 @@ import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadIds, ModelError
+from elastable.worker.keras.graphs import ancestors, is_stateful
 from elastable.worker.keras.seeds import layers_of
-from elastable.worker.keras.structures import BatchSpec, TensorBatch, ancestors, is_stateful
+from elastable.worker.keras.structures import BatchSpec, TensorBatch
 from elastable.worker.readers.records.pytrees import named_parts
 from elastable.worker.rows.id_values import assertion_of
 from elastable.worker.rows.scope import PLANNED_ROWS, EmbeddingCall, PlanScope, entered, refuse_inner_call

@@ -1,4 +1,4 @@
-"""The compiled step: features, BETs and inverses in; loss and gradients out."""
+"""The compiled steps: of `compile()`'s loss, with loss scaling, and of a model's own `train_step`."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from elastable.embedding_store.option import Option, check_options, required, se
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.jobs.shared_options import deadline
 from elastable.master.keras.wrapping_optimizers import register_job_optimizers
-from elastable.process.stopping import repeating
+from elastable.process.repeating import repeating
 
 __all__ = ["rescale"]
 

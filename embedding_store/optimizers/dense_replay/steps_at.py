@@ -1,4 +1,4 @@
-"""The rows of a table as of one step: caught up in place, or read as if they were."""
+"""The rows of a table as of one step: caught up in place, or read as if they were; for Adam in one pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One Redis, as the tier and the log of a store share it: its servers, and this process' right to write to them."""
+"""One Redis, as the tier and the log of a store share it: its servers, and who may write there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a Redis store is, read from its URL."""
+"""Where a Redis store is, read from its URL, and how to log in."""
 
 from __future__ import annotations
 

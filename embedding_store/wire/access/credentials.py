@@ -1,4 +1,4 @@
-"""Who may talk with whom over gRPC: certificates and tokens, given in a program or by the environment."""
+"""Who may talk with whom over gRPC, and who may make which call: certificates, tokens, roles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bulk calls that change or copy a store as frames, and back: commits, blocks of rows, ids."""
+"""Table specs, commits, blocks of rows and ids as messages and frames, and back."""
 
 from __future__ import annotations
 

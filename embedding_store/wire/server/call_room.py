@@ -1,4 +1,4 @@
-"""How much room a server's calls take: threads, waits, bytes; and who has to leave where there is none."""
+"""Limits of a gRPC server's calls: threads, waits, bytes and rates, and who has to leave where there is no room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A memory store whose rows other processes of the host read for themselves."""
+"""A memory store whose rows other processes of the host read for themselves, and the server that lets them."""
 
 from __future__ import annotations
 

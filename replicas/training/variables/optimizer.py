@@ -1,4 +1,4 @@
-"""A Keras optimizer of parts of variables: built on the parts, so that slots of whole variables never exist."""
+"""A Keras optimizer of parts of variables, and clipping where no replica holds all gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from keras.optimizers import Optimizer
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.training.variables.split import Layout, VariableSplit
+from elastable.replicas.training.variables.exchange import Layout
+from elastable.replicas.training.variables.split import VariableSplit
 
 __all__ = [
     "GradientClipping",

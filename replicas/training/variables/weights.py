@@ -14,17 +14,11 @@ from elastable.embedding_store.errors import BadSpec, CheckpointError
 from elastable.replicas.groups.agreement import run_at_root
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.grouping import ReplicaGrouping
+from elastable.replicas.training.variables.exchange import Exchange, Layout
 from elastable.replicas.training.variables.optimizer import PartOptimizer
 from elastable.replicas.training.variables.placement import VariablePlacement, update_domains
-from elastable.replicas.training.variables.split import (
-    Exchange,
-    Layout,
-    VariableSplit,
-    give_back,
-    held_bytes,
-    put,
-    value_of,
-)
+from elastable.replicas.training.variables.split import VariableSplit
+from elastable.replicas.training.variables.variable_memory import give_back, held_bytes, put, value_of
 
 __all__ = ["ReplicaWeights", "WholeTensors"]
 

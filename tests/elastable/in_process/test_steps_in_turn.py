@@ -11,17 +11,7 @@ import tensorflow as tf
 
 import elastable as et
 from elastable.embedding_store.errors import Unsupported
-from tests.elastable.gan_job import (
-    DATA,
-    LABELS,
-    MICRO,
-    Gan,
-    at_once,
-    at_once_plainly,
-    dense,
-    in_keras,
-    in_store,
-)
+from tests.elastable.gan_job import DATA, LABELS, MICRO, Gan, at_once, at_once_plainly, dense, in_keras, in_store
 from tests.untyped import Keyword
 
 Rows = dict[str, np.ndarray]

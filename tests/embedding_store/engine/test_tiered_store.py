@@ -28,15 +28,7 @@ from elastable.embedding_store.errors import NotReady, StaleVersion, StoreBroken
 from elastable.embedding_store.log.contract import Buffer, LogEntry, NoLog
 from elastable.embedding_store.log.file_log import FileLog
 from tests.embedding_store.engine.failing_tier import FailingTier
-from tests.embedding_store.engine.test_store_history import (
-    MOST,
-    NAMES,
-    SPECS,
-    TRAINED,
-    TwoStores,
-    everything,
-    step,
-)
+from tests.embedding_store.engine.test_store_history import MOST, NAMES, SPECS, TRAINED, TwoStores, everything, step
 from tests.embedding_store.engine.tiered_stores import tiered_store
 
 TINY, HUGE = 1, 1 << 30

@@ -12,16 +12,7 @@ from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import BadGradient, BadInput
 from elastable.embedding_store.shards import sum_pushes
-from elastable.master.api import (
-    AsyncPushId,
-    Divisor,
-    DivisorKind,
-    GradientPart,
-    Push,
-    PushOutcome,
-    Slices,
-    SyncPushId,
-)
+from elastable.master.api import AsyncPushId, Divisor, DivisorKind, GradientPart, Push, PushOutcome, Slices, SyncPushId
 from elastable.master.commits.accumulate import accumulate, row_parts, row_sums
 from elastable.master.commits.push_protocol import Sequences
 from elastable.master.jobs.job_state import JobState, Work

@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.evaluation import (
-    ClassificationMetrics,
-    Thresholds,
-    best_threshold,
-)
+from elastable.replicas.knowledge_graphs.evaluation import ClassificationMetrics, Thresholds, best_threshold
 from elastable.replicas.knowledge_graphs.trained import CATEGORIES, relation_categories
 
 

@@ -13,12 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph import (
-    GraphSource,
-    KnowledgeGraph,
-    load_graph,
-    save_graph,
-)
+from elastable.replicas.knowledge_graphs.graph import GraphSource, KnowledgeGraph, load_graph, save_graph
 
 ENTITIES = [f'entity {k}, or "so"' if k == 3 else f"e{k}" for k in range(12)]
 RELATIONS = ["near", "part of", "42"]

@@ -10,12 +10,7 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph import (
-    KnowledgeGraph,
-    Names,
-    inverse_names,
-    load_graph,
-)
+from elastable.replicas.knowledge_graphs.graph import KnowledgeGraph, Names, inverse_names, load_graph
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the graphs of ../shared/data are not here")

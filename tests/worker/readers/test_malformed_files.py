@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.formats.block_reader import ParquetReader
 from elastable.worker.readers.formats.csv_reader import CsvReader
+from elastable.worker.readers.formats.parquet_reader import ParquetReader
 
 
 def test_a_csv_header_that_is_no_utf8(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a server may answer to each command: a reply of another shape is refused here, before anybody takes it apart."""
+"""What a server may answer to each command, and what its error replies mean."""
 
 from __future__ import annotations
 

@@ -15,12 +15,7 @@ from elastable.embedding_store.contract.malformed import MALFORMED, Document
 from elastable.embedding_store.contract.tier import TierTable
 from elastable.embedding_store.errors import StoreBroken, Unsupported
 from elastable.embedding_store.tiers.redis.records.record_requests import Keys
-from elastable.embedding_store.tiers.redis.schema import (
-    SCHEMA,
-    check_partitions,
-    hash_slot,
-    rows_key,
-)
+from elastable.embedding_store.tiers.redis.schema import SCHEMA, check_partitions, hash_slot, rows_key
 
 __all__ = ["RecordTable"]
 

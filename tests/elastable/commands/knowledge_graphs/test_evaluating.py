@@ -20,12 +20,7 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph import load_graph
 from elastable.replicas.knowledge_graphs.trained import read_triple_candidates
-from tests.elastable.commands.knowledge_graphs.kg_runs import (
-    PLACES,
-    elastable,
-    float64_scores,
-    ids_of,
-)
+from tests.elastable.commands.knowledge_graphs.kg_runs import PLACES, elastable, float64_scores, ids_of
 from tests.untyped import Keywords
 
 _SIDES = ("head", "tail")
