@@ -59,8 +59,7 @@ def fit(
         model: A compiled Keras model with `et.Embedding` layers.
         x: As in `model.fit`, or a Reader. A stream without an end needs `steps_per_epoch` (`EndlessReader`). Without
             `y` also a tuple (x, y) or (x, y, sample_weight), or a dict with these keys.
-        batch_size: Records in a micro-batch; None: the stream's own batches, else 32. With a stream that has an end: it
-            is read once, and batches are made of its records.
+        batch_size: Records in a micro-batch; None: a stream's own, else 32. A stream that ends is read once, cut anew.
         grads_to_wait: Micro-batches of one update; None: the optimizer's gradient_accumulation_steps, else 1.
         average: "mean": the numbers of plain Keras on one batch of all their records, or a refusal; "records": weighted
             by their records; "batches": equally, as with Keras' gradient_accumulation_steps; "sum": added.
@@ -83,7 +82,8 @@ def fit(
     Raises:
         ElastableError: data, model, callbacks or settings that cannot be used.
     """
-    initial_epoch = backed_up_epoch(callbacks := _callbacks(callbacks), initial_epoch)
+    callbacks = _callbacks(callbacks)
+    initial_epoch = backed_up_epoch(callbacks, initial_epoch)
     given = FitArguments(
         x=x, y=y, sample_weight=sample_weight, class_weight=class_weight, batch_size=batch_size,
         validation_split=validation_split, validation_data=validation_data, steps_per_epoch=steps_per_epoch,

@@ -14,6 +14,7 @@ gradients of an id in the same order, by replica and then by position, so they g
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import cast
 
@@ -104,8 +105,9 @@ class RemoteBuffers(RowExchange):
         ids = self.kept_ids(rank)
         return RowBlock(ids, weights.reshape(len(ids), -1), slots.reshape(len(ids), -1))
 
+    @abstractmethod
     def _joined_blocks(self, blocks: Sequence[RowBlock]) -> RowBlock:
-        raise NotImplementedError
+        """Whole rows of what all shards have of some ids."""
 
 
 class TokenBuffers(RemoteBuffers):
