@@ -9,7 +9,7 @@ import keras
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.master.keras.dense import DenseModel
-from elastable.worker.keras.same_optimizer import Hyperparameters
+from elastable.worker.keras.same_optimizer import Hyperparameters, require_same_values
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.step.trainable import frozen_tables, imposed, put_trainable, read_trainable
@@ -41,6 +41,7 @@ class Freezing:
         self._sources = [layer.source for layer in self._layers]
         self._hyperparameters = [Hyperparameters(each) for each in dense.optimizers]
         self._held: object = None
+        self._function: object = None
         self._warned = b""
 
     def begin(self, state: str = "") -> None:
@@ -70,7 +71,8 @@ class Freezing:
 
         Raises:
             Unsupported: a callback compiled the model anew, unfroze what the optimizer was not built for, put a table
-                into another store, or assigned a hyperparameter of an optimizer; or see the class.
+                into another store, or assigned a hyperparameter of an optimizer; or see the class and
+                `require_same_values`.
             ModelError: layers that share a table differ in whether it is trained.
         """
         if (self._model.optimizer, self._model._compile_loss) != self._compiled or not self._model.train_function:
@@ -84,6 +86,9 @@ class Freezing:
         function = self._model.train_function
         if self._model.run_eagerly:
             setattr(function, _KEPT, {self._of: read_trainable(self._model)})
+        if self._model.run_eagerly or function is not self._function:  # it is traced now, or read
+            require_same_values(self._model)
+            self._function = function
         flags = self._kept(function, of or self._of)
         if self._held == (function, flags):
             self._warn(flags)

@@ -47,6 +47,7 @@ from elastable.process.child import EndedChild, start_elastable
 from elastable.process.exit_codes import ExitCode, error_of
 from elastable.process.repeating import repeating
 from elastable.process.stopping import OUTPUT_CLOSED, SIGNAL_REASONS
+from elastable.worker.keras.same_optimizer import note_training
 from elastable.worker.models.export import export_keras
 
 __all__ = ["CheckpointWriter", "JobRun", "LocalWorkers"]
@@ -276,6 +277,7 @@ class JobRun:
             f"{self._checkpoints}/best",
             self._series.rows_changed,
         )
+        note_training(prepared.model, elsewhere=True)
         freezing = Freezing(prepared.model, prepared.dense)
         joined = JobCallbacks(
             callbacks, prepared.model, job.epochs, schedule.steps_per_epoch, freezing, best, dense=prepared.dense

@@ -18,6 +18,7 @@ import keras
 
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import Unsupported
+from elastable.worker.keras.same_optimizer import note_training
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.trainers import trainer
 
@@ -119,7 +120,11 @@ def _training(name: str, plain: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(plain)
     def method(self: keras.Model, *args: object, **kwargs: object) -> object:
         if not has_tables_in_store(self):
-            return plain(self, *args, **kwargs)
+            note_training(self)
+            try:
+                return plain(self, *args, **kwargs)
+            finally:
+                note_training(self)
         return trainer(name)(self, *args, **kwargs)
 
     return method

@@ -1,20 +1,22 @@
-"""What a model's optimizers were as training began: Keras trains on with that, whatever is assigned since.
+"""What a model and its optimizers were as training began: Keras trains on with that, whatever is assigned since.
 
 Keras traces its step once after `compile`, and the trace holds hyperparameters as numbers; an eager step reads them
-again. Here a table's spec holds them. So a change is refused, but for that of a learning rate, which is a variable.
+again. Here a table's spec holds them, and every `fit` traces anew. So a change is refused, but for that of a learning
+rate, which is a variable, and, of eager models, for what their layers read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import keras
 
 from elastable.embedding_store.errors import Unsupported
 from elastable.worker.keras.seeds import layers_of
+from elastable.worker.keras.traced_values import traced_values
 
-__all__ = ["Hyperparameters", "optimizers_of", "require_same_optimizer"]
+__all__ = ["Hyperparameters", "note_training", "optimizers_of", "require_same_optimizer", "require_same_values"]
 
 _BEGAN = "_elastable_training_began"
 _COMPILE_AGAIN = "call model.compile(...) again, with this optimizer or a new one"
@@ -76,11 +78,67 @@ class _Began:
         compiled: What `compile()` makes anew, also for an optimizer that it is given again.
         optimizer: Of `compile()`.
         kept: id -> what it was, of all that train the model.
+        values: As of `traced_values`, as its step was traced; empty: it runs eagerly.
+        by_keras: It was Keras' own training, which may have had optimizers that are not known here.
     """
 
     compiled: object
     optimizer: keras.Optimizer
     kept: dict[int, Hyperparameters]
+    values: dict[str, object] = field(default_factory=dict)
+    by_keras: bool = False
+
+
+def _begins(model: keras.Model, planned: Iterable[keras.Optimizer], by_keras: bool) -> bool:
+    """Whether training begins now; then what it begins with is kept."""
+    compiled = getattr(model, "_compile_config", None)
+    began: _Began | None = getattr(model, _BEGAN, None)
+    if began is not None and compiled is not None and began.compiled is compiled and began.optimizer.built:
+        return False
+    kept = {id(each): Hyperparameters(each) for each in optimizers_of(model, planned)}
+    began = _Began(compiled, model.optimizer, kept, by_keras=by_keras)
+    object.__setattr__(model, _BEGAN, began)  # past Keras' tracking
+    return True
+
+
+def note_training(model: keras.Model, elsewhere: bool = False) -> None:
+    """Called before Keras' own training of a model, and after it, where tables may move to a store later.
+
+    Args:
+        model: If it is compiled.
+        elsewhere: Other processes train it: they see no change, also where it runs eagerly.
+    """
+    if model.compiled and model.optimizer is not None:
+        _begins(model, [each for each in vars(model).values() if isinstance(each, keras.Optimizer)], by_keras=True)
+        if model.built and (elsewhere or not model.run_eagerly):
+            _note_values(model)
+
+
+def _note_values(model: keras.Model) -> None:
+    began: _Began = getattr(model, _BEGAN)
+    if not began.values:
+        began.values.update(traced_values(model))
+
+
+def require_same_values(model: keras.Model) -> None:
+    """Called as a step is about to be traced.
+
+    Raises:
+        Unsupported: what a trace since `compile()` holds of the model is another value now.
+    """
+    began: _Began | None = getattr(model, _BEGAN, None)
+    if began is None or (model.run_eagerly and not began.values):
+        return
+    now = traced_values(model)
+    for name, before in began.values.items():
+        if name in now and now[name] != before:
+            old, new = (getattr(each, "__name__", each) for each in (before, now[name]))
+            raise Unsupported(
+                f"model {model.name!r}: {name} was changed from {old} to {new} after training began, and Keras would "
+                f"train on with {old}: call model.compile(...) again before the next fit, with this optimizer or a new "
+                "one"
+            )
+    _note_values(model)
 
 
 def require_same_optimizer(model: keras.Model, planned: Iterable[keras.Optimizer] = ()) -> None:
@@ -94,15 +152,14 @@ def require_same_optimizer(model: keras.Model, planned: Iterable[keras.Optimizer
         Unsupported: another optimizer has trained the model since it was compiled, or the same one with other
             hyperparameters: plain Keras trains on with those.
     """
-    compiled = getattr(model, "_compile_config", None)
-    began: _Began | None = getattr(model, _BEGAN, None)
-    optimizers = optimizers_of(model, planned)
-    if began is None or compiled is None or began.compiled is not compiled or not began.optimizer.built:
-        began = _Began(compiled, model.optimizer, {id(each): Hyperparameters(each) for each in optimizers})
-        object.__setattr__(model, _BEGAN, began)  # past Keras' tracking
+    planned = list(planned)
+    if _begins(model, planned, by_keras=False):
         return
-    for each in optimizers:
+    began: _Began = getattr(model, _BEGAN)
+    for each in optimizers_of(model, planned):
         kept = began.kept.get(id(each))
+        if kept is None and began.by_keras and began.optimizer is model.optimizer:
+            kept = began.kept.setdefault(id(each), Hyperparameters(each))
         if kept is None or began.optimizer is not model.optimizer:
             raise Unsupported(
                 f"model {model.name!r}: its optimizer was replaced by {each.name!r} after it had trained, and Keras "
