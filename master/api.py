@@ -297,8 +297,8 @@ class Push:
             None: as the job's `average` says, by records or by nothing.
         losses: See `GradientPart`; of those terms.
         parts: The gradients of terms that were divided by something else.
-        not_finite: Where rows go to store servers: why one of them refused those of this push, which held NaN or Inf;
-            "": it was not refused.
+        not_finite: Why its gradients hold NaN or Inf, where the worker knows, or why a store server refused its rows
+            for that; "": it does not say.
         once: Those places of `losses`, here and in `parts`, whose count is of a batch, however many records it has: a
             version counts as one micro-batch does.
     """

@@ -12,7 +12,7 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadGradient, NotFinite, TableNotFound
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.tables.checks import require_finite, require_gradients, require_ids
-from elastable.master.api import Divisor, DivisorKind, EvaluationReport, GradientPart, Push, Slices, Tensor
+from elastable.master.api import Divisor, EvaluationReport, GradientPart, Push, Slices, Tensor
 
 __all__ = ["Expected", "TensorSpec", "check_evaluation", "check_finite", "check_push"]
 
@@ -130,30 +130,13 @@ def check_finite(push: Push, expected: Expected) -> None:
     """Refuses NaN and Inf in gradients, unless they may overflow, and in states; the push fits (`check_push`).
 
     Raises:
-        NotFinite: naming the variable, or the table and id; also where a store server has refused rows of the push.
+        NotFinite: naming the variable, or the table and id; also where the worker or a store server has said so.
     """
     if push.not_finite:
         raise NotFinite(printable(push.not_finite))
     _refuse_not_finite("state", push.states, expected.states)
     if expected.may_overflow:
         return
-    try:
-        _require_finite_gradients(push, expected)
-    except NotFinite as error:
-        if any(_is_zero(divisor) for divisor in (push.divisor, *(part.divisor for part in push.parts))):
-            raise NotFinite(
-                f"{error}: a term of the loss is divided by what this micro-batch alone adds to its divisor, and that "
-                "is 0 here (records without positives, or of weight 0, as in sum(y * e) / sum(y)). Use grads_to_wait=1 "
-                "(--grads-to-wait 1) and a larger batch, or tf.math.divide_no_nan in the loss"
-            ) from error
-        raise
-
-
-def _is_zero(divisor: Divisor | None) -> bool:
-    return divisor is not None and divisor.kind is DivisorKind.AMOUNT and divisor.amount == 0
-
-
-def _require_finite_gradients(push: Push, expected: Expected) -> None:
     _refuse_not_finite("gradient of variable", push.dense, expected.variables)
     for part in push.parts:
         for place, tensor in part.dense.items():

@@ -27,6 +27,7 @@ class LossPart:
         loss: Their sum; None: they are of metrics alone.
         losses: Place of a metric's total -> the mean that they add to it.
         penalties: With `DivisorKind.ROWS`: table -> what each of its rows adds to the loss.
+        where: The operation that divides them, for messages.
     """
 
     kind: DivisorKind | None
@@ -34,6 +35,7 @@ class LossPart:
     loss: tf.Tensor | None
     losses: Mapping[int, tf.Tensor] = field(default_factory=dict)
     penalties: Mapping[str, tf.Tensor] = field(default_factory=dict)
+    where: str = ""
 
 
 def loss_parts(model: keras.Model, loss: tf.Tensor, terms: Sequence[LossTerm], average: str) -> list[LossPart]:
@@ -57,9 +59,9 @@ def loss_parts(model: keras.Model, loss: tf.Tensor, terms: Sequence[LossTerm], a
         groups.setdefault(_group(term, average), []).append(term)
     if len(groups) == 1:
         # The loss itself: adding its terms again could change the order of additions.
-        ((kind, _),) = groups
-        return [LossPart(kind, next(iter(groups.values()))[0].amount, loss)]
-    return [LossPart(kind, alike[0].amount, _sum(alike)) for (kind, _), alike in groups.items()]
+        (((kind, _), (first, *_)),) = groups.items()
+        return [LossPart(kind, first.amount, loss, where=first.where)]
+    return [LossPart(kind, alike[0].amount, _sum(alike), where=alike[0].where) for (kind, _), alike in groups.items()]
 
 
 def _group(term: LossTerm, average: str) -> tuple[DivisorKind | None, Hashable]:

@@ -35,7 +35,7 @@ class LossTerm:
         kind: What it was divided by; None: unknown.
         amount: With `DivisorKind.AMOUNT` the divisor, a float64 scalar; else None.
         of_batch: Whether it depends on the batch; a regularizer of weights does not.
-        where: With an unknown divisor, the operation that hides it, for messages.
+        where: The operation that divides, or with an unknown divisor the one that hides it, for messages.
         mixes: Whether that operation mixes the records of a batch, or is not known to keep them apart.
     """
 
@@ -82,13 +82,13 @@ def _term(leaf: _Leaf, loss: tf.Tensor, origins: Origins) -> LossTerm:
     for factor in leaf.factors:
         value = value * tf.cast(factor, value.dtype)
     origin = origins.of(leaf.tensor)
-    cause = leaf.cause or origin.cause or leaf.tensor.op
+    cause = leaf.tensor.op if known else leaf.cause or origin.cause or leaf.tensor.op
     return LossTerm(
         tf.cast(value, loss.dtype),
         leaf.kind if known else None,
         leaf.amount if known else None,
         origin.kind is not Holds.CONSTANT,
-        "" if known else operation_named(cause),
+        operation_named(cause),
         not known and (leaf.cause is not None or origin.kind is Holds.MIXED),
     )
 

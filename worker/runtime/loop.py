@@ -202,6 +202,7 @@ class Worker:
             losses=result.losses,
             once=result.once,
             parts=result.parts,
+            not_finite=result.not_finite,
         )
         with self._measures.phase("push"):
             if self._row_pushes is not None:
@@ -405,9 +406,10 @@ class RowPushes:
         try:
             outcome = retry(attempt, "a push of rows", self._deadline_s, on=(Unavailable,))
         except NotFinite as error:
+            reason = push.not_finite or str(error)
             if self._job.not_finite != "skip":
-                raise
-            return replace(left, not_finite=str(error))
+                raise NotFinite(reason) from error
+            return replace(left, not_finite=reason)
         if outcome is RowPushOutcome.STALE:
             raise StaleVersion(f"a store server has no use for push {push.id}: it has a later version, or a later push")
         return left

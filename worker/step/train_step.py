@@ -60,6 +60,7 @@ class StepResult:
     losses: Mapping[int, float] = field(default_factory=dict)
     once: tuple[int, ...] = ()
     parts: tuple[GradientPart, ...] = ()
+    not_finite: str = ""
 
 
 class StepTensors(NamedTuple):
@@ -105,6 +106,7 @@ class TrainStep(ModelStep[StepTensors]):
         self._seed_states = seed_states(model, seed)
         self._unplanned: list[str] = []
         self._kinds: dict[bytes, list[DivisorKind | None]] = {}
+        self._divisions: dict[bytes, list[str]] = {}
         self._once: dict[bytes, tuple[int, ...]] = {}
         super().__init__(model, spec, plan, lookup, training=True)
         _refuse_unplanned_regularizers(plan)
@@ -146,7 +148,21 @@ class TrainStep(ModelStep[StepTensors]):
             losses=first.losses,
             once=self._once[self._trainable],
             parts=tuple(gradients[1:]),
+            not_finite=self._division_by_0(gradients),
         )
+
+    def _division_by_0(self, parts: Sequence[GradientPart]) -> str:
+        for part, where in zip(parts, self._divisions[self._trainable], strict=True):
+            tensors = (*part.dense.values(), *(slices.values for slices in part.slices.values()))
+            zero = part.divisor.kind is DivisorKind.AMOUNT and part.divisor.amount == 0
+            if zero and not all(np.isfinite(tensor).all() for tensor in tensors):
+                return (
+                    f"model {self._model.name!r}: a gradient holds NaN or Inf: operation {where} divides a term of the "
+                    "loss by what this micro-batch alone adds to its divisor, and that is 0 here (records without "
+                    "positives, or of weight 0, as in sum(y * e) / sum(y)). Use grads_to_wait=1 (--grads-to-wait 1) "
+                    "and a larger batch, or tf.math.divide_no_nan in the loss"
+                )
+        return ""
 
     def _as_part(self, kind: DivisorKind | None, part: PartTensors, ids: IdSets) -> GradientPart:
         amount, losses, penalties, dense, planned, unplanned = part
@@ -184,6 +200,7 @@ class TrainStep(ModelStep[StepTensors]):
         parts = self._with_metrics(parts, recorded, batch, scope, metrics)
         self._unplanned = [table for table, _, _ in scope.unplanned]
         self._kinds[self._trainable] = [part.kind for part in parts]
+        self._divisions[self._trainable] = [part.where for part in parts]
         return StepTensors(
             loss if penalty is None else loss + penalty,
             [self._gradient(tape, part, scope, first=part is parts[0]) for part in parts],
@@ -447,12 +464,13 @@ class OwnTrainStep(TrainStep):
                 self._model.train_step(batch)
             gathering.end()
             states, metrics = map(_values, (self._states, self._model.metrics_variables))
-        parts = [LossPart(applied.kind, applied.amount, applied.loss) for applied in gathering.applied]
+        parts = [applied.part for applied in gathering.applied]
         parts = self._with_metrics(parts, recorded, batch, scope, metrics)
         self._unplanned = [table for table, _, _ in scope.unplanned]
         self._kinds[self._trainable] = [part.kind for part in parts]
+        self._divisions[self._trainable] = [part.where for part in parts]
         return StepTensors(
-            tf.add_n([tf.reduce_mean(applied.loss) for applied in gathering.applied]),
+            tf.add_n([tf.reduce_mean(applied.part.loss) for applied in gathering.applied]),
             [
                 *(
                     self._pushed(applied, part.losses, scope, first=part is parts[0])
@@ -480,7 +498,7 @@ class OwnTrainStep(TrainStep):
                 dense = tf.zeros_like(rows) if found is None else tf.convert_to_tensor(found)
                 unplanned[number] = (dense, scope.unplanned[number][1])
         return PartTensors(
-            tf.constant(0.0, tf.float64) if applied.amount is None else applied.amount,
+            tf.constant(0.0, tf.float64) if applied.part.amount is None else applied.part.amount,
             dict(losses),
             {},
             {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn, Protocol
 
 import keras
@@ -17,9 +17,8 @@ import tensorflow as tf
 
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import ModelError, Unsupported
-from elastable.master.api import DivisorKind
 from elastable.worker.keras.structures import Gradient, TensorBatch
-from elastable.worker.losses.loss_parts import loss_parts
+from elastable.worker.losses.loss_parts import LossPart, loss_parts
 from elastable.worker.losses.loss_terms import LossTerms
 from elastable.worker.losses.origins import Origins
 from elastable.worker.losses.recording import Recording
@@ -157,15 +156,12 @@ class Applied:
     """The result of one `step.apply`.
 
     Attributes:
-        kind, amount: What the loss is divided by; see `elastable.worker.losses.loss_parts.LossPart`.
-        loss: The loss.
+        part: The loss, and what it is divided by.
         dense: id of a variable -> its gradient.
         rows: Number of a call in `OwnStepScope.seen` -> the gradient of its rows, or None.
     """
 
-    kind: DivisorKind | None
-    amount: tf.Tensor | None
-    loss: tf.Tensor
+    part: LossPart
     dense: dict[int, Gradient]
     rows: dict[int, Gradient]
 
@@ -214,7 +210,7 @@ class Gathering:
             self._refuse_other_calls()
         planned = self.planned[number]
         # AutoGraph converts a train_step that is a tf.function of its own, and everything it calls.
-        kind, amount = tf.autograph.experimental.do_not_convert(self._divisor)(loss)
+        part = tf.autograph.experimental.do_not_convert(self._divisor)(loss)
         trained = {id(variable) for variable in self.model.trainable_weights}
         variables = [variable for variable in planned.variables if id(variable) in trained]
         layers = {id(layer) for layer in planned.layers}
@@ -226,7 +222,7 @@ class Gathering:
         sources = ([variable.value for variable in variables], [self.scope.seen[call][2] for call in calls])
         dense, rows = tape.gradient(loss, sources)
         found = {id(variable): gradient for variable, gradient in zip(variables, dense, strict=True)}
-        self.applied.append(Applied(kind, amount, loss, found, dict(zip(calls, rows, strict=True))))
+        self.applied.append(Applied(part, found, dict(zip(calls, rows, strict=True))))
 
     def end(self) -> None:
         """Ends the step. Raises `ModelError` if it called `apply` less often than planned."""
@@ -239,9 +235,9 @@ class Gathering:
             f"{len(self.planned)}; it must do the same every time that it is traced"
         )
 
-    def _divisor(self, loss: tf.Tensor) -> tuple[DivisorKind | None, tf.Tensor | None]:
+    def _divisor(self, loss: tf.Tensor) -> LossPart:
         if self.average is None:
-            return None, None
+            return LossPart(None, None, loss)
         if tf.executing_eagerly():
             raise Unsupported(
                 f"model {self.model.name!r}: compile(run_eagerly=True) does not work with its own train_step and "
@@ -255,4 +251,4 @@ class Gathering:
                 f"numbers ({', '.join(str(part.kind) for part in parts)}), and grads_to_wait is above 1; override "
                 "compute_loss instead of train_step, or use average='records' (--average records)"
             )
-        return parts[0].kind, parts[0].amount
+        return replace(parts[0], loss=loss)
