@@ -29,7 +29,7 @@ from elastable.jobs.servers.local_stores import LocalStores, StoreAccess
 from elastable.jobs.servers.server_options import StoreServerOptions
 from elastable.jobs.shared_options import client_limits
 from elastable.jobs.store_watch import StoreHealth
-from elastable.master.checkpoints.storage.checkpoint_locations import require_writable_checkpoints
+from elastable.master.checkpoints.storage.checkpoint_locations import claimed_checkpoints, require_writable_checkpoints
 from elastable.master.jobs.job_master import Master
 from elastable.master.master_options import MasterOptions
 from elastable.master.wire.master_service import master_service
@@ -71,6 +71,8 @@ def run_job(options: JobOptions, console: Console) -> int:
         require_writable_checkpoints(options.checkpoint_dir)
     access = JobAccess.of(options)
     with ExitStack() as held:
+        if options.checkpoint_dir is not None and not (options.overwrite or options.take_over):
+            held.enter_context(claimed_checkpoints(options.checkpoint_dir))
         stores, run, stores_access = None, None, None
         if options.local_stores:
             run, stores_access = _run_directory(options, held), StoreAccess.for_run()

@@ -15,7 +15,8 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from elastable.embedding_store.contract.arrays import UInt8
-from elastable.embedding_store.errors import BadInput, CheckpointError
+from elastable.embedding_store.errors import BadInput, CheckpointError, StoreFailed
+from elastable.embedding_store.log.folder_lock import FolderLock
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.checkpoints.storage.checkpoint_files import MANIFEST, CheckpointFiles, LocalFiles, Part
 from elastable.master.checkpoints.storage.manifest import Manifest
@@ -24,6 +25,7 @@ __all__ = [
     "RemoteFiles",
     "checkpoint_name",
     "checkpoint_names",
+    "claimed_checkpoints",
     "files_at",
     "located",
     "newest_checkpoint",
@@ -57,6 +59,30 @@ def require_writable_checkpoints(place: str | Path) -> None:
         files_at(place).probe()
     except OSError as error:
         raise BadInput(f"checkpoints cannot be written to {redacted(str(place))}: {error}") from error
+
+
+@contextmanager
+def claimed_checkpoints(place: str | Path) -> Iterator[None]:
+    """Within the block no other job may begin to write checkpoints there; at a URL that is not known.
+
+    Raises:
+        BadInput: another one does.
+    """
+    files = files_at(place)
+    if not isinstance(files, LocalFiles):
+        yield
+        return
+    try:
+        lock = FolderLock(Path(files.place))
+    except StoreFailed as error:
+        raise BadInput(
+            f"another job that runs now writes its checkpoints there: {error}; give this one another directory, let it "
+            "write beside them with --overwrite, or take the job over with --take-over"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def checkpoint_names(files: CheckpointFiles) -> list[str]:

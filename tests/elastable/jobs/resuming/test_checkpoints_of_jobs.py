@@ -13,6 +13,7 @@ from elastable.jobs.options import JobOptions
 from elastable.jobs.prepare import prepare_job
 from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from elastable.master.checkpoints.storage.checkpoint_locations import claimed_checkpoints
 from elastable.master.checkpoints.writing import write_checkpoint
 from tests.elastable.processes import CLICK_JOB, run_elastable
 from tests.master.checkpoints.jobs import created, dense_of, progress_of, train
@@ -65,6 +66,17 @@ def test_a_new_job_does_not_write_beside_another_one(tmp_path: Path) -> None:
         assert again.job.job == first.job.job
     with (new := prepare_job(JobOptions(**options, overwrite=True))).store:
         assert new.job.job != first.job.job
+
+
+def test_one_of_two_jobs_that_start_in_an_empty_directory_is_refused(tmp_path: Path) -> None:
+    words = ("train", CLICK_JOB, "--micro-batch-size", "512", "--run-dir", tmp_path / "runs", "--workers", "1")
+    with claimed_checkpoints(tmp_path / "saved"):
+        for more in ((), ("--resume",)):
+            ended = run_elastable(*words, "--checkpoint-dir", tmp_path / "saved", *more)
+            assert ended.code == 3, ended.err
+            assert "another job that runs now writes its checkpoints there" in " ".join(ended.err.split())
+    with claimed_checkpoints(tmp_path / "saved"):
+        pass
 
 
 def test_a_command_says_which_checkpoint_it_took(tmp_path: Path) -> None:
