@@ -63,7 +63,7 @@ class BadGradient(BadInput):
 
 
 class NotFinite(BadGradient):
-    """A gradient that holds NaN or Inf."""
+    """A gradient, or a row that is put, holds NaN or Inf."""
 
 
 class TableNotFound(BadInput):

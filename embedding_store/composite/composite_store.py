@@ -402,9 +402,9 @@ class CompositeStore(CompositeReads[EmbeddingStore], BaseStore):
     def put(self, table: str, blocks: Iterable[RowBlock]) -> None:
         """Writes one block after the other, each to all stores at once."""
         found = self.group.partition(table)
-        slot_width = row_optimizer(found.spec.optimizer).slot_width(found.spec.dim)
+        optimizer = row_optimizer(found.spec.optimizer)
         for given in blocks:
-            block = require_block(found.spec, slot_width, given)
+            block = require_block(found.spec, optimizer, given)
 
             def put(part: Part, block: RowBlock = block) -> None:
                 self.group.sources[part.shard].put(table, [found.block(part, block)])

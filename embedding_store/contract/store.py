@@ -195,7 +195,13 @@ class EmbeddingStore(Snapshot):
 
     @abstractmethod
     def put(self, table: str, blocks: Iterable[RowBlock]) -> None:
-        """Writes rows and their slots (restore, import)."""
+        """Writes rows and their slots (restore, import).
+
+        Raises:
+            TableNotFound, BadIds, IdOutOfRange: as `lookup`, and for an id that stands twice in a block.
+            BadInput: arrays that do not fit the table, or a negative sum of squares among the slots.
+            NotFinite: a weight or slot that is NaN or infinite.
+        """
 
     @abstractmethod
     def delete(self, table: str, ids: Int64) -> int:

@@ -268,7 +268,7 @@ class MemoryStore(BaseStore):
         with self._lock.reading():
             found = self._table(table)
         for block in blocks:
-            checked = require_block(found.spec, found.slot_width, block)
+            checked = require_block(found.spec, found.optimizer, block)
             self._make_way()
             with self._lock.writing():
                 self._require_open()

@@ -72,7 +72,7 @@ class ReplayedTables:
                 self._table(name).clear()
             case PutRows(name, block):
                 table = self._table(name)
-                table.put(require_block(table.spec, table.slot_width, block))
+                table.put(require_block(table.spec, table.optimizer, block))
             case DeleteRows(name, ids):
                 table = self._table(name)
                 table.delete(require_ids(table.spec, ids))

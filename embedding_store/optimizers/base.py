@@ -37,11 +37,13 @@ class SlotSpec:
         name: Under Keras' name, "momentum", "velocity", "accumulator", ...
         initial_value: Of a row that was never updated.
         columns: float32 values a row; None: as many as the row has weights.
+        squares: Whether it sums or averages squares or sizes, and so is never negative.
     """
 
     name: str
     initial_value: float = 0.0
     columns: int | None = None
+    squares: bool = False
 
 
 class RowOptimizer(ABC):

@@ -15,6 +15,7 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange, NotFinite, Unsupported
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.number_formats import mixed_bits
+from elastable.embedding_store.optimizers.base import RowOptimizer
 
 __all__ = [
     "MAX_VERSION",
@@ -31,7 +32,6 @@ __all__ = [
     "require_gradients",
     "require_ids",
     "require_numbers",
-    "require_rows_once",
     "require_update",
     "require_version",
     "why_no_id",
@@ -215,18 +215,35 @@ def require_block_rows(block_rows: int) -> int:
     return int(block_rows)
 
 
-def require_block(spec: TableSpec, slot_width: int, block: RowBlock) -> RowBlock:
-    """The block, C-contiguous, once it is known to fit the table.
+def require_block(spec: TableSpec, optimizer: RowOptimizer, block: RowBlock) -> RowBlock:
+    """The block, C-contiguous, once it is known to fit the table and its optimizer.
 
     Raises:
-        BadIds, IdOutOfRange: as `require_ids`.
-        BadInput: weights, slots or touches of another dtype or shape, or weights that
-            the table's dtype cannot hold.
+        BadIds, IdOutOfRange: as `require_ids`, and for an id that stands twice.
+        BadInput: weights, slots or touches of another dtype or shape, weights that
+            the table's dtype cannot hold, or a negative sum of squares.
+        NotFinite: a weight or slot that is NaN or infinite.
     """
     ids = require_ids(spec, block.ids)
+    _require_once(spec.name, ids)
     _require_float32(spec, "weights", block.weights, len(ids), spec.dim, BadInput)
-    _require_float32(spec, "slots", block.slots, len(ids), slot_width, BadInput)
-    _require_holdable(spec, ids, block.weights)
+    _require_float32(spec, "slots", block.slots, len(ids), optimizer.slot_width(spec.dim), BadInput)
+    weights, slots = np.ascontiguousarray(block.weights), np.ascontiguousarray(block.slots)
+    _require_finite_values(spec.name, "weight", ids, weights)
+    _require_holdable(spec, ids, weights)
+    begin, finite = 0, _all_finite(slots.ravel())
+    for slot in optimizer.slots:
+        end = begin + (spec.dim if slot.columns is None else slot.columns)
+        if not finite:
+            _require_finite_values(spec.name, f"slot {slot.name!r}", ids, slots[:, begin:end])
+        if slot.squares and slots[:, begin:end].min(initial=0) < 0:
+            row, column = np.argwhere(slots[:, begin:end] < 0)[0]
+            raise BadInput(
+                f"table {spec.name!r}: the slot {slot.name!r} of id {ids[row]} (position {row}) is "
+                f"{slots[row, begin + column]} in column {column}: it sums squares or sizes, and is 0 or more; "
+                "fresh_rows makes the slots of new rows"
+            )
+        begin = end
     touches = block.touches
     if touches is not None and (
         not isinstance(touches, np.ndarray) or touches.dtype != np.int64 or touches.shape != (len(ids), 2)
@@ -234,7 +251,17 @@ def require_block(spec: TableSpec, slot_width: int, block: RowBlock) -> RowBlock
         raise BadInput(f"table {spec.name!r}: touches must be int64 [{len(ids)}, 2], got {array_kind(touches)}")
     if touches is not None and len(touches):
         _require_touches(spec, ids, touches)
-    return RowBlock(ids, np.ascontiguousarray(block.weights), np.ascontiguousarray(block.slots), touches)
+    return RowBlock(ids, weights, slots, touches)
+
+
+def _require_finite_values(table: str, what: str, ids: Int64, values: Float32) -> None:
+    if _all_finite(np.ascontiguousarray(values).ravel()):
+        return
+    row, column = np.argwhere(~np.isfinite(values))[0]
+    raise NotFinite(
+        f"table {table!r}: the {what} of id {ids[row]} (position {row}) is {values[row, column]} in column {column}; a "
+        "row holds finite numbers: leave the id out, and it reads its initial value"
+    )
 
 
 def _require_touches(spec: TableSpec, ids: Int64, touches: Int64) -> None:
@@ -258,16 +285,11 @@ def _require_float32(
 
 def _require_holdable(spec: TableSpec, ids: Int64, weights: Float32) -> None:
     """Refuses what a narrow dtype would turn into something else than a rounded number."""
-    if spec.dtype not in ("float16", "int8"):
-        return
-    size = np.abs(weights)
-    beyond = ~np.isfinite(size) if spec.dtype == "int8" else np.isfinite(size) & (size >= _BEYOND_FLOAT16)
-    if beyond.any():
+    if spec.dtype == "float16" and (beyond := np.abs(weights) >= _BEYOND_FLOAT16).any():
         row, column = np.argwhere(beyond)[0]
-        limit = "finite numbers" if spec.dtype == "int8" else "numbers up to 65504"
         raise BadInput(
             f"table {spec.name!r}: the weight of id {ids[row]} (position {row}) is {weights[row, column]} in column "
-            f"{column}; {spec.dtype} tables hold {limit}"
+            f"{column}; float16 tables hold numbers up to 65504"
         )
 
 
@@ -357,24 +379,6 @@ def require_from_outside(commit: Commit) -> None:
         require_finite_of(table, update.ids, update.gradients)
         _require_squares(table, update)
         _require_once(table, np.ascontiguousarray(update.ids))
-
-
-def require_rows_once(table: str, block: RowBlock) -> None:
-    """Checks rows that a program writes: each id once, every weight and slot finite.
-
-    Raises:
-        BadIds: an id that stands twice; names both positions.
-        NotFinite: names table, id, and column.
-    """
-    ids = np.ascontiguousarray(block.ids)
-    _require_once(table, ids)
-    for what, values in (("weight", block.weights), ("slot", block.slots)):
-        if not np.isfinite(values).all():
-            row, column = np.argwhere(~np.isfinite(values))[0]
-            raise NotFinite(
-                f"table {table!r}: the {what} of id {ids[row]} (position {row}) is {values[row, column]} in column "
-                f"{column}"
-            )
 
 
 def _require_once(table: str, ids: Int64) -> None:

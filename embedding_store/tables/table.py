@@ -12,8 +12,7 @@ from elastable.embedding_store.contract.row_data import RowBlock, TableStatistic
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, TableNotFound
-from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tables.checks import as_ids, require_block, require_gradients, require_rows_once
+from elastable.embedding_store.tables.checks import as_ids, require_gradients
 from elastable.embedding_store.tables.lookups import Bags, LookupRequest, lookup_request
 from elastable.embedding_store.tables.table_update import IndexedSlices, SparseGradient, TableSlices, update_tables
 
@@ -160,16 +159,9 @@ class EmbeddingTable:
         """Writes rows and their slots as they are.
 
         Raises:
-            BadIds: an id that stands twice in a block.
-            NotFinite: a weight or slot that is NaN or infinite.
-            Whatever else `EmbeddingStore.put` raises.
+            Whatever `EmbeddingStore.put` raises.
         """
-        self.store.put(self.name, map(self._checked, blocks))
-
-    def _checked(self, block: RowBlock) -> RowBlock:
-        block = require_block(self.spec, row_optimizer(self.spec.optimizer).slot_width(self.dim), block)
-        require_rows_once(self.name, block)
-        return block
+        self.store.put(self.name, blocks)
 
     def delete(self, ids: npt.ArrayLike) -> int:
         """Takes rows away by their ids, as in `EmbeddingStore.delete`; returns how many there were."""

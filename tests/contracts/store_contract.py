@@ -20,6 +20,7 @@ from elastable.embedding_store.errors import (
     BadIds,
     BadInput,
     IdOutOfRange,
+    NotFinite,
     SpecConflict,
     StaleVersion,
     TableNotFound,
@@ -155,6 +156,14 @@ class StoreContract(
             store.put("cities", [RowBlock(int64(1), np.ones((1, 3), np.float32), good.slots)])
         with pytest.raises(BadInput, match="'cities'"):
             store.put("cities", [RowBlock(int64(1), good.weights, np.ones((1, 3), np.float32))])
+        with pytest.raises(NotFinite, match=r"'cities'.*weight of id 1 \(position 0\) is nan in column 0"):
+            store.put("cities", [RowBlock(int64(1), good.weights * np.nan, good.slots)])
+        with pytest.raises(NotFinite, match=r"'cities'.*slot 'accumulator' of id 1 .* is inf"):
+            store.put("cities", [RowBlock(int64(1), good.weights, good.slots * np.inf)])
+        with pytest.raises(BadInput, match=r"'cities'.*slot 'accumulator' of id 1 .* is -1.0"):
+            store.put("cities", [RowBlock(int64(1), good.weights, -good.slots)])
+        with pytest.raises(BadIds, match=r"'cities'.*id 1 stands at positions 0 and 1"):
+            store.put("cities", [RowBlock(int64(1, 1), np.ones((2, 4), np.float32), np.ones((2, 4), np.float32))])
         assert store.row_count("cities") == 0
 
     # -- many at once, and the end

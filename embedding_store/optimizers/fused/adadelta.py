@@ -25,7 +25,7 @@ class Adadelta(KernelOptimizer):
 
     defaults = hyperparameters(learning_rate=0.001, rho=0.95, epsilon=1e-7, weight_decay=0.0)
     shares = ("rho",)
-    slots = (SlotSpec("accumulated_grad"), SlotSpec("accumulated_delta_var"))
+    slots = (SlotSpec("accumulated_grad", squares=True), SlotSpec("accumulated_delta_var", squares=True))
     kernel = staticmethod(update_kernel(_step, 2))
 
     def scalars(self, step: int, rate: np.float32) -> Scalars:

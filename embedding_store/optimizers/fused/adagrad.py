@@ -27,7 +27,7 @@ class Adagrad(KernelOptimizer):
 
     def __init__(self, spec: OptimizerSpec) -> None:
         super().__init__(spec)
-        self.slots = (SlotSpec("accumulator", self.hyperparameters["initial_accumulator_value"]),)
+        self.slots = (SlotSpec("accumulator", self.hyperparameters["initial_accumulator_value"], squares=True),)
 
     def scalars(self, step: int, rate: np.float32) -> Scalars:
         return self.single("epsilon")

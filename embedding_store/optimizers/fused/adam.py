@@ -53,7 +53,7 @@ class Adam(KernelOptimizer):
         super().__init__(spec)
         amsgrad = bool(self.hyperparameters["amsgrad"])
         names = ("momentum", "velocity", "velocity_hat") if amsgrad else ("momentum", "velocity")
-        self.slots = tuple(SlotSpec(name) for name in names)
+        self.slots = tuple(SlotSpec(name, squares=name != "momentum") for name in names)
         self.kernel = _AMSGRAD if amsgrad else _ADAM
 
     def scalars(self, step: int, rate: np.float32) -> Scalars:

@@ -76,7 +76,7 @@ class Ftrl(KernelOptimizer):
             raise BadSpec(f"optimizer 'ftrl': initial_accumulator_value {accumulator} is below 0")
         if power > 0:
             raise BadSpec(f"optimizer 'ftrl': learning_rate_power {power} is above 0")
-        self.slots = (SlotSpec("accumulator", accumulator), SlotSpec("linear"))
+        self.slots = (SlotSpec("accumulator", accumulator, squares=True), SlotSpec("linear"))
         self._power = -power
         self.kernel = _ROOT if self._power == 0.5 else _POWER
 

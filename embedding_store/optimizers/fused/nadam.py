@@ -36,7 +36,7 @@ class Nadam(KernelOptimizer):
 
     defaults = hyperparameters(learning_rate=0.001, beta_1=0.9, beta_2=0.999, epsilon=1e-7, weight_decay=0.0)
     shares = ("beta_1", "beta_2")
-    slots = (SlotSpec("momentum"), SlotSpec("velocity"))
+    slots = (SlotSpec("momentum"), SlotSpec("velocity", squares=True))
     kernel = staticmethod(update_kernel(_step, 2))
 
     def scalars(self, step: int, rate: np.float32) -> Scalars:

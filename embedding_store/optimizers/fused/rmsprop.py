@@ -74,7 +74,7 @@ class RMSprop(KernelOptimizer):
         super().__init__(spec)
         momentum, centered = self.hyperparameters["momentum"] > 0, bool(self.hyperparameters["centered"])
         names = ["velocity"] + ["momentum"] * momentum + ["average_gradient"] * centered
-        self.slots = tuple(SlotSpec(name) for name in names)
+        self.slots = tuple(SlotSpec(name, squares=name == "velocity") for name in names)
         self.kernel = ((_PLAIN, _CENTERED), (_MOMENTUM, _CENTERED_MOMENTUM))[momentum][centered]
 
     def scalars(self, step: int, rate: np.float32) -> Scalars:

@@ -40,7 +40,9 @@ class RowwiseAdagrad(KernelOptimizer):
 
     def __init__(self, spec: OptimizerSpec) -> None:
         super().__init__(spec)
-        self.slots = (SlotSpec("accumulator", self.hyperparameters["initial_accumulator_value"], columns=1),)
+        self.slots = (
+            SlotSpec("accumulator", self.hyperparameters["initial_accumulator_value"], columns=1, squares=True),
+        )
 
     def apply(self, weights: Float32, slots: Float32, batch: UpdateBatch) -> None:
         means = _NO_SQUARES if batch.squares is None else batch.squares

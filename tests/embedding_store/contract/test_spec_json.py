@@ -77,3 +77,9 @@ def test_a_list_in_place_of_a_value_is_no_spec(field: str) -> None:
     fields["optimizer"][field] = [fields["optimizer"][field]]
     with pytest.raises(BadSpec, match="no table spec"):
         spec_from_json(json.dumps(fields))
+
+
+@pytest.mark.parametrize(("dim", "size"), [(True, None), (4, True)])
+def test_a_boolean_is_no_number(dim: int, size: int | None) -> None:
+    with pytest.raises(BadSpec, match=r"table 't': (dim|vocabulary_size) must be .*integer.*, got True"):
+        TableSpec("t", dim, size)

@@ -181,7 +181,7 @@ def test_many_blocks_put_one_by_one_grow_the_table() -> None:
         for start in range(0, 20_000, 1_000):
             ids = np.arange(start, start + 1_000) * -7
             values = np.repeat(ids.astype(np.float32)[:, None], 2, axis=1)
-            store.put("t", [RowBlock(ids, values, values + 1)])
+            store.put("t", [RowBlock(ids, values, 1 - values)])
         ids = np.arange(20_000) * -7
         np.testing.assert_array_equal(store.lookup({"t": ids})["t"][:, 0], ids.astype(np.float32))
         assert store.row_count("t") == 20_000

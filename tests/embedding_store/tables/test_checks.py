@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.contract.row_data import RowBlock
-from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange, NotFinite
+from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables.checks import (
     as_ids,
     require_block,
@@ -103,8 +104,30 @@ def test_values_that_are_not_finite(value: float, row: int, column: int) -> None
 
 def test_row_blocks() -> None:
     ids, weights, slots = np.arange(2), np.ones((2, 3), np.float32), np.ones((2, 6), np.float32)
-    require_block(FIXED, 6, RowBlock(ids, weights, slots))
-    with pytest.raises(BadInput, match=r"'cities': slots must be float32 \[2, 5\], got float32 \[2, 6\]"):
-        require_block(FIXED, 5, RowBlock(ids, weights, slots))
+    adam = row_optimizer(OptimizerSpec.of("adam"))
+    require_block(FIXED, adam, RowBlock(ids, weights, slots))
+    with pytest.raises(BadInput, match=r"'cities': slots must be float32 \[2, 6\], got float32 \[2, 5\]"):
+        require_block(FIXED, adam, RowBlock(ids, weights, slots[:, :5]))
     with pytest.raises(IdOutOfRange):
-        require_block(FIXED, 6, RowBlock(ids + 9, weights, slots))
+        require_block(FIXED, adam, RowBlock(ids + 9, weights, slots))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, -1.0])
+@pytest.mark.parametrize(
+    "name", ["adagrad", "rowwise_adagrad", "ftrl", "adam", "adamax", "nadam", "rmsprop", "adadelta"]
+)
+def test_slots_that_no_step_can_leave(name: str, value: float) -> None:
+    optimizer, begin, refused = row_optimizer(OptimizerSpec.of(name)), 0, 0
+    for slot in optimizer.slots:
+        slots = np.ones((2, optimizer.slot_width(3)), np.float32)
+        slots[1, begin] = value
+        block = RowBlock(np.arange(2), np.ones((2, 3), np.float32), slots)
+        if value != -1 or slot.squares:
+            told = f"slot '{slot.name}' of id 1 \\(position 1\\) is {value} in column 0"
+            with pytest.raises(BadInput if value == -1 else NotFinite, match=told):
+                require_block(FIXED, optimizer, block)
+            refused += 1
+        else:
+            require_block(FIXED, optimizer, block)
+        begin += slot.columns or 3
+    assert refused

@@ -20,7 +20,7 @@ from elastable.embedding_store.composite import (
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate, UpdateBatch
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, ShardOrigin, TableSpec
 from elastable.embedding_store.engine import MemoryStore, MemoryTable
-from elastable.embedding_store.errors import BadInput, BadSpec
+from elastable.embedding_store.errors import BadInput, BadSpec, NotFinite
 from elastable.embedding_store.native.number_formats import HALF_DTYPES, round_half
 from elastable.embedding_store.native.slab import Slab
 from elastable.embedding_store.optimizers.registry import row_optimizer
@@ -195,8 +195,8 @@ def test_a_weight_that_float16_cannot_hold_is_refused(dtype: str) -> None:
             store.put("t", [block])
         assert store.row_count("t") == 0
         infinite = np.where(weights == 65520, np.inf, weights).astype(np.float32)
-        store.put("t", [RowBlock(ids, infinite, block.slots)])
-        assert np.isinf(store.lookup({"t": ids})["t"][1, 2])
+        with pytest.raises(NotFinite, match=r"'t'.*id 4 \(position 1\) is inf in column 2"):
+            store.put("t", [RowBlock(ids, infinite, block.slots)])
 
 
 def test_a_narrow_table_never_stays_on_the_worker_for_its_size(dtype: str) -> None:

@@ -85,7 +85,16 @@ REFUSED: dict[str, tuple[Callable[[EmbeddingTable], object], type[Exception], st
         NotFinite,
         "weight of id 1.*nan",
     ),
-    "an infinite slot": (lambda t: t.put([RowBlock(ONE, ONES, ONES * np.inf)]), NotFinite, "slot of id 1.*inf"),
+    "an infinite slot": (
+        lambda t: t.put([RowBlock(ONE, ONES, ONES * np.inf)]),
+        NotFinite,
+        "slot 'accumulator' of id 1.*inf",
+    ),
+    "a negative accumulator": (
+        lambda t: t.put([RowBlock(ONE, ONES, -ONES)]),
+        BadInput,
+        "slot 'accumulator' of id 1.*-1",
+    ),
     "an unknown table": (lambda t: t.store.lookup({"none": ONE}), TableNotFound, "'none'.*items"),
     "a commit to an unknown table": (
         lambda t: t.store.commit(Commit(t.store.version() + 1, {"none": TableUpdate(ONE, ONES)}, 0, {})),
