@@ -210,6 +210,7 @@ CSV_REFUSED = {
     "thousands": ('c\n"1,000"\n', "int64", {}, "line 2: column 'c': '1,000' is no int64"),
     "yes for a boolean": ("c\nyes\n", "bool", {}, "line 2: column 'c': 'yes' is no bool"),
     "hexadecimal": ("c\n7\n0x10\n", "int64", {}, r"line 3: column 'c': '0x10' is no int64: write it in decimal"),
+    "hexadecimal, untyped": ("c\n7\n0x10\n", "", {}, r"line 3: column 'c': '0x10' is no int64: .* or say .*'string'"),
     "UTF-16 unsaid": ("c\n1\n".encode("utf-16"), "int64", {}, "it is UTF-16: convert the file to UTF-8"),
     "one of several": ("c\nyes\nno\n", "float32", {}, r"line 2: column 'c': 'yes' is no double$"),
     "beyond int64": (f"c\n1\n{2**63}\n", "int64", {}, r"line 3: column 'c': .*\{'c': 'uint64-bits'\}"),

@@ -301,7 +301,8 @@ def _from_text(values: pa.Array, kind: pa.DataType, want: str, at: At) -> pa.Arr
     texts = pc.if_else(pc.is_in(trimmed, pa.array(_NULLS)), pa.scalar(None, pa.string()), trimmed)
     if pa.types.is_integer(kind) and pc.any(found := pc.match_substring_regex(texts, r"^[+-]?0[xX]")).as_py():
         bad = pc.index(pc.fill_null(found, False), True).as_py()
-        raise BadInput(f"{at(bad)}: {texts[bad].as_py()!r} is no {kind}: write it in decimal digits")
+        text = "" if want else f", or say column_types={{{at.column!r}: 'string'}} for text"
+        raise BadInput(f"{at(bad)}: {texts[bad].as_py()!r} is no {kind}: write it in decimal digits{text}")
     if want in INTEGERS and not casts(texts, kind) and casts(texts, pa.float64()):
         kind = pa.float64()
     return as_type(texts, kind, at)
