@@ -116,7 +116,7 @@ class Caller:
     shown: str
 
     @property
-    def told(self) -> str:
+    def role_and_mark(self) -> str:
         """Role and mark in a few words, for logs."""
         return f"{self.role.word} ({self.shown})"
 

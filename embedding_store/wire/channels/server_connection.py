@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from elastable.embedding_store.errors import BadInput, ElastableError
+from elastable.embedding_store.errors import BadInput, ElastableError, StoreFailed
 from elastable.embedding_store.measures import PROCESS, TRACE_KEY
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.retry import Retry
@@ -171,6 +171,7 @@ class MetadataChannel(CallChannel):
 _log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
+Reply = TypeVar("Reply")
 
 KEEPALIVE_MS = 10_000
 """A peer that is silent for so long is asked, and is dead after as long again."""
@@ -345,6 +346,17 @@ class ServerConnection:
     def send(self, method: Callable[..., Answer], request: Message, wait_s: float = 0.0) -> Answer:
         """Makes a call of one small message each way, as `call`."""
         return self.call(lambda timeout: method(request, timeout=timeout), wait_s)
+
+    def decoded(self, decode: Callable[[Reply], Answer], reply: Reply) -> Answer:
+        """What `decode` makes of a reply.
+
+        Raises:
+            StoreFailed: the reply is malformed, for which the caller's input is not to blame.
+        """
+        try:
+            return decode(reply)
+        except BadInput as error:
+            raise StoreFailed(f"{self.address} sent a malformed answer: {error}") from error
 
     def close(self) -> None:
         """Closes the channel; calls under way fail. Closing twice is harmless."""

@@ -103,7 +103,7 @@ class CallRefused(Exception):
 
 
 class answering:  # noqa: N801 - reads as the `with` statement that it is for
-    """Around a servicer's work: what it raises becomes the call's status.
+    """Around a servicer's work: what it raises becomes the call's status, unless that is decided already.
 
     Args:
         context: Of the call; it is aborted, so nothing after the block runs.
@@ -118,6 +118,8 @@ class answering:  # noqa: N801 - reads as the `with` statement that it is for
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is None or self._context.code() is not None:  # type: ignore[attr-defined]
+            return
         if isinstance(error, ElastableError):
             known = next(base.__name__ for base in type(error).__mro__ if base.__name__ in _CLASSES)
             self._context.set_trailing_metadata(((ERROR_KEY, known),))

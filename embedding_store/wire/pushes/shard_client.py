@@ -58,12 +58,11 @@ from elastable.embedding_store.wire.pushes.push_messages import (
     sums_to_message,
 )
 from elastable.embedding_store.wire.pushes.uploads import SharedUpload
-from elastable.embedding_store.wire.remote_store import RemotePin, RemoteSource, RemoteStore, WriteCalls
+from elastable.embedding_store.wire.remote_store import RemotePin, RemoteStore, WriteCalls
 
 __all__ = ["ShardClient"]
 
 Answer = TypeVar("Answer")
-Reply = TypeVar("Reply")
 
 _MOST_EARLY = 20  # answers that a save is not done, before half the time to wait has passed
 _STATUS_S = 2.0  # for its status, which the next look asks for again
@@ -128,7 +127,7 @@ class ShardClient(RemoteStore, ShardServer):
         return self.connection.send(self._server.GetOwner, store_pb2.GetOwnerRequest())
 
     def push_rows(self, push: RowPush) -> RowPushOutcome:
-        return self._decoded(row_outcome_from_message, self._pushes.send(push))
+        return self.connection.decoded(row_outcome_from_message, self._pushes.send(push))
 
     def shard_status(self) -> ShardStatus:
         request = store_pb2.GetShardStatusRequest()
@@ -148,12 +147,12 @@ class ShardClient(RemoteStore, ShardServer):
 
     def measure(self, sums: RowSums) -> Measured:
         reply = self._owner.send(self._server.Measure, store_pb2.MeasureRequest(sums=sums_to_message(sums)))
-        return self._decoded(measured_from_message, reply)
+        return self.connection.decoded(measured_from_message, reply)
 
     def offer_rows(self, commit: PushedCommit, most: int, ids: Mapping[str, tuple[int, int]]) -> RowOffers:
         request = offer_request_to_message(commit, most, ids)
         reply = self._owner.send(self._server.OfferRows, request)
-        return self._decoded(offers_from_message, reply)
+        return self.connection.decoded(offers_from_message, reply)
 
     def commit_pushed(self, commit: PushedCommit) -> Committed:
         reply = self._owner.call(lambda timeout: self._commit_pushed(pushed_commit_frames(commit), timeout))
@@ -166,7 +165,7 @@ class ShardClient(RemoteStore, ShardServer):
         request = store_pb2.ReadRecordRequest()
 
         def attempt(timeout: float) -> bytes | None:
-            return self._decoded(record_from_frames, self._record_frames(request, timeout=timeout))[0]
+            return self.connection.decoded(record_from_frames, self._record_frames(request, timeout=timeout))[0]
 
         return self._owner.call(attempt)
 
@@ -180,31 +179,22 @@ class ShardClient(RemoteStore, ShardServer):
         request = store_pb2.TakeChangesRequest(mark=mark, base=base)
         return changes_from_message(self._owner.send(self._server.TakeChanges, request))
 
-    def save_rows(self, save: RowSave) -> SavedRows:
-        return self._save_rows(save, b"")
-
     def pin(self, version: int | None = None, lease_s: float = 60.0) -> Snapshot:
-        return ShardPin(self, version, lease_s, self._save_rows)
+        return ShardPin(self, version, lease_s)
 
-    def _save_rows(self, save: RowSave, pin: bytes) -> SavedRows:
-        """Asks until it is done: however long that takes, a call is short."""
+    def save_rows(self, save: RowSave, pin: bytes = b"") -> SavedRows:
+        """Asks until it is done, by short calls; `pin`: token of the pin whose rows are saved, b"" for the store."""
         request, early = save_to_message(save, pin), 0
         try:
             while early < _MOST_EARLY:
                 asked = time.monotonic()
                 reply = self._owner.send(self._server.SaveRows, request)
                 if reply.done:
-                    return self._decoded(saved_from_message, reply)
+                    return self.connection.decoded(saved_from_message, reply)
                 early += time.monotonic() - asked < request.wait_ms / 2000
             raise StoreFailed(f"{self.address} answers SaveRows again and again, and does not wait as it is asked to")
         except CheckpointError as error:
             raise CheckpointError(f"store server {self.address}: {error}") from error
-
-    def _decoded(self, decode: Callable[[Reply], Answer], reply: Reply) -> Answer:
-        try:
-            return decode(reply)
-        except BadInput as error:
-            raise StoreFailed(f"{self.address} sent a malformed answer: {error}") from error
 
     def commit(self, commit: Commit) -> None:
         self._refuse_commit()
@@ -267,23 +257,12 @@ class OwnerCalls(WriteCalls):
 
 
 class ShardPin(RemotePin, ServedRows):
-    """A pin of a store server, whose owner has its rows saved.
+    """A pin of a store server, whose owner has its rows saved; `client`, `version`, `lease_s`: as of `RemotePin`."""
 
-    Args:
-        source, version, lease_s: As of `RemotePin`.
-        save_rows: Has the server save the rows of the pin of a token.
-    """
-
-    def __init__(
-        self,
-        source: RemoteSource,
-        version: int | None,
-        lease_s: float,
-        save_rows: Callable[[RowSave, bytes], SavedRows],
-    ) -> None:
-        super().__init__(source, version, lease_s)
-        self._save_rows = save_rows
+    def __init__(self, client: ShardClient, version: int | None, lease_s: float) -> None:
+        super().__init__(client, version, lease_s)
+        self._client = client
 
     def save_rows(self, save: RowSave) -> SavedRows:
         self.require_open()
-        return self._save_rows(save, self.token)
+        return self._client.save_rows(save, self.token)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any
 
 import grpc
-from google.protobuf.message import Message
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.measures import LookupCounts
 from elastable.embedding_store.shards import Claim, Shard
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.channels.status_codes import answering
 from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, SERVER_SERVICE
 from elastable.embedding_store.wire.pushes.push_messages import (
     changes_to_message,
@@ -30,17 +28,20 @@ from elastable.embedding_store.wire.pushes.push_messages import (
     sums_from_message,
 )
 from elastable.embedding_store.wire.server.grpc_server import NotReady, Service
-from elastable.embedding_store.wire.server.handlers import Handler, control, stream, upload
+from elastable.embedding_store.wire.server.handlers import (
+    Handler,
+    behaviour_of,
+    control,
+    stream,
+    upload,
+    with_behaviour,
+)
 from elastable.embedding_store.wire.service.pin_service import ServedPins
 from elastable.embedding_store.wire.service.store_service import store_service_with
 from elastable.embedding_store.wire.service.write_service import write_handlers
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
 
 __all__ = ["shard_services"]
-
-T = TypeVar("T")
-R = TypeVar("R")
-Request = TypeVar("Request", bound=Message)
 
 _NOT_SERVED = ("Commit", "CommitStaged")  # versions are made of pushes
 
@@ -71,8 +72,8 @@ def _server_service(
         "Renew": control(servicer.renew, store_pb2.RenewRequest),
         "Measure": control(servicer.measure, store_pb2.MeasureRequest),
         "OfferRows": control(servicer.offer_rows, store_pb2.OfferRowsRequest),
-        "CommitPushed": _upload_with_secret(servicer.commit_pushed),
-        "TakeBack": _control_with_secret(servicer.take_back, store_pb2.TakeBackRequest),
+        "CommitPushed": upload(servicer.commit_pushed, _secret),
+        "TakeBack": control(servicer.take_back, store_pb2.TakeBackRequest, _secret),
         "ReadRecord": stream(servicer.read_record, store_pb2.ReadRecordRequest),
         "KeepRecord": upload(servicer.keep_record),
         "TakeChanges": control(servicer.take_changes, store_pb2.TakeChangesRequest),
@@ -80,10 +81,10 @@ def _server_service(
         **{call: handler for call, handler in writes.items() if call not in _NOT_SERVED},
     }
     handlers = {
-        "GetOwner": _control_with_secret(servicer.get_owner, store_pb2.GetOwnerRequest),
+        "GetOwner": control(servicer.get_owner, store_pb2.GetOwnerRequest, _secret),
         "GetShardStatus": control(servicer.get_shard_status, store_pb2.GetShardStatusRequest),
         "PushRows": upload(servicer.push_rows),
-        "Claim": _control_with_secret(servicer.claim, store_pb2.ClaimRequest),
+        "Claim": control(servicer.claim, store_pb2.ClaimRequest, _secret),
         **{call: _owned(handler, shard) for call, handler in owned.items()},
     }
     return Service(SERVER_SERVICE, handlers)
@@ -144,62 +145,27 @@ class _ShardServicer:
         return saved_to_message(self._shard.save_rows(save, self._pins.source(request.pin), wait_s))
 
 
-def _control_with_secret(method: Callable[[Request, bytes], Message], request: type[Request]) -> Handler:
-    """A call of one small message each way, whose method also takes the secret that the caller shows; b"": none."""
-
-    def answer(message: Request, context: grpc.ServicerContext) -> Message:
-        with answering(context):
-            return method(message, _secret(context))
-
-    return grpc.unary_unary_rpc_method_handler(answer, request.FromString, lambda reply: reply.SerializeToString())
-
-
-def _upload_with_secret(method: Callable[[Iterator[bytes], bytes], Message]) -> Handler:
-    """A call of frames that are answered by one small message; as `_control_with_secret`."""
-
-    def answer(frames: Iterator[bytes], context: grpc.ServicerContext) -> Message:
-        with answering(context):
-            return method(frames, _secret(context))
-
-    return grpc.stream_unary_rpc_method_handler(answer, None, lambda reply: reply.SerializeToString())
-
-
 def _owned(handler: Handler, shard: Shard) -> Handler:
     """The handler of a call that only the owner may make; frames of one that has been replaced are not taken."""
+    behaviour = behaviour_of(handler)
 
-    def only_for_owner(behaviour: Callable[[T, grpc.ServicerContext], R]) -> Callable[[T, grpc.ServicerContext], R]:
-        def answer(request: T, context: grpc.ServicerContext) -> R:
-            with answering(context):
-                secret = _secret(context)
-                if not secret:
-                    raise BadInput(
-                        f"this call is for the owner of the store server: show the secret of a claim ({OWNER_KEY})"
-                    )
-                shard.ownership.require(secret)
-            return behaviour(request, context)
-
-        return answer
-
-    def frames_of_owner(
-        behaviour: Callable[[Iterator[bytes], grpc.ServicerContext], R],
-    ) -> Callable[[Iterator[bytes], grpc.ServicerContext], R]:
-        def owned(frames: Iterator[bytes], secret: bytes) -> Iterator[bytes]:
-            for frame in frames:
-                shard.ownership.require(secret)
-                yield frame
+    def frames_of_owner(frames: Iterator[bytes], secret: bytes) -> Iterator[bytes]:
+        for frame in frames:
             shard.ownership.require(secret)
+            yield frame
+        shard.ownership.require(secret)
 
-        return only_for_owner(lambda frames, context: behaviour(owned(frames, _secret(context)), context))
+    def answer(request: Any, context: grpc.ServicerContext) -> Any:
+        secret = _secret(context)
+        if not secret:
+            raise BadInput(f"this call is for the owner of the store server: show the secret of a claim ({OWNER_KEY})")
+        shard.ownership.require(secret)
+        return behaviour(frames_of_owner(request, secret) if handler.request_streaming else request, context)
 
-    coders = handler.request_deserializer, handler.response_serializer
-    if handler.unary_unary is not None:
-        return grpc.unary_unary_rpc_method_handler(only_for_owner(handler.unary_unary), *coders)
-    if handler.unary_stream is not None:
-        return grpc.unary_stream_rpc_method_handler(only_for_owner(handler.unary_stream), *coders)
-    assert handler.stream_unary is not None, "no call of the owner streams both ways"
-    return grpc.stream_unary_rpc_method_handler(frames_of_owner(handler.stream_unary), *coders)
+    return with_behaviour(handler, answer)
 
 
 def _secret(context: grpc.ServicerContext) -> bytes:
+    """What the caller shows; b"": nothing."""
     shown = [value for key, value in context.invocation_metadata() if key == OWNER_KEY and isinstance(value, bytes)]
     return shown[0] if len(shown) == 1 else b""

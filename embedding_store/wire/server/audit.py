@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from urllib.parse import unquote
 
 import grpc
@@ -13,13 +13,12 @@ from google.protobuf import descriptor_pool, text_format
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from elastable.embedding_store.errors import Unauthenticated
+from elastable.embedding_store.errors import ElastableError, Unauthenticated
 from elastable.embedding_store.support.printable import printable
-from elastable.embedding_store.wire.access.credentials import Callers, Role, least_role
-from elastable.embedding_store.wire.server.call_guard import HEALTH_CHECK
-from elastable.embedding_store.wire.server.handlers import Body, Handler, Interceptor
+from elastable.embedding_store.wire.access.credentials import Callers
+from elastable.embedding_store.wire.server.handlers import Body, Handler, behaviour_of, with_behaviour
 
-__all__ = ["AuditedCalls", "audit"]
+__all__ = ["audit", "audited"]
 
 _LOG = logging.getLogger("elastable.audit")
 _LONGEST = 400  # characters of each part of a line
@@ -64,70 +63,40 @@ class _Budget:
             if self._count > _A_SECOND:
                 self._skipped += 1
                 return 0
-            told, self._skipped = 1 + self._skipped, 0
-            return told
+            skipped, self._skipped = self._skipped, 0
+            return 1 + skipped
 
 
 _REFUSED = _Budget()
 
 
-_Request = Body | Iterator[bytes]
-_Behaviour = Callable[..., Body]
+def audited(method: str, handler: Handler, callers: Callers) -> Handler:
+    """The handler of a call for administrators alone, which logs each call as it was parsed."""
+    call, behaviour = method.rpartition("/")[2], behaviour_of(handler)
 
-
-class AuditedCalls(Interceptor):
-    """Logs every call that is for administrators alone, once its role was checked, and no health check.
-
-    It stands behind the server's other interceptors, so that it sees requests as they were parsed.
-    """
-
-    def __init__(self, callers: Callers) -> None:
-        self._callers = callers
-
-    def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
-        """The handler of the call, with its line in the log."""
-        handler, method = continuation(handler_call_details), handler_call_details.method
-        if handler is None or handler.response_streaming or method == HEALTH_CHECK:
-            return handler
-        if least_role(method) is not Role.ADMINISTRATOR:
-            return handler
-        if handler.request_streaming:
-            bulk = self._audited(method, handler.stream_unary)
-            return grpc.stream_unary_rpc_method_handler(bulk, handler.request_deserializer, handler.response_serializer)
-        control = self._audited(method, handler.unary_unary)
-        return grpc.unary_unary_rpc_method_handler(control, handler.request_deserializer, handler.response_serializer)
-
-    def _audited(self, method: str, behaviour: _Behaviour | None) -> _Behaviour:
-        assert behaviour is not None
-        call = method.rpartition("/")[2]
-
-        def audited(request: _Request, context: grpc.ServicerContext) -> Body:
-            seen = request if isinstance(request, Body) else _FirstFrame(request)
-            try:
-                reply = behaviour(seen, context)
-            except BaseException as error:
-                told = context.details() or type(error).__name__  # type: ignore[attr-defined]
-                self._write(call, context, _told(method, seen), f"failed: {_text(told)}")
-                raise
-            self._write(call, context, _told(method, seen), "done")
-            return reply
-
-        return audited
-
-    def _write(self, call: str, context: grpc.ServicerContext, what: str, outcome: str) -> None:
+    def note(context: grpc.ServicerContext, request: object, outcome: str) -> None:
         try:
-            who = self._callers.of(context).told
+            who = callers.of(context).role_and_mark
         except Unauthenticated:  # the check before has let it through
             who = "a stranger"
-        audit(call, who, context, what, outcome)
+        audit(call, who, context, _described(method, request), outcome)
+
+    def answer(request: Body | Iterator[bytes], context: grpc.ServicerContext) -> Body:
+        seen = request if isinstance(request, Body) else _FirstFrame(request)
+        try:
+            reply: Body = behaviour(seen, context)
+        except BaseException as error:
+            why = context.details() or (str(error) if isinstance(error, ElastableError) else repr(error))  # type: ignore[attr-defined]
+            note(context, seen, f"failed: {_text(why)}")
+            raise
+        note(context, seen, "done")
+        return reply
+
+    return with_behaviour(handler, answer)
 
 
 class _FirstFrame:
-    """A client's frames, of which the first one is kept until it has been told."""
+    """A client's frames, the first of which is kept for the log."""
 
     def __init__(self, frames: Iterator[bytes]) -> None:
         self._frames = frames
@@ -142,7 +111,7 @@ class _FirstFrame:
         return frame
 
 
-def _told(method: str, request: object) -> str:
+def _described(method: str, request: object) -> str:
     """The fields of a request, or those of the header of its first frame, in one line."""
     if isinstance(request, _FirstFrame):
         try:

@@ -123,6 +123,15 @@ class CallRoom:
             raise _refused(why)
         return place
 
+    @contextmanager
+    def entered(self, kind: Kind, context: grpc.ServicerContext) -> Iterator[Place]:
+        """Around a call: `enter`, and `leave` at its end."""
+        place = self.enter(kind, context)
+        try:
+            yield place
+        finally:
+            self.leave(place)
+
     def park(self, place: Place) -> None:
         """Counts the call as one that waits from now on, and holds no thread.
 

@@ -10,7 +10,7 @@ from elastable.embedding_store.contract.snapshot import Snapshot, require_lease
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, StaleVersion
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.server.handlers import Handler, control, control_of_client
+from elastable.embedding_store.wire.server.handlers import Handler, client_of, control
 
 __all__ = ["LONGEST_LEASE_S", "MOST_PINS", "TOKEN_BYTES", "ServedPins"]
 
@@ -65,7 +65,7 @@ class ServedPins:
     def handlers(self) -> dict[str, Handler]:
         """Method name -> handler."""
         return {
-            "Pin": control_of_client(self.pin, store_pb2.PinRequest),
+            "Pin": control(self.pin, store_pb2.PinRequest, client_of),
             "RenewPin": control(self.renew_pin, store_pb2.RenewPinRequest),
             "ReleasePin": control(self.release_pin, store_pb2.ReleasePinRequest),
             "ListPins": control(self.list_pins, store_pb2.ListPinsRequest),

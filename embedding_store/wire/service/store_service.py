@@ -21,7 +21,6 @@ from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.support.futures import Timers, at_once, settle, settle_error
 from elastable.embedding_store.tables.checks import require_ids
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.channels.status_codes import answering
 from elastable.embedding_store.wire.messages.frames import (
     MAX_BODY_BYTES,
     ONE_FRAME_BYTES,
@@ -39,15 +38,7 @@ from elastable.embedding_store.wire.messages.store_messages import (
     state_frames,
 )
 from elastable.embedding_store.wire.server.grpc_server import NotReady, Service
-from elastable.embedding_store.wire.server.handlers import (
-    Answer,
-    Later,
-    both_ways,
-    both_ways_later,
-    control,
-    control_later,
-    stream,
-)
+from elastable.embedding_store.wire.server.handlers import Answer, Later, both_ways, control, stream
 from elastable.embedding_store.wire.service.pin_service import ServedPins
 from elastable.embedding_store.wire.service.write_service import write_handlers
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
@@ -89,12 +80,12 @@ def store_service_with(
     servicer = _StoreServicer(store, lookups or LookupCounts())
     handlers = {
         "ListTables": control(servicer.list_tables, store_pb2.ListTablesRequest),
-        "GetVersion": control_later(servicer.get_version, store_pb2.GetVersionRequest),
+        "GetVersion": control(servicer.get_version, store_pb2.GetVersionRequest),
         "CountRows": control(servicer.count_rows, store_pb2.CountRowsRequest),
         "TableStatistics": control(servicer.table_statistics, store_pb2.TableStatisticsRequest),
         "ReadTableState": stream(servicer.read_table_state, store_pb2.ReadTableStateRequest),
         "Attach": control(servicer.attach, store_pb2.AttachRequest),
-        "Lookup": both_ways_later(servicer.lookup),
+        "Lookup": both_ways(servicer.lookup),
         "LookupSmall": grpc.unary_unary_rpc_method_handler(servicer.lookup_small),
         "Scan": stream(servicer.scan, store_pb2.ScanRequest),
         "ReadRows": both_ways(servicer.read_rows),
@@ -175,8 +166,7 @@ class _StoreServicer:
         return self._reply(frames, MAX_BODY_BYTES, lambda replies: replies)
 
     def lookup_small(self, frame: bytes, context: grpc.ServicerContext) -> Later[None]:
-        with answering(context):
-            return self._reply((frame,), ONE_FRAME_BYTES, _only_frame)
+        return self._reply((frame,), ONE_FRAME_BYTES, _only_frame)
 
     def _reply(self, frames: Iterable[bytes], limit: int, answer: Callable[[Iterator[bytes]], Answer]) -> Later[None]:
         ids, version, wait_s, pin = _read_request(frames)
