@@ -26,6 +26,7 @@ from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
 from elastable.embedding_store.wire.channels.status_codes import raising
+from elastable.embedding_store.wire.messages import store_messages as messages
 from elastable.embedding_store.wire.messages.frames import (
     MAX_BODY_BYTES,
     ONE_FRAME_BYTES,
@@ -34,19 +35,6 @@ from elastable.embedding_store.wire.messages.frames import (
     StreamingUpload,
     Upload,
     encode,
-)
-from elastable.embedding_store.wire.messages.store_messages import (
-    LONGEST_WAIT_S,
-    STORE_SERVICE,
-    block_frames,
-    blocks_from_frames,
-    commit_frames,
-    ids_frames,
-    require_wire_ids,
-    spec_from_message,
-    spec_to_message,
-    state_frames,
-    state_from_frames,
 )
 
 __all__ = ["RemotePin", "RemoteSource", "RemoteStore", "WriteCalls"]
@@ -72,7 +60,7 @@ class RemoteReads(BaseSource):
 
     def __init__(self, connection: ServerConnection, token: bytes = b"") -> None:
         self.connection, self._token = connection, token
-        channel, path = connection.channel, f"/{STORE_SERVICE}"
+        channel, path = connection.channel, f"/{messages.STORE_SERVICE}"
         self._stub = store_pb2_grpc.EmbeddingStoreStub(channel)
         self._lookup_small = channel.unary_unary(f"{path}/LookupSmall", None, None)
         self._lookup = StreamingUpload(channel, f"{path}/Lookup")
@@ -89,7 +77,7 @@ class RemoteReads(BaseSource):
     def specs(self) -> dict[str, TableSpec]:
         """All tables by name; those created after a pin are empty in it."""
         reply = self.connection.send(self._stub.ListTables, store_pb2.ListTablesRequest())
-        return {status.spec.name: spec_from_message(status.spec) for status in reply.tables}
+        return {status.spec.name: messages.spec_from_message(status.spec) for status in reply.tables}
 
     def row_count(self, table: str) -> int:
         self.require_open()
@@ -107,7 +95,7 @@ class RemoteReads(BaseSource):
         with raising(self.connection.address, self.connection.deadline_s):
             call = self._scan(request)
             try:
-                blocks = blocks_from_frames(call)
+                blocks = messages.blocks_from_frames(call)
                 while (block := self._next_block(call, blocks)) is not None:
                     yield block
             finally:
@@ -128,8 +116,8 @@ class RemoteReads(BaseSource):
         self.require_open()
 
         def attempt(timeout: float) -> list[tuple[str, RowBlock]]:
-            frames = self._read_rows(ids_frames(table, ids, self._token), timeout)
-            return self.connection.decoded(lambda frames: list(blocks_from_frames(frames)), frames)
+            frames = self._read_rows(messages.ids_frames(table, ids, self._token), timeout)
+            return self.connection.decoded(lambda frames: list(messages.blocks_from_frames(frames)), frames)
 
         blocks = self.connection.call(attempt)
         if len(blocks) != 1:
@@ -141,13 +129,13 @@ class RemoteReads(BaseSource):
         request = store_pb2.ReadTableStateRequest(table=table, pin=self._token)
 
         def attempt(timeout: float) -> TableState:
-            return self.connection.decoded(state_from_frames, self._read_state(request, timeout=timeout))[1]
+            return self.connection.decoded(messages.state_from_frames, self._read_state(request, timeout=timeout))[1]
 
         return self.connection.call(attempt)
 
     def _look_up(self, ids: Mapping[str, Int64], version: int | None, wait_s: float) -> dict[str, Float32]:
         for table, wanted in ids.items():
-            require_wire_ids(table, wanted)
+            messages.require_wire_ids(table, wanted)
         request = store_pb2.LookupHeader(version=version, wait_ms=round(wait_s * 1000), pin=self._token)
         for table, wanted in ids.items():
             request.tables.add(table=table, count=len(wanted))
@@ -228,9 +216,9 @@ class RemoteSource(RemoteReads):
         end = time.monotonic() + timeout_s
         while True:
             left = max(end - time.monotonic(), 0.0)
-            if self._version_when(version, min(left, LONGEST_WAIT_S)) >= version:
+            if self._version_when(version, min(left, messages.LONGEST_WAIT_S)) >= version:
                 return True
-            if left <= LONGEST_WAIT_S:
+            if left <= messages.LONGEST_WAIT_S:
                 return False
 
     def attach(self) -> tuple[str, bytes]:
@@ -277,7 +265,7 @@ class WriteCalls:
 
     def __init__(self, connection: ServerConnection) -> None:
         self._connection = connection
-        self.channel, self.path = connection.channel, f"/{STORE_SERVICE}"
+        self.channel, self.path = connection.channel, f"/{messages.STORE_SERVICE}"
         self.stub: WriteStub = store_pb2_grpc.EmbeddingStoreStub(self.channel)
 
     def call(self, attempt: Callable[[float], Answer]) -> Answer:
@@ -316,7 +304,9 @@ class RemoteStore(RemoteSource, BaseStore):
         super().__init__(target, deadline_s, credentials)
         self._writes = WriteCalls(self.connection) if writes is None else writes
         channel, path = self._writes.channel, self._writes.path
-        self._commit = Upload(self.connection.channel, f"/{STORE_SERVICE}/Commit", store_pb2.CommitReply.FromString)
+        self._commit = Upload(
+            self.connection.channel, f"/{messages.STORE_SERVICE}/Commit", store_pb2.CommitReply.FromString
+        )
         self._put = Upload(channel, f"{path}/Put", store_pb2.PutReply.FromString)
         self._delete = Upload(channel, f"{path}/Delete", store_pb2.DeleteReply.FromString)
         self._put_state = Upload(channel, f"{path}/PutTableState", store_pb2.PutReply.FromString)
@@ -327,7 +317,7 @@ class RemoteStore(RemoteSource, BaseStore):
         Raises:
             Unsupported: this server, or any, cannot keep such a table, or is not to be written to.
         """
-        request = store_pb2.CreateTableRequest(spec=spec_to_message(spec))
+        request = store_pb2.CreateTableRequest(spec=messages.spec_to_message(spec))
         return bool(self._writes.send(self._writes.stub.CreateTable, request).created)
 
     def drop_table(self, table: str, force: bool = False) -> None:
@@ -389,11 +379,11 @@ class RemoteStore(RemoteSource, BaseStore):
             self.row_count(table)  # the table has to exist even if there are no blocks
 
     def _send_block(self, table: str, block: RowBlock, timeout: float) -> None:
-        self._put(block_frames(table, block), timeout)
+        self._put(messages.block_frames(table, block), timeout)
 
     def delete(self, table: str, ids: Int64) -> int:
         """Deletes rows; those deleted by an attempt whose answer was lost are not counted."""
-        return int(self._writes.call(lambda timeout: self._delete(ids_frames(table, ids), timeout)).rows)
+        return int(self._writes.call(lambda timeout: self._delete(messages.ids_frames(table, ids), timeout)).rows)
 
     def table_statistics(self, table: str) -> TableStatistics:
         told = self.connection.send(self._stub.TableStatistics, store_pb2.TableStatisticsRequest(table=table))
@@ -401,7 +391,7 @@ class RemoteStore(RemoteSource, BaseStore):
         return TableStatistics(told.rows, size, told.refused, told.evicted, told.deleted, told.written)
 
     def put_table_state(self, table: str, state: TableState) -> None:
-        self._writes.call(lambda timeout: self._put_state(state_frames(table, state), timeout))
+        self._writes.call(lambda timeout: self._put_state(messages.state_frames(table, state), timeout))
 
     def clear(self, table: str, force: bool = False) -> None:
         """Deletes all rows of a table; `force` as in `drop_table`."""
@@ -409,7 +399,7 @@ class RemoteStore(RemoteSource, BaseStore):
 
     def _send_commit(self, commit: Commit, token: bytes, stage: bool) -> None:
         require_numbers(commit)
-        self.connection.call(lambda timeout: self._commit(commit_frames(commit, token, stage), timeout))
+        self.connection.call(lambda timeout: self._commit(messages.commit_frames(commit, token, stage), timeout))
 
 
 class RemotePin(RemoteReads, Snapshot):

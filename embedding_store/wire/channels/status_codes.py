@@ -1,9 +1,4 @@
-"""The one translator between Elastable's errors and gRPC status codes.
-
-A server answers an `ElastableError` with its status code, its message, and the name of its class in the trailing
-metadata `elastable-error`; a client raises the very same class with the same message. Whatever else goes wrong between
-the two becomes `Unavailable` or `DeadlineExceeded`, naming address and deadline.
-"""
+"""The one translator between Elastable's errors and gRPC status codes."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""Bulk messages as one frame, or as frames of about 1 MiB, encoded with one copy.
-
-A bulk message of the protos is `{ Header header = 1; bytes body = 2; }` on a
-stream. The header stands in the first frame only; the bodies of all frames,
-joined, are raw little-endian buffers in header order. Frames are written
-by hand here, and read by hand in `frame_reader`, byte for byte what the generated serializers make and take:
-those copy every buffer several times, and hold the GIL while they do.
-"""
+"""Bulk messages as one frame, or as frames of about 1 MiB, encoded with one copy (docs/wire.md)."""
 
 from __future__ import annotations
 
@@ -63,6 +56,11 @@ SMALL_BYTES = 4 << 10  # below this a second copy costs less than a view
 BODY_TAG = 0x12  # field 2, length-delimited
 _HEADER_TAG_BYTE = bytes((HEADER_TAG,))
 _BODY_TAG_BYTE = bytes((BODY_TAG,))
+
+
+# A bulk message of the protos is `{ Header header = 1; bytes body = 2; }` on a stream; the header is in the first frame
+# only. Frames are written and read by hand, byte for byte as the generated serializers do it: those copy every buffer
+# several times, and hold the GIL meanwhile.
 
 
 def encode(header: bytes, arrays: Iterable[Array]) -> Iterator[bytes]:

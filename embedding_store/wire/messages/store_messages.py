@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import chain
+from typing import Any
 
 import numpy as np
+from google.protobuf.message import Message
 
 from elastable.embedding_store.contract.arrays import Array, Int64
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
@@ -34,6 +36,7 @@ __all__ = [
     "commit_from_frames",
     "ids_frames",
     "ids_from_frames",
+    "optional",
     "require_wire_ids",
     "spec_from_message",
     "spec_to_message",
@@ -56,6 +59,11 @@ def require_wire_ids(table: str, ids: Int64) -> None:
     """
     if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
         raise BadIds(f"ids of table {table!r} must be an int64 array of one dimension, got {array_kind(ids)}")
+
+
+def optional(message: Message, field: str) -> Any:
+    """A field's value; None where it is not set."""
+    return getattr(message, field) if message.HasField(field) else None
 
 
 def commit_frames(commit: Commit, token: bytes, stage: bool = False) -> Iterator[bytes]:
@@ -124,7 +132,7 @@ def commit_from_frames(frames: Iterable[bytes]) -> tuple[Commit, bytes, bool]:
         rates,
         ends_replay_epoch=header.ends_replay_epoch,
         frozen=tuple(header.frozen),
-        time=header.time if header.HasField("time") else None,
+        time=optional(header, "time"),
     )
     return commit, header.token, header.stage
 
@@ -232,7 +240,7 @@ def state_from_frames(frames: Iterable[bytes]) -> tuple[str, TableState]:
     plan.add("admission counts", (header.counters,), np.dtype(np.uint8))
     plan.add("touch times", (header.spans, 3), _INT64)
     counts, times = reader.read(plan)
-    decay = header.untouched_decay if header.HasField("untouched_decay") else None
+    decay = optional(header, "untouched_decay")
     timed = times if header.HasField("spans") else None
     return header.table, TableState(counts if len(counts) else None, decay, timed)
 
@@ -286,9 +294,11 @@ def spec_from_message(message: store_pb2.TableSpec) -> TableSpec:
     return TableSpec(
         name=message.name,
         dim=message.dim,
-        vocabulary_size=message.vocabulary_size if message.HasField("vocabulary_size") else None,
+        vocabulary_size=optional(message, "vocabulary_size"),
         dtype=message.dtype or default.dtype,
-        initializer=_initializer(message.initializer) if message.HasField("initializer") else default.initializer,
+        initializer=InitializerSpec(message.initializer.kind, message.initializer.a, message.initializer.b)
+        if message.HasField("initializer")
+        else default.initializer,
         seed=message.seed,
         optimizer=_optimizer(message) if message.HasField("optimizer") else default.optimizer,
         admission=_admission(message.admission) if message.HasField("admission") else None,
@@ -296,10 +306,6 @@ def spec_from_message(message: store_pb2.TableSpec) -> TableSpec:
         ids=message.ids or default.ids,
         origin=_origin(message.origin) if message.HasField("origin") else default.origin,
     )
-
-
-def _initializer(message: store_pb2.Initializer) -> InitializerSpec:
-    return InitializerSpec(message.kind, message.a, message.b)
 
 
 def _optimizer(message: store_pb2.TableSpec) -> OptimizerSpec:
@@ -316,11 +322,11 @@ def _admission(message: store_pb2.Admission) -> AdmissionSpec:
 
 def _eviction(message: store_pb2.Eviction) -> EvictionSpec:
     return EvictionSpec(
-        max_age=message.max_age if message.HasField("max_age") else None,
-        min_frequency=message.min_frequency if message.HasField("min_frequency") else None,
-        max_rows=message.max_rows if message.HasField("max_rows") else None,
+        max_age=optional(message, "max_age"),
+        min_frequency=optional(message, "min_frequency"),
+        max_rows=optional(message, "max_rows"),
         every=message.every or 1,
-        ttl=message.ttl if message.HasField("ttl") else None,
+        ttl=optional(message, "ttl"),
     )
 
 

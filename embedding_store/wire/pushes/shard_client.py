@@ -42,21 +42,7 @@ from elastable.embedding_store.wire.channels.server_connection import MetadataCh
 from elastable.embedding_store.wire.channels.status_codes import raising
 from elastable.embedding_store.wire.messages.frames import Upload
 from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, SERVER_SERVICE
-from elastable.embedding_store.wire.pushes.push_messages import (
-    changes_from_message,
-    measured_from_message,
-    offer_request_to_message,
-    offers_from_message,
-    pushed_commit_frames,
-    record_frames,
-    record_from_frames,
-    row_outcome_from_message,
-    row_push_frames,
-    save_to_message,
-    saved_from_message,
-    shard_status_from_message,
-    sums_to_message,
-)
+from elastable.embedding_store.wire.pushes import push_messages as messages
 from elastable.embedding_store.wire.pushes.uploads import SharedUpload
 from elastable.embedding_store.wire.remote_store import RemotePin, RemoteStore, WriteCalls
 
@@ -95,7 +81,7 @@ class ShardClient(RemoteStore, ShardServer):
         self._server = self._owner.stub
         self._keeps_records: bool | None = None
         push = Upload(target.channel, f"/{SERVER_SERVICE}/PushRows", store_pb2.RowPushReply.FromString)
-        self._pushes = SharedUpload(target, push, row_push_frames, self)
+        self._pushes = SharedUpload(target, push, messages.row_push_frames, self)
         channel, path = self._owner.channel, self._owner.path
         self._commit_pushed = Upload(channel, f"{path}/CommitPushed", store_pb2.CommitPushedReply.FromString)
         self._keep_record = Upload(channel, f"{path}/KeepRecord", store_pb2.KeepRecordReply.FromString)
@@ -127,13 +113,13 @@ class ShardClient(RemoteStore, ShardServer):
         return self.connection.send(self._server.GetOwner, store_pb2.GetOwnerRequest())
 
     def push_rows(self, push: RowPush) -> RowPushOutcome:
-        return self.connection.decoded(row_outcome_from_message, self._pushes.send(push))
+        return self.connection.decoded(messages.row_outcome_from_message, self._pushes.send(push))
 
     def shard_status(self) -> ShardStatus:
         request = store_pb2.GetShardStatusRequest()
         try:
             with raising(self.address, _STATUS_S):
-                return shard_status_from_message(self._server.GetShardStatus(request, timeout=_STATUS_S))
+                return messages.shard_status_from_message(self._server.GetShardStatus(request, timeout=_STATUS_S))
         except (Unavailable, DeadlineExceeded):
             self.connection.look_elsewhere()
             raise
@@ -146,16 +132,16 @@ class ShardClient(RemoteStore, ShardServer):
         self._pushes.share_memory()
 
     def measure(self, sums: RowSums) -> Measured:
-        reply = self._owner.send(self._server.Measure, store_pb2.MeasureRequest(sums=sums_to_message(sums)))
-        return self.connection.decoded(measured_from_message, reply)
+        reply = self._owner.send(self._server.Measure, store_pb2.MeasureRequest(sums=messages.sums_to_message(sums)))
+        return self.connection.decoded(messages.measured_from_message, reply)
 
     def offer_rows(self, commit: PushedCommit, most: int, ids: Mapping[str, tuple[int, int]]) -> RowOffers:
-        request = offer_request_to_message(commit, most, ids)
+        request = messages.offer_request_to_message(commit, most, ids)
         reply = self._owner.send(self._server.OfferRows, request)
-        return self.connection.decoded(offers_from_message, reply)
+        return self.connection.decoded(messages.offers_from_message, reply)
 
     def commit_pushed(self, commit: PushedCommit) -> Committed:
-        reply = self._owner.call(lambda timeout: self._commit_pushed(pushed_commit_frames(commit), timeout))
+        reply = self._owner.call(lambda timeout: self._commit_pushed(messages.pushed_commit_frames(commit), timeout))
         return Committed(tuple(reply.missing), tuple(reply.tables), reply.repeated)
 
     def recover(self, version: int | None = None) -> int:
@@ -165,7 +151,9 @@ class ShardClient(RemoteStore, ShardServer):
         request = store_pb2.ReadRecordRequest()
 
         def attempt(timeout: float) -> bytes | None:
-            return self.connection.decoded(record_from_frames, self._record_frames(request, timeout=timeout))[0]
+            return self.connection.decoded(messages.record_from_frames, self._record_frames(request, timeout=timeout))[
+                0
+            ]
 
         return self._owner.call(attempt)
 
@@ -173,24 +161,24 @@ class ShardClient(RemoteStore, ShardServer):
         if record is None:
             super().reset_version(version, force=force)
         else:
-            self._owner.call(lambda timeout: self._keep_record(record_frames(record, version), timeout))
+            self._owner.call(lambda timeout: self._keep_record(messages.record_frames(record, version), timeout))
 
     def take_changes(self, mark: bytes, base: bytes) -> TakenChanges:
         request = store_pb2.TakeChangesRequest(mark=mark, base=base)
-        return changes_from_message(self._owner.send(self._server.TakeChanges, request))
+        return messages.changes_from_message(self._owner.send(self._server.TakeChanges, request))
 
     def pin(self, version: int | None = None, lease_s: float = 60.0) -> Snapshot:
         return ShardPin(self, version, lease_s)
 
     def save_rows(self, save: RowSave, pin: bytes = b"") -> SavedRows:
         """Asks until it is done, by short calls; `pin`: token of the pin whose rows are saved, b"" for the store."""
-        request, early = save_to_message(save, pin), 0
+        request, early = messages.save_to_message(save, pin), 0
         try:
             while early < _MOST_EARLY:
                 asked = time.monotonic()
                 reply = self._owner.send(self._server.SaveRows, request)
                 if reply.done:
-                    return self.connection.decoded(saved_from_message, reply)
+                    return self.connection.decoded(messages.saved_from_message, reply)
                 early += time.monotonic() - asked < request.wait_ms / 2000
             raise StoreFailed(f"{self.address} answers SaveRows again and again, and does not wait as it is asked to")
         except CheckpointError as error:

@@ -12,21 +12,7 @@ from elastable.embedding_store.measures import LookupCounts
 from elastable.embedding_store.shards import Claim, Shard
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, SERVER_SERVICE
-from elastable.embedding_store.wire.pushes.push_messages import (
-    changes_to_message,
-    measured_to_message,
-    offer_request_from_message,
-    offers_to_message,
-    pushed_commit_from_frames,
-    record_frames,
-    record_from_frames,
-    row_outcome_to_message,
-    row_push_from_frames,
-    save_from_message,
-    saved_to_message,
-    shard_status_to_message,
-    sums_from_message,
-)
+from elastable.embedding_store.wire.pushes import push_messages as messages
 from elastable.embedding_store.wire.server.grpc_server import NotReady, Service
 from elastable.embedding_store.wire.server.handlers import (
     Handler,
@@ -101,7 +87,7 @@ class _ShardServicer:
         return store_pb2.GetOwnerReply(owner=owner, keeps_records=self._shard.store.keeps_records)
 
     def get_shard_status(self, request: store_pb2.GetShardStatusRequest) -> store_pb2.ShardStatus:
-        return shard_status_to_message(self._shard.status())
+        return messages.shard_status_to_message(self._shard.status())
 
     def claim(self, request: store_pb2.ClaimRequest, secret: bytes) -> store_pb2.ClaimReply:
         claim = Claim(request.owner, request.job, request.may_overflow, request.number, request.servers)
@@ -112,16 +98,18 @@ class _ShardServicer:
         return store_pb2.RenewReply()
 
     def push_rows(self, frames: Iterator[bytes]) -> store_pb2.RowPushReply:
-        return row_outcome_to_message(self._shard.push_rows(row_push_from_frames(frames, self._channels)))
+        return messages.row_outcome_to_message(
+            self._shard.push_rows(messages.row_push_from_frames(frames, self._channels))
+        )
 
     def measure(self, request: store_pb2.MeasureRequest) -> store_pb2.MeasureReply:
-        return measured_to_message(self._shard.measure(sums_from_message(request.sums)))
+        return messages.measured_to_message(self._shard.measure(messages.sums_from_message(request.sums)))
 
     def offer_rows(self, request: store_pb2.OfferRowsRequest) -> store_pb2.OfferRowsReply:
-        return offers_to_message(self._shard.offer_rows(*offer_request_from_message(request)))
+        return messages.offers_to_message(self._shard.offer_rows(*messages.offer_request_from_message(request)))
 
     def commit_pushed(self, frames: Iterator[bytes], secret: bytes) -> store_pb2.CommitPushedReply:
-        made = self._shard.commit(pushed_commit_from_frames(frames), secret)
+        made = self._shard.commit(messages.pushed_commit_from_frames(frames), secret)
         return store_pb2.CommitPushedReply(repeated=made.repeated, missing=made.missing, tables=made.tables)
 
     def take_back(self, request: store_pb2.TakeBackRequest, secret: bytes) -> store_pb2.TakeBackReply:
@@ -129,20 +117,20 @@ class _ShardServicer:
         return store_pb2.TakeBackReply(rows=self._shard.take_back(version, secret))
 
     def read_record(self, request: store_pb2.ReadRecordRequest) -> Iterator[bytes]:
-        return record_frames(self._shard.store.record())
+        return messages.record_frames(self._shard.store.record())
 
     def keep_record(self, frames: Iterator[bytes]) -> store_pb2.KeepRecordReply:
-        record, version = record_from_frames(frames)
+        record, version = messages.record_from_frames(frames)
         self._pins.make_way(f"the version cannot be reset to {version}", force=False)
         self._shard.reset_version(version, record)
         return store_pb2.KeepRecordReply()
 
     def take_changes(self, request: store_pb2.TakeChangesRequest) -> store_pb2.TakeChangesReply:
-        return changes_to_message(self._shard.take_changes(request.mark, request.base))
+        return messages.changes_to_message(self._shard.take_changes(request.mark, request.base))
 
     def save_rows(self, request: store_pb2.SaveRowsRequest) -> store_pb2.SaveRowsReply:
-        save, wait_s = save_from_message(request)
-        return saved_to_message(self._shard.save_rows(save, self._pins.source(request.pin), wait_s))
+        save, wait_s = messages.save_from_message(request)
+        return messages.saved_to_message(self._shard.save_rows(save, self._pins.source(request.pin), wait_s))
 
 
 def _owned(handler: Handler, shard: Shard) -> Handler:

@@ -1,18 +1,4 @@
-"""What keeps calls that cost their client nothing from taking a server's threads.
-
-A call of a gRPC server holds a thread from its first byte to its last, unless it waits for something to happen here
-(`waiting_calls`). So
-
-* a call that waits for a message of its client, or for its client to read, is ended when that takes too long, or comes
-  too slowly;
-* only some threads may wait for clients: where more do, the call that has waited longest is ended, which among honest
-  ones is hardly ever one of them;
-* where there is no room, a call takes that of the one that has waited longest for its client;
-* each kind of call has a limit of its own, and so do each host and each client: health checks are answered while
-  everything else is full.
-
-Messages are parsed here and not by gRPC, which keeps those that cannot be.
-"""
+"""Keeps calls that cost their client nothing from taking a server's threads (how: docs/decisions.md)."""
 
 from __future__ import annotations
 

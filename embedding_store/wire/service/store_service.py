@@ -21,6 +21,7 @@ from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.support.futures import Timers, at_once, settle, settle_error
 from elastable.embedding_store.tables.checks import require_ids
 from elastable.embedding_store.v1 import store_pb2
+from elastable.embedding_store.wire.messages import store_messages as messages
 from elastable.embedding_store.wire.messages.frames import (
     MAX_BODY_BYTES,
     ONE_FRAME_BYTES,
@@ -29,14 +30,6 @@ from elastable.embedding_store.wire.messages.frames import (
     encode,
 )
 from elastable.embedding_store.wire.messages.reply_frames import ReplyFrames, ReplyRoom
-from elastable.embedding_store.wire.messages.store_messages import (
-    LONGEST_WAIT_S,
-    STORE_SERVICE,
-    block_frames,
-    ids_from_frames,
-    spec_to_message,
-    state_frames,
-)
 from elastable.embedding_store.wire.server.grpc_server import NotReady, Service
 from elastable.embedding_store.wire.server.handlers import Answer, Later, both_ways, control, stream
 from elastable.embedding_store.wire.service.pin_service import ServedPins
@@ -93,7 +86,7 @@ def store_service_with(
         **write_handlers(store, writable, servicer.pins, servicer.forget_specs),
     }
     waiting = frozenset({"GetVersion", "Lookup", "LookupSmall"})
-    service = Service(STORE_SERVICE, handlers, servicer.close, waiting=waiting, not_ready=not_ready)
+    service = Service(messages.STORE_SERVICE, handlers, servicer.close, waiting=waiting, not_ready=not_ready)
     return service, servicer.pins, servicer.forget_specs
 
 
@@ -118,7 +111,7 @@ class _StoreServicer:
     def list_tables(self, request: store_pb2.ListTablesRequest) -> store_pb2.ListTablesReply:
         tables = [
             store_pb2.TableStatus(
-                spec=spec_to_message(spec), rows=self._store.row_count(name) if request.count_rows else None
+                spec=messages.spec_to_message(spec), rows=self._store.row_count(name) if request.count_rows else None
             )
             for name, spec in self._store.specs().items()
         ]
@@ -138,7 +131,7 @@ class _StoreServicer:
     def read_table_state(self, request: store_pb2.ReadTableStateRequest) -> Iterator[bytes]:
         source, spec = self.pins.source(request.pin), self._specs_of((request.table,))[request.table]
         with self._room.taken(0 if spec.admission is None else 2 * spec.admission.counters):
-            yield from state_frames(request.table, source.table_state(request.table))
+            yield from messages.state_frames(request.table, source.table_state(request.table))
 
     def attach(self, request: store_pb2.AttachRequest) -> store_pb2.AttachReply:
         if not isinstance(self._store, SharedMemoryStore):
@@ -153,14 +146,14 @@ class _StoreServicer:
         rows = min(request.block_rows or _BLOCK_ROWS, max(1, _BLOCK_BYTES // row_bytes))
         with self._room.taken(rows * row_bytes):
             for block in source.scan(request.table, rows):
-                yield from block_frames(request.table, block)
+                yield from messages.block_frames(request.table, block)
 
     def read_rows(self, frames: Iterator[bytes]) -> Iterator[bytes]:
-        table, ids, pin = ids_from_frames(frames)
+        table, ids, pin = messages.ids_from_frames(frames)
         size = len(ids) * self._row_bytes(table)
         _refuse_long_reply("ReadRows", size, MAX_BODY_BYTES)
         with self._room.taken(size):
-            yield from block_frames(table, self.pins.source(pin).read_rows(table, ids))
+            yield from messages.block_frames(table, self.pins.source(pin).read_rows(table, ids))
 
     def lookup(self, frames: Iterator[bytes]) -> Later[None]:
         return self._reply(frames, MAX_BODY_BYTES, lambda replies: replies)
@@ -246,12 +239,14 @@ def _read_request(frames: Iterable[bytes]) -> tuple[dict[str, Int64], int | None
         raise BadInput("LookupRequest: a table stands in it twice; join its ids")
     ids = dict(zip(tables, reader.read(plan), strict=True))
     wait_s = _wait_s("LookupRequest", header.wait_ms)
-    return ids, header.version if header.HasField("version") else None, wait_s, header.pin
+    return ids, messages.optional(header, "version"), wait_s, header.pin
 
 
 def _wait_s(message: str, wait_ms: int) -> float:
-    if not 0 <= wait_ms <= LONGEST_WAIT_S * 1000:
-        raise BadInput(f"{message}: wait_ms {wait_ms}: wait from 0 to {LONGEST_WAIT_S * 1000:.0f}, and call again")
+    if not 0 <= wait_ms <= messages.LONGEST_WAIT_S * 1000:
+        raise BadInput(
+            f"{message}: wait_ms {wait_ms}: wait from 0 to {messages.LONGEST_WAIT_S * 1000:.0f}, and call again"
+        )
     return wait_ms / 1000
 
 

@@ -24,17 +24,8 @@ from elastable.embedding_store.native.row_directory import DirectRows, RowDirect
 from elastable.embedding_store.native.slab import Slab, SlabMaker
 from elastable.embedding_store.support.memory_mapping import FileMapping
 from elastable.embedding_store.tables import LookupRequest, TableReader, answer_requests
-from elastable.embedding_store.tables.row_dtypes import RowValues, row_values
-from elastable.embedding_store.wire.shared.attachment import (
-    LAYOUT,
-    NOTIFICATIONS,
-    Packet,
-    SlabShape,
-    TableLayout,
-    connected,
-    receive_packet,
-    table_from_packet,
-)
+from elastable.embedding_store.tables.row_dtypes import row_values
+from elastable.embedding_store.wire.shared import attachment
 from elastable.embedding_store.wire.shared.sealed_memory import require_sealed
 from elastable.embedding_store.wire.shared.version_board import Notice, ReadBoard
 
@@ -69,10 +60,10 @@ class Attachment:
         self._ahead = ahead
         self._token = token
         self._pool = RangePool(min(available_cores(), _MOST_THREADS) if threads is None else threads)
-        self._notifications = connected(name)
+        self._notifications = attachment.connected(name)
         try:
-            self._notifications.send(token + NOTIFICATIONS)
-            answer, descriptors = receive_packet(self._notifications)
+            self._notifications.send(token + attachment.NOTIFICATIONS)
+            answer, descriptors = attachment.receive_packet(self._notifications)
             if answer is None or len(descriptors) != 1:
                 raise ConnectionError("the owner of the memory hung up")
             with closing(os.fdopen(descriptors[0], "rb", buffering=0)):
@@ -232,7 +223,7 @@ class Attachment:
         with self._mapping:
             if self._laid_out[0] != generation:
                 try:
-                    with connected(self._name) as connection:
+                    with attachment.connected(self._name) as connection:
                         self._laid_out = attached_tables(connection, self._token)
                 except OSError as error:
                     raise Detached from error
@@ -257,11 +248,11 @@ class MappedSlab(Slab):
         shape: What lies there.
     """
 
-    def __init__(self, fd: int, shape: SlabShape) -> None:
+    def __init__(self, fd: int, shape: attachment.SlabShape) -> None:
         """Raises `MemoryError` where the system refuses, `StoreFailed` where no such slab lies there."""
         self._columns = shape.columns
         self._dtype = np.dtype(shape.dtype)
-        size = self._bytes(shape.rows)
+        size = self.bytes_of(shape.rows)
         try:
             require_sealed(fd, shape.offset + size)
         except OSError as error:
@@ -282,51 +273,36 @@ class AttachedTable:
         slabs: Its mapped slabs.
     """
 
-    def __init__(self, lies: TableLayout, slabs: Sequence[MappedSlab]) -> None:
+    def __init__(self, lies: attachment.TableLayout, slabs: Sequence[MappedSlab]) -> None:
         self.spec = lies.spec
-        behind = len(lies.directory)
-        self._rows = min((len(slab.array) for slab in slabs[behind:]), default=0)
-        self._index = None if lies.direct else slabs[:behind]
-        self._direct = self._directory(slabs[:behind]) if lies.direct else None
-        self._values = row_values(lies.spec, 0, _handing_out(slabs[behind:], lies.spec))
-        if self._direct is not None:
-            self._require_room(slabs[0], lies.spec)
+        directory, values = slabs[: len(lies.directory)], slabs[len(lies.directory) :]
+        self._rows = min((len(slab.array) for slab in values), default=0)
+        self._values = row_values(lies.spec, 0, _handing_out(values, lies.spec))
+        self._index = directory
+        self._direct = self._by_id(directory) if lies.direct else None
 
-    def now(self, whole: Callable[[], bool]) -> TableNow:
-        """The table in the state that stands, as long as `whole()`; made anew for each state."""
-        if self._direct is not None:
-            return TableNow(self.spec, self._direct, self._values, whole, self._rows)
-        assert self._index is not None
+    def now(self, whole: Callable[[], bool]) -> TableReader:
+        """The table in its current state, as long as `whole()`; made anew for each state.
+
+        Its `read` and `fold` raise `Torn` where the state is past and positions might be anything.
+        """
+        directory = self._indexed() if self._direct is None else self._direct
+        return TableReader(self.spec, _Checked(directory, whole, self.spec.name, self._rows), self._values)
+
+    def _indexed(self) -> RowDirectory:
+        """The index in its current shape."""
         state, *others = self._index
         if len(state.array) != STATE_WORDS:
             raise StoreFailed(f"table {self.spec.name!r}: its index has {len(state.array)} words, not {STATE_WORDS}")
         # The shape of the index must not change while ids are looked for: they would be looked for anywhere.
-        directory = self._directory([FixedSlab(state.array.copy()), *others])
-        return TableNow(self.spec, directory, self._values, whole, self._rows)
+        return IdIndex(_handing_out([FixedSlab(state.array.copy()), *others], self.spec))
 
-    def _require_room(self, live: Slab, spec: TableSpec) -> None:
-        """Of a table whose row i lies at position i there must be so many, as nobody looks there again."""
-        size = spec.vocabulary_size
-        if size is None or self._rows < size or len(live.array) != -(-size // 64) + 1:
-            raise StoreFailed(f"table {spec.name!r}: {self._rows} rows of {size} lie in shared memory")
-
-    def _directory(self, slabs: Sequence[Slab]) -> RowDirectory:
-        new_slab = _handing_out(slabs, self.spec)
+    def _by_id(self, slabs: Sequence[MappedSlab]) -> DirectRows:
+        """Row i at position i: there must be as many as ids, as nobody looks there again."""
         size = self.spec.vocabulary_size
-        return DirectRows(size, new_slab) if self._index is None and size is not None else IdIndex(new_slab)
-
-
-class TableNow(TableReader):
-    """One state of a table, to read: its ids are not looked for in any other.
-
-    `read` and `fold` raise `Torn` where the state is past and positions might be anything.
-    """
-
-    def __init__(
-        self, spec: TableSpec, directory: RowDirectory, values: RowValues, whole: Callable[[], bool], rows: int
-    ) -> None:
-        """`rows`: how many positions there are."""
-        super().__init__(spec, _Checked(directory, whole, spec.name, rows), values)
+        if size is None or self._rows < size or len(slabs[0].array) != -(-size // 64) + 1:
+            raise StoreFailed(f"table {self.spec.name!r}: {self._rows} rows of {size} lie in shared memory")
+        return DirectRows(size, _handing_out(slabs, self.spec))
 
 
 class _Checked:
@@ -366,8 +342,8 @@ def attached_tables(connection: socket.socket, token: bytes) -> tuple[int, dict[
         StoreFailed: the answer is malformed.
         MemoryError: the system refuses to map so much.
     """
-    connection.send(token + LAYOUT)
-    begin, _ = receive_packet(connection)
+    connection.send(token + attachment.LAYOUT)
+    begin, _ = attachment.receive_packet(connection)
     if begin is None:
         raise ConnectionError("the owner of the memory hung up")
     generation, count = begin.get("generation"), begin.get("tables")
@@ -375,7 +351,7 @@ def attached_tables(connection: socket.socket, token: bytes) -> tuple[int, dict[
         raise StoreFailed("the owner of shared rows does not say how many tables there are")
     tables = {}
     for _ in range(count):
-        packet, descriptors = receive_packet(connection)
+        packet, descriptors = attachment.receive_packet(connection)
         try:
             if packet is None:
                 raise ConnectionError("the owner of the memory hung up")
@@ -387,8 +363,8 @@ def attached_tables(connection: socket.socket, token: bytes) -> tuple[int, dict[
     return generation, tables
 
 
-def _attached(packet: Packet, descriptors: Sequence[int]) -> AttachedTable:
-    lies: TableLayout = table_from_packet(packet)
+def _attached(packet: attachment.Packet, descriptors: Sequence[int]) -> AttachedTable:
+    lies: attachment.TableLayout = attachment.table_from_packet(packet)
     shapes = (*lies.directory, *lies.values)
     if not lies.directory or any(shape.memory >= len(descriptors) for shape in shapes):
         raise StoreFailed(f"table {lies.spec.name!r}: {len(descriptors)} descriptors came for {len(shapes)} slabs")

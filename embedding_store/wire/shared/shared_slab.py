@@ -66,7 +66,7 @@ class SharedSlab(Slab):
         if rows <= len(self.array):
             return
         self._growing()
-        if self._bytes(rows) > self._mapping.reserve:
+        if self.bytes_of(rows) > self._mapping.reserve:
             self._mapping = self._mapped(rows)
         self._array = self._mapping.view(rows, self._columns, self._dtype)
 
@@ -78,7 +78,7 @@ class SharedSlab(Slab):
         Raises:
             OSError: the system cannot, or has no huge page free.
         """
-        mapping, whole = self._mapping, self._bytes(len(self.array)) // HUGE_PAGE_BYTES
+        mapping, whole = self._mapping, self.bytes_of(len(self.array)) // HUGE_PAGE_BYTES
         done = np.zeros(whole, bool)
         done[: min(whole, len(self._huge))] = self._huge[:whole]
         self._huge = done
@@ -89,7 +89,7 @@ class SharedSlab(Slab):
                 yield
 
     def _mapped(self, rows: int) -> FileMapping:
-        size = self._bytes(rows)
+        size = self.bytes_of(rows)
         return self.extent.memory.mapped(self.extent, size, max(size * _RESERVE_TIMES, _LEAST_RESERVE))
 
 

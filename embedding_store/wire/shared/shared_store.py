@@ -14,24 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import MemoryStore, MemoryTable
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
-from elastable.embedding_store.wire.shared.attachment import (
-    CHANNEL,
-    CHANNEL_NUMBER,
-    LAYOUT,
-    NOTIFICATIONS,
-    TABLE_SLABS,
-    TOKEN_BYTES,
-    SlabShape,
-    TableLayout,
-    require_known_user,
-    send_packet,
-    table_to_packet,
-)
+from elastable.embedding_store.wire.shared import attachment
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
 from elastable.embedding_store.wire.shared.shared_slab import SharedSlab, SharedSlabs
 from elastable.embedding_store.wire.shared.version_board import WriteBoard
@@ -47,7 +36,7 @@ _BACKLOG = 64
 _SHARE = 16  # of all descriptors, for attached processes; a channel takes two
 _MOST = 1024
 
-LaidOut = tuple[TableLayout, list[SharedSlab]]
+LaidOut = tuple[attachment.TableLayout, list[SharedSlab]]
 """A table, and the slabs of its directory and then of its values."""
 
 StoreLayout = tuple[int, list[LaidOut]]
@@ -74,7 +63,7 @@ class AttachmentServer:
 
     def __init__(self, board: int, layout: Callable[[], StoreLayout]) -> None:
         self.name = f"elastable-{secrets.token_hex(16)}"
-        self.token = secrets.token_bytes(TOKEN_BYTES)
+        self.token = secrets.token_bytes(attachment.TOKEN_BYTES)
         self.channels = SharedChannels()
         self._board = board
         self._layout = layout
@@ -142,7 +131,7 @@ class AttachmentServer:
                 self._turn_away(error)
             return
         try:
-            require_known_user(connection)
+            attachment.require_known_user(connection)
             if len(self._visitors) >= self.most:
                 raise OSError(f"{self.most} processes are connecting already")
             connection.setblocking(False)
@@ -179,18 +168,18 @@ class AttachmentServer:
         """Answers the request of an accepted process."""
         handed: list[int] = []
         try:
-            said, handed, _, _ = socket.recv_fds(connection, TOKEN_BYTES + 1, 1)
+            said, handed, _, _ = socket.recv_fds(connection, attachment.TOKEN_BYTES + 1, 1)
             connection.settimeout(_ANSWER_S)
             token, wish = said[:-1], said[-1:]
             if not hmac.compare_digest(token, self.token):
                 wish = b""
-            if wish == CHANNEL and handed:
+            if wish == attachment.CHANNEL and handed:
                 self._take_channel(waiting, connection, handed.pop(0))
                 return
-            if wish == NOTIFICATIONS:
+            if wish == attachment.NOTIFICATIONS:
                 self._subscribe(waiting, connection)
                 return
-            if wish == LAYOUT:
+            if wish == attachment.LAYOUT:
                 self._send_layout(connection)
         except OSError as error:
             _LOG.info("a process could not attach: %s", error)
@@ -203,7 +192,7 @@ class AttachmentServer:
         """Raises `OSError` if there are too many, or the process is gone."""
         if len(self._subscribers) >= self.most:
             raise OSError(f"{self.most} processes are attached, as many as descriptors (ulimit -n) are reserved for")
-        send_packet(connection, {"board": True}, [self._board])
+        attachment.send_packet(connection, {"board": True}, [self._board])
         connection.setblocking(False)
         waiting.register(connection, selectors.EVENT_READ)
         self._subscribers = (*self._subscribers, connection)
@@ -217,7 +206,7 @@ class AttachmentServer:
             )
         number = self.channels.add(descriptor)
         try:
-            send_packet(connection, {CHANNEL_NUMBER: number})
+            attachment.send_packet(connection, {attachment.CHANNEL_NUMBER: number})
             connection.setblocking(False)
             waiting.register(connection, selectors.EVENT_READ)
         except OSError:
@@ -227,11 +216,13 @@ class AttachmentServer:
 
     def _send_layout(self, connection: socket.socket) -> None:
         generation, tables = self._layout()
-        send_packet(connection, {"generation": generation, "tables": len(tables)})
+        attachment.send_packet(connection, {"generation": generation, "tables": len(tables)})
         for table, slabs in tables:
-            if len(slabs) > TABLE_SLABS:
-                raise OSError(f"table {table.spec.name!r} lies in {len(slabs)} slabs; a packet takes {TABLE_SLABS}")
-            send_packet(connection, table_to_packet(table), memories_of(slabs))
+            if len(slabs) > attachment.TABLE_SLABS:
+                raise OSError(
+                    f"table {table.spec.name!r} lies in {len(slabs)} slabs; a packet takes {attachment.TABLE_SLABS}"
+                )
+            attachment.send_packet(connection, attachment.table_to_packet(table), memories_of(slabs))
 
     def _hang_up(self, waiting: selectors.BaseSelector, connection: socket.socket) -> None:
         """An attached process has ended, or detached: that is the only thing it may say."""
@@ -242,10 +233,12 @@ class AttachmentServer:
         connection.close()
 
 
-def shapes_of(slabs: Sequence[SharedSlab]) -> tuple[SlabShape, ...]:
+def shapes_of(slabs: Sequence[SharedSlab]) -> tuple[attachment.SlabShape, ...]:
     """The shapes of a table's slabs, for a layout."""
     memories = memories_of(slabs)
-    return tuple(SlabShape(*slab.shape, memories.index(slab.extent.memory.fd), slab.extent.offset) for slab in slabs)
+    return tuple(
+        attachment.SlabShape(*slab.shape, memories.index(slab.extent.memory.fd), slab.extent.offset) for slab in slabs
+    )
 
 
 def memories_of(slabs: Sequence[SharedSlab]) -> list[int]:
@@ -289,7 +282,7 @@ class SharedMemoryStore(MemoryStore):
         self._board = WriteBoard()
         self._announced_generation = self._slabs.generation
         self._laid_out: dict[str, tuple[MemoryTable, bool]] = {}
-        self._lock = _AnnouncedLock(timeout_s, "the memory store", self._begin_change, self._announce)
+        self._lock = _AnnouncedLock(timeout_s, "the memory store", self._board.begin, self._announce)
         self._attachments = AttachmentServer(self._board.fd, self._layout)
         self._closing = threading.Event()
         self._tidier = threading.Thread(target=self._tidy, name="elastable-huge-pages", daemon=True)
@@ -311,9 +304,11 @@ class SharedMemoryStore(MemoryStore):
         Raises:
             OSError: the system cannot, or has none free.
         """
-        for slab in self._slabs.alive():
-            for _ in slab.make_huge():
-                pass
+        for _ in self._huge_pages():
+            pass
+
+    def _huge_pages(self) -> Iterator[None]:
+        return chain.from_iterable(slab.make_huge() for slab in self._slabs.alive())
 
     def close(self) -> None:
         """Closes the store; readers notice it and go on over gRPC."""
@@ -323,10 +318,6 @@ class SharedMemoryStore(MemoryStore):
             super().close()
             self._attachments.close()
             self._board.close()
-
-    def _begin_change(self) -> None:
-        """Begins a change on the board; the lock is held."""
-        self._board.begin()
 
     def _show_ahead(self, version: int) -> bool:
         if not self._attachments.attached:
@@ -343,7 +334,7 @@ class SharedMemoryStore(MemoryStore):
         What could not be logged, or broke off in the middle, stays a change that has not ended: nobody reads such rows.
         Where they were shown ahead, they are not any more.
         """
-        if self._unlogged is not None or self._failure is not None:
+        if self.broke_off:
             self._board.begin()
             return
         laid_out = self._lies()
@@ -351,16 +342,16 @@ class SharedMemoryStore(MemoryStore):
             self._slabs.changed()
             self._laid_out = laid_out
         self._announced_generation = self._slabs.generation
-        self._board.end(self._version, self._announced_generation)
+        self._board.end(self.version(), self._announced_generation)
         self._attachments.notify()
 
     def _lies(self) -> dict[str, tuple[MemoryTable, bool]]:
         """Of every table: whether not all of it is in shared memory."""
-        return {name: (table, table.reading_slabs() is None) for name, table in self._tables.items()}
+        return {name: (table, table.reading_slabs() is None) for name, table in self.memory_tables.items()}
 
     def _layout(self) -> StoreLayout:
         with self._lock.reading():
-            found = [_laid_out(table) for table in self._tables.values()]
+            found = [_laid_out(table) for table in self.memory_tables.values()]
             return self._slabs.generation, [table for table in found if table is not None]
 
     def _tidy(self) -> None:
@@ -368,10 +359,9 @@ class SharedMemoryStore(MemoryStore):
         pause = _HUGE_EVERY_S
         while not self._closing.wait(pause):
             try:
-                for slab in self._slabs.alive():
-                    for _ in slab.make_huge():
-                        if self._closing.wait(_HUGE_PAUSE_S):
-                            return
+                for _ in self._huge_pages():
+                    if self._closing.wait(_HUGE_PAUSE_S):
+                        return
             except OSError as error:
                 _LOG.info("rows stay on small pages: %s", error)
                 if error.errno not in _NONE_FREE:
@@ -416,4 +406,4 @@ def _laid_out(table: MemoryTable) -> LaidOut | None:
         return None
     shapes = shapes_of(directory + values)
     behind = len(directory)
-    return TableLayout(table.spec, table.direct, shapes[:behind], shapes[behind:]), directory + values
+    return attachment.TableLayout(table.spec, table.direct, shapes[:behind], shapes[behind:]), directory + values
