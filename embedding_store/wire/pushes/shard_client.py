@@ -10,17 +10,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NoReturn, TypeVar
 
+from elastable.embedding_store import errors
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.contract.snapshot import Snapshot
-from elastable.embedding_store.errors import (
-    BadInput,
-    CheckpointError,
-    DeadlineExceeded,
-    NotReady,
-    StoreFailed,
-    Unavailable,
-    Unsupported,
-)
 from elastable.embedding_store.shards import (
     Committed,
     Measured,
@@ -120,7 +112,7 @@ class ShardClient(RemoteStore, ShardServer):
         try:
             with raising(self.address, _STATUS_S):
                 return messages.shard_status_from_message(self._server.GetShardStatus(request, timeout=_STATUS_S))
-        except (Unavailable, DeadlineExceeded):
+        except (errors.Unavailable, errors.DeadlineExceeded):
             self.connection.look_elsewhere()
             raise
 
@@ -180,9 +172,11 @@ class ShardClient(RemoteStore, ShardServer):
                 if reply.done:
                     return self.connection.decoded(messages.saved_from_message, reply)
                 early += time.monotonic() - asked < request.wait_ms / 2000
-            raise StoreFailed(f"{self.address} answers SaveRows again and again, and does not wait as it is asked to")
-        except CheckpointError as error:
-            raise CheckpointError(f"store server {self.address}: {error}") from error
+            raise errors.StoreFailed(
+                f"{self.address} answers SaveRows again and again, and does not wait as it is asked to"
+            )
+        except errors.CheckpointError as error:
+            raise errors.CheckpointError(f"store server {self.address}: {error}") from error
 
     def commit(self, commit: Commit) -> None:
         self._refuse_commit()
@@ -191,7 +185,7 @@ class ShardClient(RemoteStore, ShardServer):
         self._refuse_commit()
 
     def _refuse_commit(self) -> NoReturn:
-        raise Unsupported(
+        raise errors.Unsupported(
             f"{self.address} is a store server, whose versions are made of what workers push there (commit_pushed); "
             "commits of whole gradients are for a parameter server (elastable serve, grpc://)"
         )
@@ -227,7 +221,7 @@ class OwnerCalls(WriteCalls):
             self.send_claim(first=True)
         try:
             return self._connection.call(attempt)
-        except NotReady:
+        except errors.NotReady:
             self.send_claim(first=False)  # the server was started again
             return self._connection.call(attempt)
 
@@ -239,8 +233,8 @@ class OwnerCalls(WriteCalls):
             self.claim.first = first
             try:
                 self._connection.send(self.stub.Claim, self.claim)
-            except BadInput as error:
-                raise BadInput(f"store server {self._connection.address}: {error}") from error
+            except errors.BadInput as error:
+                raise errors.BadInput(f"store server {self._connection.address}: {error}") from error
             self.claimed = True
 
 

@@ -18,18 +18,8 @@ from grpc import _server as grpc_server
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.wire.channels.status_codes import answering
+from elastable.embedding_store.wire.server import handlers
 from elastable.embedding_store.wire.server.call_room import CallLimits, CallRoom, Kind, Place
-from elastable.embedding_store.wire.server.handlers import (
-    Answer,
-    Body,
-    Handler,
-    Later,
-    Light,
-    Send,
-    begins_without_blocking,
-    behaviour_of,
-    receive_first,
-)
 
 __all__ = ["HEALTH_CHECK", "MAX_CONTROL_BYTES", "CallGuard"]
 
@@ -73,10 +63,10 @@ class CallGuard:
         self._waiting_calls.close()
         self._room.close()
 
-    def guarded(self, method: str, handler: Handler) -> Handler:
+    def guarded(self, method: str, handler: handlers.Handler) -> handlers.Handler:
         """The handler of a call, behind the limits; it takes a stream of bytes, which on the wire is the same."""
         kind, streams, room = self._kind(method), handler.request_streaming, self._room
-        parse, behaviour = handler.request_deserializer, behaviour_of(handler)
+        parse, behaviour = handler.request_deserializer, handlers.behaviour_of(handler)
 
         def request_of(
             first: bytes | None, rest: Iterator[bytes], context: grpc.ServicerContext, place: Place
@@ -96,11 +86,11 @@ class CallGuard:
                 first = next(messages, None)
             return behaviour(request_of(first, messages, context, place), context)
 
-        def one(messages: Iterator[bytes], context: grpc.ServicerContext) -> Body:
+        def one(messages: Iterator[bytes], context: grpc.ServicerContext) -> handlers.Body:
             with answering(context), room.entered(kind, context) as place:
                 return reply(messages, context, place)  # type: ignore[no-any-return]
 
-        def stream(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Body]:
+        def stream(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[handlers.Body]:
             with answering(context), room.entered(kind, context) as place:
                 for message in reply(messages, context, place):
                     with room.waiting(place, context, self._limits.unread_s):
@@ -133,7 +123,7 @@ class CallGuard:
             yield message
 
 
-def _only(message: bytes | None, parse: Callable[[bytes], Body] | None, method: str) -> Body:
+def _only(message: bytes | None, parse: Callable[[bytes], handlers.Body] | None, method: str) -> handlers.Body:
     """The one message of a call that takes one."""
     if message is None:
         raise BadInput(f"{method}: the call ended before its message")
@@ -144,7 +134,7 @@ def _only(message: bytes | None, parse: Callable[[bytes], Body] | None, method: 
     return _parsed(parse, message)
 
 
-def _parsed(parse: Callable[[bytes], Body], message: bytes) -> Body:
+def _parsed(parse: Callable[[bytes], handlers.Body], message: bytes) -> handlers.Body:
     try:
         return parse(message)
     except DecodeError as error:
@@ -155,7 +145,7 @@ def _parsed(parse: Callable[[bytes], Body], message: bytes) -> Body:
 
 
 _Request = Callable[[bytes | None, Iterator[bytes], grpc.ServicerContext, Place], object]
-_Work = Callable[[bytes | None], Answer]
+_Work = Callable[[bytes | None], handlers.Answer]
 _SMALL_BYTES = 64 << 10  # of an answer that need not be waited for until it is read
 _BRIEF_BYTES = 4 << 10  # of a message that is parsed in no time
 
@@ -175,7 +165,7 @@ class _Call:
     """
 
     context: grpc.ServicerContext
-    send: Send
+    send: handlers.Send
     place: Place
     streams: bool
     work: _Work
@@ -205,7 +195,7 @@ class WaitingCalls:
         """Ends the threads, once what they do is done."""
         self._threads.shutdown(wait=False)
 
-    def handler(self, handler: Handler, kind: Kind, request_of: _Request, brief: bool) -> Handler:
+    def handler(self, handler: handlers.Handler, kind: Kind, request_of: _Request, brief: bool) -> handlers.Handler:
         """A handler of one message or frames that may wait.
 
         Args:
@@ -214,21 +204,21 @@ class WaitingCalls:
             request_of: Parses the request: its first message, None where the call ended without one, and the rest.
             brief: Whether its method takes microseconds and waits for nothing: no thread need be asked to do it.
         """
-        method = behaviour_of(handler)
+        method = handlers.behaviour_of(handler)
 
-        def begin(messages: Iterator[bytes], context: grpc.ServicerContext, send: Send) -> None:
+        def begin(messages: Iterator[bytes], context: grpc.ServicerContext, send: handlers.Send) -> None:
             with answering(context):
                 place = self._room.enter(kind, context)
 
-            def work(first: bytes | None) -> Answer:
-                answer: Answer = method(request_of(first, messages, context, place), context)
+            def work(first: bytes | None) -> handlers.Answer:
+                answer: handlers.Answer = method(request_of(first, messages, context, place), context)
                 return answer
 
             call = _Call(context, send, place, handler.response_streaming, work, brief)
             wait = self._room.begin_wait(place, context, self._limits.first_message_s)
-            receive_first(context, lambda message: self._received(call, wait, message))
+            handlers.receive_first(context, lambda message: self._received(call, wait, message))
 
-        return begins_without_blocking(begin)
+        return handlers.begins_without_blocking(begin)
 
     def _received(self, call: _Call, wait: object, first: bytes | None) -> None:
         """Goes on with a call whose first message is there."""
@@ -255,9 +245,9 @@ class WaitingCalls:
                 raise error
             call.send(None)
 
-    def _answer(self, call: _Call, answer: Answer, blocks: bool = True) -> None:
+    def _answer(self, call: _Call, answer: handlers.Answer, blocks: bool = True) -> None:
         """Sends an answer, as far as it is there; what takes long goes to another thread unless this one may block."""
-        while isinstance(answer, Later):
+        while isinstance(answer, handlers.Later):
             if answer.first and not blocks:
                 self._submit(self._threads, call, partial(self._answer, call, answer))
                 return
@@ -278,9 +268,9 @@ class WaitingCalls:
             self._end(call)
             _send_last(call.context, _bytes(answer))
 
-    def _stream(self, call: _Call, messages: Iterable[Body], blocks: bool) -> None:
+    def _stream(self, call: _Call, messages: Iterable[handlers.Body], blocks: bool) -> None:
         rest, only = iter(messages), None
-        begun: list[Body] = [_bytes(message) for message in islice(rest, 1)]
+        begun: list[handlers.Body] = [_bytes(message) for message in islice(rest, 1)]
         if begun and len(_bytes(begun[0])) <= _SMALL_BYTES:
             begun += islice(rest, 1)
             only = _bytes(begun.pop()) if len(begun) == 1 else None
@@ -295,11 +285,11 @@ class WaitingCalls:
         else:
             _send_last(call.context, only)
 
-    def _send(self, call: _Call, message: Body) -> None:
+    def _send(self, call: _Call, message: handlers.Body) -> None:
         with self._room.waiting(call.place, call.context, self._limits.unread_s):
             call.send(_bytes(message))
 
-    def _park(self, call: _Call, later: Later[object]) -> None:
+    def _park(self, call: _Call, later: handlers.Later[object]) -> None:
         try:
             self._room.park(call.place)
         except BaseException:
@@ -317,7 +307,9 @@ class WaitingCalls:
         then, light = later.then, later.light
         later.result.add_done_callback(lambda result: self._resume(call, result, then, light))
 
-    def _resume(self, call: _Call, result: Future[Any], then: Callable[[Any], Answer], light: Light[Any]) -> None:
+    def _resume(
+        self, call: _Call, result: Future[Any], then: Callable[[Any], handlers.Answer], light: handlers.Light[Any]
+    ) -> None:
         """Goes on with a call whose result is there."""
         call.result = None
         if call.over or result.cancelled():
@@ -327,7 +319,9 @@ class WaitingCalls:
         else:
             self._submit(self._threads, call, partial(self._go_on, call, result, then))
 
-    def _go_on(self, call: _Call, result: Future[Any], then: Callable[[Any], Answer], blocks: bool = True) -> None:
+    def _go_on(
+        self, call: _Call, result: Future[Any], then: Callable[[Any], handlers.Answer], blocks: bool = True
+    ) -> None:
         with call.lock:
             if call.over:
                 return
@@ -348,12 +342,12 @@ class WaitingCalls:
         self._room.leave(call.place)
 
 
-def _is_light(light: Light[Any], result: Future[Any]) -> bool:
+def _is_light(light: handlers.Light[Any], result: Future[Any]) -> bool:
     """Whether an answer of a result that is there can be made and sent by any thread."""
     return light if isinstance(light, bool) else result.exception() is not None or light(result.result())
 
 
-def _bytes(message: Body) -> bytes:
+def _bytes(message: handlers.Body) -> bytes:
     return message if isinstance(message, bytes) else message.SerializeToString()
 
 

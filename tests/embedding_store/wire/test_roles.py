@@ -47,12 +47,6 @@ def as_role(role: Role) -> Credentials:
     return Credentials(token={Role.ADMINISTRATOR: ADMINISTRATOR, Role.WORKER: WORKER, Role.READER: READER}[role])
 
 
-@pytest.fixture
-def held() -> Iterator[ExitStack]:
-    with ExitStack() as held:
-        yield held
-
-
 def serve(held: ExitStack, credentials: Credentials, anonymous: Role | None = None) -> tuple[MemoryStore, str]:
     """A parameter server, as `elastable serve` has it, with one table that was trained once; and its owner's calls."""
     store = held.enter_context(MemoryStore(1))

@@ -51,12 +51,6 @@ def train(store: SharedMemoryStore, *tables: str, ids: int = 100) -> None:
 
 
 @pytest.fixture
-def held() -> Iterator[ExitStack]:
-    with ExitStack() as held:
-        yield held
-
-
-@pytest.fixture
 def store() -> Iterator[SharedMemoryStore]:
     with SharedMemoryStore(1) as store:
         store.create_table(zeros("any"))
