@@ -6,7 +6,6 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from threading import Event, Lock
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import grpc
@@ -85,9 +84,7 @@ class CallChannel(grpc.Channel):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _call(self, shape: str, method: tuple[object, ...], settings: dict[str, object]) -> Call:
@@ -155,17 +152,32 @@ class MetadataChannel(CallChannel):
 
     def __init__(self, channel: grpc.Channel, key: str, value: str | bytes) -> None:
         super().__init__([channel])
-        self._entry = (key, value)
+        self._entries = ((key, value),)
+
+    def entries(self) -> tuple[tuple[str, str | bytes], ...]:
+        """What the next call sends."""
+        return self._entries
 
     def made(self, on: Callable[[int], Call]) -> Call:
-        made, entry = on(0), self._entry
+        made = on(0)
 
         def call(
             *arguments: object, metadata: Iterable[tuple[str, str | bytes]] | None = None, **options: object
         ) -> object:
-            return made(*arguments, metadata=(entry, *(metadata or ())), **options)
+            return made(*arguments, metadata=(*self.entries(), *(metadata or ())), **options)
 
         return call
+
+
+class TracedChannel(MetadataChannel):
+    """Sends the current span with every call made inside one; `channel` is closed with this one."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        super().__init__(channel, TRACE_KEY, "")
+
+    def entries(self) -> tuple[tuple[str, str | bytes], ...]:
+        parent = None if PROCESS.tracer is None else PROCESS.tracer.parent()
+        return () if parent is None else ((TRACE_KEY, parent),)
 
 
 _log = logging.getLogger(__name__)
@@ -362,30 +374,3 @@ class ServerConnection:
         """Closes the channel; calls under way fail. Closing twice is harmless."""
         self._closed.set()
         self.channel.close()
-
-
-# A gRPC channel whose calls say which span of a trace they belong to
-
-
-class TracedChannel(CallChannel):
-    """Sends the current span with every call; calls made outside of any span are sent as they are.
-
-    Args:
-        channel: Closed with this one.
-    """
-
-    def __init__(self, channel: grpc.Channel) -> None:
-        super().__init__([channel])
-
-    def made(self, on: Callable[[int], Call]) -> Call:
-        made = on(0)
-
-        def call(
-            *arguments: object, metadata: Iterable[tuple[str, str | bytes]] | None = None, **options: object
-        ) -> object:
-            parent = None if PROCESS.tracer is None else PROCESS.tracer.parent()
-            if parent is not None:
-                metadata = ((TRACE_KEY, parent), *(metadata or ()))
-            return made(*arguments, metadata=metadata, **options)
-
-        return call

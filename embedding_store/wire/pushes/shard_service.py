@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -23,7 +23,7 @@ from elastable.embedding_store.wire.server.handlers import (
     with_behaviour,
 )
 from elastable.embedding_store.wire.service.pin_service import ServedPins
-from elastable.embedding_store.wire.service.store_service import store_service_with
+from elastable.embedding_store.wire.service.store_service import StoreServicer
 from elastable.embedding_store.wire.service.write_service import write_handlers
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
 
@@ -45,15 +45,9 @@ def shard_services(
         channels: Where the arrays of pushes may lie.
         lookups, not_ready: As of `store_service`.
     """
-    reads, pins, forget_specs = store_service_with(shard.store, lookups=lookups, not_ready=not_ready)
-    return [reads, _server_service(shard, channels, pins, forget_specs)]
-
-
-def _server_service(
-    shard: Shard, channels: SharedChannels | None, pins: ServedPins, forget_specs: Callable[[], None]
-) -> Service:
-    servicer = _ShardServicer(shard, channels, pins)
-    writes = write_handlers(shard.store, True, pins, forget_specs)
+    rows = StoreServicer(shard.store, lookups)
+    servicer = _ShardServicer(shard, channels, rows.pins)
+    writes = write_handlers(shard.store, True, rows.pins, rows.forget_specs)
     owned = {
         "Renew": control(servicer.renew, store_pb2.RenewRequest),
         "Measure": control(servicer.measure, store_pb2.MeasureRequest),
@@ -73,7 +67,7 @@ def _server_service(
         "Claim": control(servicer.claim, store_pb2.ClaimRequest, _secret),
         **{call: _owned(handler, shard) for call, handler in owned.items()},
     }
-    return Service(SERVER_SERVICE, handlers)
+    return [rows.service(False, not_ready), Service(SERVER_SERVICE, handlers)]
 
 
 class _ShardServicer:

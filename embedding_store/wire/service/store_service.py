@@ -36,7 +36,7 @@ from elastable.embedding_store.wire.service.pin_service import ServedPins
 from elastable.embedding_store.wire.service.write_service import write_handlers
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 
-__all__ = ["store_service", "store_service_with"]
+__all__ = ["StoreServicer", "store_service"]
 
 _INT64 = np.dtype(np.int64)
 _BLOCK_ROWS = 65_536
@@ -60,44 +60,45 @@ def store_service(
         lookups: Counts what clients look up; None: nobody wants to know.
         not_ready: As of `Service`.
     """
-    return store_service_with(store, writable, lookups, not_ready)[0]
+    return StoreServicer(store, lookups).service(writable, not_ready)
 
 
-def store_service_with(
-    store: EmbeddingStore,
-    writable: bool = False,
-    lookups: LookupCounts | None = None,
-    not_ready: NotReady = lambda: None,
-) -> tuple[Service, ServedPins, Callable[[], None]]:
-    """As `store_service`; also the pins of its clients, and what to call after another service dropped a table."""
-    servicer = _StoreServicer(store, lookups or LookupCounts())
-    handlers = {
-        "ListTables": control(servicer.list_tables, store_pb2.ListTablesRequest),
-        "GetVersion": control(servicer.get_version, store_pb2.GetVersionRequest),
-        "CountRows": control(servicer.count_rows, store_pb2.CountRowsRequest),
-        "TableStatistics": control(servicer.table_statistics, store_pb2.TableStatisticsRequest),
-        "ReadTableState": stream(servicer.read_table_state, store_pb2.ReadTableStateRequest),
-        "Attach": control(servicer.attach, store_pb2.AttachRequest),
-        "Lookup": both_ways(servicer.lookup),
-        "LookupSmall": grpc.unary_unary_rpc_method_handler(servicer.lookup_small),
-        "Scan": stream(servicer.scan, store_pb2.ScanRequest),
-        "ReadRows": both_ways(servicer.read_rows),
-        **servicer.pins.handlers(),
-        **write_handlers(store, writable, servicer.pins, servicer.forget_specs),
-    }
-    waiting = frozenset({"GetVersion", "Lookup", "LookupSmall"})
-    service = Service(messages.STORE_SERVICE, handlers, servicer.close, waiting=waiting, not_ready=not_ready)
-    return service, servicer.pins, servicer.forget_specs
+class StoreServicer:
+    """Answers the calls of one store.
 
+    Args:
+        store, lookups: As of `store_service`.
 
-class _StoreServicer:
-    def __init__(self, store: EmbeddingStore, lookups: LookupCounts) -> None:
-        self._store, self._lookups = store, lookups
+    Attributes:
+        pins: Those of its clients.
+    """
+
+    def __init__(self, store: EmbeddingStore, lookups: LookupCounts | None = None) -> None:
+        self._store, self._lookups = store, lookups or LookupCounts()
         self.pins = ServedPins(store)
         self._gatherers = ThreadPoolExecutor(_GATHERERS, "gather")
         self._room = ReplyRoom()
         self._versions = VersionWaits(store)
         self._specs: dict[str, TableSpec] = {}  # of the tables seen so far; a table keeps its spec
+
+    def service(self, writable: bool, not_ready: NotReady) -> Service:
+        """The service with all calls."""
+        handlers = {
+            "ListTables": control(self.list_tables, store_pb2.ListTablesRequest),
+            "GetVersion": control(self.get_version, store_pb2.GetVersionRequest),
+            "CountRows": control(self.count_rows, store_pb2.CountRowsRequest),
+            "TableStatistics": control(self.table_statistics, store_pb2.TableStatisticsRequest),
+            "ReadTableState": stream(self.read_table_state, store_pb2.ReadTableStateRequest),
+            "Attach": control(self.attach, store_pb2.AttachRequest),
+            "Lookup": both_ways(self.lookup),
+            "LookupSmall": grpc.unary_unary_rpc_method_handler(self.lookup_small),
+            "Scan": stream(self.scan, store_pb2.ScanRequest),
+            "ReadRows": both_ways(self.read_rows),
+            **self.pins.handlers(),
+            **write_handlers(self._store, writable, self.pins, self.forget_specs),
+        }
+        waiting = frozenset({"GetVersion", "Lookup", "LookupSmall"})
+        return Service(messages.STORE_SERVICE, handlers, self.close, waiting=waiting, not_ready=not_ready)
 
     def close(self) -> None:
         """Releases what clients have pinned, and ends the threads that gather, once what is under way is done."""
@@ -105,7 +106,7 @@ class _StoreServicer:
         self._gatherers.shutdown(wait=False)
 
     def forget_specs(self) -> None:
-        """Tables may have gone."""
+        """Call it after another service dropped a table."""
         self._specs = {}
 
     def list_tables(self, request: store_pb2.ListTablesRequest) -> store_pb2.ListTablesReply:

@@ -36,11 +36,12 @@ def write_handlers(
         dropped: Called after a table was dropped.
     """
     servicer = _WriteServicer(store, pins, dropped)
-    if not writable:
-        controls = {call: control(_refusing(call), request) for call, (_, request) in servicer.controls.items()}
-        return {**controls, **{call: upload(_refusing(call)) for call in servicer.uploads}}
-    controls = {call: control(method, request) for call, (method, request) in servicer.controls.items()}
-    return {**controls, **{call: upload(method) for call, method in servicer.uploads.items()}}
+
+    def method(call: str, does: Callable[..., Message]) -> Callable[..., Message]:
+        return does if writable else _refusing(call)
+
+    controls = {call: control(method(call, does), request) for call, (does, request) in servicer.controls.items()}
+    return {**controls, **{call: upload(method(call, does)) for call, does in servicer.uploads.items()}}
 
 
 def _refusing(call: str) -> Callable[[object], Message]:

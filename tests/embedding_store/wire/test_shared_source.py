@@ -29,11 +29,9 @@ from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared import shared_store
-from elastable.embedding_store.wire.shared.attachment_client import Attachment
 from elastable.embedding_store.wire.shared.sealed_memory import SealedMemory
-from elastable.embedding_store.wire.shared.shared_slab import SharedSlab
-from elastable.embedding_store.wire.shared.shared_source import SharedSource
-from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
+from elastable.embedding_store.wire.shared.shared_source import Attachment, SharedSource
+from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, SharedSlab
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, commit, dynamic, fixed, int64, update
 from tests.waiting import until
