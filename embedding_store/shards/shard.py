@@ -13,18 +13,22 @@ from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.shards.ownership import LONGEST_NAME, Claim, ShardOwnership, refuse_other_position
-from elastable.embedding_store.shards.row_pushes import (
+from elastable.embedding_store.shards.shard_store import (
     Committed,
     Measured,
     PushedCommit,
     RowOffers,
     RowPush,
     RowPushOutcome,
+    RowSave,
+    RowSaver,
     RowSums,
+    SavedRows,
+    ShardStatus,
     Slices,
+    TakenChanges,
     offer_of,
 )
-from elastable.embedding_store.shards.shard_store import RowSave, RowSaver, SavedRows, ShardStatus, TakenChanges
 from elastable.embedding_store.shards.version_sums import Pushes, VersionSums
 from elastable.embedding_store.tables.checks import MAX_VERSION, require_finite_of, require_gradients, require_ids
 
@@ -274,7 +278,7 @@ class Shard:
             refuse_other_version(self.store.version(), commit.sums.version)
             if not commit.dropped and (missing := self._missing(commit.sums)):
                 return RowOffers(missing=missing)
-            left = self.store.staying_rows(self._sums.unclipped(commit))
+            left = self.store.staying_rows(self._sums.to_commit(commit, clipped=False))
         return RowOffers({table: offer_of(rows, most, ids.get(table)) for table, rows in left.items()})
 
     def commit(self, commit: PushedCommit, secret: bytes) -> Committed:

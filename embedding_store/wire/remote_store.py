@@ -32,7 +32,6 @@ from elastable.embedding_store.wire.messages.frames import (
     ONE_FRAME_BYTES,
     BodyPlan,
     FrameReader,
-    StreamingUpload,
     Upload,
     encode,
 )
@@ -63,11 +62,11 @@ class RemoteReads(BaseSource):
         channel, path = connection.channel, f"/{messages.STORE_SERVICE}"
         self._stub = store_pb2_grpc.EmbeddingStoreStub(channel)
         self._lookup_small = channel.unary_unary(f"{path}/LookupSmall", None, None)
-        self._lookup = StreamingUpload(channel, f"{path}/Lookup")
+        self._lookup: Upload[Iterable[bytes]] = Upload(channel, f"{path}/Lookup", None)
         self._read_state = channel.unary_stream(
             f"{path}/ReadTableState", store_pb2.ReadTableStateRequest.SerializeToString, None
         )
-        self._read_rows = StreamingUpload(channel, f"{path}/ReadRows")
+        self._read_rows: Upload[Iterable[bytes]] = Upload(channel, f"{path}/ReadRows", None)
         self._scan = channel.unary_stream(f"{path}/Scan", store_pb2.ScanRequest.SerializeToString, None)
         self._row_bytes: dict[str, int] = {}  # of the tables seen so far
 

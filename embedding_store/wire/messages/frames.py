@@ -27,7 +27,6 @@ __all__ = [
     "SMALL_BYTES",
     "BodyPlan",
     "FrameReader",
-    "StreamingUpload",
     "Upload",
     "encode",
     "frame_prefix",
@@ -333,10 +332,10 @@ def _refuse_many_entries(header: bytes, message: str) -> None:
             position += _FIXED_BYTES.get(tag & 7, len(header))  # what is no field at all the parser refuses
 
 
-def _number(text: bytes, position: int) -> tuple[int, int]:
-    """The number in base 128 at `position`, and where it ends."""
+def _number(text: bytes, position: int, bits: int = 70) -> tuple[int, int]:
+    """The number in base 128 at `position`, and where it ends, or is longer than `bits`."""
     value = shift = 0
-    while position < len(text) and shift < 70:
+    while position < len(text) and shift < bits:
         byte = text[position]
         position += 1
         value |= (byte & 0x7F) << shift
@@ -369,19 +368,14 @@ def _split(frame: bytes, message: str) -> tuple[bytes | None, memoryview]:
 
 def _span(frame: bytes, position: int, message: str) -> tuple[int, int]:
     """Where the length-delimited field starts and ends whose length stands at `position`."""
-    length = shift = 0
-    while position < len(frame) and shift < 35:
-        byte = frame[position]
-        position += 1
-        length |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            if position + length <= len(frame):
-                return position, position + length
-            raise BadInput(
-                f"{message}: truncated frame: a field of {length} bytes at {position} of {len(frame)} bytes; {_LAYOUT}"
-            )
-        shift += 7
-    raise BadInput(f"{message}: malformed frame: a length that does not end; {_LAYOUT}")
+    length, start = _number(frame, position, 35)
+    if start == position or frame[start - 1] > 0x7F:
+        raise BadInput(f"{message}: malformed frame: a length that does not end; {_LAYOUT}")
+    if start + length > len(frame):
+        raise BadInput(
+            f"{message}: truncated frame: a field of {length} bytes at {start} of {len(frame)} bytes; {_LAYOUT}"
+        )
+    return start, start + length
 
 
 # Calls that send frames: as a unary call where there is one frame, as a stream where there are more
@@ -391,39 +385,27 @@ Reply = TypeVar("Reply")
 
 
 class Upload(Generic[Reply]):
-    """A call that sends frames and takes one reply.
+    """A call that sends frames; of one that is answered by frames `Reply` is an iterable of them.
 
     gRPC starts a thread for each call that sends a stream; on the wire a unary call is the same.
 
     Args:
         channel: To the server.
         path: `/package.Service/Method`.
-        parse: Makes the reply of its bytes.
+        parse: Makes the reply of its bytes; None: it is answered by frames.
     """
 
-    def __init__(self, channel: grpc.Channel, path: str, parse: Callable[[bytes], Reply]) -> None:
-        self._one = channel.unary_unary(path, None, parse)
-        self._many = channel.stream_unary(path, None, parse)
+    def __init__(self, channel: grpc.Channel, path: str, parse: Callable[[bytes], Reply] | None) -> None:
+        one, many = (
+            (channel.unary_stream, channel.stream_stream)
+            if parse is None
+            else (channel.unary_unary, channel.stream_unary)
+        )
+        self._one: Callable[..., Reply] = one(path, None, parse)
+        self._many: Callable[..., Reply] = many(path, None, parse)
 
     def __call__(self, frames: Iterator[bytes], timeout: float) -> Reply:
-        """Makes the call; raises `grpc.RpcError`."""
-        first, second = next(frames), next(frames, None)
-        if second is None:
-            reply: Reply = self._one(first, timeout=timeout)
-        else:
-            reply = self._many(chain((first, second), frames), timeout=timeout)
-        return reply
-
-
-class StreamingUpload:
-    """A call that sends frames and takes frames; `channel` and `path` as in `Upload`."""
-
-    def __init__(self, channel: grpc.Channel, path: str) -> None:
-        self._one = channel.unary_stream(path, None, None)
-        self._many = channel.stream_stream(path, None, None)
-
-    def __call__(self, frames: Iterator[bytes], timeout: float) -> Iterable[bytes]:
-        """Makes the call; its reply's frames, which raise `grpc.RpcError`."""
+        """Makes the call; it, or reading frames of its reply, raises `grpc.RpcError`."""
         first, second = next(frames), next(frames, None)
         if second is None:
             return self._one(first, timeout=timeout)

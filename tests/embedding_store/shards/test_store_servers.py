@@ -76,10 +76,13 @@ def alone(versions: int) -> MemoryStore:
     return store
 
 
-def begin(store: ShardedStore) -> None:
+def begin(store: ShardedStore, versions: int = 0) -> None:
     for spec in (FIXED, ANY):
         store.create_table(spec)
     store.begin_job(JOB, may_overflow=False)
+    for version in range(versions):
+        push_all(store, version)
+        assert store.commit_pushed(commit(version)).missing == ()
 
 
 def push_all(store: ShardedStore, version: int) -> None:
@@ -153,10 +156,7 @@ def test_what_is_missing_is_named_and_nothing_changes() -> None:
 
 def test_a_server_that_lost_its_pushes_has_the_others_take_the_version_back(tmp_path: Path) -> None:
     with served(3, tmp_path) as (servers, store):
-        begin(store)
-        for version in range(2):
-            push_all(store, version)
-            assert store.commit_pushed(commit(version)).missing == ()
+        begin(store, 2)
         push_all(store, 2)
         readers = [server.store.pin() for server in servers]  # as of a checkpoint that is being written
         stopped_with(servers, 1)
@@ -190,9 +190,7 @@ def test_a_server_without_a_log_cannot_go_back_and_says_so(tmp_path: Path) -> No
 
 def test_a_server_that_lost_its_rows_is_lost() -> None:
     with served(2) as (servers, store):
-        begin(store)
-        push_all(store, 0)
-        store.commit_pushed(commit(0))
+        begin(store, 1)
         stopped_with(servers, 1)
         with pytest.raises(errors.ShardLost, match="shard 1 of 2 is lost"):
             store.commit_pushed(commit(1))
@@ -329,44 +327,36 @@ def test_asynchronous_pushes_count_on_any_version_and_each_replaces_the_one_befo
 
 
 def test_pushes_of_senders_that_died_make_room_once_nobody_can_wait_for_them() -> None:
-    server = ServedShard("memory", most_bytes=20_000)
-    try:
-        with ShardedStore([ShardClient(server.address, 60.0)]) as store:
-            begin(store)
-            senders = 0
-            while True:  # until it is full
-                try:
-                    store.push_rows(of_sender(f"dead-{senders}", 1))
-                except errors.NotReady:
-                    break
-                senders += 1
-            assert senders > 3
-            for version in range(16 + senders + 1):
-                with pytest.raises(errors.NotReady, match="--gradient-bytes"):
-                    store.push_rows(of_sender("live", 1))
-                assert store.commit_pushed(replace(commit(version), sums=RowSums(version))).missing == ()
-            assert store.push_rows(of_sender("live", 1)) is RowPushOutcome.ACCEPTED
-            assert store.measure(sum_of("dead-0", 1, store.version())).missing == (1,)
-            assert store.measure(sum_of("dead-1", 1, store.version())).missing == ()
-            assert server.shard.buffered_bytes <= 20_000
-    finally:
-        server.stop()
+    with served(1, most_bytes=20_000) as ((server,), store):
+        begin(store)
+        senders = 0
+        while True:  # until it is full
+            try:
+                store.push_rows(of_sender(f"dead-{senders}", 1))
+            except errors.NotReady:
+                break
+            senders += 1
+        assert senders > 3
+        for version in range(16 + senders + 1):
+            with pytest.raises(errors.NotReady, match="--gradient-bytes"):
+                store.push_rows(of_sender("live", 1))
+            assert store.commit_pushed(replace(commit(version), sums=RowSums(version))).missing == ()
+        assert store.push_rows(of_sender("live", 1)) is RowPushOutcome.ACCEPTED
+        assert store.measure(sum_of("dead-0", 1, store.version())).missing == (1,)
+        assert store.measure(sum_of("dead-1", 1, store.version())).missing == ()
+        assert server.shard.buffered_bytes <= 20_000
 
 
 def test_gradients_in_flight_are_bounded() -> None:
-    server = ServedShard("memory", most_bytes=10_000)
-    try:
-        with ShardedStore([ShardClient(server.address, 60.0)]) as store:
-            begin(store)
-            store.push_rows(push(0, 0))
-            held = server.shard.buffered_bytes
-            with pytest.raises(errors.NotReady, match=r"above its limit of 10,000.*--gradient-bytes"):
-                store.push_rows(push(0, 1, rows=1_000))
-            assert server.shard.buffered_bytes == held
-            store.push_rows(push(0, 1))
-            assert store.commit_pushed(commit(0)).missing == ()
-    finally:
-        server.stop()
+    with served(1, most_bytes=10_000) as ((server,), store):
+        begin(store)
+        store.push_rows(push(0, 0))
+        held = server.shard.buffered_bytes
+        with pytest.raises(errors.NotReady, match=r"above its limit of 10,000.*--gradient-bytes"):
+            store.push_rows(push(0, 1, rows=1_000))
+        assert server.shard.buffered_bytes == held
+        store.push_rows(push(0, 1))
+        assert store.commit_pushed(commit(0)).missing == ()
 
 
 def test_only_the_owner_changes_a_server() -> None:
@@ -394,7 +384,7 @@ def test_only_the_owner_changes_a_server() -> None:
 
 
 def test_rows_that_an_owner_is_still_sending_are_refused_once_another_one_has_claimed_the_server() -> None:
-    server, frames = ServedShard("memory"), SimpleQueue[bytes | None]()
+    frames = SimpleQueue[bytes | None]()
 
     def shown(secret: bytes) -> tuple[tuple[str, bytes]]:
         return ((OWNER_KEY, secret),)
@@ -404,7 +394,7 @@ def test_rows_that_an_owner_is_still_sending_are_refused_once_another_one_has_cl
         for frame in block_frames("t", block):
             frames.put(frame)
 
-    try:
+    with served(1) as ((server,), _):
         server.store.create_table(TableSpec("t", 2, 50))
         with channel(server.address) as opened:
             stub = store_pb2_grpc.StoreServerStub(opened)
@@ -419,15 +409,11 @@ def test_rows_that_an_owner_is_still_sending_are_refused_once_another_one_has_cl
             with pytest.raises(grpc.RpcError, match="belongs to b:2 now"):
                 answer.result()
         assert server.store.row_count("t") == 1
-    finally:
-        server.stop()
 
 
 def test_servers_in_another_order_or_number_are_refused_by_name_before_anything_changes() -> None:
     with served(2) as (servers, store):
-        begin(store)
-        push_all(store, 0)
-        store.commit_pushed(commit(0))
+        begin(store, 1)
         clients = [ShardClient(server.address, 60.0) for server in servers]
         with ShardedStore(clients[::-1]) as swapped:
             name = rf"shard 0 of 2: store server {servers[1].address}: .* 1 of 2 by its tables \(any, fixed\)"
@@ -451,9 +437,7 @@ def test_servers_in_another_order_or_number_are_refused_by_name_before_anything_
 def test_two_servers_that_come_back_at_each_others_addresses_take_nothing(tmp_path: Path) -> None:
     """Both have the version that the job is at, and would take gradients of the other's rows."""
     with served(2, tmp_path) as (servers, store):
-        begin(store)
-        push_all(store, 0)
-        store.commit_pushed(commit(0))
+        begin(store, 1)
         for server in servers:
             server.stop()
         one, other = servers

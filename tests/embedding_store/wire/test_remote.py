@@ -22,7 +22,7 @@ from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
 from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY
 from elastable.embedding_store.wire.messages.frames import MAX_BODY_BYTES, ONE_FRAME_BYTES, encode
-from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE, spec_to_message
+from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from elastable.embedding_store.wire.service.store_service import store_service
@@ -186,44 +186,6 @@ def test_a_client_of_the_generated_stubs_is_answered(
         for table in stub.ListTables(store_pb2.ListTablesRequest(count_rows=True), timeout=60).tables
     }
     assert counts["wide"] == 500
-
-
-class StubServicer(store_pb2_grpc.EmbeddingStoreServicer):
-    """A server that knows nothing but the generated code."""
-
-    def ListTables(self, request: object, context: object) -> store_pb2.ListTablesReply:  # noqa: N802
-        return store_pb2.ListTablesReply(tables=[store_pb2.TableStatus(spec=spec_to_message(NARROW))], version=4)
-
-    def GetVersion(self, request: object, context: object) -> store_pb2.GetVersionReply:  # noqa: N802
-        return store_pb2.GetVersionReply(version=4)
-
-    def Lookup(  # noqa: N802
-        self, request_iterator: Iterator[store_pb2.LookupRequest], context: object
-    ) -> Iterator[store_pb2.LookupReply]:
-        requests = list(request_iterator)
-        ids = np.frombuffer(b"".join(request.body for request in requests), "<i8")
-        yield store_pb2.LookupReply(
-            header=store_pb2.LookupReplyHeader(
-                tables=[store_pb2.TableRows(table="narrow", count=len(ids), dim=3, dtype="float32")], version=4
-            )
-        )
-        rows = np.repeat(ids.astype("<f4"), 3)
-        for start in range(0, len(rows), 1_000):
-            yield store_pb2.LookupReply(body=rows[start : start + 1_000].tobytes())
-
-
-def test_a_server_of_the_generated_stubs_is_understood() -> None:
-    server = grpc.server(ThreadPoolExecutor(4))
-    store_pb2_grpc.add_EmbeddingStoreServicer_to_server(StubServicer(), server)  # type: ignore[abstract]
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    with RemoteSource(f"127.0.0.1:{port}", deadline_s=60) as remote:
-        assert remote.version() == 4
-        assert remote.specs() == {"narrow": NARROW}
-        for count in (5_000, 700_000):
-            rows = remote.lookup({"narrow": np.arange(count)})["narrow"]
-            np.testing.assert_array_equal(rows, np.repeat(np.arange(count, dtype=np.float32), 3).reshape(-1, 3))
-    server.stop(None)
 
 
 def header_of(count: int, table: str = "wide", times: int = 1) -> bytes:
