@@ -344,7 +344,7 @@ class BackgroundSync:
         Args:
             interval_s: Seconds.
             file: Gives a duplicate of the file's descriptor, which is closed here; -1: there is no file.
-            failed: Is told why the system could not write.
+            failed: Called with the reason where the system could not write.
         """
         self._interval_s, self._file, self._failed = interval_s, file, failed
         self._bytes = 0

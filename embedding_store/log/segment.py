@@ -181,8 +181,9 @@ class SegmentReader(Closing):
         try:
             content, filled = memoryview(bytearray(length)), 0
         except MemoryError as error:  # a file may be longer than what was ever written to it
-            told = f"{self.path}: {length:,} bytes from byte {offset:,} on do not fit into memory"
-            raise StoreFailed(told) from error
+            raise StoreFailed(
+                f"{self.path}: {length:,} bytes from byte {offset:,} on do not fit into memory"
+            ) from error
         try:
             while filled < length and (count := os.preadv(self._fd, [content[filled:]], offset + filled)):
                 filled += count

@@ -119,10 +119,10 @@ class PushBuffer:
 
     def _abandoned(self, version: int, size: int, but: Sequence[_Name]) -> list[_Name]:
         """Asynchronous pushes that nobody seems to wait for, the oldest first, until they make that much room."""
-        patience = len(self._held) + _VERSIONS_KEPT
+        waits_at_most = len(self._held) + _VERSIONS_KEPT
         found: list[_Name] = []
         for name, held in self._held.items():
-            if size > 0 and name[0] and name not in but and version - held.since > patience:
+            if size > 0 and name[0] and name not in but and version - held.since > waits_at_most:
                 found.append(name)
                 size -= held.size
         return found

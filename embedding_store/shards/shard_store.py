@@ -143,7 +143,7 @@ class TableClip:
 
 @dataclass(frozen=True, slots=True)
 class PushedCommit:
-    """The step from version `sums.version` to the one after it. Fields that are not told here are those of `Commit`.
+    """The step from version `sums.version` to the one after it. Fields that are not listed are those of `Commit`.
 
     Attributes:
         sums: What the gradient is made of.
@@ -164,7 +164,7 @@ class PushedCommit:
 
     @property
     def version(self) -> int:
-        """The version that stands once this is committed."""
+        """The version that this makes."""
         return self.sums.version + 1
 
 
@@ -345,7 +345,7 @@ class ChangedTable:
     """What changed of one table since a checkpoint.
 
     Attributes:
-        rows: That hold a value of their own.
+        rows: That hold another value than their initial one.
         changed: How many of them may have changed; None: any may have.
         shrunk: Whether rows were given up.
     """

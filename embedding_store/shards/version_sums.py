@@ -48,7 +48,7 @@ def exact_squares(values: Float32) -> int | None:
 
 
 def square_of(total: int) -> float:
-    """The number that an exact sum stands for, rounded once."""
+    """The value of an exact sum, rounded once."""
     return total / _UNITS_IN_ONE  # of two integers: Python rounds correctly, whatever their size
 
 

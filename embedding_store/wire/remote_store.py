@@ -366,8 +366,8 @@ class RemoteStore(RemoteSource, BaseStore):
         return RemotePin(self, version, lease_s)
 
     def pins(self) -> tuple[PinStatistics, ...]:
-        told = self.connection.send(self._stub.ListPins, store_pb2.ListPinsRequest()).pins
-        return tuple(PinStatistics(pin.version, pin.lease_left_s, pin.rows, pin.bytes) for pin in told)
+        pins = self.connection.send(self._stub.ListPins, store_pb2.ListPinsRequest()).pins
+        return tuple(PinStatistics(pin.version, pin.lease_left_s, pin.rows, pin.bytes) for pin in pins)
 
     def put(self, table: str, blocks: Iterable[RowBlock]) -> None:
         """Writes each block in a call."""
@@ -385,9 +385,9 @@ class RemoteStore(RemoteSource, BaseStore):
         return int(self._writes.call(lambda timeout: self._delete(messages.ids_frames(table, ids), timeout)).rows)
 
     def table_statistics(self, table: str) -> TableStatistics:
-        told = self.connection.send(self._stub.TableStatistics, store_pb2.TableStatisticsRequest(table=table))
-        size = told.bytes if told.HasField("bytes") else None
-        return TableStatistics(told.rows, size, told.refused, told.evicted, told.deleted, told.written)
+        reply = self.connection.send(self._stub.TableStatistics, store_pb2.TableStatisticsRequest(table=table))
+        size = messages.optional(reply, "bytes")
+        return TableStatistics(reply.rows, size, reply.refused, reply.evicted, reply.deleted, reply.written)
 
     def put_table_state(self, table: str, state: TableState) -> None:
         self._writes.call(lambda timeout: self._put_state(messages.state_frames(table, state), timeout))

@@ -211,7 +211,7 @@ _CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # Nor may a name that stands for another machine by now keep its old meaning for half a minute.
+    # Nor may a name that leads to another machine by now keep its old address for half a minute.
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     # Calls are repeated by `call` below. gRPC's own repeat of a stream that a dying server has refused may lose the
     # call: it never ends, whatever its timeout (seen with grpcio 1.85.1).
@@ -268,7 +268,7 @@ class ServerConnection:
         moves: Whether `follow` may be called.
 
     Raises:
-        BadInput: no such address or deadline can be, an address stands twice, or it cannot be called with such
+        BadInput: no such address or deadline can be, an address is given twice, or it cannot be called with such
             credentials.
     """
 

@@ -161,7 +161,7 @@ class raising:  # noqa: N801 - as `answering`
 def translated(
     error: grpc.RpcError, address: str, deadline_s: float, before: str = "", wait_s: float = 0.0
 ) -> ElastableError:
-    """The `ElastableError` that stands for what a call ended with.
+    """The `ElastableError` of what a call ended with.
 
     Args:
         error: What gRPC raised.

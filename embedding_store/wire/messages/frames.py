@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grpc
 import numpy as np
@@ -266,7 +266,7 @@ class FrameReader:
 
         Args:
             plan: What the header declared.
-            to_the_end: Whether the stream must end there; else more messages may follow in frames of their own.
+            to_the_end: Whether the stream must end there; else more messages may follow in separate frames.
 
         Raises:
             BadInput: a malformed frame, or a body longer or shorter than declared.
@@ -367,7 +367,7 @@ def _split(frame: bytes, message: str) -> tuple[bytes | None, memoryview]:
 
 
 def _span(frame: bytes, position: int, message: str) -> tuple[int, int]:
-    """Where the length-delimited field starts and ends whose length stands at `position`."""
+    """Where the length-delimited field starts and ends whose length is at `position`."""
     length, start = _number(frame, position, 35)
     if start == position or frame[start - 1] > 0x7F:
         raise BadInput(f"{message}: malformed frame: a length that does not end; {_LAYOUT}")
@@ -396,17 +396,15 @@ class Upload(Generic[Reply]):
     """
 
     def __init__(self, channel: grpc.Channel, path: str, parse: Callable[[bytes], Reply] | None) -> None:
-        one, many = (
-            (channel.unary_stream, channel.stream_stream)
-            if parse is None
-            else (channel.unary_unary, channel.stream_unary)
-        )
-        self._one: Callable[..., Reply] = one(path, None, parse)
-        self._many: Callable[..., Reply] = many(path, None, parse)
+        frames = parse is None
+        self._one: Any = (channel.unary_stream if frames else channel.unary_unary)(path, None, parse)
+        self._many: Any = (channel.stream_stream if frames else channel.stream_unary)(path, None, parse)
 
     def __call__(self, frames: Iterator[bytes], timeout: float) -> Reply:
         """Makes the call; it, or reading frames of its reply, raises `grpc.RpcError`."""
         first, second = next(frames), next(frames, None)
         if second is None:
-            return self._one(first, timeout=timeout)
-        return self._many(chain((first, second), frames), timeout=timeout)
+            reply: Reply = self._one(first, timeout=timeout)
+        else:
+            reply = self._many(chain((first, second), frames), timeout=timeout)
+        return reply

@@ -123,7 +123,7 @@ def commit_from_frames(frames: Iterable[bytes]) -> tuple[Commit, bytes, bool]:
         for entry in header.updates
     }
     if len(updates) < len(header.updates):
-        raise BadInput("Commit: a table stands in it twice; join its gradients")
+        raise BadInput("Commit: a table is in it twice; join its gradients")
     rates = dict(header.learning_rates)
     commit = Commit(
         header.version,
@@ -208,7 +208,7 @@ def ids_from_frames(frames: Iterable[bytes]) -> tuple[str, Int64, bytes]:
 
 
 def state_frames(table: str, state: TableState) -> Iterator[bytes]:
-    """The frames of what a table keeps besides its rows.
+    """The frames of what a table keeps next to its rows.
 
     Raises:
         BadInput: an array that the wire has no place for; names its table.
@@ -229,7 +229,7 @@ def state_frames(table: str, state: TableState) -> Iterator[bytes]:
 
 
 def state_from_frames(frames: Iterable[bytes]) -> tuple[str, TableState]:
-    """A table, and what it keeps besides its rows.
+    """A table, and what it keeps next to its rows.
 
     Raises:
         BadInput: malformed frames.
@@ -280,7 +280,15 @@ def spec_to_message(spec: TableSpec) -> store_pb2.TableSpec:
         admission=None if spec.admission is None else store_pb2.Admission(**asdict(spec.admission)),
         eviction=None if spec.eviction is None else store_pb2.Eviction(**asdict(spec.eviction)),
         ids="" if spec.ids == "int64" else spec.ids,
-        origin=None if spec.origin == ShardOrigin() else _origin_message(spec.origin),
+        origin=None
+        if spec.origin == ShardOrigin()
+        else store_pb2.ShardOrigin(
+            id_stride=spec.origin.id_stride,
+            id_offset=spec.origin.id_offset,
+            first_column=spec.origin.first_column,
+            table=None if spec.origin.table is None else spec_to_message(spec.origin.table),
+            shards=spec.origin.shards,
+        ),
     )
 
 
@@ -301,7 +309,9 @@ def spec_from_message(message: store_pb2.TableSpec) -> TableSpec:
         else default.initializer,
         seed=message.seed,
         optimizer=_optimizer(message) if message.HasField("optimizer") else default.optimizer,
-        admission=_admission(message.admission) if message.HasField("admission") else None,
+        admission=AdmissionSpec(message.admission.sightings, message.admission.counters or AdmissionSpec(1).counters)
+        if message.HasField("admission")
+        else None,
         eviction=_eviction(message.eviction) if message.HasField("eviction") else None,
         ids=message.ids or default.ids,
         origin=_origin(message.origin) if message.HasField("origin") else default.origin,
@@ -316,10 +326,6 @@ def _optimizer(message: store_pb2.TableSpec) -> OptimizerSpec:
     return OptimizerSpec(optimizer.name, pairs, optimizer.keras_config, lazy=not optimizer.dense)
 
 
-def _admission(message: store_pb2.Admission) -> AdmissionSpec:
-    return AdmissionSpec(message.sightings, message.counters or AdmissionSpec(1).counters)
-
-
 def _eviction(message: store_pb2.Eviction) -> EvictionSpec:
     return EvictionSpec(
         max_age=optional(message, "max_age"),
@@ -327,16 +333,6 @@ def _eviction(message: store_pb2.Eviction) -> EvictionSpec:
         max_rows=optional(message, "max_rows"),
         every=message.every or 1,
         ttl=optional(message, "ttl"),
-    )
-
-
-def _origin_message(origin: ShardOrigin) -> store_pb2.ShardOrigin:
-    return store_pb2.ShardOrigin(
-        id_stride=origin.id_stride,
-        id_offset=origin.id_offset,
-        first_column=origin.first_column,
-        table=None if origin.table is None else spec_to_message(origin.table),
-        shards=origin.shards,
     )
 
 

@@ -267,7 +267,7 @@ def audited(method: str, handler: Handler, callers: Callers) -> Handler:
             reply: Body = behaviour(seen, context)
         except BaseException as error:
             why = context.details() or (str(error) if isinstance(error, ElastableError) else repr(error))  # type: ignore[attr-defined]
-            note(context, seen, f"failed: {_text(why)}")
+            note(context, seen, f"failed: {why.decode('utf-8', 'replace') if isinstance(why, bytes) else why}")
             raise
         note(context, seen, "done")
         return reply
@@ -301,10 +301,6 @@ def _described(method: str, request: object) -> str:
             return ""
         request = getattr(frame, "header", None)
     return text_format.MessageToString(request, as_one_line=True) if isinstance(request, Message) else ""
-
-
-def _text(details: str | bytes) -> str:
-    return details.decode("utf-8", "replace") if isinstance(details, bytes) else details
 
 
 # What every call goes through: its span, its count, the check of the caller's role, the limits, the audit log

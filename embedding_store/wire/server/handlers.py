@@ -180,7 +180,7 @@ Answer = Body | Iterable[Body] | Later[Any]
 
 
 OfCall = Callable[[grpc.ServicerContext], object]
-"""What a method takes of a call besides the request."""
+"""What a method takes of a call next to the request."""
 
 
 def control(method: Callable[..., Any], request: type[Message], *of_call: OfCall) -> Handler:

@@ -89,11 +89,11 @@ class ServedPins:
             self.close()
             return
         with self._changing:
-            standing = [held for held in self._pins.values() if held.until - _NAMED_S > time.monotonic()]
-        if standing:
-            told = ", ".join(sorted({f"{held.client} (version {held.version})" for held in standing}))
+            pinned = [held for held in self._pins.values() if held.until - _NAMED_S > time.monotonic()]
+        if pinned:
+            holders = ", ".join(sorted({f"{held.client} (version {held.version})" for held in pinned}))
             raise BadInput(
-                f"{what} while versions are pinned, by {told}: let them be released or run out, or force it, which "
+                f"{what} while versions are pinned, by {holders}: let them be released or run out, or force it, which "
                 "gives these pins up"
             )
 
@@ -135,7 +135,7 @@ class ServedPins:
         return store_pb2.ReleasePinReply()
 
     def list_pins(self, request: store_pb2.ListPinsRequest) -> store_pb2.ListPinsReply:
-        """All pins of the store, those of other clients and of its own process, too."""
+        """All pins of the store, those of other clients and of the server itself, too."""
         return store_pb2.ListPinsReply(
             pins=[
                 store_pb2.PinStatus(version=of.version, lease_left_s=of.lease_left_s, rows=of.rows, bytes=of.bytes)

@@ -42,7 +42,7 @@ _INT64 = np.dtype(np.int64)
 _BLOCK_ROWS = 65_536
 _BLOCK_BYTES = 64 << 20
 _FEW_BYTES = 64 << 10  # below this a second copy costs less than laying frames out
-_GATHERERS = 8  # lookups of many frames at once; more take turns
+_GATHERERS = 8  # lookups of many frames at once; more wait
 
 
 def store_service(
@@ -237,7 +237,7 @@ def _read_request(frames: Iterable[bytes]) -> tuple[dict[str, Int64], int | None
         plan.add(f"ids of table {entry.table!r}", (entry.count,), _INT64)
     tables = [entry.table for entry in header.tables]
     if len(set(tables)) < len(tables):
-        raise BadInput("LookupRequest: a table stands in it twice; join its ids")
+        raise BadInput("LookupRequest: a table is in it twice; join its ids")
     ids = dict(zip(tables, reader.read(plan), strict=True))
     wait_s = _wait_s("LookupRequest", header.wait_ms)
     return ids, messages.optional(header, "version"), wait_s, header.pin

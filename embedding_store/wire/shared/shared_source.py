@@ -71,7 +71,7 @@ class SharedSource(RowSource):
         self._attachment: Attachment | None = None
         self._attaching = threading.Lock()
         self._look_again = 0.0
-        self._told: str | None = None  # why rows are read over gRPC, as it was logged
+        self._reason: str | None = None  # why rows are read over gRPC, as it was logged
         self._closed = False
         if required:
             try:
@@ -162,13 +162,13 @@ class SharedSource(RowSource):
                 self._look_again = time.monotonic() + _LOOK_AGAIN_S
                 try:
                     self._attachment = self._attach()
-                    self._told = None
+                    self._reason = None
                     _LOG.info("rows of the store at %s are read from its memory", self._remote.address)
                 except Unavailable:
                     raise
                 except (OSError, Unsupported) as error:
-                    if str(error) != self._told:  # it is tried again every few seconds
-                        self._told = str(error)
+                    if str(error) != self._reason:  # it is tried again every few seconds
+                        self._reason = str(error)
                         _LOG.info("rows of the store at %s are read over gRPC: %s", self._remote.address, error)
         return self._attachment
 
@@ -190,7 +190,7 @@ class SharedSource(RowSource):
 
 _ATTEMPTS = 8
 _LONGEST_CHANGE_S = 1.0  # then the store is asked over gRPC, whose lock is fair
-_LISTEN_S = 0.05  # at a time, so that threads that wait for other versions take turns
+_LISTEN_S = 0.05  # at a time, so that threads that wait for other versions get to listen, too
 _MOST_THREADS = 8
 _HUNG_UP = select.POLLHUP | select.POLLRDHUP | select.POLLERR | select.POLLNVAL
 

@@ -115,7 +115,7 @@ class SharedSlab(Slab):
 class SharedSlabs:
     """The slabs of one store: a `SlabMaker` that counts what readers would have to map anew.
 
-    A slab has a memory and so a descriptor of its own, which gives its pages back as soon as it is gone, while less
+    A slab has a separate memory, and so a descriptor, which gives its pages back as soon as it is gone, while less
     than half of the descriptors that this process may have are in use. After that slabs share memories, 64 in each: the
     number of descriptors is bounded whatever the number of tables.
 
@@ -153,7 +153,7 @@ class SharedSlabs:
         self.generation += 1
 
     def alive(self) -> list[SharedSlab]:
-        """All slabs that are still in use. May be called beside the thread that makes them."""
+        """All slabs that are still in use. May be called next to the thread that makes them."""
         return [slab for made in list(self._made) if (slab := made()) is not None]
 
     def _extent(self, part: str) -> Extent:

@@ -345,7 +345,7 @@ def test_a_refusal_is_not_repeated() -> None:
 def test_one_bearer_token_is_taken_and_nothing_else(shown: list[str], taken: bool) -> None:
     with server_of(Credentials(token=TOKEN)) as server, grpc.insecure_channel(server.address) as channel:
         call = channel.unary_unary(f"/{STORE_SERVICE}/unary_unary", None, None).future(
-            b"said", timeout=60, metadata=[("authorization", value) for value in shown]
+            b"said", timeout=60, metadata=tuple(("authorization", value) for value in shown)
         )
         assert call.code() is (grpc.StatusCode.OK if taken else grpc.StatusCode.UNAUTHENTICATED)
 
