@@ -199,6 +199,16 @@ class MemoryStore(BaseStore):
                 return
             yield block
 
+    @property
+    def memory_tables(self) -> Mapping[str, MemoryTable]:
+        """All tables by name; read it under the store's lock."""
+        return self._tables
+
+    @property
+    def broke_off(self) -> bool:
+        """Whether a change broke off in its middle, or could not be logged: nobody may read these rows."""
+        return self._unlogged is not None or self._failure is not None
+
     def _table(self, name: str) -> MemoryTable:
         self._require_open()
         table = self._tables.get(name)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from elastable.embedding_store.errors import StoreBroken, StoreFailed
@@ -104,7 +105,8 @@ def write_base(folder: Path, sequence: int, version: int, payloads: Iterable[Seq
         offset = previous = 0
         fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            for number, parts in enumerate(_ended(payloads), 1):
+            for number, parts in enumerate(chain(payloads, [[]]), 1):
+                # Nothing but the end is empty.
                 header, previous = frame_header(number, version, parts, previous)
                 offset += write_all(fd, [header, *parts], offset)
             os.fsync(fd)
@@ -118,8 +120,3 @@ def write_base(folder: Path, sequence: int, version: int, payloads: Iterable[Seq
         raise StoreFailed(f"{path} cannot be written: {error.strerror}") from error
     newest_base(folder)
     return BaseFile(path, sequence, offset)
-
-
-def _ended(payloads: Iterable[Sequence[Buffer]]) -> Iterator[Sequence[Buffer]]:
-    yield from payloads
-    yield []

@@ -124,7 +124,7 @@ class DeleteRows:
 
 @dataclass(frozen=True, slots=True)
 class PutTableState:
-    """What a table keeps besides its rows, restored as it is."""
+    """What a table keeps next to its rows, restored as it is."""
 
     table: str
     state: TableState
@@ -252,11 +252,11 @@ def _decoded_commit(fields: Mapping[str, object], arrays: Iterator[object]) -> C
             raise TypeError(f"table {table!r} cannot have {count!r} rows")
         images.append(TableImages(_text(table), *rows, _ids(counted), _ids(removed), count))
     record = _bytes(next(arrays)).tobytes() if has_record else None
-    told = {_text(table): float(rate) for table, rate in rates.items()}
+    decoded = {_text(table): float(rate) for table, rate in rates.items()}
     return CommitImages(
         step,
         images,
-        told,
+        decoded,
         tuple(map(_text, frozen)),
         ends_replay_epoch,
         record,

@@ -198,7 +198,7 @@ class FileLog(Log):
             raise BadInput(f"{self.folder} begins with entry {segments[0].first}: those after {after} were trimmed")
         for segment in segments:
             if segment.last > after:
-                yield from _entries_of(segment, after)
+                yield from (entry for entry in segment.entries() if entry.sequence > after)
 
     def sync(self) -> None:
         """Returns once every entry is on the disk, whatever the policy. Raises `StoreBroken` where that fails."""
@@ -329,19 +329,6 @@ class FileLog(Log):
             raise StoreBroken(f"the log in {self.folder} cannot be used: {self._failure}")
 
 
-def _entries_of(segment: Segment, after: int) -> Iterator[LogEntry]:
-    with SegmentReader(segment.path) as reader:
-        for entry in reader.entries(segment.bytes):
-            if entry.sequence > after:
-                yield entry
-        if reader.offset < segment.bytes:
-            reader.refuse_corruption()
-            lost = segment.first if reader.last is None else reader.last.sequence + 1
-            raise StoreBroken(
-                f"{segment.path} is corrupt at byte {reader.offset:,}: entries {lost} to {segment.last} cannot be read"
-            )
-
-
 # Brings a log to the disk every now and then, while entries are appended
 
 
@@ -357,7 +344,7 @@ class BackgroundSync:
         Args:
             interval_s: Seconds.
             file: Gives a duplicate of the file's descriptor, which is closed here; -1: there is no file.
-            failed: Is told why the system could not write.
+            failed: Called with the reason where the system could not write.
         """
         self._interval_s, self._file, self._failed = interval_s, file, failed
         self._bytes = 0

@@ -43,6 +43,9 @@ __all__ = [
 
 MAGIC = b"ELSTLOG1"
 MAX_PAYLOAD_BYTES = 1 << 36
+crc32_of = isal_zlib.crc32
+"""As `zlib.crc32`, with its values, at some five times its pace."""
+
 _FIELDS = struct.Struct("<8sQQQIII")
 _CHECK = struct.Struct("<I")
 HEADER_BYTES = _FIELDS.size + _CHECK.size
@@ -134,10 +137,3 @@ def is_intact(content: memoryview, offset: int, header: Header) -> bool:
     """Whether the whole payload follows the header at `offset`, and is the one that was written."""
     payload = content[offset + HEADER_BYTES : offset + header.entry_bytes]
     return len(payload) == header.length and crc32_of(payload) == header.crc32
-
-
-# CRC-32 of what is written in bulk
-
-
-crc32_of = isal_zlib.crc32
-"""As `zlib.crc32`, with its values, at some five times its pace."""

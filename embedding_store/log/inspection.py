@@ -11,7 +11,7 @@ from elastable.embedding_store.errors import BadInput, StoreBroken
 from elastable.embedding_store.log.base_file import find_base
 from elastable.embedding_store.log.changes import CommitImages, decode_change
 from elastable.embedding_store.log.contract import Log, LogEntry
-from elastable.embedding_store.log.segment import SegmentReader, check_segments
+from elastable.embedding_store.log.segment import check_segments
 
 __all__ = ["ChangeTally", "LogReport", "entry_of_version", "inspect_log"]
 
@@ -80,15 +80,13 @@ def entry_of_version(log: Log, after: int, version: int) -> tuple[int, int]:
     Returns:
         The last entry of that version or an earlier one, and how many rows the commits after it have written.
     """
-    keep, rows = after, 0
+    keep, tally = after, ChangeTally()
     for entry in log.entries(after):
         if entry.version <= version:
-            keep, rows = entry.sequence, 0
-            continue
-        change = decode_change(entry.payload)
-        if isinstance(change, CommitImages):
-            rows += sum(len(images.ids) for images in change.tables)
-    return keep, rows
+            keep, tally = entry.sequence, ChangeTally()
+        else:
+            tally.add(entry)
+    return keep, tally.rows
 
 
 def inspect_log(folder: str | Path) -> LogReport:
@@ -118,12 +116,8 @@ def inspect_log(folder: str | Path) -> LogReport:
         )
     tally = ChangeTally(version)
     for segment in segments:
-        with SegmentReader(segment.path) as reader:
-            for entry in reader.entries(segment.bytes):
-                tally.add(entry)
-            if reader.offset < segment.bytes:
-                reader.refuse_corruption()
-                raise StoreBroken(f"{segment.path} is corrupt at byte {reader.offset:,}")
+        for entry in segment.entries():
+            tally.add(entry)
     return LogReport(
         base=None if base is None else base.path.name,
         base_version=base_version,

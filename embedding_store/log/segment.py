@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.errors import StoreBroken, StoreFailed
 from elastable.embedding_store.log.contract import Buffer, LogEntry
 from elastable.embedding_store.log.framing import (
@@ -67,8 +68,19 @@ class Segment:
     previous: int
     check: int
 
+    def entries(self) -> Iterator[LogEntry]:
+        """Its entries, oldest first. Raises `StoreBroken` where one cannot be read."""
+        with SegmentReader(self.path) as reader:
+            yield from reader.entries(self.bytes)
+            if reader.offset < self.bytes:
+                reader.refuse_corruption()
+                lost = self.first if reader.last is None else reader.last.sequence + 1
+                raise StoreBroken(
+                    f"{self.path} is corrupt at byte {reader.offset:,}: entries {lost} to {self.last} cannot be read"
+                )
 
-class SegmentReader:
+
+class SegmentReader(Closing):
     """Reads a segment entry by entry, each of which must follow the one before.
 
     Attributes:
@@ -151,12 +163,6 @@ class SegmentReader:
         if fd >= 0:
             os.close(fd)
 
-    def __enter__(self) -> SegmentReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _advance(self, header: Header) -> None:
         if self.last is None:
             if header.sequence != self._first:
@@ -175,8 +181,9 @@ class SegmentReader:
         try:
             content, filled = memoryview(bytearray(length)), 0
         except MemoryError as error:  # a file may be longer than what was ever written to it
-            told = f"{self.path}: {length:,} bytes from byte {offset:,} on do not fit into memory"
-            raise StoreFailed(told) from error
+            raise StoreFailed(
+                f"{self.path}: {length:,} bytes from byte {offset:,} on do not fit into memory"
+            ) from error
         try:
             while filled < length and (count := os.preadv(self._fd, [content[filled:]], offset + filled)):
                 filled += count
@@ -212,14 +219,12 @@ def open_segments(folder: Path) -> list[Segment]:
     Raises:
         StoreBroken: a segment is missing, or corrupt before its end.
     """
-    segments: list[Segment] = []
-    names = segment_names(folder)
-    for name in names:
-        segment, torn = _open_segment(folder / name, newest=name == names[-1])
+    segments = []
+    for path, segment, torn in _opened(folder):
         if torn:
-            _cut(folder / name, segment, torn)
+            _cut(path, segment, torn)
         if segment is None:
-            (folder / name).unlink()
+            path.unlink()
         else:
             segments.append(segment)
     _require_whole(folder, segments)
@@ -234,13 +239,18 @@ def check_segments(folder: Path) -> tuple[list[Segment], int]:
         StoreFailed: the folder cannot be read.
     """
     try:
-        names = segment_names(folder)
+        found = _opened(folder)
     except OSError as error:
         raise StoreFailed(f"{folder} cannot be read: {error.strerror}") from error
-    found = [_open_segment(folder / name, newest=name == names[-1]) for name in names]
-    segments = [segment for segment, _ in found if segment is not None]
+    segments = [segment for _, segment, _ in found if segment is not None]
     _require_whole(folder, segments)
-    return segments, sum(torn for _, torn in found)
+    return segments, sum(torn for _, _, torn in found)
+
+
+def _opened(folder: Path) -> list[tuple[Path, Segment | None, int]]:
+    """Of each segment, oldest first: its path, itself without a torn entry, and that entry's bytes."""
+    names = segment_names(folder)
+    return [(folder / name, *_open_segment(folder / name, newest=name == names[-1])) for name in names]
 
 
 def segment_names(folder: Path) -> list[str]:

@@ -28,7 +28,7 @@ class Slab:
         """Raises `MemoryError` where the system refuses the address space."""
         self._columns = columns
         self._dtype = np.dtype(dtype)
-        self._memory = _anonymous(self._bytes(rows))
+        self._memory = _anonymous(self.bytes_of(rows))
         self._array: npt.NDArray[np.generic] | None = self._view(rows)
 
     @property
@@ -48,7 +48,7 @@ class Slab:
             return
         self._array = None  # a mapping with a view cannot be resized
         try:
-            self._memory.resize(self._bytes(rows))
+            self._memory.resize(self.bytes_of(rows))
         except (BufferError, SystemError):  # someone looks at it, or the system cannot resize
             self._array = self._copied(before, rows)
         except OSError as error:
@@ -61,7 +61,7 @@ class Slab:
     def _copied(self, before: int, rows: int) -> npt.NDArray[np.generic]:
         old = self._view(before)
         try:
-            self._memory = _anonymous(self._bytes(rows))
+            self._memory = _anonymous(self.bytes_of(rows))
         except MemoryError:
             self._array = old
             raise
@@ -73,7 +73,8 @@ class Slab:
         flat = np.frombuffer(self._memory, self._dtype, count=rows * self._columns)
         return flat.reshape(rows, self._columns)
 
-    def _bytes(self, rows: int) -> int:
+    def bytes_of(self, rows: int) -> int:
+        """Bytes of memory that so many rows take: whole pages."""
         size = max(mmap.PAGESIZE, rows * self._columns * self._dtype.itemsize)
         # Whole huge pages are put where huge pages begin, also when they move; else growth breaks them up.
         return size if size < _HUGE_PAGE else -(-size // _HUGE_PAGE) * _HUGE_PAGE

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from elastable.embedding_store.shards.ownership import Claim, Move, position_of, refuse_moved
-from elastable.embedding_store.shards.row_pushes import (
+from elastable.embedding_store.shards.shard import Shard
+from elastable.embedding_store.shards.shard_store import (
     FEW_VERSIONS,
+    ChangedTable,
     Committed,
     Measured,
     PushedCommit,
@@ -12,17 +14,9 @@ from elastable.embedding_store.shards.row_pushes import (
     RowOffers,
     RowPush,
     RowPushOutcome,
-    RowSums,
-    Slices,
-    SumTerm,
-    TableClip,
-    cut_of,
-)
-from elastable.embedding_store.shards.shard import Shard
-from elastable.embedding_store.shards.shard_store import (
-    ChangedTable,
     RowSave,
     RowSaver,
+    RowSums,
     SavedFile,
     SavedRows,
     SavedTable,
@@ -31,8 +25,12 @@ from elastable.embedding_store.shards.shard_store import (
     ShardServer,
     ShardStatus,
     ShardStore,
+    Slices,
+    SumTerm,
+    TableClip,
     TableSave,
     TakenChanges,
+    cut_of,
 )
 from elastable.embedding_store.shards.version_sums import (
     Pushes,

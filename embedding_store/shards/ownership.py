@@ -179,7 +179,7 @@ class Move:
         old: Addresses of the servers that had them, in order.
         new: Addresses of those that get them.
         gone: True at an old server: its rows are at the new ones. False at a new one: they may be there in part.
-        record: Of the version, which the new server keeps for when it is its turn.
+        record: Of the version, which the new server keeps until it has all rows.
     """
 
     old: tuple[str, ...]

@@ -7,34 +7,28 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from elastable.embedding_store import errors
 from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import (
-    BadGradient,
-    BadInput,
-    DeadlineExceeded,
-    FutureVersion,
-    JobFailed,
-    NotFinite,
-    NotReady,
-    TableNotFound,
-    Unsupported,
-)
 from elastable.embedding_store.shards.ownership import LONGEST_NAME, Claim, ShardOwnership, refuse_other_position
-from elastable.embedding_store.shards.row_pushes import (
+from elastable.embedding_store.shards.shard_store import (
     Committed,
     Measured,
     PushedCommit,
     RowOffers,
     RowPush,
     RowPushOutcome,
+    RowSave,
+    RowSaver,
     RowSums,
+    SavedRows,
+    ShardStatus,
     Slices,
+    TakenChanges,
     offer_of,
 )
-from elastable.embedding_store.shards.shard_store import RowSave, RowSaver, SavedRows, ShardStatus, TakenChanges
 from elastable.embedding_store.shards.version_sums import Pushes, VersionSums
 from elastable.embedding_store.tables.checks import MAX_VERSION, require_finite_of, require_gradients, require_ids
 
@@ -104,7 +98,7 @@ class PushBuffer:
             room += sum(self._held[name].size for name in abandoned)
             replaced += abandoned
         if room < size:
-            raise NotReady(
+            raise errors.NotReady(
                 f"the store server holds {self._most_bytes - room:,} bytes of gradients that wait for version "
                 f"{version + 1}, and {size:,} more are above its limit of {self._most_bytes:,}: give it more with "
                 "--gradient-bytes, or let fewer micro-batches make a version (--grads-to-wait)"
@@ -125,10 +119,10 @@ class PushBuffer:
 
     def _abandoned(self, version: int, size: int, but: Sequence[_Name]) -> list[_Name]:
         """Asynchronous pushes that nobody seems to wait for, the oldest first, until they make that much room."""
-        patience = len(self._held) + _VERSIONS_KEPT
+        waits_at_most = len(self._held) + _VERSIONS_KEPT
         found: list[_Name] = []
         for name, held in self._held.items():
-            if size > 0 and name[0] and name not in but and version - held.since > patience:
+            if size > 0 and name[0] and name not in but and version - held.since > waits_at_most:
                 found.append(name)
                 size -= held.size
         return found
@@ -241,29 +235,33 @@ class Shard:
     def _judge(self, push: RowPush) -> RowPushOutcome | None:
         claim = self.ownership.claim
         if claim is None or not claim.job:
-            raise NotReady("no job has claimed the store server since it was started")
+            raise errors.NotReady("no job has claimed the store server since it was started")
         if push.job != claim.job:
-            raise JobFailed(f"the store server is job {claim.job}'s; the push is of job {push.job}")
+            raise errors.JobFailed(f"the store server is job {claim.job}'s; the push is of job {push.job}")
         version = self.store.version()
         # Whether an asynchronous push is too late, its master says, who knows what else is on its way.
         if (push.version < version and not push.sender) or self._buffer.has_later(push):
             return RowPushOutcome.STALE
         if push.version > version:
-            raise FutureVersion(f"push for version {push.version}; the store server is at version {version}")
+            raise errors.FutureVersion(f"push for version {push.version}; the store server is at version {version}")
         return RowPushOutcome.DUPLICATE if self._buffer.holds(push) else None
 
     def _check(self, push: RowPush) -> None:
         if not 0 <= push.micro_batch <= MAX_VERSION or not 0 < len(push.parts) <= MOST_PARTS:
-            raise BadGradient(f"a push of micro-batch {push.micro_batch} with {len(push.parts)} parts: at most 65")
+            raise errors.BadGradient(
+                f"a push of micro-batch {push.micro_batch} with {len(push.parts)} parts: at most 65"
+            )
         if len(push.sender) > LONGEST_NAME:
-            raise BadGradient(f"a push of a sender named by {len(push.sender)} characters: at most {LONGEST_NAME}")
+            raise errors.BadGradient(
+                f"a push of a sender named by {len(push.sender)} characters: at most {LONGEST_NAME}"
+            )
         specs, claim = self.store.specs(), self.ownership.claim
         finite = claim is None or not claim.may_overflow
         for part in push.parts:
             for table, slices in part.items():
                 if table not in specs:
                     known = ", ".join(sorted(specs)) or "none"
-                    raise TableNotFound(f"gradient for table {table!r}, which is not there (tables: {known})")
+                    raise errors.TableNotFound(f"gradient for table {table!r}, which is not there (tables: {known})")
                 _check_slices(specs[table], slices, finite)
 
     def measure(self, sums: RowSums) -> Measured:
@@ -280,7 +278,7 @@ class Shard:
             refuse_other_version(self.store.version(), commit.sums.version)
             if not commit.dropped and (missing := self._missing(commit.sums)):
                 return RowOffers(missing=missing)
-            left = self.store.staying_rows(self._sums.unclipped(commit))
+            left = self.store.staying_rows(self._sums.to_commit(commit, clipped=False))
         return RowOffers({table: offer_of(rows, most, ids.get(table)) for table, rows in left.items()})
 
     def commit(self, commit: PushedCommit, secret: bytes) -> Committed:
@@ -324,7 +322,7 @@ class Shard:
 
     def _require_saver(self) -> RowSaver:
         if self._saver is None:
-            raise Unsupported("this store server was started without a way to write checkpoints")
+            raise errors.Unsupported("this store server was started without a way to write checkpoints")
         return self._saver
 
     def _missing(self, sums: RowSums) -> tuple[int, ...]:
@@ -335,7 +333,7 @@ class Shard:
             parts = self._buffer.parts(sums.sender)
         for term in sums.terms:
             if not 0 <= term.part < len(parts[term.micro_batch]):
-                raise BadInput(
+                raise errors.BadInput(
                     f"part {term.part} of micro-batch {term.micro_batch}, whose push has {len(parts[term.micro_batch])}"
                 )
         return ()
@@ -348,7 +346,7 @@ class Shard:
     def _alone(self) -> Iterator[None]:
         """A commit whose sender lost the answer may come again while it is still being made."""
         if not self._committing.acquire(timeout=_WAIT_S):
-            raise DeadlineExceeded(f"waited {_WAIT_S:g} s for the commit before this one")
+            raise errors.DeadlineExceeded(f"waited {_WAIT_S:g} s for the commit before this one")
         try:
             yield
         finally:
@@ -361,7 +359,7 @@ def _check_slices(spec: TableSpec, slices: Slices, finite: bool) -> None:
         return
     try:
         require_finite_of(spec.name, slices.indices, slices.values)
-    except NotFinite:
+    except errors.NotFinite:
         # Named as the job's workers number its rows, and not as this shard of the table does.
         whole = slices.indices * spec.origin.id_stride + spec.origin.id_offset
         require_finite_of(spec.name, whole, slices.values)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.native.kernel import kernel
-from elastable.embedding_store.shards.row_pushes import Measured, PushedCommit, RowSums, Slices, TableClip
+from elastable.embedding_store.shards.shard_store import Measured, PushedCommit, RowSums, Slices, TableClip
 from elastable.embedding_store.tables import coalesce_many
 
 __all__ = ["UNIT", "Pushes", "VersionSums", "clipped_update", "exact_squares", "square_of", "sum_pushes"]
@@ -48,7 +48,7 @@ def exact_squares(values: Float32) -> int | None:
 
 
 def square_of(total: int) -> float:
-    """The number that an exact sum stands for, rounded once."""
+    """The value of an exact sum, rounded once."""
     return total / _UNITS_IN_ONE  # of two integers: Python rounds correctly, whatever their size
 
 
@@ -167,32 +167,21 @@ class VersionSums:
         finite = {table: square for table, square in squares.items() if square is not None}
         return Measured(finite, tuple(table for table in squares if table not in finite))
 
-    def unclipped(self, pushed: PushedCommit) -> Commit:
-        """As `to_commit`, for whoever asks only which rows have a gradient."""
-        return _commit_of(pushed, {} if pushed.dropped else self.summed(pushed.sums))
-
-    def to_commit(self, pushed: PushedCommit) -> Commit:
-        """The commit of rows that a commit of pushes comes to."""
+    def to_commit(self, pushed: PushedCommit, clipped: bool = True) -> Commit:
+        """The commit of rows that a commit of pushes comes to; not `clipped`: only its rows count."""
         updates = {} if pushed.dropped else self.summed(pushed.sums)
-        clips = pushed.clips
-        return _commit_of(
-            pushed,
+        clips = pushed.clips if clipped else {}
+        return Commit(
+            pushed.version,
             {
-                table: clipped_update(update, clips[table]) if table in clips else update
-                for table, update in updates.items()
+                name: clipped_update(update, clips[name]) if name in clips else update
+                for name, update in updates.items()
             },
+            pushed.step,
+            pushed.learning_rates,
+            pushed.record,
+            pushed.ends_replay_epoch,
+            pushed.sums.frozen,
+            pushed.time,
+            pushed.cuts,
         )
-
-
-def _commit_of(pushed: PushedCommit, updates: Mapping[str, TableUpdate]) -> Commit:
-    return Commit(
-        pushed.version,
-        updates,
-        pushed.step,
-        pushed.learning_rates,
-        pushed.record,
-        pushed.ends_replay_epoch,
-        pushed.sums.frozen,
-        pushed.time,
-        pushed.cuts,
-    )

@@ -26,27 +26,14 @@ from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
 from elastable.embedding_store.wire.channels.status_codes import raising
+from elastable.embedding_store.wire.messages import store_messages as messages
 from elastable.embedding_store.wire.messages.frames import (
     MAX_BODY_BYTES,
     ONE_FRAME_BYTES,
     BodyPlan,
     FrameReader,
-    StreamingUpload,
     Upload,
     encode,
-)
-from elastable.embedding_store.wire.messages.store_messages import (
-    LONGEST_WAIT_S,
-    STORE_SERVICE,
-    block_frames,
-    blocks_from_frames,
-    commit_frames,
-    ids_frames,
-    require_wire_ids,
-    spec_from_message,
-    spec_to_message,
-    state_frames,
-    state_from_frames,
 )
 
 __all__ = ["RemotePin", "RemoteSource", "RemoteStore", "WriteCalls"]
@@ -59,14 +46,145 @@ _FLOAT32 = np.dtype(np.float32)
 _FEW_TABLES = 1_000  # whose names leave room for rows in a reply of one frame
 
 
-class RemoteSource(BaseSource):
+class RemoteReads(BaseSource):
+    """The calls that read a store, or a version that is pinned there.
+
+    Args:
+        connection: To its server.
+        token: Of the pin to read; empty: the store.
+
+    Attributes:
+        connection: To its server; its owner's to close.
+    """
+
+    def __init__(self, connection: ServerConnection, token: bytes = b"") -> None:
+        self.connection, self._token = connection, token
+        channel, path = connection.channel, f"/{messages.STORE_SERVICE}"
+        self._stub = store_pb2_grpc.EmbeddingStoreStub(channel)
+        self._lookup_small = channel.unary_unary(f"{path}/LookupSmall", None, None)
+        self._lookup: Upload[Iterable[bytes]] = Upload(channel, f"{path}/Lookup", None)
+        self._read_state = channel.unary_stream(
+            f"{path}/ReadTableState", store_pb2.ReadTableStateRequest.SerializeToString, None
+        )
+        self._read_rows: Upload[Iterable[bytes]] = Upload(channel, f"{path}/ReadRows", None)
+        self._scan = channel.unary_stream(f"{path}/Scan", store_pb2.ScanRequest.SerializeToString, None)
+        self._row_bytes: dict[str, int] = {}  # of the tables seen so far
+
+    def require_open(self) -> None:
+        """Refuses to read what is closed."""
+
+    def specs(self) -> dict[str, TableSpec]:
+        """All tables by name; those created after a pin are empty in it."""
+        reply = self.connection.send(self._stub.ListTables, store_pb2.ListTablesRequest())
+        return {status.spec.name: messages.spec_from_message(status.spec) for status in reply.tables}
+
+    def row_count(self, table: str) -> int:
+        self.require_open()
+        request = store_pb2.CountRowsRequest(table=table, pin=self._token)
+        return int(self.connection.send(self._stub.CountRows, request).rows)
+
+    def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
+        """Each block has its own deadline."""
+        self.require_open()
+        return self._blocks(
+            store_pb2.ScanRequest(table=table, block_rows=require_block_rows(block_rows), pin=self._token)
+        )
+
+    def _blocks(self, request: store_pb2.ScanRequest) -> Iterator[RowBlock]:
+        with raising(self.connection.address, self.connection.deadline_s):
+            call = self._scan(request)
+            try:
+                blocks = messages.blocks_from_frames(call)
+                while (block := self._next_block(call, blocks)) is not None:
+                    yield block
+            finally:
+                call.cancel()  # type: ignore[no-untyped-call]
+
+    def _next_block(self, call: grpc.Call, blocks: Iterator[tuple[str, RowBlock]]) -> RowBlock | None:
+        """The next block, None at the end; the call is cancelled at the deadline."""
+        timer = threading.Timer(self.connection.deadline_s, call.cancel)
+        timer.daemon = True
+        timer.start()
+        try:
+            found = self.connection.decoded(lambda blocks: next(blocks, None), blocks)
+        finally:
+            timer.cancel()
+        return None if found is None else found[1]
+
+    def read_rows(self, table: str, ids: Int64) -> RowBlock:
+        self.require_open()
+
+        def attempt(timeout: float) -> list[tuple[str, RowBlock]]:
+            frames = self._read_rows(messages.ids_frames(table, ids, self._token), timeout)
+            return self.connection.decoded(lambda frames: list(messages.blocks_from_frames(frames)), frames)
+
+        blocks = self.connection.call(attempt)
+        if len(blocks) != 1:
+            raise StoreFailed(f"{self.connection.address} answered with {len(blocks)} blocks instead of one")
+        return blocks[0][1]
+
+    def table_state(self, table: str) -> TableState:
+        self.require_open()
+        request = store_pb2.ReadTableStateRequest(table=table, pin=self._token)
+
+        def attempt(timeout: float) -> TableState:
+            return self.connection.decoded(messages.state_from_frames, self._read_state(request, timeout=timeout))[1]
+
+        return self.connection.call(attempt)
+
+    def _look_up(self, ids: Mapping[str, Int64], version: int | None, wait_s: float) -> dict[str, Float32]:
+        for table, wanted in ids.items():
+            messages.require_wire_ids(table, wanted)
+        request = store_pb2.LookupHeader(version=version, wait_ms=round(wait_s * 1000), pin=self._token)
+        for table, wanted in ids.items():
+            request.tables.add(table=table, count=len(wanted))
+        header = request.SerializeToString()
+
+        def attempt(timeout: float) -> dict[str, Float32]:
+            return self.connection.decoded(lambda frames: self._rows(frames, ids), self._send(header, ids, timeout))
+
+        return self.connection.call(attempt, wait_s)
+
+    def _send(self, header: bytes, ids: Mapping[str, Int64], timeout: float) -> Iterable[bytes]:
+        """Makes the call in the cheapest shape that carries it; its reply's frames."""
+        frames = encode(header, ids.values())
+        if not self._reply_is_small(ids):
+            return self._lookup(frames, timeout)
+        first, second = next(frames), next(frames, None)
+        if second is None:
+            return [self._lookup_small(first, timeout=timeout)]
+        return self._lookup(chain((first, second), frames), timeout)
+
+    def _reply_is_small(self, ids: Mapping[str, Int64]) -> bool:
+        """Whether the reply is known to be one that LookupSmall may carry."""
+        sizes = (len(wanted) * self._row_bytes.get(table, MAX_BODY_BYTES) for table, wanted in ids.items())
+        return len(ids) <= _FEW_TABLES and sum(sizes) <= ONE_FRAME_BYTES
+
+    def _rows(self, frames: Iterable[bytes], ids: Mapping[str, Int64]) -> dict[str, Float32]:
+        """The rows in a reply."""
+        reader = FrameReader(frames, "LookupReply")
+        header = reader.header(store_pb2.LookupReplyHeader)
+        plan = BodyPlan("LookupReply")
+        if len(header.tables) != len(ids):
+            raise BadInput(f"LookupReply: it holds {len(header.tables)} tables where {len(ids)} were asked for")
+        for entry, (table, wanted) in zip(header.tables, ids.items(), strict=True):
+            if entry.table != table or entry.count != len(wanted):
+                raise BadInput(
+                    f"LookupReply: it holds {entry.count} rows of table {entry.table!r} "
+                    f"where {len(wanted)} of {table!r} were asked for"
+                )
+            if entry.dtype != "float32":
+                raise BadInput(f"LookupReply: rows of table {table!r} are {entry.dtype!r}, not 'float32'")
+            plan.add(f"rows of table {table!r}", (entry.count, entry.dim), _FLOAT32)
+            self._row_bytes[table] = 4 * entry.dim
+        return dict(zip(ids, reader.read(plan), strict=True))
+
+
+class RemoteSource(RemoteReads):
     """Looks rows up at a store that another process serves; one call for all tables.
 
     Every call ends within the deadline: a server that is not reached is tried again until then, as all of them may be
     repeated without harm.
-
-    Attributes:
-        connection: To the server.
 
     Args:
         target: `host:port`, or a `ServerConnection`, which stays its owner's to close.
@@ -81,23 +199,12 @@ class RemoteSource(BaseSource):
         self, target: str | ServerConnection, deadline_s: float = 30.0, credentials: Credentials | None = None
     ) -> None:
         self._owns = isinstance(target, str)
-        self.connection = ServerConnection(target, deadline_s, credentials) if isinstance(target, str) else target
-        channel = self.connection.channel
-        self._stub = store_pb2_grpc.EmbeddingStoreStub(channel)
-        path = f"/{STORE_SERVICE}"
-        self._lookup_small = channel.unary_unary(f"{path}/LookupSmall", None, None)
-        self._lookup = StreamingUpload(channel, f"{path}/Lookup")
-        self._row_bytes: dict[str, int] = {}  # of the tables seen so far
+        super().__init__(ServerConnection(target, deadline_s, credentials) if isinstance(target, str) else target)
 
     @property
     def address(self) -> str:
         """`host:port` of the server."""
         return self.connection.address
-
-    def specs(self) -> dict[str, TableSpec]:
-        """All tables by name."""
-        reply = self.connection.send(self._stub.ListTables, store_pb2.ListTablesRequest())
-        return {status.spec.name: spec_from_message(status.spec) for status in reply.tables}
 
     def version(self) -> int:
         """The current version."""
@@ -108,9 +215,9 @@ class RemoteSource(BaseSource):
         end = time.monotonic() + timeout_s
         while True:
             left = max(end - time.monotonic(), 0.0)
-            if self._version_when(version, min(left, LONGEST_WAIT_S)) >= version:
+            if self._version_when(version, min(left, messages.LONGEST_WAIT_S)) >= version:
                 return True
-            if left <= LONGEST_WAIT_S:
+            if left <= messages.LONGEST_WAIT_S:
                 return False
 
     def attach(self) -> tuple[str, bytes]:
@@ -134,25 +241,6 @@ class RemoteSource(BaseSource):
         """One call, which waits at the server."""
         return self._look_up(ids, version, wait_s)
 
-    def lookup_pinned(self, ids: Mapping[str, Int64], pin: bytes) -> dict[str, Float32]:
-        """Rows at the pin of that token."""
-        return self._look_up(ids, None, 0.0, pin)
-
-    def _look_up(
-        self, ids: Mapping[str, Int64], version: int | None, wait_s: float, pin: bytes = b""
-    ) -> dict[str, Float32]:
-        for table, wanted in ids.items():
-            require_wire_ids(table, wanted)
-        request = store_pb2.LookupHeader(version=version, wait_ms=round(wait_s * 1000), pin=pin)
-        for table, wanted in ids.items():
-            request.tables.add(table=table, count=len(wanted))
-        header = request.SerializeToString()
-
-        def attempt(timeout: float) -> dict[str, Float32]:
-            return self._read(self._send(header, ids, timeout), ids)
-
-        return self.connection.call(attempt, wait_s)
-
     def close(self) -> None:
         """Closes the connection, where it is this source's own. Closing twice is harmless."""
         if self._owns:
@@ -163,45 +251,6 @@ class RemoteSource(BaseSource):
         request = store_pb2.GetVersionRequest(at_least=at_least, wait_ms=round(wait_s * 1000))
         reply = self.connection.send(self._stub.GetVersion, request, wait_s)
         return int(reply.version)
-
-    def _send(self, header: bytes, ids: Mapping[str, Int64], timeout: float) -> Iterable[bytes]:
-        """Makes the call in the cheapest shape that carries it; its reply's frames."""
-        frames = encode(header, ids.values())
-        if not self._reply_is_small(ids):
-            return self._lookup(frames, timeout)
-        first, second = next(frames), next(frames, None)
-        if second is None:
-            return [self._lookup_small(first, timeout=timeout)]
-        return self._lookup(chain((first, second), frames), timeout)
-
-    def _reply_is_small(self, ids: Mapping[str, Int64]) -> bool:
-        """Whether the reply is known to be one that LookupSmall may carry."""
-        sizes = (len(wanted) * self._row_bytes.get(table, MAX_BODY_BYTES) for table, wanted in ids.items())
-        return len(ids) <= _FEW_TABLES and sum(sizes) <= ONE_FRAME_BYTES
-
-    def _read(self, frames: Iterable[bytes], ids: Mapping[str, Int64]) -> dict[str, Float32]:
-        """The rows in a reply."""
-        try:
-            reader = FrameReader(frames, "LookupReply")
-            header = reader.header(store_pb2.LookupReplyHeader)
-            plan = BodyPlan("LookupReply")
-            if len(header.tables) != len(ids):
-                raise BadInput(f"LookupReply: it holds {len(header.tables)} tables where {len(ids)} were asked for")
-            for entry, (table, wanted) in zip(header.tables, ids.items(), strict=True):
-                if entry.table != table or entry.count != len(wanted):
-                    raise BadInput(
-                        f"LookupReply: it holds {entry.count} rows of table {entry.table!r} "
-                        f"where {len(wanted)} of {table!r} were asked for"
-                    )
-                if entry.dtype != "float32":
-                    raise BadInput(f"LookupReply: rows of table {table!r} are {entry.dtype!r}, not 'float32'")
-                plan.add(f"rows of table {table!r}", (entry.count, entry.dim), _FLOAT32)
-                self._row_bytes[table] = 4 * entry.dim
-            rows = reader.read(plan)
-        except BadInput as error:
-            # Not what the caller handed in, but what the server handed back.
-            raise StoreFailed(f"{self.address} sent a malformed answer: {error}") from error
-        return dict(zip(ids, rows, strict=True))
 
 
 class WriteCalls:
@@ -215,7 +264,7 @@ class WriteCalls:
 
     def __init__(self, connection: ServerConnection) -> None:
         self._connection = connection
-        self.channel, self.path = connection.channel, f"/{STORE_SERVICE}"
+        self.channel, self.path = connection.channel, f"/{messages.STORE_SERVICE}"
         self.stub: WriteStub = store_pb2_grpc.EmbeddingStoreStub(self.channel)
 
     def call(self, attempt: Callable[[float], Answer]) -> Answer:
@@ -254,11 +303,12 @@ class RemoteStore(RemoteSource, BaseStore):
         super().__init__(target, deadline_s, credentials)
         self._writes = WriteCalls(self.connection) if writes is None else writes
         channel, path = self._writes.channel, self._writes.path
-        self._commit = Upload(self.connection.channel, f"/{STORE_SERVICE}/Commit", store_pb2.CommitReply.FromString)
+        self._commit = Upload(
+            self.connection.channel, f"/{messages.STORE_SERVICE}/Commit", store_pb2.CommitReply.FromString
+        )
         self._put = Upload(channel, f"{path}/Put", store_pb2.PutReply.FromString)
         self._delete = Upload(channel, f"{path}/Delete", store_pb2.DeleteReply.FromString)
         self._put_state = Upload(channel, f"{path}/PutTableState", store_pb2.PutReply.FromString)
-        self._reads = RemoteReads(self.connection)
 
     def create_table(self, spec: TableSpec) -> bool:
         """Creates the table; False also if the answer of an earlier attempt was lost.
@@ -266,7 +316,7 @@ class RemoteStore(RemoteSource, BaseStore):
         Raises:
             Unsupported: this server, or any, cannot keep such a table, or is not to be written to.
         """
-        request = store_pb2.CreateTableRequest(spec=spec_to_message(spec))
+        request = store_pb2.CreateTableRequest(spec=messages.spec_to_message(spec))
         return bool(self._writes.send(self._writes.stub.CreateTable, request).created)
 
     def drop_table(self, table: str, force: bool = False) -> None:
@@ -316,18 +366,8 @@ class RemoteStore(RemoteSource, BaseStore):
         return RemotePin(self, version, lease_s)
 
     def pins(self) -> tuple[PinStatistics, ...]:
-        told = self.connection.send(self._stub.ListPins, store_pb2.ListPinsRequest()).pins
-        return tuple(PinStatistics(pin.version, pin.lease_left_s, pin.rows, pin.bytes) for pin in told)
-
-    def row_count(self, table: str) -> int:
-        return self._reads.row_count(table)
-
-    def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
-        """Each block has its own deadline."""
-        return self._reads.scan(table, block_rows)
-
-    def read_rows(self, table: str, ids: Int64) -> RowBlock:
-        return self._reads.read_rows(table, ids)
+        pins = self.connection.send(self._stub.ListPins, store_pb2.ListPinsRequest()).pins
+        return tuple(PinStatistics(pin.version, pin.lease_left_s, pin.rows, pin.bytes) for pin in pins)
 
     def put(self, table: str, blocks: Iterable[RowBlock]) -> None:
         """Writes each block in a call."""
@@ -338,22 +378,19 @@ class RemoteStore(RemoteSource, BaseStore):
             self.row_count(table)  # the table has to exist even if there are no blocks
 
     def _send_block(self, table: str, block: RowBlock, timeout: float) -> None:
-        self._put(block_frames(table, block), timeout)
+        self._put(messages.block_frames(table, block), timeout)
 
     def delete(self, table: str, ids: Int64) -> int:
         """Deletes rows; those deleted by an attempt whose answer was lost are not counted."""
-        return int(self._writes.call(lambda timeout: self._delete(ids_frames(table, ids), timeout)).rows)
+        return int(self._writes.call(lambda timeout: self._delete(messages.ids_frames(table, ids), timeout)).rows)
 
     def table_statistics(self, table: str) -> TableStatistics:
-        told = self.connection.send(self._stub.TableStatistics, store_pb2.TableStatisticsRequest(table=table))
-        size = told.bytes if told.HasField("bytes") else None
-        return TableStatistics(told.rows, size, told.refused, told.evicted, told.deleted, told.written)
-
-    def table_state(self, table: str) -> TableState:
-        return self._reads.table_state(table)
+        reply = self.connection.send(self._stub.TableStatistics, store_pb2.TableStatisticsRequest(table=table))
+        size = messages.optional(reply, "bytes")
+        return TableStatistics(reply.rows, size, reply.refused, reply.evicted, reply.deleted, reply.written)
 
     def put_table_state(self, table: str, state: TableState) -> None:
-        self._writes.call(lambda timeout: self._put_state(state_frames(table, state), timeout))
+        self._writes.call(lambda timeout: self._put_state(messages.state_frames(table, state), timeout))
 
     def clear(self, table: str, force: bool = False) -> None:
         """Deletes all rows of a table; `force` as in `drop_table`."""
@@ -361,10 +398,10 @@ class RemoteStore(RemoteSource, BaseStore):
 
     def _send_commit(self, commit: Commit, token: bytes, stage: bool) -> None:
         require_numbers(commit)
-        self.connection.call(lambda timeout: self._commit(commit_frames(commit, token, stage), timeout))
+        self.connection.call(lambda timeout: self._commit(messages.commit_frames(commit, token, stage), timeout))
 
 
-class RemotePin(BaseSource, Snapshot):
+class RemotePin(RemoteReads, Snapshot):
     """A version that the server keeps until the lease ends, also if this process is gone.
 
     Attributes:
@@ -380,17 +417,11 @@ class RemotePin(BaseSource, Snapshot):
     """
 
     def __init__(self, source: RemoteSource, version: int | None, lease_s: float) -> None:
-        self._source, self._connection = source, source.connection
-        self._stub = store_pb2_grpc.EmbeddingStoreStub(self._connection.channel)
         self.token, self._lease_s = uuid.uuid4().bytes, require_lease(lease_s)
-        self._reads = RemoteReads(self._connection, self.token)
+        super().__init__(source.connection, self.token)
         request = store_pb2.PinRequest(version=version, lease_s=lease_s, token=self.token)
-        self._version = int(self._connection.send(self._stub.Pin, request).version)
+        self._version = int(self.connection.send(self._stub.Pin, request).version)
         self._closed = False
-
-    def specs(self) -> dict[str, TableSpec]:
-        """All tables of the store; those created after the pin are empty in it."""
-        return self._source.specs()
 
     def version(self) -> int:
         return self._version
@@ -398,113 +429,21 @@ class RemotePin(BaseSource, Snapshot):
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
         self.require_open()
         refuse_other_version(self._version, version)
-        return self._source.lookup_pinned(ids, self.token)
+        return self._look_up(ids, None, 0.0)
 
     def renew(self, lease_s: float | None = None) -> None:
         self.require_open()
         seconds = self._lease_s if lease_s is None else require_lease(lease_s)
-        self._connection.send(self._stub.RenewPin, store_pb2.RenewPinRequest(token=self.token, lease_s=seconds))
+        self.connection.send(self._stub.RenewPin, store_pb2.RenewPinRequest(token=self.token, lease_s=seconds))
         self._lease_s = seconds
-
-    def row_count(self, table: str) -> int:
-        self.require_open()
-        return self._reads.row_count(table)
-
-    def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
-        """Each block has its own deadline."""
-        self.require_open()
-        return self._reads.scan(table, require_block_rows(block_rows))
-
-    def read_rows(self, table: str, ids: Int64) -> RowBlock:
-        self.require_open()
-        return self._reads.read_rows(table, ids)
-
-    def table_state(self, table: str) -> TableState:
-        self.require_open()
-        return self._reads.table_state(table)
 
     def close(self) -> None:
         """Raises `Unavailable` if the server is not reached; there the version is freed when its lease ends."""
         if not self._closed:
             self._closed = True
-            self._connection.send(self._stub.ReleasePin, store_pb2.ReleasePinRequest(token=self.token))
+            self.connection.send(self._stub.ReleasePin, store_pb2.ReleasePinRequest(token=self.token))
 
     def require_open(self) -> None:
         """Raises `StaleVersion` once the pin is closed."""
         if self._closed:
             raise StaleVersion(f"the pin of version {self._version} is gone: it was released")
-
-
-class RemoteReads:
-    """The calls that copy rows, slots, counts and sketches out of a store, or of a version that is pinned there.
-
-    Args:
-        connection: To its server; its owner's to close.
-        pin: Token of the pin to read; empty: the store.
-    """
-
-    def __init__(self, connection: ServerConnection, pin: bytes = b"") -> None:
-        self._connection, self._pin = connection, pin
-        channel, path = connection.channel, f"/{STORE_SERVICE}"
-        self._stub = store_pb2_grpc.EmbeddingStoreStub(channel)
-        self._read_state = channel.unary_stream(
-            f"{path}/ReadTableState", store_pb2.ReadTableStateRequest.SerializeToString, None
-        )
-        self._read_rows = StreamingUpload(channel, f"{path}/ReadRows")
-        self._scan = channel.unary_stream(f"{path}/Scan", store_pb2.ScanRequest.SerializeToString, None)
-
-    def row_count(self, table: str) -> int:
-        request = store_pb2.CountRowsRequest(table=table, pin=self._pin)
-        return int(self._connection.send(self._stub.CountRows, request).rows)
-
-    def scan(self, table: str, block_rows: int) -> Iterator[RowBlock]:
-        """Each block has its own deadline."""
-        request = store_pb2.ScanRequest(table=table, block_rows=require_block_rows(block_rows), pin=self._pin)
-        with raising(self._connection.address, self._connection.deadline_s):
-            call = self._scan(request)
-            try:
-                blocks = blocks_from_frames(call)
-                while (block := self._next_block(call, blocks)) is not None:
-                    yield block
-            except BadInput as error:
-                raise self._unreadable(error) from error
-            finally:
-                call.cancel()  # type: ignore[no-untyped-call]
-
-    def read_rows(self, table: str, ids: Int64) -> RowBlock:
-        def attempt(timeout: float) -> list[RowBlock]:
-            frames = self._read_rows(ids_frames(table, ids, self._pin), timeout)
-            try:
-                return [block for _, block in blocks_from_frames(frames)]
-            except BadInput as error:
-                raise self._unreadable(error) from error
-
-        blocks = self._connection.call(attempt)
-        if len(blocks) != 1:
-            raise StoreFailed(f"{self._connection.address} answered with {len(blocks)} blocks instead of one")
-        return blocks[0]
-
-    def table_state(self, table: str) -> TableState:
-        request = store_pb2.ReadTableStateRequest(table=table, pin=self._pin)
-
-        def attempt(timeout: float) -> TableState:
-            try:
-                return state_from_frames(self._read_state(request, timeout=timeout))[1]
-            except BadInput as error:
-                raise self._unreadable(error) from error
-
-        return self._connection.call(attempt)
-
-    def _next_block(self, call: grpc.Call, blocks: Iterator[tuple[str, RowBlock]]) -> RowBlock | None:
-        """The next block, None at the end; the call is cancelled at the deadline."""
-        timer = threading.Timer(self._connection.deadline_s, call.cancel)
-        timer.daemon = True
-        timer.start()
-        try:
-            found = next(blocks, None)
-        finally:
-            timer.cancel()
-        return None if found is None else found[1]
-
-    def _unreadable(self, error: BadInput) -> StoreFailed:
-        return StoreFailed(f"{self._connection.address} sent a malformed answer: {error}")

@@ -12,8 +12,8 @@ import numpy as np
 
 from elastable.embedding_store.wire.messages.frames import BodyPlan
 from elastable.embedding_store.wire.shared.attachment import CHANNEL, LAYOUT, NOTIFICATIONS, connected, receive_packet
-from elastable.embedding_store.wire.shared.attachment_client import attached_tables
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedMessage
+from elastable.embedding_store.wire.shared.shared_source import attached_tables
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, channels_of
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.store_calls import SPECS

@@ -30,6 +30,6 @@ def serve(options: StoreServerOptions) -> None:
     """
     # Started by `elastable train --stores N`: it writes what its store keeps, and makes room for the next one.
     when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
-    from elastable.jobs.servers.store_server import run_store_server
+    from elastable.jobs.servers.store_server_process import run_store_server
 
     raise typer.Exit(run_store_server(options, JobConsole()))

@@ -116,7 +116,7 @@ class Caller:
     shown: str
 
     @property
-    def told(self) -> str:
+    def role_and_mark(self) -> str:
         """Role and mark in a few words, for logs."""
         return f"{self.role.word} ({self.shown})"
 
@@ -160,7 +160,8 @@ class Callers:
             return self._anonymous
         if len(shown) != 1:
             raise Unauthenticated("it shows no token, and this server asks for one (ELASTABLE_TOKEN_FILE)")
-        scheme, _, token = _as_bytes(shown[0]).partition(b" ")
+        value = shown[0].encode() if isinstance(shown[0], str) else shown[0]
+        scheme, _, token = value.partition(b" ")
         found = [role for known, role in self._tokens if hmac.compare_digest(token, known)]
         if not found or scheme.lower() != _SCHEME:
             raise Unauthenticated("its token is not this server's (ELASTABLE_TOKEN_FILE)")
@@ -169,24 +170,17 @@ class Callers:
     def _by_name(self, context: grpc.ServicerContext) -> Caller:
         shown: Mapping[str, Iterable[bytes]] = context.auth_context()  # type: ignore[assignment]
         names = [
-            *_texts(shown.get("x509_subject_alternative_name", ())),
-            *_texts(shown.get("x509_common_name", ())),
+            name.decode("utf-8", "replace")
+            for kind in ("x509_subject_alternative_name", "x509_common_name")
+            for name in shown.get(kind, ())
         ]
         roles = [self._names[name] for name in names if name in self._names]
         if not roles and _ANY_NAME in self._names:
             roles = [self._names[_ANY_NAME]]
-        told = ", ".join(map(repr, names)) or "without a name"
+        listed = ", ".join(map(repr, names)) or "without a name"
         if not roles:
-            raise Unauthenticated(f"its certificate ({told}) has no role here (ELASTABLE_CERTIFICATE_ROLES)")
-        return Caller(max(roles), f"certificate {told}")
-
-
-def _as_bytes(value: str | bytes) -> bytes:
-    return value.encode() if isinstance(value, str) else value
-
-
-def _texts(values: Iterable[bytes]) -> list[str]:
-    return [value.decode("utf-8", "replace") for value in values]
+            raise Unauthenticated(f"its certificate ({listed}) has no role here (ELASTABLE_CERTIFICATE_ROLES)")
+        return Caller(max(roles), f"certificate {listed}")
 
 
 ENVIRONMENT = {
@@ -318,7 +312,7 @@ class Credentials:
 
     @classmethod
     def for_store_servers(cls, environment: Mapping[str, str] = os.environ) -> Self:
-        """What a worker shows to the store servers of its job: a token of their own (`STORES_TOKEN`) where it has one.
+        """What a worker shows to the store servers of its job: a separate token (`STORES_TOKEN`) where it has one.
 
         Raises:
             BadInput: as `from_environment`.

@@ -6,13 +6,12 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from threading import Event, Lock
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
-from elastable.embedding_store.errors import BadInput, ElastableError
+from elastable.embedding_store.errors import BadInput, ElastableError, StoreFailed
 from elastable.embedding_store.measures import PROCESS, TRACE_KEY
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.retry import Retry
@@ -85,9 +84,7 @@ class CallChannel(grpc.Channel):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _call(self, shape: str, method: tuple[object, ...], settings: dict[str, object]) -> Call:
@@ -155,22 +152,38 @@ class MetadataChannel(CallChannel):
 
     def __init__(self, channel: grpc.Channel, key: str, value: str | bytes) -> None:
         super().__init__([channel])
-        self._entry = (key, value)
+        self._entries = ((key, value),)
+
+    def entries(self) -> tuple[tuple[str, str | bytes], ...]:
+        """What the next call sends."""
+        return self._entries
 
     def made(self, on: Callable[[int], Call]) -> Call:
-        made, entry = on(0), self._entry
+        made = on(0)
 
         def call(
             *arguments: object, metadata: Iterable[tuple[str, str | bytes]] | None = None, **options: object
         ) -> object:
-            return made(*arguments, metadata=(entry, *(metadata or ())), **options)
+            return made(*arguments, metadata=(*self.entries(), *(metadata or ())), **options)
 
         return call
+
+
+class TracedChannel(MetadataChannel):
+    """Sends the current span with every call made inside one; `channel` is closed with this one."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        super().__init__(channel, TRACE_KEY, "")
+
+    def entries(self) -> tuple[tuple[str, str | bytes], ...]:
+        parent = None if PROCESS.tracer is None else PROCESS.tracer.parent()
+        return () if parent is None else ((TRACE_KEY, parent),)
 
 
 _log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
+Reply = TypeVar("Reply")
 
 KEEPALIVE_MS = 10_000
 """A peer that is silent for so long is asked, and is dead after as long again."""
@@ -198,7 +211,7 @@ _CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # Nor may a name that stands for another machine by now keep its old meaning for half a minute.
+    # Nor may a name that leads to another machine by now keep its old address for half a minute.
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     # Calls are repeated by `call` below. gRPC's own repeat of a stream that a dying server has refused may lose the
     # call: it never ends, whatever its timeout (seen with grpcio 1.85.1).
@@ -255,7 +268,7 @@ class ServerConnection:
         moves: Whether `follow` may be called.
 
     Raises:
-        BadInput: no such address or deadline can be, an address stands twice, or it cannot be called with such
+        BadInput: no such address or deadline can be, an address is given twice, or it cannot be called with such
             credentials.
     """
 
@@ -346,34 +359,18 @@ class ServerConnection:
         """Makes a call of one small message each way, as `call`."""
         return self.call(lambda timeout: method(request, timeout=timeout), wait_s)
 
+    def decoded(self, decode: Callable[[Reply], Answer], reply: Reply) -> Answer:
+        """What `decode` makes of a reply.
+
+        Raises:
+            StoreFailed: the reply is malformed, for which the caller's input is not to blame.
+        """
+        try:
+            return decode(reply)
+        except BadInput as error:
+            raise StoreFailed(f"{self.address} sent a malformed answer: {error}") from error
+
     def close(self) -> None:
         """Closes the channel; calls under way fail. Closing twice is harmless."""
         self._closed.set()
         self.channel.close()
-
-
-# A gRPC channel whose calls say which span of a trace they belong to
-
-
-class TracedChannel(CallChannel):
-    """Sends the current span with every call; calls made outside of any span are sent as they are.
-
-    Args:
-        channel: Closed with this one.
-    """
-
-    def __init__(self, channel: grpc.Channel) -> None:
-        super().__init__([channel])
-
-    def made(self, on: Callable[[int], Call]) -> Call:
-        made = on(0)
-
-        def call(
-            *arguments: object, metadata: Iterable[tuple[str, str | bytes]] | None = None, **options: object
-        ) -> object:
-            parent = None if PROCESS.tracer is None else PROCESS.tracer.parent()
-            if parent is not None:
-                metadata = ((TRACE_KEY, parent), *(metadata or ()))
-            return made(*arguments, metadata=metadata, **options)
-
-        return call

@@ -1,9 +1,4 @@
-"""The one translator between Elastable's errors and gRPC status codes.
-
-A server answers an `ElastableError` with its status code, its message, and the name of its class in the trailing
-metadata `elastable-error`; a client raises the very same class with the same message. Whatever else goes wrong between
-the two becomes `Unavailable` or `DeadlineExceeded`, naming address and deadline.
-"""
+"""The one translator between Elastable's errors and gRPC status codes."""
 
 from __future__ import annotations
 
@@ -103,7 +98,7 @@ class CallRefused(Exception):
 
 
 class answering:  # noqa: N801 - reads as the `with` statement that it is for
-    """Around a servicer's work: what it raises becomes the call's status.
+    """Around a servicer's work: what it raises becomes the call's status, unless that is decided already.
 
     Args:
         context: Of the call; it is aborted, so nothing after the block runs.
@@ -118,6 +113,8 @@ class answering:  # noqa: N801 - reads as the `with` statement that it is for
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is None or self._context.code() is not None:  # type: ignore[attr-defined]
+            return
         if isinstance(error, ElastableError):
             known = next(base.__name__ for base in type(error).__mro__ if base.__name__ in _CLASSES)
             self._context.set_trailing_metadata(((ERROR_KEY, known),))
@@ -164,7 +161,7 @@ class raising:  # noqa: N801 - as `answering`
 def translated(
     error: grpc.RpcError, address: str, deadline_s: float, before: str = "", wait_s: float = 0.0
 ) -> ElastableError:
-    """The `ElastableError` that stands for what a call ended with.
+    """The `ElastableError` of what a call ended with.
 
     Args:
         error: What gRPC raised.

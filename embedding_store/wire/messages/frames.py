@@ -1,18 +1,11 @@
-"""Bulk messages as one frame, or as frames of about 1 MiB, encoded with one copy.
-
-A bulk message of the protos is `{ Header header = 1; bytes body = 2; }` on a
-stream. The header stands in the first frame only; the bodies of all frames,
-joined, are raw little-endian buffers in header order. Frames are written
-by hand here, and read by hand in `frame_reader`, byte for byte what the generated serializers make and take:
-those copy every buffer several times, and hold the GIL while they do.
-"""
+"""Bulk messages as one frame, or as frames of about 1 MiB, encoded with one copy (docs/wire.md)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grpc
 import numpy as np
@@ -34,7 +27,6 @@ __all__ = [
     "SMALL_BYTES",
     "BodyPlan",
     "FrameReader",
-    "StreamingUpload",
     "Upload",
     "encode",
     "frame_prefix",
@@ -63,6 +55,11 @@ SMALL_BYTES = 4 << 10  # below this a second copy costs less than a view
 BODY_TAG = 0x12  # field 2, length-delimited
 _HEADER_TAG_BYTE = bytes((HEADER_TAG,))
 _BODY_TAG_BYTE = bytes((BODY_TAG,))
+
+
+# A bulk message of the protos is `{ Header header = 1; bytes body = 2; }` on a stream; the header is in the first frame
+# only. Frames are written and read by hand, byte for byte as the generated serializers do it: those copy every buffer
+# several times, and hold the GIL meanwhile.
 
 
 def encode(header: bytes, arrays: Iterable[Array]) -> Iterator[bytes]:
@@ -269,7 +266,7 @@ class FrameReader:
 
         Args:
             plan: What the header declared.
-            to_the_end: Whether the stream must end there; else more messages may follow in frames of their own.
+            to_the_end: Whether the stream must end there; else more messages may follow in separate frames.
 
         Raises:
             BadInput: a malformed frame, or a body longer or shorter than declared.
@@ -335,10 +332,10 @@ def _refuse_many_entries(header: bytes, message: str) -> None:
             position += _FIXED_BYTES.get(tag & 7, len(header))  # what is no field at all the parser refuses
 
 
-def _number(text: bytes, position: int) -> tuple[int, int]:
-    """The number in base 128 at `position`, and where it ends."""
+def _number(text: bytes, position: int, bits: int = 70) -> tuple[int, int]:
+    """The number in base 128 at `position`, and where it ends, or is longer than `bits`."""
     value = shift = 0
-    while position < len(text) and shift < 70:
+    while position < len(text) and shift < bits:
         byte = text[position]
         position += 1
         value |= (byte & 0x7F) << shift
@@ -370,20 +367,15 @@ def _split(frame: bytes, message: str) -> tuple[bytes | None, memoryview]:
 
 
 def _span(frame: bytes, position: int, message: str) -> tuple[int, int]:
-    """Where the length-delimited field starts and ends whose length stands at `position`."""
-    length = shift = 0
-    while position < len(frame) and shift < 35:
-        byte = frame[position]
-        position += 1
-        length |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            if position + length <= len(frame):
-                return position, position + length
-            raise BadInput(
-                f"{message}: truncated frame: a field of {length} bytes at {position} of {len(frame)} bytes; {_LAYOUT}"
-            )
-        shift += 7
-    raise BadInput(f"{message}: malformed frame: a length that does not end; {_LAYOUT}")
+    """Where the length-delimited field starts and ends whose length is at `position`."""
+    length, start = _number(frame, position, 35)
+    if start == position or frame[start - 1] > 0x7F:
+        raise BadInput(f"{message}: malformed frame: a length that does not end; {_LAYOUT}")
+    if start + length > len(frame):
+        raise BadInput(
+            f"{message}: truncated frame: a field of {length} bytes at {start} of {len(frame)} bytes; {_LAYOUT}"
+        )
+    return start, start + length
 
 
 # Calls that send frames: as a unary call where there is one frame, as a stream where there are more
@@ -393,40 +385,26 @@ Reply = TypeVar("Reply")
 
 
 class Upload(Generic[Reply]):
-    """A call that sends frames and takes one reply.
+    """A call that sends frames; of one that is answered by frames `Reply` is an iterable of them.
 
     gRPC starts a thread for each call that sends a stream; on the wire a unary call is the same.
 
     Args:
         channel: To the server.
         path: `/package.Service/Method`.
-        parse: Makes the reply of its bytes.
+        parse: Makes the reply of its bytes; None: it is answered by frames.
     """
 
-    def __init__(self, channel: grpc.Channel, path: str, parse: Callable[[bytes], Reply]) -> None:
-        self._one = channel.unary_unary(path, None, parse)
-        self._many = channel.stream_unary(path, None, parse)
+    def __init__(self, channel: grpc.Channel, path: str, parse: Callable[[bytes], Reply] | None) -> None:
+        frames = parse is None
+        self._one: Any = (channel.unary_stream if frames else channel.unary_unary)(path, None, parse)
+        self._many: Any = (channel.stream_stream if frames else channel.stream_unary)(path, None, parse)
 
     def __call__(self, frames: Iterator[bytes], timeout: float) -> Reply:
-        """Makes the call; raises `grpc.RpcError`."""
+        """Makes the call; it, or reading frames of its reply, raises `grpc.RpcError`."""
         first, second = next(frames), next(frames, None)
         if second is None:
             reply: Reply = self._one(first, timeout=timeout)
         else:
             reply = self._many(chain((first, second), frames), timeout=timeout)
         return reply
-
-
-class StreamingUpload:
-    """A call that sends frames and takes frames; `channel` and `path` as in `Upload`."""
-
-    def __init__(self, channel: grpc.Channel, path: str) -> None:
-        self._one = channel.unary_stream(path, None, None)
-        self._many = channel.stream_stream(path, None, None)
-
-    def __call__(self, frames: Iterator[bytes], timeout: float) -> Iterable[bytes]:
-        """Makes the call; its reply's frames, which raise `grpc.RpcError`."""
-        first, second = next(frames), next(frames, None)
-        if second is None:
-            return self._one(first, timeout=timeout)
-        return self._many(chain((first, second), frames), timeout=timeout)

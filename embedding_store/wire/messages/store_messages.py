@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import chain
+from typing import Any
 
 import numpy as np
+from google.protobuf.message import Message
 
 from elastable.embedding_store.contract.arrays import Array, Int64
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
@@ -34,6 +36,7 @@ __all__ = [
     "commit_from_frames",
     "ids_frames",
     "ids_from_frames",
+    "optional",
     "require_wire_ids",
     "spec_from_message",
     "spec_to_message",
@@ -56,6 +59,11 @@ def require_wire_ids(table: str, ids: Int64) -> None:
     """
     if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
         raise BadIds(f"ids of table {table!r} must be an int64 array of one dimension, got {array_kind(ids)}")
+
+
+def optional(message: Message, field: str) -> Any:
+    """A field's value; None where it is not set."""
+    return getattr(message, field) if message.HasField(field) else None
 
 
 def commit_frames(commit: Commit, token: bytes, stage: bool = False) -> Iterator[bytes]:
@@ -115,7 +123,7 @@ def commit_from_frames(frames: Iterable[bytes]) -> tuple[Commit, bytes, bool]:
         for entry in header.updates
     }
     if len(updates) < len(header.updates):
-        raise BadInput("Commit: a table stands in it twice; join its gradients")
+        raise BadInput("Commit: a table is in it twice; join its gradients")
     rates = dict(header.learning_rates)
     commit = Commit(
         header.version,
@@ -124,7 +132,7 @@ def commit_from_frames(frames: Iterable[bytes]) -> tuple[Commit, bytes, bool]:
         rates,
         ends_replay_epoch=header.ends_replay_epoch,
         frozen=tuple(header.frozen),
-        time=header.time if header.HasField("time") else None,
+        time=optional(header, "time"),
     )
     return commit, header.token, header.stage
 
@@ -200,7 +208,7 @@ def ids_from_frames(frames: Iterable[bytes]) -> tuple[str, Int64, bytes]:
 
 
 def state_frames(table: str, state: TableState) -> Iterator[bytes]:
-    """The frames of what a table keeps besides its rows.
+    """The frames of what a table keeps next to its rows.
 
     Raises:
         BadInput: an array that the wire has no place for; names its table.
@@ -221,7 +229,7 @@ def state_frames(table: str, state: TableState) -> Iterator[bytes]:
 
 
 def state_from_frames(frames: Iterable[bytes]) -> tuple[str, TableState]:
-    """A table, and what it keeps besides its rows.
+    """A table, and what it keeps next to its rows.
 
     Raises:
         BadInput: malformed frames.
@@ -232,7 +240,7 @@ def state_from_frames(frames: Iterable[bytes]) -> tuple[str, TableState]:
     plan.add("admission counts", (header.counters,), np.dtype(np.uint8))
     plan.add("touch times", (header.spans, 3), _INT64)
     counts, times = reader.read(plan)
-    decay = header.untouched_decay if header.HasField("untouched_decay") else None
+    decay = optional(header, "untouched_decay")
     timed = times if header.HasField("spans") else None
     return header.table, TableState(counts if len(counts) else None, decay, timed)
 
@@ -272,7 +280,15 @@ def spec_to_message(spec: TableSpec) -> store_pb2.TableSpec:
         admission=None if spec.admission is None else store_pb2.Admission(**asdict(spec.admission)),
         eviction=None if spec.eviction is None else store_pb2.Eviction(**asdict(spec.eviction)),
         ids="" if spec.ids == "int64" else spec.ids,
-        origin=None if spec.origin == ShardOrigin() else _origin_message(spec.origin),
+        origin=None
+        if spec.origin == ShardOrigin()
+        else store_pb2.ShardOrigin(
+            id_stride=spec.origin.id_stride,
+            id_offset=spec.origin.id_offset,
+            first_column=spec.origin.first_column,
+            table=None if spec.origin.table is None else spec_to_message(spec.origin.table),
+            shards=spec.origin.shards,
+        ),
     )
 
 
@@ -286,20 +302,20 @@ def spec_from_message(message: store_pb2.TableSpec) -> TableSpec:
     return TableSpec(
         name=message.name,
         dim=message.dim,
-        vocabulary_size=message.vocabulary_size if message.HasField("vocabulary_size") else None,
+        vocabulary_size=optional(message, "vocabulary_size"),
         dtype=message.dtype or default.dtype,
-        initializer=_initializer(message.initializer) if message.HasField("initializer") else default.initializer,
+        initializer=InitializerSpec(message.initializer.kind, message.initializer.a, message.initializer.b)
+        if message.HasField("initializer")
+        else default.initializer,
         seed=message.seed,
         optimizer=_optimizer(message) if message.HasField("optimizer") else default.optimizer,
-        admission=_admission(message.admission) if message.HasField("admission") else None,
+        admission=AdmissionSpec(message.admission.sightings, message.admission.counters or AdmissionSpec(1).counters)
+        if message.HasField("admission")
+        else None,
         eviction=_eviction(message.eviction) if message.HasField("eviction") else None,
         ids=message.ids or default.ids,
         origin=_origin(message.origin) if message.HasField("origin") else default.origin,
     )
-
-
-def _initializer(message: store_pb2.Initializer) -> InitializerSpec:
-    return InitializerSpec(message.kind, message.a, message.b)
 
 
 def _optimizer(message: store_pb2.TableSpec) -> OptimizerSpec:
@@ -310,27 +326,13 @@ def _optimizer(message: store_pb2.TableSpec) -> OptimizerSpec:
     return OptimizerSpec(optimizer.name, pairs, optimizer.keras_config, lazy=not optimizer.dense)
 
 
-def _admission(message: store_pb2.Admission) -> AdmissionSpec:
-    return AdmissionSpec(message.sightings, message.counters or AdmissionSpec(1).counters)
-
-
 def _eviction(message: store_pb2.Eviction) -> EvictionSpec:
     return EvictionSpec(
-        max_age=message.max_age if message.HasField("max_age") else None,
-        min_frequency=message.min_frequency if message.HasField("min_frequency") else None,
-        max_rows=message.max_rows if message.HasField("max_rows") else None,
+        max_age=optional(message, "max_age"),
+        min_frequency=optional(message, "min_frequency"),
+        max_rows=optional(message, "max_rows"),
         every=message.every or 1,
-        ttl=message.ttl if message.HasField("ttl") else None,
-    )
-
-
-def _origin_message(origin: ShardOrigin) -> store_pb2.ShardOrigin:
-    return store_pb2.ShardOrigin(
-        id_stride=origin.id_stride,
-        id_offset=origin.id_offset,
-        first_column=origin.first_column,
-        table=None if origin.table is None else spec_to_message(origin.table),
-        shards=origin.shards,
+        ttl=optional(message, "ttl"),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 
@@ -35,6 +36,7 @@ from elastable.embedding_store.shards import (
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode
+from elastable.embedding_store.wire.messages.store_messages import optional
 from elastable.embedding_store.wire.pushes.uploads import body_of, declare_slices, plan_slices, read_body
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels
 
@@ -65,14 +67,9 @@ __all__ = [
     "sums_to_message",
 ]
 
-_UINT8 = np.dtype(np.uint8)
+RecordHeader = TypeVar("RecordHeader", store_pb2.CommitPushedHeader, store_pb2.RecordHeader)
+
 _MOST_SQUARES_BYTES = 128
-_OUTCOMES = {
-    RowPushOutcome.ACCEPTED: store_pb2.RowPushReply.OUTCOME_ACCEPTED,
-    RowPushOutcome.DUPLICATE: store_pb2.RowPushReply.OUTCOME_DUPLICATE,
-    RowPushOutcome.STALE: store_pb2.RowPushReply.OUTCOME_STALE,
-}
-_OUTCOMES_BACK = {value: outcome for outcome, value in _OUTCOMES.items()}
 
 
 def row_push_frames(push: RowPush, channel: SharedChannel | None = None) -> Iterator[bytes]:
@@ -118,14 +115,17 @@ def row_push_from_frames(frames: Iterable[bytes], channels: SharedChannels | Non
 
 def row_outcome_to_message(outcome: RowPushOutcome) -> store_pb2.RowPushReply:
     """The reply to a PushRows."""
-    return store_pb2.RowPushReply(outcome=_OUTCOMES[outcome])
+    return store_pb2.RowPushReply(outcome=store_pb2.RowPushReply.Outcome.Value(f"OUTCOME_{outcome.name}"))
 
 
 def row_outcome_from_message(reply: store_pb2.RowPushReply) -> RowPushOutcome:
     """The outcome of a PushRows. Raises `BadInput` for one that is not known here."""
-    if reply.outcome not in _OUTCOMES_BACK:
-        raise BadInput(f"RowPushReply: outcome {reply.outcome} is unknown; start all processes from one release")
-    return _OUTCOMES_BACK[reply.outcome]
+    try:
+        return RowPushOutcome[store_pb2.RowPushReply.Outcome.Name(reply.outcome).removeprefix("OUTCOME_")]
+    except (KeyError, ValueError) as error:
+        raise BadInput(
+            f"RowPushReply: outcome {reply.outcome} is unknown; start all processes from one release"
+        ) from error
 
 
 def measured_to_message(measured: Measured) -> store_pb2.MeasureReply:
@@ -156,59 +156,54 @@ def pushed_commit_frames(commit: PushedCommit) -> Iterator[bytes]:
         clips={table: store_pb2.TableClip(scale=clip.scale, bound=clip.bound) for table, clip in commit.clips.items()},
         dropped=commit.dropped,
         time=commit.time,
-        has_record=commit.record is not None,
-        record_bytes=len(commit.record or b""),
-        cuts={table: cut_to_message(cut) for table, cut in commit.cuts.items()},
+        cuts={
+            table: store_pb2.EvictionCut(version=cut.version, least_id=cut.least_id)
+            for table, cut in commit.cuts.items()
+        },
     )
-    return encode(header.SerializeToString(), _bytes_of(commit.record))
+    return _with_record(header, commit.record)
 
 
 def pushed_commit_from_frames(frames: Iterable[bytes]) -> PushedCommit:
     """The commit in the frames of one CommitPushed. Raises `BadInput`: malformed frames."""
-    reader = FrameReader(frames, "CommitPushed")
-    header = reader.header(store_pb2.CommitPushedHeader)
-    record = _record(reader, header.has_record, header.record_bytes, "CommitPushed")
+    header, record = _and_record(frames, "CommitPushed", store_pb2.CommitPushedHeader)
     return PushedCommit(
         sums_from_message(header.sums),
         header.step,
         dict(header.learning_rates),
-        _clips(header.clips),
+        {table: TableClip(clip.scale, optional(clip, "bound")) for table, clip in header.clips.items()},
         record,
         header.ends_replay_epoch,
         header.dropped,
-        header.time if header.HasField("time") else None,
-        {table: cut_from_message(cut) for table, cut in header.cuts.items()},
+        optional(header, "time"),
+        {table: EvictionCut(cut.version, optional(cut, "least_id")) for table, cut in header.cuts.items()},
     )
 
 
 def record_frames(record: bytes | None, version: int = 0) -> Iterator[bytes]:
     """The frames of one ReadRecord, or of one KeepRecord with its version."""
-    header = store_pb2.RecordHeader(has_record=record is not None, record_bytes=len(record or b""), version=version)
-    return encode(header.SerializeToString(), _bytes_of(record))
+    return _with_record(store_pb2.RecordHeader(version=version), record)
 
 
 def record_from_frames(frames: Iterable[bytes]) -> tuple[bytes | None, int]:
     """The record in the frames of one ReadRecord, and the version. Raises `BadInput`: malformed frames."""
-    reader = FrameReader(frames, "Record")
-    header = reader.header(store_pb2.RecordHeader)
-    return _record(reader, header.has_record, header.record_bytes, "Record"), header.version
+    header, record = _and_record(frames, "Record", store_pb2.RecordHeader)
+    return record, header.version
 
 
-def _bytes_of(record: bytes | None) -> list[Array]:
-    return [] if not record else [np.frombuffer(record, np.uint8)]
+def _with_record(header: RecordHeader, record: bytes | None) -> Iterator[bytes]:
+    """Frames of a header that says how long the record behind it is."""
+    header.has_record, header.record_bytes = record is not None, len(record or b"")
+    return encode(header.SerializeToString(), [np.frombuffer(record, np.uint8)] if record else [])
 
 
-def _record(reader: FrameReader, there: bool, size: int, message: str) -> bytes | None:
-    plan = BodyPlan(message)
-    plan.add("record", (size,), _UINT8)
+def _and_record(frames: Iterable[bytes], message: str, kind: type[RecordHeader]) -> tuple[RecordHeader, bytes | None]:
+    """The inverse of `_with_record`."""
+    reader = FrameReader(frames, message)
+    header, plan = reader.header(kind), BodyPlan(message)
+    plan.add("record", (header.record_bytes,), np.dtype(np.uint8))
     (body,) = reader.read(plan)
-    return body.tobytes() if there else None
-
-
-def _clips(clips: Mapping[str, store_pb2.TableClip]) -> dict[str, TableClip]:
-    return {
-        table: TableClip(clip.scale, clip.bound if clip.HasField("bound") else None) for table, clip in clips.items()
-    }
+    return header, body.tobytes() if header.has_record else None
 
 
 # Which pushes are summed, as a message and back
@@ -264,8 +259,9 @@ def offer_request_from_message(
     ids = {table: (rows.version, rows.count) for table, rows in request.ids.items()}
     if request.most < 0 or any(count < 0 for _, count in ids.values()):
         raise BadInput("OfferRowsRequest: a negative number of versions or ids is asked for")
-    time = request.time if request.HasField("time") else None
-    commit = PushedCommit(sums_from_message(request.sums), 0, {}, dropped=request.dropped, time=time)
+    commit = PushedCommit(
+        sums_from_message(request.sums), 0, {}, dropped=request.dropped, time=optional(request, "time")
+    )
     return commit, request.most, ids
 
 
@@ -292,16 +288,6 @@ def offers_from_message(reply: store_pb2.OfferRowsReply) -> RowOffers:
     return RowOffers(offers, tuple(reply.missing))
 
 
-def cut_to_message(cut: EvictionCut) -> store_pb2.EvictionCut:
-    """What goes of a table."""
-    return store_pb2.EvictionCut(version=cut.version, least_id=cut.least_id)
-
-
-def cut_from_message(message: store_pb2.EvictionCut) -> EvictionCut:
-    """The inverse of `cut_to_message`."""
-    return EvictionCut(message.version, message.least_id if message.HasField("least_id") else None)
-
-
 # The calls about rows that store servers save, as messages and back
 
 
@@ -320,10 +306,7 @@ def changes_to_message(changes: TakenChanges) -> store_pb2.TakeChangesReply:
 
 def changes_from_message(reply: store_pb2.TakeChangesReply) -> TakenChanges:
     """The inverse of `changes_to_message`."""
-    tables = {
-        of.table: ChangedTable(of.rows, of.changed if of.HasField("changed") else None, of.shrunk)
-        for of in reply.tables
-    }
+    tables = {of.table: ChangedTable(of.rows, optional(of, "changed"), of.shrunk) for of in reply.tables}
     return TakenChanges(reply.version, tables)
 
 

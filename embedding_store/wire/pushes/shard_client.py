@@ -10,17 +10,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NoReturn, TypeVar
 
+from elastable.embedding_store import errors
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.contract.snapshot import Snapshot
-from elastable.embedding_store.errors import (
-    BadInput,
-    CheckpointError,
-    DeadlineExceeded,
-    NotReady,
-    StoreFailed,
-    Unavailable,
-    Unsupported,
-)
 from elastable.embedding_store.shards import (
     Committed,
     Measured,
@@ -42,28 +34,13 @@ from elastable.embedding_store.wire.channels.server_connection import MetadataCh
 from elastable.embedding_store.wire.channels.status_codes import raising
 from elastable.embedding_store.wire.messages.frames import Upload
 from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, SERVER_SERVICE
-from elastable.embedding_store.wire.pushes.push_messages import (
-    changes_from_message,
-    measured_from_message,
-    offer_request_to_message,
-    offers_from_message,
-    pushed_commit_frames,
-    record_frames,
-    record_from_frames,
-    row_outcome_from_message,
-    row_push_frames,
-    save_to_message,
-    saved_from_message,
-    shard_status_from_message,
-    sums_to_message,
-)
+from elastable.embedding_store.wire.pushes import push_messages as messages
 from elastable.embedding_store.wire.pushes.uploads import SharedUpload
-from elastable.embedding_store.wire.remote_store import RemotePin, RemoteSource, RemoteStore, WriteCalls
+from elastable.embedding_store.wire.remote_store import RemotePin, RemoteStore, WriteCalls
 
 __all__ = ["ShardClient"]
 
 Answer = TypeVar("Answer")
-Reply = TypeVar("Reply")
 
 _MOST_EARLY = 20  # answers that a save is not done, before half the time to wait has passed
 _STATUS_S = 2.0  # for its status, which the next look asks for again
@@ -96,7 +73,7 @@ class ShardClient(RemoteStore, ShardServer):
         self._server = self._owner.stub
         self._keeps_records: bool | None = None
         push = Upload(target.channel, f"/{SERVER_SERVICE}/PushRows", store_pb2.RowPushReply.FromString)
-        self._pushes = SharedUpload(target, push, row_push_frames, self)
+        self._pushes = SharedUpload(target, push, messages.row_push_frames, self)
         channel, path = self._owner.channel, self._owner.path
         self._commit_pushed = Upload(channel, f"{path}/CommitPushed", store_pb2.CommitPushedReply.FromString)
         self._keep_record = Upload(channel, f"{path}/KeepRecord", store_pb2.KeepRecordReply.FromString)
@@ -128,14 +105,14 @@ class ShardClient(RemoteStore, ShardServer):
         return self.connection.send(self._server.GetOwner, store_pb2.GetOwnerRequest())
 
     def push_rows(self, push: RowPush) -> RowPushOutcome:
-        return self._decoded(row_outcome_from_message, self._pushes.send(push))
+        return self.connection.decoded(messages.row_outcome_from_message, self._pushes.send(push))
 
     def shard_status(self) -> ShardStatus:
         request = store_pb2.GetShardStatusRequest()
         try:
             with raising(self.address, _STATUS_S):
-                return shard_status_from_message(self._server.GetShardStatus(request, timeout=_STATUS_S))
-        except (Unavailable, DeadlineExceeded):
+                return messages.shard_status_from_message(self._server.GetShardStatus(request, timeout=_STATUS_S))
+        except (errors.Unavailable, errors.DeadlineExceeded):
             self.connection.look_elsewhere()
             raise
 
@@ -147,16 +124,16 @@ class ShardClient(RemoteStore, ShardServer):
         self._pushes.share_memory()
 
     def measure(self, sums: RowSums) -> Measured:
-        reply = self._owner.send(self._server.Measure, store_pb2.MeasureRequest(sums=sums_to_message(sums)))
-        return self._decoded(measured_from_message, reply)
+        reply = self._owner.send(self._server.Measure, store_pb2.MeasureRequest(sums=messages.sums_to_message(sums)))
+        return self.connection.decoded(messages.measured_from_message, reply)
 
     def offer_rows(self, commit: PushedCommit, most: int, ids: Mapping[str, tuple[int, int]]) -> RowOffers:
-        request = offer_request_to_message(commit, most, ids)
+        request = messages.offer_request_to_message(commit, most, ids)
         reply = self._owner.send(self._server.OfferRows, request)
-        return self._decoded(offers_from_message, reply)
+        return self.connection.decoded(messages.offers_from_message, reply)
 
     def commit_pushed(self, commit: PushedCommit) -> Committed:
-        reply = self._owner.call(lambda timeout: self._commit_pushed(pushed_commit_frames(commit), timeout))
+        reply = self._owner.call(lambda timeout: self._commit_pushed(messages.pushed_commit_frames(commit), timeout))
         return Committed(tuple(reply.missing), tuple(reply.tables), reply.repeated)
 
     def recover(self, version: int | None = None) -> int:
@@ -166,7 +143,9 @@ class ShardClient(RemoteStore, ShardServer):
         request = store_pb2.ReadRecordRequest()
 
         def attempt(timeout: float) -> bytes | None:
-            return self._decoded(record_from_frames, self._record_frames(request, timeout=timeout))[0]
+            return self.connection.decoded(messages.record_from_frames, self._record_frames(request, timeout=timeout))[
+                0
+            ]
 
         return self._owner.call(attempt)
 
@@ -174,37 +153,30 @@ class ShardClient(RemoteStore, ShardServer):
         if record is None:
             super().reset_version(version, force=force)
         else:
-            self._owner.call(lambda timeout: self._keep_record(record_frames(record, version), timeout))
+            self._owner.call(lambda timeout: self._keep_record(messages.record_frames(record, version), timeout))
 
     def take_changes(self, mark: bytes, base: bytes) -> TakenChanges:
         request = store_pb2.TakeChangesRequest(mark=mark, base=base)
-        return changes_from_message(self._owner.send(self._server.TakeChanges, request))
-
-    def save_rows(self, save: RowSave) -> SavedRows:
-        return self._save_rows(save, b"")
+        return messages.changes_from_message(self._owner.send(self._server.TakeChanges, request))
 
     def pin(self, version: int | None = None, lease_s: float = 60.0) -> Snapshot:
-        return ShardPin(self, version, lease_s, self._save_rows)
+        return ShardPin(self, version, lease_s)
 
-    def _save_rows(self, save: RowSave, pin: bytes) -> SavedRows:
-        """Asks until it is done: however long that takes, a call is short."""
-        request, early = save_to_message(save, pin), 0
+    def save_rows(self, save: RowSave, pin: bytes = b"") -> SavedRows:
+        """Asks until it is done, by short calls; `pin`: token of the pin whose rows are saved, b"" for the store."""
+        request, early = messages.save_to_message(save, pin), 0
         try:
             while early < _MOST_EARLY:
                 asked = time.monotonic()
                 reply = self._owner.send(self._server.SaveRows, request)
                 if reply.done:
-                    return self._decoded(saved_from_message, reply)
+                    return self.connection.decoded(messages.saved_from_message, reply)
                 early += time.monotonic() - asked < request.wait_ms / 2000
-            raise StoreFailed(f"{self.address} answers SaveRows again and again, and does not wait as it is asked to")
-        except CheckpointError as error:
-            raise CheckpointError(f"store server {self.address}: {error}") from error
-
-    def _decoded(self, decode: Callable[[Reply], Answer], reply: Reply) -> Answer:
-        try:
-            return decode(reply)
-        except BadInput as error:
-            raise StoreFailed(f"{self.address} sent a malformed answer: {error}") from error
+            raise errors.StoreFailed(
+                f"{self.address} answers SaveRows again and again, and does not wait as it is asked to"
+            )
+        except errors.CheckpointError as error:
+            raise errors.CheckpointError(f"store server {self.address}: {error}") from error
 
     def commit(self, commit: Commit) -> None:
         self._refuse_commit()
@@ -213,7 +185,7 @@ class ShardClient(RemoteStore, ShardServer):
         self._refuse_commit()
 
     def _refuse_commit(self) -> NoReturn:
-        raise Unsupported(
+        raise errors.Unsupported(
             f"{self.address} is a store server, whose versions are made of what workers push there (commit_pushed); "
             "commits of whole gradients are for a parameter server (elastable serve, grpc://)"
         )
@@ -249,7 +221,7 @@ class OwnerCalls(WriteCalls):
             self.send_claim(first=True)
         try:
             return self._connection.call(attempt)
-        except NotReady:
+        except errors.NotReady:
             self.send_claim(first=False)  # the server was started again
             return self._connection.call(attempt)
 
@@ -261,29 +233,18 @@ class OwnerCalls(WriteCalls):
             self.claim.first = first
             try:
                 self._connection.send(self.stub.Claim, self.claim)
-            except BadInput as error:
-                raise BadInput(f"store server {self._connection.address}: {error}") from error
+            except errors.BadInput as error:
+                raise errors.BadInput(f"store server {self._connection.address}: {error}") from error
             self.claimed = True
 
 
 class ShardPin(RemotePin, ServedRows):
-    """A pin of a store server, whose owner has its rows saved.
+    """A pin of a store server, whose owner has its rows saved; `client`, `version`, `lease_s`: as of `RemotePin`."""
 
-    Args:
-        source, version, lease_s: As of `RemotePin`.
-        save_rows: Has the server save the rows of the pin of a token.
-    """
-
-    def __init__(
-        self,
-        source: RemoteSource,
-        version: int | None,
-        lease_s: float,
-        save_rows: Callable[[RowSave, bytes], SavedRows],
-    ) -> None:
-        super().__init__(source, version, lease_s)
-        self._save_rows = save_rows
+    def __init__(self, client: ShardClient, version: int | None, lease_s: float) -> None:
+        super().__init__(client, version, lease_s)
+        self._client = client
 
     def save_rows(self, save: RowSave) -> SavedRows:
         self.require_open()
-        return self._save_rows(save, self.token)
+        return self._client.save_rows(save, self.token)

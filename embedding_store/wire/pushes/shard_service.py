@@ -2,45 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 import grpc
-from google.protobuf.message import Message
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.measures import LookupCounts
 from elastable.embedding_store.shards import Claim, Shard
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.channels.status_codes import answering
 from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, SERVER_SERVICE
-from elastable.embedding_store.wire.pushes.push_messages import (
-    changes_to_message,
-    measured_to_message,
-    offer_request_from_message,
-    offers_to_message,
-    pushed_commit_from_frames,
-    record_frames,
-    record_from_frames,
-    row_outcome_to_message,
-    row_push_from_frames,
-    save_from_message,
-    saved_to_message,
-    shard_status_to_message,
-    sums_from_message,
-)
+from elastable.embedding_store.wire.pushes import push_messages as messages
 from elastable.embedding_store.wire.server.grpc_server import NotReady, Service
-from elastable.embedding_store.wire.server.handlers import Handler, control, stream, upload
+from elastable.embedding_store.wire.server.handlers import (
+    Handler,
+    behaviour_of,
+    control,
+    stream,
+    upload,
+    with_behaviour,
+)
 from elastable.embedding_store.wire.service.pin_service import ServedPins
-from elastable.embedding_store.wire.service.store_service import store_service_with
+from elastable.embedding_store.wire.service.store_service import StoreServicer
 from elastable.embedding_store.wire.service.write_service import write_handlers
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
 
 __all__ = ["shard_services"]
-
-T = TypeVar("T")
-R = TypeVar("R")
-Request = TypeVar("Request", bound=Message)
 
 _NOT_SERVED = ("Commit", "CommitStaged")  # versions are made of pushes
 
@@ -58,21 +45,15 @@ def shard_services(
         channels: Where the arrays of pushes may lie.
         lookups, not_ready: As of `store_service`.
     """
-    reads, pins, forget_specs = store_service_with(shard.store, lookups=lookups, not_ready=not_ready)
-    return [reads, _server_service(shard, channels, pins, forget_specs)]
-
-
-def _server_service(
-    shard: Shard, channels: SharedChannels | None, pins: ServedPins, forget_specs: Callable[[], None]
-) -> Service:
-    servicer = _ShardServicer(shard, channels, pins)
-    writes = write_handlers(shard.store, True, pins, forget_specs)
+    rows = StoreServicer(shard.store, lookups)
+    servicer = _ShardServicer(shard, channels, rows.pins)
+    writes = write_handlers(shard.store, True, rows.pins, rows.forget_specs)
     owned = {
         "Renew": control(servicer.renew, store_pb2.RenewRequest),
         "Measure": control(servicer.measure, store_pb2.MeasureRequest),
         "OfferRows": control(servicer.offer_rows, store_pb2.OfferRowsRequest),
-        "CommitPushed": _upload_with_secret(servicer.commit_pushed),
-        "TakeBack": _control_with_secret(servicer.take_back, store_pb2.TakeBackRequest),
+        "CommitPushed": upload(servicer.commit_pushed, _secret),
+        "TakeBack": control(servicer.take_back, store_pb2.TakeBackRequest, _secret),
         "ReadRecord": stream(servicer.read_record, store_pb2.ReadRecordRequest),
         "KeepRecord": upload(servicer.keep_record),
         "TakeChanges": control(servicer.take_changes, store_pb2.TakeChangesRequest),
@@ -80,13 +61,13 @@ def _server_service(
         **{call: handler for call, handler in writes.items() if call not in _NOT_SERVED},
     }
     handlers = {
-        "GetOwner": _control_with_secret(servicer.get_owner, store_pb2.GetOwnerRequest),
+        "GetOwner": control(servicer.get_owner, store_pb2.GetOwnerRequest, _secret),
         "GetShardStatus": control(servicer.get_shard_status, store_pb2.GetShardStatusRequest),
         "PushRows": upload(servicer.push_rows),
-        "Claim": _control_with_secret(servicer.claim, store_pb2.ClaimRequest),
+        "Claim": control(servicer.claim, store_pb2.ClaimRequest, _secret),
         **{call: _owned(handler, shard) for call, handler in owned.items()},
     }
-    return Service(SERVER_SERVICE, handlers)
+    return [rows.service(False, not_ready), Service(SERVER_SERVICE, handlers)]
 
 
 class _ShardServicer:
@@ -100,7 +81,7 @@ class _ShardServicer:
         return store_pb2.GetOwnerReply(owner=owner, keeps_records=self._shard.store.keeps_records)
 
     def get_shard_status(self, request: store_pb2.GetShardStatusRequest) -> store_pb2.ShardStatus:
-        return shard_status_to_message(self._shard.status())
+        return messages.shard_status_to_message(self._shard.status())
 
     def claim(self, request: store_pb2.ClaimRequest, secret: bytes) -> store_pb2.ClaimReply:
         claim = Claim(request.owner, request.job, request.may_overflow, request.number, request.servers)
@@ -111,16 +92,18 @@ class _ShardServicer:
         return store_pb2.RenewReply()
 
     def push_rows(self, frames: Iterator[bytes]) -> store_pb2.RowPushReply:
-        return row_outcome_to_message(self._shard.push_rows(row_push_from_frames(frames, self._channels)))
+        return messages.row_outcome_to_message(
+            self._shard.push_rows(messages.row_push_from_frames(frames, self._channels))
+        )
 
     def measure(self, request: store_pb2.MeasureRequest) -> store_pb2.MeasureReply:
-        return measured_to_message(self._shard.measure(sums_from_message(request.sums)))
+        return messages.measured_to_message(self._shard.measure(messages.sums_from_message(request.sums)))
 
     def offer_rows(self, request: store_pb2.OfferRowsRequest) -> store_pb2.OfferRowsReply:
-        return offers_to_message(self._shard.offer_rows(*offer_request_from_message(request)))
+        return messages.offers_to_message(self._shard.offer_rows(*messages.offer_request_from_message(request)))
 
     def commit_pushed(self, frames: Iterator[bytes], secret: bytes) -> store_pb2.CommitPushedReply:
-        made = self._shard.commit(pushed_commit_from_frames(frames), secret)
+        made = self._shard.commit(messages.pushed_commit_from_frames(frames), secret)
         return store_pb2.CommitPushedReply(repeated=made.repeated, missing=made.missing, tables=made.tables)
 
     def take_back(self, request: store_pb2.TakeBackRequest, secret: bytes) -> store_pb2.TakeBackReply:
@@ -128,78 +111,43 @@ class _ShardServicer:
         return store_pb2.TakeBackReply(rows=self._shard.take_back(version, secret))
 
     def read_record(self, request: store_pb2.ReadRecordRequest) -> Iterator[bytes]:
-        return record_frames(self._shard.store.record())
+        return messages.record_frames(self._shard.store.record())
 
     def keep_record(self, frames: Iterator[bytes]) -> store_pb2.KeepRecordReply:
-        record, version = record_from_frames(frames)
+        record, version = messages.record_from_frames(frames)
         self._pins.make_way(f"the version cannot be reset to {version}", force=False)
         self._shard.reset_version(version, record)
         return store_pb2.KeepRecordReply()
 
     def take_changes(self, request: store_pb2.TakeChangesRequest) -> store_pb2.TakeChangesReply:
-        return changes_to_message(self._shard.take_changes(request.mark, request.base))
+        return messages.changes_to_message(self._shard.take_changes(request.mark, request.base))
 
     def save_rows(self, request: store_pb2.SaveRowsRequest) -> store_pb2.SaveRowsReply:
-        save, wait_s = save_from_message(request)
-        return saved_to_message(self._shard.save_rows(save, self._pins.source(request.pin), wait_s))
-
-
-def _control_with_secret(method: Callable[[Request, bytes], Message], request: type[Request]) -> Handler:
-    """A call of one small message each way, whose method also takes the secret that the caller shows; b"": none."""
-
-    def answer(message: Request, context: grpc.ServicerContext) -> Message:
-        with answering(context):
-            return method(message, _secret(context))
-
-    return grpc.unary_unary_rpc_method_handler(answer, request.FromString, lambda reply: reply.SerializeToString())
-
-
-def _upload_with_secret(method: Callable[[Iterator[bytes], bytes], Message]) -> Handler:
-    """A call of frames that are answered by one small message; as `_control_with_secret`."""
-
-    def answer(frames: Iterator[bytes], context: grpc.ServicerContext) -> Message:
-        with answering(context):
-            return method(frames, _secret(context))
-
-    return grpc.stream_unary_rpc_method_handler(answer, None, lambda reply: reply.SerializeToString())
+        save, wait_s = messages.save_from_message(request)
+        return messages.saved_to_message(self._shard.save_rows(save, self._pins.source(request.pin), wait_s))
 
 
 def _owned(handler: Handler, shard: Shard) -> Handler:
     """The handler of a call that only the owner may make; frames of one that has been replaced are not taken."""
+    behaviour = behaviour_of(handler)
 
-    def only_for_owner(behaviour: Callable[[T, grpc.ServicerContext], R]) -> Callable[[T, grpc.ServicerContext], R]:
-        def answer(request: T, context: grpc.ServicerContext) -> R:
-            with answering(context):
-                secret = _secret(context)
-                if not secret:
-                    raise BadInput(
-                        f"this call is for the owner of the store server: show the secret of a claim ({OWNER_KEY})"
-                    )
-                shard.ownership.require(secret)
-            return behaviour(request, context)
-
-        return answer
-
-    def frames_of_owner(
-        behaviour: Callable[[Iterator[bytes], grpc.ServicerContext], R],
-    ) -> Callable[[Iterator[bytes], grpc.ServicerContext], R]:
-        def owned(frames: Iterator[bytes], secret: bytes) -> Iterator[bytes]:
-            for frame in frames:
-                shard.ownership.require(secret)
-                yield frame
+    def frames_of_owner(frames: Iterator[bytes], secret: bytes) -> Iterator[bytes]:
+        for frame in frames:
             shard.ownership.require(secret)
+            yield frame
+        shard.ownership.require(secret)
 
-        return only_for_owner(lambda frames, context: behaviour(owned(frames, _secret(context)), context))
+    def answer(request: Any, context: grpc.ServicerContext) -> Any:
+        secret = _secret(context)
+        if not secret:
+            raise BadInput(f"this call is for the owner of the store server: show the secret of a claim ({OWNER_KEY})")
+        shard.ownership.require(secret)
+        return behaviour(frames_of_owner(request, secret) if handler.request_streaming else request, context)
 
-    coders = handler.request_deserializer, handler.response_serializer
-    if handler.unary_unary is not None:
-        return grpc.unary_unary_rpc_method_handler(only_for_owner(handler.unary_unary), *coders)
-    if handler.unary_stream is not None:
-        return grpc.unary_stream_rpc_method_handler(only_for_owner(handler.unary_stream), *coders)
-    assert handler.stream_unary is not None, "no call of the owner streams both ways"
-    return grpc.stream_unary_rpc_method_handler(frames_of_owner(handler.stream_unary), *coders)
+    return with_behaviour(handler, answer)
 
 
 def _secret(context: grpc.ServicerContext) -> bytes:
+    """What the caller shows; b"": nothing."""
     shown = [value for key, value in context.invocation_metadata() if key == OWNER_KEY and isinstance(value, bytes)]
     return shown[0] if len(shown) == 1 else b""

@@ -61,7 +61,7 @@ def declare_slices(entries: Any, every: Mapping[str, Slices]) -> list[Array]:
 def plan_slices(plan: BodyPlan, message: str, every: Sequence[_SlicesEntry]) -> None:
     """Plans the arrays of `declare_slices`. Raises `BadInput` for a table named twice, or a size that cannot be."""
     if len({entry.table for entry in every}) < len(every):
-        raise BadInput(f"{message}: a table stands in it twice; join its slices")
+        raise BadInput(f"{message}: a table is in it twice; join its slices")
     for entry in every:
         plan.add(f"indices of table {entry.table!r}", (entry.count,), _INT64)
         plan.add(f"values of table {entry.table!r}", (entry.count, entry.dim), _FLOAT32)
@@ -127,10 +127,10 @@ class SharedUpload(Generic[Message, Reply]):
         self._frames = frames
         self._rows = rows
         self._sharing = False
-        self._turn = threading.Lock()
+        self._sending = threading.Lock()
         self._channel: SharedChannel | None = None
         self._look_again = 0.0
-        self._told: str | None = None  # why gradients go over gRPC, as it was logged
+        self._reason: str | None = None  # why gradients go over gRPC, as it was logged
 
     def share_memory(self) -> None:
         """From now on arrays are laid down in memory where the server can map it: with it a socket's copies are saved.
@@ -142,7 +142,7 @@ class SharedUpload(Generic[Message, Reply]):
 
     def send(self, message: Message) -> Reply:
         """Makes the call, again until the deadline while the server is not reached; raises what the server answers."""
-        if self._sharing and self._turn.acquire(blocking=False):  # one message at a time; others go in frames
+        if self._sharing and self._sending.acquire(blocking=False):  # one message at a time; others go in frames
             try:
                 channel = self._channel_now()
                 if channel is not None:
@@ -150,12 +150,12 @@ class SharedUpload(Generic[Message, Reply]):
             except Unavailable:  # an OSError, too; frames would not get there either
                 raise
             except (Unsupported, OSError) as error:
-                if str(error) != self._told:  # it is tried again every few seconds
-                    self._told = str(error)
+                if str(error) != self._reason:  # it is tried again every few seconds
+                    self._reason = str(error)
                     _log.info("gradients go to %s over gRPC: %s", self._connection.address, error)
                 self.close()
             finally:
-                self._turn.release()
+                self._sending.release()
         return self._connection.call(lambda timeout: self._upload(self._frames(message, None), timeout))
 
     def close(self) -> None:
@@ -170,6 +170,6 @@ class SharedUpload(Generic[Message, Reply]):
         if self._channel is None and time.monotonic() >= self._look_again:
             self._look_again = time.monotonic() + _LOOK_AGAIN_S
             self._channel = SharedChannel(*self._rows.attach())
-            self._told = None
+            self._reason = None
             _log.info("gradients are laid down in memory for %s", self._connection.address)
         return self._channel

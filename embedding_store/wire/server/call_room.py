@@ -67,7 +67,7 @@ class CallRoom:
 
     Args:
         limits: Of the server.
-        spare: Calls that may be under way beside `limits.threads`: health checks, and refusals.
+        spare: Calls that may be under way above `limits.threads`: health checks, and refusals.
     """
 
     def __init__(self, limits: CallLimits, spare: int) -> None:
@@ -104,12 +104,15 @@ class CallRoom:
             CallRefused: there is no room for it.
         """
         client = context.peer() if kind is self.work else ""
+        host = client.rpartition(":")[0] or client  # gRPC names a peer `ipv4:127.0.0.1:50051`
         if client and not self._rates.take(client):
             most = self._limits.calls_a_second_of_a_client
             raise CallRefused(f"the client {client} makes more than {most:g} calls a second; try again")
-        place = Place(kind, self.sessions if kind is self.joining else self.parked, _host(client), client)
+        place = Place(kind, self.sessions if kind is self.joining else self.parked, host, client)
         with self._lock:
-            full, crowded = self._full(kind), self._crowded(place)
+            shared = self._under_way[self.work] + self._under_way[self.joining]
+            full = self._under_way[kind] >= kind.most or (kind.shares and shared >= self._limits.threads)
+            crowded = bool(host) and self._of_host[host] >= self._limits.of_a_host
             why, silent = self._beyond(place), None
             if not why and (full or crowded):
                 silent = self._most_silent(place, of_its_host=crowded)
@@ -122,6 +125,15 @@ class CallRoom:
         if why:
             raise _refused(why)
         return place
+
+    @contextmanager
+    def entered(self, kind: Kind, context: grpc.ServicerContext) -> Iterator[Place]:
+        """Around a call: `enter`, and `leave` at its end."""
+        place = self.enter(kind, context)
+        try:
+            yield place
+        finally:
+            self.leave(place)
 
     def park(self, place: Place) -> None:
         """Counts the call as one that waits from now on, and holds no thread.
@@ -213,13 +225,6 @@ class CallRoom:
                 del self._bytes_of_client[place.client]
             place.received = 0
 
-    def _full(self, kind: Kind) -> bool:
-        shared = self._under_way[self.work] + self._under_way[self.joining]
-        return self._under_way[kind] >= kind.most or (kind.shares and shared >= self._limits.threads)
-
-    def _crowded(self, place: Place) -> bool:
-        return bool(place.host) and self._of_host[place.host] >= self._limits.of_a_host
-
     def _beyond(self, place: Place) -> str:
         """Which limit the call is beyond that nobody can make room at; "": none."""
         if place.kind is self.joining and self._under_way[self.sessions] >= self.sessions.most:
@@ -275,11 +280,6 @@ def _add(counter: Counter[str], key: str, one: int) -> None:
 
 def _refused(why: str) -> CallRefused:
     return CallRefused(f"{why} are under way here; try again")
-
-
-def _host(peer: str) -> str:
-    """The host of a peer as gRPC names it, `ipv4:127.0.0.1:50051`; "" where it is not named."""
-    return peer.rpartition(":")[0] or peer
 
 
 # How many calls a second each client of a server makes

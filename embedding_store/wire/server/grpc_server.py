@@ -2,74 +2,50 @@
 
 from __future__ import annotations
 
+import logging
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
+from urllib.parse import unquote
 
 import grpc
+from google.protobuf import descriptor_pool, text_format
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
 from grpc import _server as grpc_server
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 
-from elastable.embedding_store.errors import BadInput, PermissionDenied, Unauthenticated
+from elastable.embedding_store.errors import BadInput, ElastableError, PermissionDenied, Unauthenticated
 from elastable.embedding_store.measures import PROCESS, TRACE_KEY, Counts, Tracer
 from elastable.embedding_store.support.address import Address
-from elastable.embedding_store.wire.access.credentials import Caller, Callers, Credentials, Role, least_role
+from elastable.embedding_store.support.printable import printable
+from elastable.embedding_store.wire.access.credentials import Callers, Credentials, Role, least_role
 from elastable.embedding_store.wire.channels.server_connection import KEEPALIVE_MS, KEEPALIVE_OPTIONS, MESSAGE_OPTIONS
 from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY
-from elastable.embedding_store.wire.server.audit import AuditedCalls, audit
 from elastable.embedding_store.wire.server.call_guard import HEALTH_CHECK, CallGuard
 from elastable.embedding_store.wire.server.call_room import CallLimits
-from elastable.embedding_store.wire.server.handlers import Body, Handler, Interceptor, at_end_of, before_each_call
+from elastable.embedding_store.wire.server.handlers import (
+    Body,
+    Handler,
+    Interceptor,
+    Send,
+    at_end_of,
+    before_each_call,
+    behaviour_of,
+    with_behaviour,
+)
 
-__all__ = ["GrpcServer", "NotReady", "Service"]
-
-
-# Counts the calls of a gRPC server by method and status code
+__all__ = ["GrpcServer", "NotReady", "Service", "audit", "audited"]
 
 
 OTHER_METHODS = "other"
 """The method of calls that are not served: their names come from clients."""
-
-
-class CallCounts(Interceptor):
-    """Counts every call when it ends, however it does. The first interceptor of a server.
-
-    Args:
-        served: Full names of the methods that are counted by name.
-        counts: Where they are counted, by method and name of the status code.
-    """
-
-    def __init__(self, served: Callable[[str], bool], counts: Counts) -> None:
-        self._served = served
-        self._counts = counts
-        self._counted: dict[str, tuple[Handler, Handler]] = {}
-
-    def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
-        """The handler of the call, which notes how it ends."""
-        handler, method = continuation(handler_call_details), handler_call_details.method
-        if handler is None:
-            return None
-        known = self._counted.get(method)
-        if known is None or known[0] is not handler:
-            known = handler, self._count(handler, method.lstrip("/") if self._served(method) else OTHER_METHODS)
-            if len(self._counted) < _KNOWN:
-                self._counted[method] = known
-        return known[1]
-
-    def _count(self, handler: Handler, method: str) -> Handler:
-        def note(context: grpc.ServicerContext) -> None:
-            at_end_of(context, lambda: self._counts.add(method, _code(context)))
-
-        return before_each_call(handler, note)
 
 
 def _code(context: grpc.ServicerContext) -> str:
@@ -158,18 +134,11 @@ class GrpcServer:
         waiting = frozenset(f"/{service.name}/{call}" for service in services for call in service.waiting)
         brief = frozenset(f"/{service.name}/{call}" for service in services for call in service.brief)
         self._guard = CallGuard(limits, self._pool, sessions, waiting, brief, _SPARE)
-        callers = Callers(credentials, anonymous)
         self.calls, self.health = Counts(), Health({service.name: service.not_ready for service in services})
         served = {HEALTH_CHECK, *(f"/{service.name}/{call}" for service in services for call in service.handlers)}
         self._server = grpc.server(
             self._pool,
-            interceptors=[
-                *([] if PROCESS.tracer is None else [TracedCalls(served.__contains__, PROCESS.tracer)]),
-                CallCounts(served.__contains__, self.calls),
-                AccessCheck(callers),
-                self._guard,
-                AuditedCalls(callers),
-            ],
+            interceptors=[CheckedCalls(served, self.calls, Callers(credentials, anonymous), self._guard)],
             options=_OPTIONS,
             maximum_concurrent_rpcs=limits.threads + _SPARE,
         )
@@ -211,9 +180,7 @@ class GrpcServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
@@ -230,53 +197,168 @@ def _why_not(where: Address) -> str:
     return "gRPC could not bind it"
 
 
-# Checks the caller's role before a message of the call is read
+# The audit log: who made which administrative call, from where, on what, and what came of it
 
 
-OPEN_TO_ALL = HEALTH_CHECK
-"""The one call that needs no role."""
+_LOG = logging.getLogger("elastable.audit")
+_LONGEST = 400  # characters of each part of a line
+_A_SECOND = 20  # refused calls that are logged a second; of the rest, how many there were
+
+
+def audit(call: str, who: str, context: grpc.ServicerContext, what: str, outcome: str) -> None:
+    """Writes one line to the logger `elastable.audit`: at INFO where the call was done, else at WARNING.
+
+    Args:
+        call: Name of the call.
+        who: The caller's role, and what it is known by.
+        context: Of the call; it says from where.
+        what: On what; "" where that was not read.
+        outcome: "done", or why not.
+    """
+    done = outcome == "done"
+    if not done and not (left_out := _REFUSED.left_out()):
+        return
+    parts = [printable(part, _LONGEST, lines=False) for part in (who, unquote(context.peer()), what, outcome)]
+    parts[2] = parts[2] and f" ({parts[2]})"
+    if not done and left_out > 1:
+        parts[3] += f"; {left_out - 1} refused calls before it are not in this log"
+    _LOG.log(logging.INFO if done else logging.WARNING, "%s by %s from %s%s: %s", call, *parts)
+
+
+class _Budget:
+    """Bounds the lines that callers without a right to anything can have written."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._second = 0
+        self._count = 0
+        self._skipped = 0
+
+    def left_out(self) -> int:
+        """0: write no line; else 1 and the lines left out since the last one that was written."""
+        with self._lock:
+            if (now := int(time.monotonic())) != self._second:
+                self._second, self._count = now, 0
+            self._count += 1
+            if self._count > _A_SECOND:
+                self._skipped += 1
+                return 0
+            skipped, self._skipped = self._skipped, 0
+            return 1 + skipped
+
+
+_REFUSED = _Budget()
+
+
+def audited(method: str, handler: Handler, callers: Callers) -> Handler:
+    """The handler of a call for administrators alone, which logs each call as it was parsed."""
+    call, behaviour = method.rpartition("/")[2], behaviour_of(handler)
+
+    def note(context: grpc.ServicerContext, request: object, outcome: str) -> None:
+        try:
+            who = callers.of(context).role_and_mark
+        except Unauthenticated:  # the check before has let it through
+            who = "a stranger"
+        audit(call, who, context, _described(method, request), outcome)
+
+    def answer(request: Body | Iterator[bytes], context: grpc.ServicerContext) -> Body:
+        seen = request if isinstance(request, Body) else _FirstFrame(request)
+        try:
+            reply: Body = behaviour(seen, context)
+        except BaseException as error:
+            why = context.details() or (str(error) if isinstance(error, ElastableError) else repr(error))  # type: ignore[attr-defined]
+            note(context, seen, f"failed: {why.decode('utf-8', 'replace') if isinstance(why, bytes) else why}")
+            raise
+        note(context, seen, "done")
+        return reply
+
+    return with_behaviour(handler, answer)
+
+
+class _FirstFrame:
+    """A client's frames, the first of which is kept for the log."""
+
+    def __init__(self, frames: Iterator[bytes]) -> None:
+        self._frames = frames
+        self.first = b""
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        frame = next(self._frames)
+        self.first = self.first or frame
+        return frame
+
+
+def _described(method: str, request: object) -> str:
+    """The fields of a request, or those of the header of its first frame, in one line."""
+    if isinstance(request, _FirstFrame):
+        try:
+            described = descriptor_pool.Default().FindMethodByName(method.strip("/").replace("/", "."))
+            frame: object = GetMessageClass(described.input_type).FromString(request.first)
+        except (KeyError, DecodeError):
+            return ""
+        request = getattr(frame, "header", None)
+    return text_format.MessageToString(request, as_one_line=True) if isinstance(request, Message) else ""
+
+
+# What every call goes through: its span, its count, the check of the caller's role, the limits, the audit log
+
 
 _KNOWN = 256  # methods that are remembered; more than there are
 
 
-class AccessCheck(Interceptor):
-    """Ends calls of callers without a role as UNAUTHENTICATED, and those above their role as PERMISSION_DENIED.
+class CheckedCalls(Interceptor):
+    """The server's one interceptor: puts each method behind the checks when it is first called.
 
-    The first interceptor of the server. Handlers of the next one, `CallGuard`, take a stream whatever the call takes.
+    Calls of callers without a role end as UNAUTHENTICATED, and those above their role as PERMISSION_DENIED, before a
+    message is read; strangers do not learn which calls are served. Each call is counted when it ends, however it does.
+
+    Args:
+        served: Full names of the methods that are counted by name.
+        counts: Where calls are counted, by method and name of the status code.
+        callers: Who may call.
+        guard: The limits.
     """
 
-    def __init__(self, callers: Callers) -> None:
-        self._callers = callers
-        self._checked: dict[str, Handler] = {}
+    def __init__(self, served: Collection[str], counts: Counts, callers: Callers, guard: CallGuard) -> None:
+        self._served, self._counts, self._callers, self._guard = served, counts, callers, guard
+        self._known: dict[str, Handler] = {}
+        self._not_served = self._begun("", Role.READER, grpc.stream_stream_rpc_method_handler(_not_served))
 
     def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
-        """The handler of the call behind the check; strangers do not learn which calls are served."""
+    ) -> Handler:
+        """The handler of the call, behind the checks."""
         method = handler_call_details.method
-        if method == OPEN_TO_ALL:
-            return continuation(handler_call_details)
-        known = self._checked.get(method)
-        if known is None:
-            handler = continuation(handler_call_details)
-            known = self._not_served() if handler is None else self._check(method, handler)
-            if handler is not None and len(self._checked) < _KNOWN:
-                self._checked[method] = known
-        return known
+        if (known := self._known.get(method)) is not None:
+            return known
+        handler = continuation(handler_call_details)
+        if handler is None:
+            return self._not_served
+        least = None if method == HEALTH_CHECK else least_role(method)
+        if least is Role.ADMINISTRATOR and not handler.response_streaming:
+            handler = audited(method, handler, self._callers)
+        handler = self._begun(method, least, self._guard.guarded(method, handler))
+        if method in self._served and PROCESS.tracer is not None:
+            handler = _traced(handler, method.lstrip("/"), PROCESS.tracer)
+        if len(self._known) < _KNOWN:
+            self._known[method] = handler
+        return handler
 
-    def _check(self, method: str, handler: Handler) -> Handler:
-        least, call = least_role(method), method.rpartition("/")[2]
-        return before_each_call(handler, lambda context: self._require(least, call, context))
+    def _begun(self, method: str, least: Role | None, handler: Handler) -> Handler:
+        """The handler, whose calls are counted and are for the role `least`; None: for everybody."""
+        counted = method.lstrip("/") if method in self._served else OTHER_METHODS
 
-    def _not_served(self) -> Handler:
-        def refuse(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-            self._require(Role.READER, "", context)
-            context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
-            yield b""
+        def begin(context: grpc.ServicerContext) -> None:
+            at_end_of(context, lambda: self._counts.add(counted, _code(context)))
+            if least is not None:
+                self._require(least, method.rpartition("/")[2], context)
 
-        return grpc.stream_stream_rpc_method_handler(refuse)
+        return before_each_call(handler, begin)
 
     def _require(self, least: Role, call: str, context: grpc.ServicerContext) -> None:
         """Returns where the caller may make the call; ends it otherwise."""
@@ -287,59 +369,36 @@ class AccessCheck(Interceptor):
                 audit(call, "a stranger", context, "", f"refused: {error}")
             context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
         if caller.role < least:
-            why = self._why(caller, least, call)
+            why = f"{call} is for the role {least.word}, and this caller's is {caller.role.word} ({caller.shown})"
+            if not self._callers.asks:
+                needed = "ELASTABLE_TOKEN_FILE" if least is Role.ADMINISTRATOR else "ELASTABLE_WORKER_TOKEN_FILE"
+                why += f": start the server with {needed}, and give this client the same file"
             if least is Role.ADMINISTRATOR:
-                audit(call, caller.told, context, "", f"refused: {why}")
+                audit(call, caller.role_and_mark, context, "", f"refused: {why}")
             context.set_trailing_metadata(((ERROR_KEY, PermissionDenied.__name__),))
             context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
 
-    def _why(self, caller: Caller, least: Role, call: str) -> str:
-        told = f"{call} is for the role {least.word}, and this caller's is {caller.role.word} ({caller.shown})"
-        if self._callers.asks:
-            return told
-        needed = "ELASTABLE_TOKEN_FILE" if least is Role.ADMINISTRATOR else "ELASTABLE_WORKER_TOKEN_FILE"
-        return f"{told}: start the server with {needed}, and give this client the same file"
+
+def _not_served(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+    yield b""
 
 
-# Spans of the calls that a gRPC server answers, where the client says which span they belong to
+def _traced(handler: Handler, method: str, tracer: Tracer) -> Handler:
+    """The handler, whose calls have a span where the client says which one they belong to."""
+    behaviour = behaviour_of(handler)
 
-
-class TracedCalls(Interceptor):
-    """Makes a span of every call that comes from one; it stands before whatever makes a call wait.
-
-    Args:
-        served: Full names of the methods that are traced.
-        tracer: Makes the spans.
-    """
-
-    def __init__(self, served: Callable[[str], bool], tracer: Tracer) -> None:
-        self._served, self._tracer = served, tracer
-
-    def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
-        """The handler of the call, within its span."""
-        handler, method = continuation(handler_call_details), handler_call_details.method
-        if handler is None or not self._served(method):
-            return handler
-        shown = [value for key, value in handler_call_details.invocation_metadata or () if key == TRACE_KEY]
+    def within_span(messages: Iterator[bytes], context: grpc.ServicerContext, *send: Send) -> object:
+        shown = [value for key, value in context.invocation_metadata() if key == TRACE_KEY]
         if len(shown) != 1 or not isinstance(shown[0], str):
-            return handler
-        return _traced(handler, method.lstrip("/"), shown[0], self._tracer)
+            return behaviour(messages, context, *send)
+        if handler.stream_unary is None:
+            at_end_of(context, tracer.begin_serving(method, shown[0]))
+            return behaviour(messages, context, *send)
+        with tracer.serving(method, shown[0]):
+            return behaviour(messages, context)
 
-
-def _traced(handler: Handler, method: str, parent: str, tracer: Tracer) -> Handler:
-    answer = handler.stream_unary
-    if answer is None:
-        return before_each_call(handler, lambda context: at_end_of(context, tracer.begin_serving(method, parent)))
-
-    def within_span(messages: Iterator[bytes], context: grpc.ServicerContext) -> Body:
-        with tracer.serving(method, parent):
-            return answer(messages, context)
-
-    return grpc.stream_unary_rpc_method_handler(within_span, None, handler.response_serializer)
+    return with_behaviour(handler, within_span)
 
 
 # The standard health service: what a server says of itself and of each of its services

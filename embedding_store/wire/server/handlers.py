@@ -1,12 +1,9 @@
-"""gRPC handlers of a servicer's methods: decode the request, call the method, encode the reply.
-
-What a method raises becomes the status of the call.
-"""
+"""gRPC handlers of a servicer's methods: decode the request, call the method, encode the reply."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -18,7 +15,6 @@ from grpc import _server as grpc_server
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from elastable.embedding_store.support.futures import at_once
-from elastable.embedding_store.wire.channels.status_codes import answering
 
 __all__ = [
     "Answer",
@@ -31,20 +27,18 @@ __all__ = [
     "at_end_of",
     "before_each_call",
     "begins_without_blocking",
+    "behaviour_of",
     "both_ways",
-    "both_ways_later",
+    "client_of",
     "control",
-    "control_later",
-    "control_of_client",
     "receive_first",
     "stream",
     "upload",
+    "with_behaviour",
 ]
 
 Body = Message | bytes
 """A request or reply: a small message, or a frame."""
-
-Request = TypeVar("Request", bound=Message)
 
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Body, Body]
@@ -59,9 +53,13 @@ else:  # gRPC's classes take no types at run time
 Send = Callable[[Body | None], None]
 """Sends one message of an answer, waiting until it is on its way; None: ends the call with its context's status."""
 
-_Begin = Callable[[Iterator[bytes], grpc.ServicerContext, Send], None]
-
 _MARK = "experimental_non_blocking"
+_SHAPES: dict[tuple[bool, bool], Callable[..., Handler]] = {  # by whether requests and replies are streams
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
 _LOG = logging.getLogger(__name__)
 
 
@@ -81,7 +79,7 @@ class _AtOnce(ThreadPoolExecutor):
 _AT_ONCE = _AtOnce()
 
 
-def begins_without_blocking(begin: _Begin) -> Handler:
+def begins_without_blocking(begin: Callable[..., Any]) -> Handler:
     """The handler of a call that is begun by `begin(messages, context, send)`, and ended by `send(None)`.
 
     gRPC's serving thread calls `begin`, which must not wait for anything.
@@ -96,33 +94,29 @@ def holds_no_thread(handler: Handler) -> bool:
     return getattr(handler.stream_stream, _MARK, False)
 
 
-def before_each_call(handler: Handler, do: Callable[[grpc.ServicerContext], None]) -> Handler:
-    """The handler of a call of frames, with `do(context)` before whatever the call does."""
-    answer, replies = handler.stream_unary, handler.stream_stream
+def behaviour_of(handler: Handler) -> Callable[..., Any]:
+    """The function that a handler calls, whatever its shape."""
+    shapes = (handler.unary_unary, handler.unary_stream, handler.stream_unary, handler.stream_stream)
+    return next(behaviour for behaviour in shapes if behaviour is not None)
+
+
+def with_behaviour(handler: Handler, behaviour: Callable[..., Any]) -> Handler:
+    """A handler of the same shape that calls another function."""
     if holds_no_thread(handler):
-        begin: Callable[..., Any] | None = replies
-        assert begin is not None
+        return begins_without_blocking(behaviour)
+    make = _SHAPES[bool(handler.request_streaming), bool(handler.response_streaming)]
+    return make(behaviour, handler.request_deserializer, handler.response_serializer)
 
-        def begun(messages: Iterator[bytes], context: grpc.ServicerContext, send: Send) -> None:
-            do(context)
-            begin(messages, context, send)
 
-        return begins_without_blocking(begun)
-    if handler.response_streaming:
-        assert replies is not None
+def before_each_call(handler: Handler, do: Callable[[grpc.ServicerContext], None]) -> Handler:
+    """The handler, with `do(context)` before whatever a call does."""
+    behaviour = behaviour_of(handler)
 
-        def stream(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Body]:
-            do(context)
-            return replies(messages, context)
-
-        return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
-    assert answer is not None
-
-    def one(messages: Iterator[bytes], context: grpc.ServicerContext) -> Body:
+    def begun(request: object, context: grpc.ServicerContext, *send: Send) -> object:
         do(context)
-        return answer(messages, context)
+        return behaviour(request, context, *send)
 
-    return grpc.stream_unary_rpc_method_handler(one, None, handler.response_serializer)
+    return with_behaviour(handler, begun)
 
 
 def at_end_of(context: grpc.ServicerContext, do: Callable[[], None]) -> None:
@@ -185,69 +179,43 @@ Light = bool | Callable[[T], bool]
 Answer = Body | Iterable[Body] | Later[Any]
 
 
-def control_later(method: Callable[[Request], Later[T]], request: type[Request]) -> Handler:
-    """A call of one small message each way, whose answer may come later."""
-
-    def answer(message: Request, context: grpc.ServicerContext) -> Later[T]:
-        with answering(context):
-            return method(message)
-
-    return grpc.unary_unary_rpc_method_handler(answer, request.FromString)
+OfCall = Callable[[grpc.ServicerContext], object]
+"""What a method takes of a call next to the request."""
 
 
-def both_ways_later(method: Callable[[Iterator[bytes]], Later[T]]) -> Handler:
-    """A call of frames each way, whose answer may come later."""
+def control(method: Callable[..., Any], request: type[Message], *of_call: OfCall) -> Handler:
+    """A call of one small message each way, whose answer may come later.
 
-    def answer(frames: Iterator[bytes], context: grpc.ServicerContext) -> Later[T]:
-        with answering(context):
-            return method(frames)
-
-    return grpc.stream_stream_rpc_method_handler(answer)
-
-
-def control(method: Callable[[Request], Message], request: type[Request]) -> Handler:
-    """A call of one small message each way."""
-    return control_of_client(lambda message, client: method(message), request)
+    Args:
+        method: Takes the message, and what `of_call` finds in the call's context.
+        request: The message's class.
+        of_call: For example `client_of`.
+    """
+    return grpc.unary_unary_rpc_method_handler(_method(method, of_call), request.FromString, _serialized)
 
 
-def control_of_client(method: Callable[[Request, str], Message], request: type[Request]) -> Handler:
-    """As `control`; the method also takes the address of the client."""
-
-    def answer(message: Request, context: grpc.ServicerContext) -> Message:
-        with answering(context):
-            return method(message, unquote(context.peer()))
-
-    return grpc.unary_unary_rpc_method_handler(answer, request.FromString, _serialized)
+def upload(method: Callable[..., Message], *of_call: OfCall) -> Handler:
+    """A call of frames that are answered by one small message; arguments as of `control`."""
+    return grpc.stream_unary_rpc_method_handler(_method(method, of_call), None, _serialized)
 
 
-def upload(method: Callable[[Iterator[bytes]], Message]) -> Handler:
-    """A call of frames that are answered by one small message."""
-
-    def answer(frames: Iterator[bytes], context: grpc.ServicerContext) -> Message:
-        with answering(context):
-            return method(frames)
-
-    return grpc.stream_unary_rpc_method_handler(answer, None, _serialized)
-
-
-def stream(method: Callable[[Request], Iterable[bytes]], request: type[Request]) -> Handler:
+def stream(method: Callable[..., Iterable[bytes]], request: type[Message]) -> Handler:
     """A call of one small message that is answered by frames."""
-
-    def answer(message: Request, context: grpc.ServicerContext) -> Iterator[bytes]:
-        with answering(context):
-            yield from method(message)
-
-    return grpc.unary_stream_rpc_method_handler(answer, request.FromString, None)
+    return grpc.unary_stream_rpc_method_handler(_method(method, ()), request.FromString, None)
 
 
-def both_ways(method: Callable[[Iterator[bytes]], Iterable[bytes]]) -> Handler:
-    """A call of frames each way."""
+def both_ways(method: Callable[[Iterator[bytes]], Iterable[bytes] | Later[Any]]) -> Handler:
+    """A call of frames each way, whose answer may come later."""
+    return grpc.stream_stream_rpc_method_handler(_method(method, ()))
 
-    def answer(frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        with answering(context):
-            yield from method(frames)
 
-    return grpc.stream_stream_rpc_method_handler(answer)
+def client_of(context: grpc.ServicerContext) -> str:
+    """The address that a call comes from."""
+    return unquote(context.peer())
+
+
+def _method(method: Callable[..., Any], of_call: Sequence[OfCall]) -> Callable[[Any, grpc.ServicerContext], Any]:
+    return lambda request, context: method(request, *(find(context) for find in of_call))
 
 
 def _serialized(reply: Message) -> bytes:

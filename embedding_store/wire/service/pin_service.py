@@ -10,7 +10,7 @@ from elastable.embedding_store.contract.snapshot import Snapshot, require_lease
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, StaleVersion
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.server.handlers import Handler, control, control_of_client
+from elastable.embedding_store.wire.server.handlers import Handler, client_of, control
 
 __all__ = ["LONGEST_LEASE_S", "MOST_PINS", "TOKEN_BYTES", "ServedPins"]
 
@@ -65,7 +65,7 @@ class ServedPins:
     def handlers(self) -> dict[str, Handler]:
         """Method name -> handler."""
         return {
-            "Pin": control_of_client(self.pin, store_pb2.PinRequest),
+            "Pin": control(self.pin, store_pb2.PinRequest, client_of),
             "RenewPin": control(self.renew_pin, store_pb2.RenewPinRequest),
             "ReleasePin": control(self.release_pin, store_pb2.ReleasePinRequest),
             "ListPins": control(self.list_pins, store_pb2.ListPinsRequest),
@@ -89,11 +89,11 @@ class ServedPins:
             self.close()
             return
         with self._changing:
-            standing = [held for held in self._pins.values() if held.until - _NAMED_S > time.monotonic()]
-        if standing:
-            told = ", ".join(sorted({f"{held.client} (version {held.version})" for held in standing}))
+            pinned = [held for held in self._pins.values() if held.until - _NAMED_S > time.monotonic()]
+        if pinned:
+            holders = ", ".join(sorted({f"{held.client} (version {held.version})" for held in pinned}))
             raise BadInput(
-                f"{what} while versions are pinned, by {told}: let them be released or run out, or force it, which "
+                f"{what} while versions are pinned, by {holders}: let them be released or run out, or force it, which "
                 "gives these pins up"
             )
 
@@ -135,7 +135,7 @@ class ServedPins:
         return store_pb2.ReleasePinReply()
 
     def list_pins(self, request: store_pb2.ListPinsRequest) -> store_pb2.ListPinsReply:
-        """All pins of the store, those of other clients and of its own process, too."""
+        """All pins of the store, those of other clients and of the server itself, too."""
         return store_pb2.ListPinsReply(
             pins=[
                 store_pb2.PinStatus(version=of.version, lease_left_s=of.lease_left_s, rows=of.rows, bytes=of.bytes)

@@ -21,7 +21,7 @@ from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.support.futures import Timers, at_once, settle, settle_error
 from elastable.embedding_store.tables.checks import require_ids
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.channels.status_codes import answering
+from elastable.embedding_store.wire.messages import store_messages as messages
 from elastable.embedding_store.wire.messages.frames import (
     MAX_BODY_BYTES,
     ONE_FRAME_BYTES,
@@ -30,35 +30,19 @@ from elastable.embedding_store.wire.messages.frames import (
     encode,
 )
 from elastable.embedding_store.wire.messages.reply_frames import ReplyFrames, ReplyRoom
-from elastable.embedding_store.wire.messages.store_messages import (
-    LONGEST_WAIT_S,
-    STORE_SERVICE,
-    block_frames,
-    ids_from_frames,
-    spec_to_message,
-    state_frames,
-)
 from elastable.embedding_store.wire.server.grpc_server import NotReady, Service
-from elastable.embedding_store.wire.server.handlers import (
-    Answer,
-    Later,
-    both_ways,
-    both_ways_later,
-    control,
-    control_later,
-    stream,
-)
+from elastable.embedding_store.wire.server.handlers import Answer, Later, both_ways, control, stream
 from elastable.embedding_store.wire.service.pin_service import ServedPins
 from elastable.embedding_store.wire.service.write_service import write_handlers
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 
-__all__ = ["store_service", "store_service_with"]
+__all__ = ["StoreServicer", "store_service"]
 
 _INT64 = np.dtype(np.int64)
 _BLOCK_ROWS = 65_536
 _BLOCK_BYTES = 64 << 20
 _FEW_BYTES = 64 << 10  # below this a second copy costs less than laying frames out
-_GATHERERS = 8  # lookups of many frames at once; more take turns
+_GATHERERS = 8  # lookups of many frames at once; more wait
 
 
 def store_service(
@@ -76,44 +60,45 @@ def store_service(
         lookups: Counts what clients look up; None: nobody wants to know.
         not_ready: As of `Service`.
     """
-    return store_service_with(store, writable, lookups, not_ready)[0]
+    return StoreServicer(store, lookups).service(writable, not_ready)
 
 
-def store_service_with(
-    store: EmbeddingStore,
-    writable: bool = False,
-    lookups: LookupCounts | None = None,
-    not_ready: NotReady = lambda: None,
-) -> tuple[Service, ServedPins, Callable[[], None]]:
-    """As `store_service`; also the pins of its clients, and what to call after another service dropped a table."""
-    servicer = _StoreServicer(store, lookups or LookupCounts())
-    handlers = {
-        "ListTables": control(servicer.list_tables, store_pb2.ListTablesRequest),
-        "GetVersion": control_later(servicer.get_version, store_pb2.GetVersionRequest),
-        "CountRows": control(servicer.count_rows, store_pb2.CountRowsRequest),
-        "TableStatistics": control(servicer.table_statistics, store_pb2.TableStatisticsRequest),
-        "ReadTableState": stream(servicer.read_table_state, store_pb2.ReadTableStateRequest),
-        "Attach": control(servicer.attach, store_pb2.AttachRequest),
-        "Lookup": both_ways_later(servicer.lookup),
-        "LookupSmall": grpc.unary_unary_rpc_method_handler(servicer.lookup_small),
-        "Scan": stream(servicer.scan, store_pb2.ScanRequest),
-        "ReadRows": both_ways(servicer.read_rows),
-        **servicer.pins.handlers(),
-        **write_handlers(store, writable, servicer.pins, servicer.forget_specs),
-    }
-    waiting = frozenset({"GetVersion", "Lookup", "LookupSmall"})
-    service = Service(STORE_SERVICE, handlers, servicer.close, waiting=waiting, not_ready=not_ready)
-    return service, servicer.pins, servicer.forget_specs
+class StoreServicer:
+    """Answers the calls of one store.
 
+    Args:
+        store, lookups: As of `store_service`.
 
-class _StoreServicer:
-    def __init__(self, store: EmbeddingStore, lookups: LookupCounts) -> None:
-        self._store, self._lookups = store, lookups
+    Attributes:
+        pins: Those of its clients.
+    """
+
+    def __init__(self, store: EmbeddingStore, lookups: LookupCounts | None = None) -> None:
+        self._store, self._lookups = store, lookups or LookupCounts()
         self.pins = ServedPins(store)
         self._gatherers = ThreadPoolExecutor(_GATHERERS, "gather")
         self._room = ReplyRoom()
         self._versions = VersionWaits(store)
         self._specs: dict[str, TableSpec] = {}  # of the tables seen so far; a table keeps its spec
+
+    def service(self, writable: bool, not_ready: NotReady) -> Service:
+        """The service with all calls."""
+        handlers = {
+            "ListTables": control(self.list_tables, store_pb2.ListTablesRequest),
+            "GetVersion": control(self.get_version, store_pb2.GetVersionRequest),
+            "CountRows": control(self.count_rows, store_pb2.CountRowsRequest),
+            "TableStatistics": control(self.table_statistics, store_pb2.TableStatisticsRequest),
+            "ReadTableState": stream(self.read_table_state, store_pb2.ReadTableStateRequest),
+            "Attach": control(self.attach, store_pb2.AttachRequest),
+            "Lookup": both_ways(self.lookup),
+            "LookupSmall": grpc.unary_unary_rpc_method_handler(self.lookup_small),
+            "Scan": stream(self.scan, store_pb2.ScanRequest),
+            "ReadRows": both_ways(self.read_rows),
+            **self.pins.handlers(),
+            **write_handlers(self._store, writable, self.pins, self.forget_specs),
+        }
+        waiting = frozenset({"GetVersion", "Lookup", "LookupSmall"})
+        return Service(messages.STORE_SERVICE, handlers, self.close, waiting=waiting, not_ready=not_ready)
 
     def close(self) -> None:
         """Releases what clients have pinned, and ends the threads that gather, once what is under way is done."""
@@ -121,13 +106,13 @@ class _StoreServicer:
         self._gatherers.shutdown(wait=False)
 
     def forget_specs(self) -> None:
-        """Tables may have gone."""
+        """Call it after another service dropped a table."""
         self._specs = {}
 
     def list_tables(self, request: store_pb2.ListTablesRequest) -> store_pb2.ListTablesReply:
         tables = [
             store_pb2.TableStatus(
-                spec=spec_to_message(spec), rows=self._store.row_count(name) if request.count_rows else None
+                spec=messages.spec_to_message(spec), rows=self._store.row_count(name) if request.count_rows else None
             )
             for name, spec in self._store.specs().items()
         ]
@@ -147,7 +132,7 @@ class _StoreServicer:
     def read_table_state(self, request: store_pb2.ReadTableStateRequest) -> Iterator[bytes]:
         source, spec = self.pins.source(request.pin), self._specs_of((request.table,))[request.table]
         with self._room.taken(0 if spec.admission is None else 2 * spec.admission.counters):
-            yield from state_frames(request.table, source.table_state(request.table))
+            yield from messages.state_frames(request.table, source.table_state(request.table))
 
     def attach(self, request: store_pb2.AttachRequest) -> store_pb2.AttachReply:
         if not isinstance(self._store, SharedMemoryStore):
@@ -162,21 +147,20 @@ class _StoreServicer:
         rows = min(request.block_rows or _BLOCK_ROWS, max(1, _BLOCK_BYTES // row_bytes))
         with self._room.taken(rows * row_bytes):
             for block in source.scan(request.table, rows):
-                yield from block_frames(request.table, block)
+                yield from messages.block_frames(request.table, block)
 
     def read_rows(self, frames: Iterator[bytes]) -> Iterator[bytes]:
-        table, ids, pin = ids_from_frames(frames)
+        table, ids, pin = messages.ids_from_frames(frames)
         size = len(ids) * self._row_bytes(table)
         _refuse_long_reply("ReadRows", size, MAX_BODY_BYTES)
         with self._room.taken(size):
-            yield from block_frames(table, self.pins.source(pin).read_rows(table, ids))
+            yield from messages.block_frames(table, self.pins.source(pin).read_rows(table, ids))
 
     def lookup(self, frames: Iterator[bytes]) -> Later[None]:
         return self._reply(frames, MAX_BODY_BYTES, lambda replies: replies)
 
     def lookup_small(self, frame: bytes, context: grpc.ServicerContext) -> Later[None]:
-        with answering(context):
-            return self._reply((frame,), ONE_FRAME_BYTES, _only_frame)
+        return self._reply((frame,), ONE_FRAME_BYTES, _only_frame)
 
     def _reply(self, frames: Iterable[bytes], limit: int, answer: Callable[[Iterator[bytes]], Answer]) -> Later[None]:
         ids, version, wait_s, pin = _read_request(frames)
@@ -253,15 +237,17 @@ def _read_request(frames: Iterable[bytes]) -> tuple[dict[str, Int64], int | None
         plan.add(f"ids of table {entry.table!r}", (entry.count,), _INT64)
     tables = [entry.table for entry in header.tables]
     if len(set(tables)) < len(tables):
-        raise BadInput("LookupRequest: a table stands in it twice; join its ids")
+        raise BadInput("LookupRequest: a table is in it twice; join its ids")
     ids = dict(zip(tables, reader.read(plan), strict=True))
     wait_s = _wait_s("LookupRequest", header.wait_ms)
-    return ids, header.version if header.HasField("version") else None, wait_s, header.pin
+    return ids, messages.optional(header, "version"), wait_s, header.pin
 
 
 def _wait_s(message: str, wait_ms: int) -> float:
-    if not 0 <= wait_ms <= LONGEST_WAIT_S * 1000:
-        raise BadInput(f"{message}: wait_ms {wait_ms}: wait from 0 to {LONGEST_WAIT_S * 1000:.0f}, and call again")
+    if not 0 <= wait_ms <= messages.LONGEST_WAIT_S * 1000:
+        raise BadInput(
+            f"{message}: wait_ms {wait_ms}: wait from 0 to {messages.LONGEST_WAIT_S * 1000:.0f}, and call again"
+        )
     return wait_ms / 1000
 
 

@@ -12,13 +12,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, TableNotFound, Unsupported, VersionError
 from elastable.embedding_store.tables.checks import require_from_outside
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.messages.store_messages import (
-    blocks_from_frames,
-    commit_from_frames,
-    ids_from_frames,
-    spec_from_message,
-    state_from_frames,
-)
+from elastable.embedding_store.wire.messages import store_messages as messages
 from elastable.embedding_store.wire.server.handlers import Handler, control, upload
 from elastable.embedding_store.wire.service.pin_service import ServedPins
 
@@ -42,11 +36,12 @@ def write_handlers(
         dropped: Called after a table was dropped.
     """
     servicer = _WriteServicer(store, pins, dropped)
-    if not writable:
-        controls = {call: control(_refusing(call), request) for call, (_, request) in servicer.controls.items()}
-        return {**controls, **{call: upload(_refusing(call)) for call in servicer.uploads}}
-    controls = {call: control(method, request) for call, (method, request) in servicer.controls.items()}
-    return {**controls, **{call: upload(method) for call, method in servicer.uploads.items()}}
+
+    def method(call: str, does: Callable[..., Message]) -> Callable[..., Message]:
+        return does if writable else _refusing(call)
+
+    controls = {call: control(method(call, does), request) for call, (does, request) in servicer.controls.items()}
+    return {**controls, **{call: upload(method(call, does)) for call, does in servicer.uploads.items()}}
 
 
 def _refusing(call: str) -> Callable[[object], Message]:
@@ -79,13 +74,13 @@ class _WriteServicer:
         }
 
     def create_table(self, request: store_pb2.CreateTableRequest) -> store_pb2.CreateTableReply:
-        spec, known = spec_from_message(request.spec), self._store.specs()
+        spec, known = messages.spec_from_message(request.spec), self._store.specs()
         if spec.name not in known and len(known) >= MOST_TABLES:
             raise BadInput(f"table {spec.name!r}: {MOST_TABLES} tables are here, as many as there may be")
         return store_pb2.CreateTableReply(created=self._store.create_table(spec))
 
     def commit(self, frames: Iterator[bytes]) -> store_pb2.CommitReply:
-        commit, token, stage = commit_from_frames(frames)
+        commit, token, stage = messages.commit_from_frames(frames)
         require_from_outside(commit)
         with self._one_at_a_time():
             repeated = self._is_applied(token) and commit.version == self._store.version()
@@ -121,17 +116,17 @@ class _WriteServicer:
         return bool(token) and self._applied == (self._store.version(), token)
 
     def put(self, frames: Iterator[bytes]) -> store_pb2.PutReply:
-        for table, block in blocks_from_frames(frames):
+        for table, block in messages.blocks_from_frames(frames):
             self._store.put(table, [block])
         return store_pb2.PutReply()
 
     def put_table_state(self, frames: Iterator[bytes]) -> store_pb2.PutReply:
-        table, state = state_from_frames(frames)
+        table, state = messages.state_from_frames(frames)
         self._store.put_table_state(table, state)
         return store_pb2.PutReply()
 
     def delete(self, frames: Iterator[bytes]) -> store_pb2.DeleteReply:
-        table, ids, _ = ids_from_frames(frames)
+        table, ids, _ = messages.ids_from_frames(frames)
         return store_pb2.DeleteReply(rows=self._store.delete(table, ids))
 
     def clear_table(self, request: store_pb2.ClearTableRequest) -> store_pb2.ClearTableReply:

@@ -190,7 +190,7 @@ def other_users() -> frozenset[int]:
     """The users of the environment.
 
     Raises:
-        BadInput: what stands there is no list of user numbers.
+        BadInput: its value is no list of user numbers.
     """
     given = os.environ.get(USERS_VARIABLE, "").strip()
     if not given:
@@ -208,8 +208,8 @@ def require_known_user(connection: socket.socket) -> int:
         PermissionError: it is neither this one's, nor root, nor one of `other_users`.
         OSError: the system does not say.
     """
-    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, user, _ = _CREDENTIALS.unpack(told)
+    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(packed)
     ours = os.geteuid()
     if user not in (ours, _ROOT) and user not in other_users():
         raise PermissionError(

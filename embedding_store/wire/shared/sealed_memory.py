@@ -1,19 +1,4 @@
-"""Memory that its maker alone can write, in a descriptor that can be given away.
-
-A `memfd` has no name, so nothing is left of it when the last process that has it mapped ends. Before the descriptor
-leaves this process the memory is sealed:
-
-* its size is fixed (`F_SEAL_SHRINK`, `F_SEAL_GROW`): nobody who has mapped it can be killed by an access beyond its
-  end;
-* nobody can map it for writing or write to it any more (`F_SEAL_FUTURE_WRITE`, Linux 5.1), whatever descriptor of it
-  they open, root included. The mappings that there were before stay writable: the maker keeps one page of each extent
-  and makes larger ones out of it (`mremap` of a shared mapping with an old size of 0), so it needs no writable
-  descriptor either;
-* its mode is 0400 and the descriptor is opened for reading, which is what holds other users off where the kernel does
-  not know that seal.
-
-The file is sparse: an extent is a terabyte of offsets, and takes memory where it was written to.
-"""
+"""Memory that its maker alone can write, in a descriptor that can be given away (why so: docs/decisions.md)."""
 
 from __future__ import annotations
 
@@ -58,8 +43,8 @@ class SealedMemory:
         self._pages: list[int] = []
         read_only = -1
         try:
-            os.fchmod(writable, 0o400)
-            os.ftruncate(writable, extents * EXTENT_BYTES)
+            os.fchmod(writable, 0o400)  # holds other users off where the kernel does not know F_SEAL_FUTURE_WRITE
+            os.ftruncate(writable, extents * EXTENT_BYTES)  # sparse: it takes memory where it was written to
             for number in range(extents):
                 self._pages.append(page_mapping(writable, number * EXTENT_BYTES))
             read_only = os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)

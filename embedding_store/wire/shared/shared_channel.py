@@ -1,9 +1,4 @@
-"""Shared-memory channels: arrays that a process passes to another one of its host without sending them.
-
-The sender creates the memory and passes its descriptor to the attachment server; the channel lives as long as that
-connection. A gRPC call then names the channel and the stamp of the message in it. The receiver copies the message
-before it answers the call, and the sender writes the next one only after that.
-"""
+"""Shared-memory channels: arrays that a process passes to another one of its host without sending them."""
 
 from __future__ import annotations
 
@@ -48,7 +43,10 @@ class SharedMessage:
 
 
 class SharedChannel:
-    """The sender's side. Not for two threads at once.
+    """The sender's side: its memory, and a connection that the channel lives as long as. Not for two threads at once.
+
+    A gRPC call names the channel and the stamp of the message in it. The receiver copies the message before it answers
+    the call, and the sender writes the next one only after that.
 
     Args:
         name: Of the owner's socket, as `Attachment` takes it.

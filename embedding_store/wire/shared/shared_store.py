@@ -12,31 +12,180 @@ import selectors
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
 
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import MemoryStore, MemoryTable
 from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.native.slab import Slab, anonymous_slab
+from elastable.embedding_store.support.memory_mapping import HUGE_PAGE_BYTES, FileMapping
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
-from elastable.embedding_store.wire.shared.attachment import (
-    CHANNEL,
-    CHANNEL_NUMBER,
-    LAYOUT,
-    NOTIFICATIONS,
-    TABLE_SLABS,
-    TOKEN_BYTES,
-    SlabShape,
-    TableLayout,
-    require_known_user,
-    send_packet,
-    table_to_packet,
-)
+from elastable.embedding_store.wire.shared import attachment
+from elastable.embedding_store.wire.shared.sealed_memory import Extent, SealedMemory
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
-from elastable.embedding_store.wire.shared.shared_slab import SharedSlab, SharedSlabs
 from elastable.embedding_store.wire.shared.version_board import WriteBoard
 
-__all__ = ["SharedMemoryStore", "channels_of"]
+__all__ = ["SharedMemoryStore", "SharedSlab", "SharedSlabs", "channels_of"]
+
+
+# Slabs in memory that other processes of the host may map and read
+
+
+_RESERVE_TIMES = 8  # address space for growth, so that growing moves nothing
+_LEAST_RESERVE = 16 << 20
+_SHARED_PARTS = frozenset({"live", "index", "cells", "ids", "weights"})
+"""What a lookup reads."""
+
+_SMALL_PARTS = frozenset({"index"})
+"""Some words for each table: not worth a descriptor."""
+
+_SHARE_A_MEMORY = 64  # slabs
+_WORTH_PAGES = 32  # of the 512 in a huge page: with fewer touched, one would hold mostly nothing
+
+
+class SharedSlab(Slab):
+    """A slab in sealed memory, which whoever is handed its descriptor can map to read; gone with the last of them.
+
+    It never shrinks, so that a reader's mapping stays good.
+
+    Args:
+        extent: Where it lies; nothing else does.
+        rows, columns, dtype: As of `Slab`.
+        growing: Called before it grows.
+
+    Attributes:
+        extent: Where it lies.
+    """
+
+    def __init__(
+        self, extent: Extent, rows: int, columns: int, dtype: npt.DTypeLike, growing: Callable[[], None] = lambda: None
+    ) -> None:
+        """Raises `MemoryError` where the system refuses the memory."""
+        self.extent = extent
+        self._columns = columns
+        self._dtype = np.dtype(dtype)
+        self._growing = growing
+        self._mapping = self._mapped(rows)
+        self._array = self._mapping.view(rows, columns, self._dtype)
+        self._huge = np.zeros(0, bool)
+
+    @property
+    def shape(self) -> tuple[int, int, str]:
+        """Rows, columns and dtype: with the descriptor, all that a reader needs."""
+        return len(self.array), self._columns, self._dtype.str
+
+    def grow(self, rows: int) -> None:
+        """Grows; a process that has mapped fewer rows can still read those."""
+        if rows <= len(self.array):
+            return
+        self._growing()
+        if self.bytes_of(rows) > self._mapping.reserve:
+            self._mapping = self._mapped(rows)
+        self._array = self._mapping.view(rows, self._columns, self._dtype)
+
+    def make_huge(self) -> Iterator[None]:
+        """Backs what is in use with huge pages, as rows are read at random; yields after each of them.
+
+        The system does this by itself for anonymous memory only, unless its administrator says otherwise.
+
+        Raises:
+            OSError: the system cannot, or has no huge page free.
+        """
+        mapping, whole = self._mapping, self.bytes_of(len(self.array)) // HUGE_PAGE_BYTES
+        done = np.zeros(whole, bool)
+        done[: min(whole, len(self._huge))] = self._huge[:whole]
+        self._huge = done
+        for page in np.flatnonzero(~done).tolist():
+            if mapping.resident_pages(page * HUGE_PAGE_BYTES) >= _WORTH_PAGES:
+                mapping.collapse(page * HUGE_PAGE_BYTES)
+                done[page] = True
+                yield
+
+    def _mapped(self, rows: int) -> FileMapping:
+        size = self.bytes_of(rows)
+        return self.extent.memory.mapped(self.extent, size, max(size * _RESERVE_TIMES, _LEAST_RESERVE))
+
+
+class SharedSlabs:
+    """The slabs of one store: a `SlabMaker` that counts what readers would have to map anew.
+
+    A slab has a separate memory, and so a descriptor, which gives its pages back as soon as it is gone, while less
+    than half of the descriptors that this process may have are in use. After that slabs share memories, 64 in each: the
+    number of descriptors is bounded whatever the number of tables.
+
+    Where not even those are to be had, a slab is in memory of this process alone, and so the rows of its table are read
+    over gRPC.
+
+    Attributes:
+        generation: Counts slabs that were made or have grown.
+
+    Raises:
+        OSError: the system cannot share memory.
+    """
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self._made: list[weakref.ref[SharedSlab]] = []
+        # Held from the beginning, so that there is one when descriptors have run out.
+        self._common = [SealedMemory("rows", _SHARE_A_MEMORY)]
+        self._warned = False
+
+    def __call__(self, part: str, rows: int, columns: int, dtype: npt.DTypeLike = np.float32, /) -> Slab:
+        if part not in _SHARED_PARTS:
+            return anonymous_slab(part, rows, columns, dtype)
+        self.changed()
+        try:
+            slab = SharedSlab(self._extent(part), rows, columns, dtype, self.changed)
+        except OSError as error:
+            _LOG.info("rows are in memory of this process alone: %s", error)
+            return anonymous_slab(part, rows, columns, dtype)
+        self._made.append(weakref.ref(slab, self._made.remove))
+        return slab
+
+    def changed(self) -> None:
+        """Something is to be mapped anew."""
+        self.generation += 1
+
+    def alive(self) -> list[SharedSlab]:
+        """All slabs that are still in use. May be called next to the thread that makes them."""
+        return [slab for made in list(self._made) if (slab := made()) is not None]
+
+    def _extent(self, part: str) -> Extent:
+        """Raises `OSError` where there is no descriptor left."""
+        if part not in _SMALL_PARTS and self._has_descriptors():
+            extent = SealedMemory(part).extent()
+        else:
+            extent = next((found for memory in self._common if (found := memory.extent()) is not None), None)
+        if extent is None:
+            self._common.append(SealedMemory("rows", _SHARE_A_MEMORY))
+            extent = self._common[-1].extent()
+        assert extent is not None
+        return extent
+
+    def _has_descriptors(self) -> bool:
+        """Whether less than half of them are in use: the lowest free one says so."""
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        try:
+            lowest = os.dup(self._common[0].fd)
+        except OSError:
+            return False
+        os.close(lowest)
+        if most == resource.RLIM_INFINITY or lowest < most // 2:
+            return True
+        if not self._warned:
+            self._warned = True
+            _LOG.warning(
+                "half of the %d descriptors that this process may have (ulimit -n) are in use: further tables share "
+                "memories, which keep what a dropped table held; for tables beyond them raise the limit",
+                most,
+            )
+        return False
 
 
 # The server that passes the memory of a store to processes of the same host; see `attachment`
@@ -47,7 +196,7 @@ _BACKLOG = 64
 _SHARE = 16  # of all descriptors, for attached processes; a channel takes two
 _MOST = 1024
 
-LaidOut = tuple[TableLayout, list[SharedSlab]]
+LaidOut = tuple[attachment.TableLayout, list[SharedSlab]]
 """A table, and the slabs of its directory and then of its values."""
 
 StoreLayout = tuple[int, list[LaidOut]]
@@ -74,7 +223,7 @@ class AttachmentServer:
 
     def __init__(self, board: int, layout: Callable[[], StoreLayout]) -> None:
         self.name = f"elastable-{secrets.token_hex(16)}"
-        self.token = secrets.token_bytes(TOKEN_BYTES)
+        self.token = secrets.token_bytes(attachment.TOKEN_BYTES)
         self.channels = SharedChannels()
         self._board = board
         self._layout = layout
@@ -142,7 +291,7 @@ class AttachmentServer:
                 self._turn_away(error)
             return
         try:
-            require_known_user(connection)
+            attachment.require_known_user(connection)
             if len(self._visitors) >= self.most:
                 raise OSError(f"{self.most} processes are connecting already")
             connection.setblocking(False)
@@ -179,18 +328,18 @@ class AttachmentServer:
         """Answers the request of an accepted process."""
         handed: list[int] = []
         try:
-            said, handed, _, _ = socket.recv_fds(connection, TOKEN_BYTES + 1, 1)
+            said, handed, _, _ = socket.recv_fds(connection, attachment.TOKEN_BYTES + 1, 1)
             connection.settimeout(_ANSWER_S)
             token, wish = said[:-1], said[-1:]
             if not hmac.compare_digest(token, self.token):
                 wish = b""
-            if wish == CHANNEL and handed:
+            if wish == attachment.CHANNEL and handed:
                 self._take_channel(waiting, connection, handed.pop(0))
                 return
-            if wish == NOTIFICATIONS:
+            if wish == attachment.NOTIFICATIONS:
                 self._subscribe(waiting, connection)
                 return
-            if wish == LAYOUT:
+            if wish == attachment.LAYOUT:
                 self._send_layout(connection)
         except OSError as error:
             _LOG.info("a process could not attach: %s", error)
@@ -203,7 +352,7 @@ class AttachmentServer:
         """Raises `OSError` if there are too many, or the process is gone."""
         if len(self._subscribers) >= self.most:
             raise OSError(f"{self.most} processes are attached, as many as descriptors (ulimit -n) are reserved for")
-        send_packet(connection, {"board": True}, [self._board])
+        attachment.send_packet(connection, {"board": True}, [self._board])
         connection.setblocking(False)
         waiting.register(connection, selectors.EVENT_READ)
         self._subscribers = (*self._subscribers, connection)
@@ -217,7 +366,7 @@ class AttachmentServer:
             )
         number = self.channels.add(descriptor)
         try:
-            send_packet(connection, {CHANNEL_NUMBER: number})
+            attachment.send_packet(connection, {attachment.CHANNEL_NUMBER: number})
             connection.setblocking(False)
             waiting.register(connection, selectors.EVENT_READ)
         except OSError:
@@ -227,11 +376,13 @@ class AttachmentServer:
 
     def _send_layout(self, connection: socket.socket) -> None:
         generation, tables = self._layout()
-        send_packet(connection, {"generation": generation, "tables": len(tables)})
+        attachment.send_packet(connection, {"generation": generation, "tables": len(tables)})
         for table, slabs in tables:
-            if len(slabs) > TABLE_SLABS:
-                raise OSError(f"table {table.spec.name!r} lies in {len(slabs)} slabs; a packet takes {TABLE_SLABS}")
-            send_packet(connection, table_to_packet(table), memories_of(slabs))
+            if len(slabs) > attachment.TABLE_SLABS:
+                raise OSError(
+                    f"table {table.spec.name!r} lies in {len(slabs)} slabs; a packet takes {attachment.TABLE_SLABS}"
+                )
+            attachment.send_packet(connection, attachment.table_to_packet(table), memories_of(slabs))
 
     def _hang_up(self, waiting: selectors.BaseSelector, connection: socket.socket) -> None:
         """An attached process has ended, or detached: that is the only thing it may say."""
@@ -242,10 +393,12 @@ class AttachmentServer:
         connection.close()
 
 
-def shapes_of(slabs: Sequence[SharedSlab]) -> tuple[SlabShape, ...]:
+def shapes_of(slabs: Sequence[SharedSlab]) -> tuple[attachment.SlabShape, ...]:
     """The shapes of a table's slabs, for a layout."""
     memories = memories_of(slabs)
-    return tuple(SlabShape(*slab.shape, memories.index(slab.extent.memory.fd), slab.extent.offset) for slab in slabs)
+    return tuple(
+        attachment.SlabShape(*slab.shape, memories.index(slab.extent.memory.fd), slab.extent.offset) for slab in slabs
+    )
 
 
 def memories_of(slabs: Sequence[SharedSlab]) -> list[int]:
@@ -289,7 +442,7 @@ class SharedMemoryStore(MemoryStore):
         self._board = WriteBoard()
         self._announced_generation = self._slabs.generation
         self._laid_out: dict[str, tuple[MemoryTable, bool]] = {}
-        self._lock = _AnnouncedLock(timeout_s, "the memory store", self._begin_change, self._announce)
+        self._lock = _AnnouncedLock(timeout_s, "the memory store", self._board.begin, self._announce)
         self._attachments = AttachmentServer(self._board.fd, self._layout)
         self._closing = threading.Event()
         self._tidier = threading.Thread(target=self._tidy, name="elastable-huge-pages", daemon=True)
@@ -311,9 +464,11 @@ class SharedMemoryStore(MemoryStore):
         Raises:
             OSError: the system cannot, or has none free.
         """
-        for slab in self._slabs.alive():
-            for _ in slab.make_huge():
-                pass
+        for _ in self._huge_pages():
+            pass
+
+    def _huge_pages(self) -> Iterator[None]:
+        return chain.from_iterable(slab.make_huge() for slab in self._slabs.alive())
 
     def close(self) -> None:
         """Closes the store; readers notice it and go on over gRPC."""
@@ -323,10 +478,6 @@ class SharedMemoryStore(MemoryStore):
             super().close()
             self._attachments.close()
             self._board.close()
-
-    def _begin_change(self) -> None:
-        """Begins a change on the board; the lock is held."""
-        self._board.begin()
 
     def _show_ahead(self, version: int) -> bool:
         if not self._attachments.attached:
@@ -343,7 +494,7 @@ class SharedMemoryStore(MemoryStore):
         What could not be logged, or broke off in the middle, stays a change that has not ended: nobody reads such rows.
         Where they were shown ahead, they are not any more.
         """
-        if self._unlogged is not None or self._failure is not None:
+        if self.broke_off:
             self._board.begin()
             return
         laid_out = self._lies()
@@ -351,16 +502,16 @@ class SharedMemoryStore(MemoryStore):
             self._slabs.changed()
             self._laid_out = laid_out
         self._announced_generation = self._slabs.generation
-        self._board.end(self._version, self._announced_generation)
+        self._board.end(self.version(), self._announced_generation)
         self._attachments.notify()
 
     def _lies(self) -> dict[str, tuple[MemoryTable, bool]]:
         """Of every table: whether not all of it is in shared memory."""
-        return {name: (table, table.reading_slabs() is None) for name, table in self._tables.items()}
+        return {name: (table, table.reading_slabs() is None) for name, table in self.memory_tables.items()}
 
     def _layout(self) -> StoreLayout:
         with self._lock.reading():
-            found = [_laid_out(table) for table in self._tables.values()]
+            found = [_laid_out(table) for table in self.memory_tables.values()]
             return self._slabs.generation, [table for table in found if table is not None]
 
     def _tidy(self) -> None:
@@ -368,10 +519,9 @@ class SharedMemoryStore(MemoryStore):
         pause = _HUGE_EVERY_S
         while not self._closing.wait(pause):
             try:
-                for slab in self._slabs.alive():
-                    for _ in slab.make_huge():
-                        if self._closing.wait(_HUGE_PAUSE_S):
-                            return
+                for _ in self._huge_pages():
+                    if self._closing.wait(_HUGE_PAUSE_S):
+                        return
             except OSError as error:
                 _LOG.info("rows stay on small pages: %s", error)
                 if error.errno not in _NONE_FREE:
@@ -416,4 +566,4 @@ def _laid_out(table: MemoryTable) -> LaidOut | None:
         return None
     shapes = shapes_of(directory + values)
     behind = len(directory)
-    return TableLayout(table.spec, table.direct, shapes[:behind], shapes[behind:]), directory + values
+    return attachment.TableLayout(table.spec, table.direct, shapes[:behind], shapes[behind:]), directory + values

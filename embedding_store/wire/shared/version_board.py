@@ -1,9 +1,4 @@
-"""A page that the owner of shared memory writes and other processes read: is it changing, and which version is it?
-
-A sequence lock (Boehm, "Can seqlocks get along with programming language memory models?", MSPC 2012). The sequence is
-odd while the owner changes anything; a reader that finds it even, reads, and finds the same number again has read one
-state. Readers write nothing, so a reader that dies leaves nothing behind, and no reader delays the owner.
-"""
+"""A page that the owner of shared memory writes and other processes read: is it changing, and which version is it?"""
 
 from __future__ import annotations
 
@@ -30,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Notice", "ReadBoard", "WriteBoard"]
 
-# int64 words, each on a cache line of its own
+# int64 words, each on a separate cache line
 _SEQUENCE, _VERSION, _GENERATION, _CLOSED, _AHEAD = 0, 8, 16, 24, 32
 _WORDS = 512
 _ALIGNMENT = 8
@@ -38,7 +33,7 @@ _ALIGNMENT = 8
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What stands on a board at one moment.
+    """The contents of a board at one moment.
 
     Attributes:
         sequence: Counts beginnings and ends of changes; odd: something is changing.
@@ -61,7 +56,10 @@ class Notice:
 
 
 class WriteBoard:
-    """The owner's board. One thread at a time changes what it stands for.
+    """The owner's board, a sequence lock. One thread at a time changes what it is about.
+
+    The sequence is odd while the owner changes anything; a reader that finds it even, reads, and finds the same number
+    again has read one state (Boehm, "Can seqlocks get along with programming language memory models?", MSPC 2012).
 
     Attributes:
         fd: Descriptor of its memory, for readers, who cannot write through it.
@@ -107,7 +105,7 @@ class ReadBoard:
         self._words.flags.writeable = False
 
     def look(self) -> Notice:
-        """What stands there now; where `changing`, version and generation may be of before or after."""
+        """Its contents now; where `changing`, version and generation may be of before or after."""
         sequence, version, generation, closed, ahead = _look(self._words)
         return Notice(sequence, version, generation, bool(closed), ahead)
 

@@ -13,21 +13,7 @@ from hypothesis.extra.numpy import arrays
 from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import StoreBroken
-from elastable.embedding_store.log.changes import (
-    Change,
-    ClearTable,
-    CommitImages,
-    CreateTable,
-    DeleteRows,
-    DropTable,
-    PutRows,
-    PutTableState,
-    ResetVersion,
-    TableImages,
-    decode_change,
-    encode_change,
-    encode_payload,
-)
+from elastable.embedding_store.log import changes
 
 SPEC = TableSpec("rows", 3, seed=7, optimizer=OptimizerSpec("adagrad"), eviction=EvictionSpec(max_rows=9))
 IDS = st.integers(0, 5).flatmap(lambda n: arrays(np.int64, n))
@@ -35,10 +21,10 @@ NAMES = st.text(max_size=8)
 
 
 @st.composite
-def images(draw: st.DrawFn) -> TableImages:
+def images(draw: st.DrawFn) -> changes.TableImages:
     rows, dim, slots = draw(st.integers(0, 4)), draw(st.integers(1, 3)), draw(st.integers(0, 3))
     touches = draw(st.none() | arrays(np.int64, (rows, 2)))
-    return TableImages(
+    return changes.TableImages(
         draw(NAMES),
         draw(arrays(np.int64, rows)),
         draw(arrays(np.float32, (rows, dim))),
@@ -51,7 +37,7 @@ def images(draw: st.DrawFn) -> TableImages:
 
 
 COMMITS = st.builds(
-    CommitImages,
+    changes.CommitImages,
     st.integers(0, 1 << 62),
     st.lists(images(), max_size=3).map(tuple),
     st.dictionaries(NAMES, st.floats(allow_nan=False), max_size=3),
@@ -74,46 +60,46 @@ def same(one: object, other: object) -> bool:
     return one == other
 
 
-def joined(change: Change) -> memoryview:
-    return memoryview(b"".join(encode_change(change)))
+def joined(change: changes.Change) -> memoryview:
+    return memoryview(b"".join(changes.encode_change(change)))
 
 
 @settings(max_examples=200, deadline=None)
 @given(COMMITS)
-def test_a_commit_is_read_as_it_was_written(commit: CommitImages) -> None:
-    assert same(decode_change(joined(commit)), commit)
+def test_a_commit_is_read_as_it_was_written(commit: changes.CommitImages) -> None:
+    assert same(changes.decode_change(joined(commit)), commit)
 
 
 TOUCHES = np.ones((1, 2), np.int64)
-OTHERS: list[Change] = [
-    CreateTable(SPEC),
-    DropTable("rows"),
-    ClearTable("ü\n"),
-    PutRows("rows", RowBlock(np.arange(2), np.ones((2, 3), np.float32), np.zeros((2, 0), np.float32))),
-    PutRows("rows", RowBlock(np.arange(1), np.ones((1, 3), np.float32), np.zeros((1, 3), np.float32), TOUCHES)),
-    DeleteRows("rows", np.array([-1, 1 << 62])),
-    PutTableState("rows", TableState(np.arange(13, dtype=np.uint8), -0.25)),
-    PutTableState("rows", TableState()),
-    PutTableState("rows", TableState(None, -0.25, np.array([[3, 1000, 2000]]))),
-    PutTableState("rows", TableState(np.arange(13, dtype=np.uint8), None, np.zeros((0, 3), np.int64))),
-    ResetVersion(),
-    ResetVersion(b"progress"),
+OTHERS: list[changes.Change] = [
+    changes.CreateTable(SPEC),
+    changes.DropTable("rows"),
+    changes.ClearTable("ü\n"),
+    changes.PutRows("rows", RowBlock(np.arange(2), np.ones((2, 3), np.float32), np.zeros((2, 0), np.float32))),
+    changes.PutRows("rows", RowBlock(np.arange(1), np.ones((1, 3), np.float32), np.zeros((1, 3), np.float32), TOUCHES)),
+    changes.DeleteRows("rows", np.array([-1, 1 << 62])),
+    changes.PutTableState("rows", TableState(np.arange(13, dtype=np.uint8), -0.25)),
+    changes.PutTableState("rows", TableState()),
+    changes.PutTableState("rows", TableState(None, -0.25, np.array([[3, 1000, 2000]]))),
+    changes.PutTableState("rows", TableState(np.arange(13, dtype=np.uint8), None, np.zeros((0, 3), np.int64))),
+    changes.ResetVersion(),
+    changes.ResetVersion(b"progress"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", OTHERS, ids=lambda change: type(change).__name__)
-def test_other_changes_are_read_as_they_were_written(change: Change) -> None:
-    assert same(decode_change(joined(change)), change)
+def test_other_changes_are_read_as_they_were_written(change: changes.Change) -> None:
+    assert same(changes.decode_change(joined(change)), change)
 
 
 @pytest.mark.parametrize("change", OTHERS, ids=lambda change: type(change).__name__)
-def test_a_change_that_was_cut_or_lengthened_is_refused(change: Change) -> None:
+def test_a_change_that_was_cut_or_lengthened_is_refused(change: changes.Change) -> None:
     whole = joined(change)
     for length in range(len(whole)):
         with pytest.raises(StoreBroken, match=f"a log entry of {length} bytes"):
-            decode_change(whole[:length])
+            changes.decode_change(whole[:length])
     with pytest.raises(StoreBroken, match="8 bytes are left over"):
-        decode_change(memoryview(bytes(whole) + bytes(8)))
+        changes.decode_change(memoryview(bytes(whole) + bytes(8)))
 
 
 IDS_TWO_DEEP = np.zeros((2, 2), np.int64)
@@ -154,11 +140,11 @@ IDS_TWO_DEEP = np.zeros((2, 2), np.int64)
 )
 def test_what_is_no_change_is_refused(fields_of: dict[str, object], arrays_of: list[np.ndarray]) -> None:
     with pytest.raises(StoreBroken, match="is no change of a store"):
-        decode_change(memoryview(b"".join(encode_payload(fields_of, arrays_of))))
+        changes.decode_change(memoryview(b"".join(changes.encode_payload(fields_of, arrays_of))))
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused(content: bytes) -> None:
     with pytest.raises(StoreBroken):
-        decode_change(memoryview(content))
+        changes.decode_change(memoryview(content))

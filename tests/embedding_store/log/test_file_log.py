@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastable.embedding_store.errors import BadInput, FutureVersion, StaleVersion, StoreBroken, StoreFailed
+from elastable.embedding_store.errors import BadInput, StoreBroken, StoreFailed
 from elastable.embedding_store.log import file_log as reserved_blocks
 from elastable.embedding_store.log.base_file import write_base
 from elastable.embedding_store.log.file_log import FileLog, FsyncPolicy
@@ -58,30 +58,6 @@ def test_entries_come_back_in_order(tmp_path: Path, fsync: FsyncPolicy, segment_
         assert read(log) == appended
 
 
-def test_an_entry_that_is_not_the_next_one_is_refused(tmp_path: Path) -> None:
-    with FileLog(tmp_path) as log:
-        log.append(1, 0, [b"one"])
-        with pytest.raises(StaleVersion, match="entry 1 cannot be appended, the next one is 2"):
-            log.append(1, 0, [b"x"])
-        with pytest.raises(FutureVersion, match="entry 3 cannot be appended, the next one is 2"):
-            log.append(3, 1, [b"x"])
-        assert read(log) == [(1, 0, b"one")]
-
-
-def test_trimmed_entries_are_gone_and_asking_for_them_is_an_error(tmp_path: Path) -> None:
-    with FileLog(tmp_path, segment_bytes=1) as log:
-        appended = fill(log)
-        log.trim(4)
-        assert log.first == 4
-        assert read(log, after=3) == appended[3:]
-        with pytest.raises(BadInput, match="begins with entry 4: those after 2 were trimmed"):
-            read(log, after=2)
-        log.trim(100)
-        assert read(log, after=len(appended) - 1) == appended[-1:], "the newest one knows where the next begins"
-    with FileLog(tmp_path, segment_bytes=1) as log:
-        assert log.last == len(appended)
-
-
 @pytest.mark.parametrize("segment_bytes", [1, 6_000, 1 << 20])
 def test_a_truncated_log_goes_on_where_it_was_cut(tmp_path: Path, segment_bytes: int) -> None:
     for after in range(len(PAYLOADS) + 1):
@@ -92,17 +68,6 @@ def test_a_truncated_log_goes_on_where_it_was_cut(tmp_path: Path, segment_bytes:
             again = fill(log)
         with FileLog(tmp_path / str(after), segment_bytes=segment_bytes) as log:
             assert read(log) == appended[:after] + again
-
-
-def test_a_log_is_not_truncated_before_what_was_trimmed(tmp_path: Path) -> None:
-    with FileLog(tmp_path, segment_bytes=1) as log:
-        appended = fill(log)
-        log.trim(4)
-        for after in (0, 3):
-            with pytest.raises(BadInput, match=f"begins with entry 4: it cannot be truncated after entry {after}"):
-                log.truncate(after)
-        log.truncate(4)
-        assert read(log, after=3) == appended[3:4]
 
 
 def test_one_process_at_a_time_has_a_log(tmp_path: Path) -> None:

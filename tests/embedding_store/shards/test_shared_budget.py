@@ -25,10 +25,10 @@ from elastable.embedding_store.shards import (
     Slices,
     SumTerm,
     cut_of,
-    row_pushes,
+    shard_store,
     sum_pushes,
 )
-from elastable.embedding_store.shards.row_pushes import offer_of
+from elastable.embedding_store.shards.shard_store import offer_of
 from tests.embedding_store.shards.served_shards import served, stopped_with
 
 FEW = TableSpec("few", 2, optimizer=OptimizerSpec.of("adagrad"), eviction=EvictionSpec(max_rows=11, every=2))
@@ -49,8 +49,8 @@ def test_the_cut_leaves_those_touched_last_and_of_equal_ones_the_smaller_ids(dat
         held = (np.array([each[place] for place in own], np.int64) for each in (versions, ids))
         rows.append(StayingRows(*held))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(row_pushes, "FEW_VERSIONS", most)
-        patched.setattr(row_pushes, "_MORE", 2)
+        patched.setattr(shard_store, "FEW_VERSIONS", most)
+        patched.setattr(shard_store, "_MORE", 2)
 
         def ask(more: int, wanted: tuple[int, int] | None) -> list[RowOffer]:
             return [offer_of(each, more, wanted) for each in rows]

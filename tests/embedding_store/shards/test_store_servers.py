@@ -11,25 +11,11 @@ import grpc
 import numpy as np
 import pytest
 
+from elastable.embedding_store import errors
 from elastable.embedding_store.composite import ShardedStore, partition
 from elastable.embedding_store.contract.row_data import Commit, RowBlock
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.engine import MemoryStore
-from elastable.embedding_store.errors import (
-    BadGradient,
-    BadInput,
-    FutureVersion,
-    IdOutOfRange,
-    JobFailed,
-    NotFinite,
-    NotReady,
-    ShardAway,
-    ShardLost,
-    StaleVersion,
-    TableNotFound,
-    TakenOver,
-    Unsupported,
-)
 from elastable.embedding_store.shards import (
     PushedCommit,
     RowPush,
@@ -90,10 +76,13 @@ def alone(versions: int) -> MemoryStore:
     return store
 
 
-def begin(store: ShardedStore) -> None:
+def begin(store: ShardedStore, versions: int = 0) -> None:
     for spec in (FIXED, ANY):
         store.create_table(spec)
     store.begin_job(JOB, may_overflow=False)
+    for version in range(versions):
+        push_all(store, version)
+        assert store.commit_pushed(commit(version)).missing == ()
 
 
 def push_all(store: ShardedStore, version: int) -> None:
@@ -144,9 +133,9 @@ def test_a_push_is_named_by_what_it_computed() -> None:
         held = [server.shard.buffered_bytes for server in servers]
         assert store.push_rows(push(0, 0)) is RowPushOutcome.DUPLICATE
         assert [server.shard.buffered_bytes for server in servers] == held
-        with pytest.raises(FutureVersion, match="push for version 1; the store server is at version 0"):
+        with pytest.raises(errors.FutureVersion, match="push for version 1; the store server is at version 0"):
             store.push_rows(push(1, 0))
-        with pytest.raises(JobFailed, match="is job job's; the push is of job other"):
+        with pytest.raises(errors.JobFailed, match="is job job's; the push is of job other"):
             store.push_rows(replace(push(0, 1), job="other"))
         push_all(store, 0)
         store.commit_pushed(commit(0))
@@ -167,16 +156,13 @@ def test_what_is_missing_is_named_and_nothing_changes() -> None:
 
 def test_a_server_that_lost_its_pushes_has_the_others_take_the_version_back(tmp_path: Path) -> None:
     with served(3, tmp_path) as (servers, store):
-        begin(store)
-        for version in range(2):
-            push_all(store, version)
-            assert store.commit_pushed(commit(version)).missing == ()
+        begin(store, 2)
         push_all(store, 2)
         readers = [server.store.pin() for server in servers]  # as of a checkpoint that is being written
         stopped_with(servers, 1)
         assert store.commit_pushed(commit(2)).missing == (0, 1)
         for reader in readers:
-            with pytest.raises(StaleVersion, match=r"closed|went back to version 2"):
+            with pytest.raises(errors.StaleVersion, match=r"closed|went back to version 2"):
                 reader.renew()
         assert [server.store.version() for server in servers] == [2, 2, 2]
         assert_same_rows(store, 2)
@@ -195,7 +181,7 @@ def test_a_server_without_a_log_cannot_go_back_and_says_so(tmp_path: Path) -> No
             begin(store)
             push_all(store, 0)
             stopped_with(servers, 1)
-            with pytest.raises(ShardLost, match=r"lost pushes of version 0, .* keeps no log"):
+            with pytest.raises(errors.ShardLost, match=r"lost pushes of version 0, .* keeps no log"):
                 store.commit_pushed(commit(0))
     finally:
         for server in servers:
@@ -204,11 +190,9 @@ def test_a_server_without_a_log_cannot_go_back_and_says_so(tmp_path: Path) -> No
 
 def test_a_server_that_lost_its_rows_is_lost() -> None:
     with served(2) as (servers, store):
-        begin(store)
-        push_all(store, 0)
-        store.commit_pushed(commit(0))
+        begin(store, 1)
         stopped_with(servers, 1)
-        with pytest.raises(ShardLost, match="shard 1 of 2 is lost"):
+        with pytest.raises(errors.ShardLost, match="shard 1 of 2 is lost"):
             store.commit_pushed(commit(1))
 
 
@@ -231,9 +215,9 @@ def test_a_server_that_is_away_is_named_whatever_is_asked(asked: Callable[[Shard
         away = store._servers[1]
         assert isinstance(away, ShardClient)
         away.connection.deadline_s = 0.5
-        with pytest.raises(ShardAway, match=f"shard 1 of 2: {servers[1].address} .* the deadline of 0.5 s"):
+        with pytest.raises(errors.ShardAway, match=f"shard 1 of 2: {servers[1].address} .* the deadline of 0.5 s"):
             asked(store)
-        with pytest.raises(ShardLost, match=f"shard 1 of 2: {servers[1].address} .*taken for lost"):
+        with pytest.raises(errors.ShardLost, match=f"shard 1 of 2: {servers[1].address} .*taken for lost"):
             retry(lambda: asked(store), "asking", deadline_s=0.0)
         servers[1].start()
 
@@ -243,7 +227,7 @@ def test_the_record_of_the_first_server_is_asked_by_its_name() -> None:
         begin(store)
         servers[0].stop()
         store._servers[0].connection.deadline_s = 0.5  # type: ignore[attr-defined]
-        with pytest.raises(ShardAway, match=f"shard 0 of 2: {servers[0].address} .* the deadline of 0.5 s"):
+        with pytest.raises(errors.ShardAway, match=f"shard 0 of 2: {servers[0].address} .* the deadline of 0.5 s"):
             store.record()
         servers[0].start()
 
@@ -276,10 +260,14 @@ def test_bad_pushes_are_refused_by_name_and_nothing_of_them_is_kept() -> None:
         begin(store)
         good = push(0, 0).parts[0]["fixed"]
         cases: list[tuple[dict[str, Slices], type[Exception], str]] = [
-            ({"none": good}, TableNotFound, "none"),
-            ({"fixed": Slices(np.array([50]), np.ones((1, 3), np.float32))}, IdOutOfRange, "50"),
-            ({"fixed": Slices(np.array([5]), np.ones((1, 2), np.float32))}, BadGradient, "fixed"),
-            ({"fixed": Slices(np.array([4, 5]), np.array([[1, 1, 1], [1, np.nan, 1]], np.float32))}, NotFinite, "id 5"),
+            ({"none": good}, errors.TableNotFound, "none"),
+            ({"fixed": Slices(np.array([50]), np.ones((1, 3), np.float32))}, errors.IdOutOfRange, "50"),
+            ({"fixed": Slices(np.array([5]), np.ones((1, 2), np.float32))}, errors.BadGradient, "fixed"),
+            (
+                {"fixed": Slices(np.array([4, 5]), np.array([[1, 1, 1], [1, np.nan, 1]], np.float32))},
+                errors.NotFinite,
+                "id 5",
+            ),
         ]
         for part, kind, named in cases:
             with pytest.raises(kind, match=named):
@@ -290,7 +278,7 @@ def test_bad_pushes_are_refused_by_name_and_nothing_of_them_is_kept() -> None:
         for part, kind, named in cases[:1] + cases[2:]:
             with pytest.raises(kind, match=named.replace("id 5", "id 10")):
                 server.push_rows(RowPush(JOB, 0, 1, (part,)))
-        with pytest.raises(IdOutOfRange, match="25"):
+        with pytest.raises(errors.IdOutOfRange, match="25"):
             server.push_rows(RowPush(JOB, 0, 1, ({"fixed": Slices(np.array([25]), np.ones((1, 3), np.float32))},)))
         server.close()
         assert [server.shard.buffered_bytes for server in servers] == [held, 0]
@@ -322,9 +310,9 @@ def test_asynchronous_pushes_count_on_any_version_and_each_replaces_the_one_befo
         lost = replace(commit(2), sums=sum_of("a", 1, 2))
         assert store.commit_pushed(lost).missing == (1,)
         assert store.version() == 2
-        with pytest.raises(FutureVersion, match="push for version 3; the store server is at version 2"):
+        with pytest.raises(errors.FutureVersion, match="push for version 3; the store server is at version 2"):
             store.push_rows(of_sender("c", 1, 3))
-        with pytest.raises(BadGradient, match="a sender named by 300 characters"):
+        with pytest.raises(errors.BadGradient, match="a sender named by 300 characters"):
             store.push_rows(of_sender("c" * 300, 1))
         expected = MemoryStore(1)
         for spec in (FIXED, ANY):
@@ -339,44 +327,36 @@ def test_asynchronous_pushes_count_on_any_version_and_each_replaces_the_one_befo
 
 
 def test_pushes_of_senders_that_died_make_room_once_nobody_can_wait_for_them() -> None:
-    server = ServedShard("memory", most_bytes=20_000)
-    try:
-        with ShardedStore([ShardClient(server.address, 60.0)]) as store:
-            begin(store)
-            senders = 0
-            while True:  # until it is full
-                try:
-                    store.push_rows(of_sender(f"dead-{senders}", 1))
-                except NotReady:
-                    break
-                senders += 1
-            assert senders > 3
-            for version in range(16 + senders + 1):
-                with pytest.raises(NotReady, match="--gradient-bytes"):
-                    store.push_rows(of_sender("live", 1))
-                assert store.commit_pushed(replace(commit(version), sums=RowSums(version))).missing == ()
-            assert store.push_rows(of_sender("live", 1)) is RowPushOutcome.ACCEPTED
-            assert store.measure(sum_of("dead-0", 1, store.version())).missing == (1,)
-            assert store.measure(sum_of("dead-1", 1, store.version())).missing == ()
-            assert server.shard.buffered_bytes <= 20_000
-    finally:
-        server.stop()
+    with served(1, most_bytes=20_000) as ((server,), store):
+        begin(store)
+        senders = 0
+        while True:  # until it is full
+            try:
+                store.push_rows(of_sender(f"dead-{senders}", 1))
+            except errors.NotReady:
+                break
+            senders += 1
+        assert senders > 3
+        for version in range(16 + senders + 1):
+            with pytest.raises(errors.NotReady, match="--gradient-bytes"):
+                store.push_rows(of_sender("live", 1))
+            assert store.commit_pushed(replace(commit(version), sums=RowSums(version))).missing == ()
+        assert store.push_rows(of_sender("live", 1)) is RowPushOutcome.ACCEPTED
+        assert store.measure(sum_of("dead-0", 1, store.version())).missing == (1,)
+        assert store.measure(sum_of("dead-1", 1, store.version())).missing == ()
+        assert server.shard.buffered_bytes <= 20_000
 
 
 def test_gradients_in_flight_are_bounded() -> None:
-    server = ServedShard("memory", most_bytes=10_000)
-    try:
-        with ShardedStore([ShardClient(server.address, 60.0)]) as store:
-            begin(store)
-            store.push_rows(push(0, 0))
-            held = server.shard.buffered_bytes
-            with pytest.raises(NotReady, match=r"above its limit of 10,000.*--gradient-bytes"):
-                store.push_rows(push(0, 1, rows=1_000))
-            assert server.shard.buffered_bytes == held
-            store.push_rows(push(0, 1))
-            assert store.commit_pushed(commit(0)).missing == ()
-    finally:
-        server.stop()
+    with served(1, most_bytes=10_000) as ((server,), store):
+        begin(store)
+        store.push_rows(push(0, 0))
+        held = server.shard.buffered_bytes
+        with pytest.raises(errors.NotReady, match=r"above its limit of 10,000.*--gradient-bytes"):
+            store.push_rows(push(0, 1, rows=1_000))
+        assert server.shard.buffered_bytes == held
+        store.push_rows(push(0, 1))
+        assert store.commit_pushed(commit(0)).missing == ()
 
 
 def test_only_the_owner_changes_a_server() -> None:
@@ -386,17 +366,17 @@ def test_only_the_owner_changes_a_server() -> None:
         with ShardClient(address, 60.0) as later:
             assert later.other_writer() is not None
             later.create_table(TableSpec("more", 2, 10))  # and so it is the owner now
-            with pytest.raises(TakenOver, match="belongs to"):
+            with pytest.raises(errors.TakenOver, match="belongs to"):
                 store.commit_pushed(commit(0))
-            with pytest.raises(TakenOver):
+            with pytest.raises(errors.TakenOver):
                 store.require_owner()
-            with pytest.raises(NotReady, match="no job has claimed"):
+            with pytest.raises(errors.NotReady, match="no job has claimed"):
                 later.push_rows(push(0, 0))
-        with RemoteStore(address, 60.0) as stranger, pytest.raises(Unsupported, match="only read from"):
+        with RemoteStore(address, 60.0) as stranger, pytest.raises(errors.Unsupported, match="only read from"):
             stranger.create_table(TableSpec("theirs", 2, 10))
         with ShardClient(address, 60.0) as liar:
             liar._owner.claimed = True
-            with pytest.raises(TakenOver):
+            with pytest.raises(errors.TakenOver):
                 liar.reset_version(7)
         with channel(address) as opened, pytest.raises(grpc.RpcError, match="show the secret of a claim"):
             store_pb2_grpc.StoreServerStub(opened).ResetVersion(store_pb2.ResetVersionRequest(version=7), timeout=60)
@@ -404,7 +384,7 @@ def test_only_the_owner_changes_a_server() -> None:
 
 
 def test_rows_that_an_owner_is_still_sending_are_refused_once_another_one_has_claimed_the_server() -> None:
-    server, frames = ServedShard("memory"), SimpleQueue[bytes | None]()
+    frames = SimpleQueue[bytes | None]()
 
     def shown(secret: bytes) -> tuple[tuple[str, bytes]]:
         return ((OWNER_KEY, secret),)
@@ -414,7 +394,7 @@ def test_rows_that_an_owner_is_still_sending_are_refused_once_another_one_has_cl
         for frame in block_frames("t", block):
             frames.put(frame)
 
-    try:
+    with served(1) as ((server,), _):
         server.store.create_table(TableSpec("t", 2, 50))
         with channel(server.address) as opened:
             stub = store_pb2_grpc.StoreServerStub(opened)
@@ -429,24 +409,23 @@ def test_rows_that_an_owner_is_still_sending_are_refused_once_another_one_has_cl
             with pytest.raises(grpc.RpcError, match="belongs to b:2 now"):
                 answer.result()
         assert server.store.row_count("t") == 1
-    finally:
-        server.stop()
 
 
 def test_servers_in_another_order_or_number_are_refused_by_name_before_anything_changes() -> None:
     with served(2) as (servers, store):
-        begin(store)
-        push_all(store, 0)
-        store.commit_pushed(commit(0))
+        begin(store, 1)
         clients = [ShardClient(server.address, 60.0) for server in servers]
         with ShardedStore(clients[::-1]) as swapped:
             name = rf"shard 0 of 2: store server {servers[1].address}: .* 1 of 2 by its tables \(any, fixed\)"
-            with pytest.raises(BadInput, match=rf"{name}, and is named as number 0 of 2: .* in the order of before"):
+            with pytest.raises(
+                errors.BadInput, match=rf"{name}, and is named as number 0 of 2: .* in the order of before"
+            ):
                 swapped.begin_job(JOB, may_overflow=False)
         with (
             ShardedStore([ShardClient(servers[0].address, 60.0)]) as fewer,
             pytest.raises(
-                BadInput, match=r"is store server 0 of 2 .*, and is named as number 0 of 1: .*elastable store rescale"
+                errors.BadInput,
+                match=r"is store server 0 of 2 .*, and is named as number 0 of 1: .*elastable store rescale",
             ),
         ):
             fewer.begin_job(JOB, may_overflow=False)
@@ -458,25 +437,25 @@ def test_servers_in_another_order_or_number_are_refused_by_name_before_anything_
 def test_two_servers_that_come_back_at_each_others_addresses_take_nothing(tmp_path: Path) -> None:
     """Both have the version that the job is at, and would take gradients of the other's rows."""
     with served(2, tmp_path) as (servers, store):
-        begin(store)
-        push_all(store, 0)
-        store.commit_pushed(commit(0))
+        begin(store, 1)
         for server in servers:
             server.stop()
         one, other = servers
         one._url, other._url = other._url, one._url
         for server in servers:
             server.start()
-        with pytest.raises(NotReady, match="no job has claimed"):
+        with pytest.raises(errors.NotReady, match="no job has claimed"):
             push_all(store, 1)
-        with pytest.raises(BadInput, match=f"shard 0 of 2: store server {one.address}: it is store server 1 of 2"):
+        with pytest.raises(
+            errors.BadInput, match=f"shard 0 of 2: store server {one.address}: it is store server 1 of 2"
+        ):
             store.commit_pushed(commit(1))
         assert [server.store.version() for server in servers] == [1, 1]
 
 
 def test_a_claim_as_a_number_that_there_is_not_is_refused() -> None:
     for number, count in ((2, 2), (-1, 2), (1, 0)):
-        with pytest.raises(BadInput, match=f"store server {number} of {count}: they are numbered from 0"):
+        with pytest.raises(errors.BadInput, match=f"store server {number} of {count}: they are numbered from 0"):
             refuse_other_position({}, number, count)
     spec = TableSpec("t", 2, 10)
     assert position_of(spec) is None
@@ -495,7 +474,7 @@ def test_the_position_of_a_shard_is_that_of_its_ids(whole: TableSpec) -> None:
 def test_commits_of_whole_gradients_are_refused_by_name() -> None:
     with served(1) as (_, store):
         begin(store)
-        with pytest.raises(Unsupported, match="versions are made of what workers push"):
+        with pytest.raises(errors.Unsupported, match="versions are made of what workers push"):
             store.commit(Commit(1, {}, 0, {}))
 
 
@@ -503,5 +482,5 @@ def test_a_sum_that_names_a_part_that_is_not_there_is_refused() -> None:
     with served(1) as (_, store):
         begin(store)
         push_all(store, 0)
-        with pytest.raises(BadInput, match="part 2 of micro-batch 0, whose push has 2"):
+        with pytest.raises(errors.BadInput, match="part 2 of micro-batch 0, whose push has 2"):
             store.measure(RowSums(0, (SumTerm(0, 2, 1.0),)))

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.support.futures import settle
 from elastable.embedding_store.v1 import store_pb2
@@ -34,12 +33,6 @@ from tests.contracts.store_samples import fixed, int64
 LIMITS = CallLimits(threads=16)
 WAIT_S = 180.0
 HEALTH = "/grpc.health.v1.Health/Check"
-
-
-@pytest.fixture
-def held() -> Iterator[ExitStack]:
-    with ExitStack() as held:
-        yield held
 
 
 def served(held: ExitStack, limits: CallLimits = LIMITS, *more: Service) -> tuple[MemoryStore, str]:
@@ -207,26 +200,6 @@ def test_health_is_told_while_all_else_is_full_and_sessions_leave_room(held: Exi
     assert {call.result(timeout=WAIT_S) for call in (*sessions, *working)} == {b"held"}
 
 
-def test_one_host_cannot_have_all_threads(held: ExitStack) -> None:
-    leave, inside = threading.Event(), threading.Semaphore(0)
-
-    def hold(request: bytes, context: grpc.ServicerContext) -> bytes:
-        inside.release()
-        leave.wait(WAIT_S)
-        return b"held"
-
-    service = Service("test.Hold", {"Work": grpc.unary_unary_rpc_method_handler(hold)})
-    _, address = served(held, LIMITS, service)
-    held.callback(leave.set)
-    work = channel(held, address).unary_unary("/test.Hold/Work", None, None)
-    calls = [work.future(b"", timeout=WAIT_S) for _ in range(LIMITS.of_a_host)]
-    assert all(inside.acquire(timeout=WAIT_S) for _ in calls)
-    with pytest.raises(grpc.RpcError, match=r"12 calls from ipv4:127\.0\.0\.1 are under way"):
-        work(b"", timeout=WAIT_S)
-    leave.set()
-    assert {call.result(timeout=WAIT_S) for call in calls} == {b"held"}
-
-
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
@@ -250,16 +223,6 @@ def test_messages_that_are_none_are_refused_by_name_and_cost_nothing(held: ExitS
     for _ in range(2_000):
         refused(b"\xff" * 1000)
     assert resident_bytes() - before < 12 << 20  # 16 KB for each would be 32 MB
-
-
-def test_a_stream_of_frames_still_comes_through_whole(held: ExitStack) -> None:
-    store = held.enter_context(MemoryStore(1))
-    store.create_table(fixed("wide", 256, 20_000))
-    server = held.enter_context(GrpcServer("127.0.0.1:0", [store_service(store, writable=True)], LIMITS))
-    ids = np.arange(20_000)
-    store.commit(Commit(1, {"wide": TableUpdate(ids, np.ones((20_000, 256), np.float32))}, 0, {"wide": 1.0}))
-    with RemoteSource(server.address, WAIT_S) as source:
-        np.testing.assert_array_equal(source.lookup({"wide": ids})["wide"], store.lookup({"wide": ids})["wide"])
 
 
 def test_a_call_that_finds_no_room_takes_that_of_the_most_silent_one(

@@ -14,30 +14,20 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages import frames
-from elastable.embedding_store.wire.messages.frames import (
-    FRAME_BYTES,
-    MAX_BODY_BYTES,
-    MAX_FRAME_BYTES,
-    MAX_HEADER_BYTES,
-    ONE_FRAME_BYTES,
-    BodyPlan,
-    FrameReader,
-    encode,
-)
 
 INT64 = np.dtype(np.int64)
 HEADER = store_pb2.LookupHeader(tables=[store_pb2.TableIds(table="t", count=3)])
 
 
-def plan_for(arrays: list[Array]) -> BodyPlan:
-    plan = BodyPlan("Test")
+def plan_for(arrays: list[Array]) -> frames.BodyPlan:
+    plan = frames.BodyPlan("Test")
     for number, array in enumerate(arrays):
         plan.add(f"array {number}", array.shape, array.dtype)
     return plan
 
 
 def read(message: list[bytes], arrays: list[Array]) -> list[Array]:
-    return FrameReader(message, "Test").read(plan_for(arrays))
+    return frames.FrameReader(message, "Test").read(plan_for(arrays))
 
 
 plain_arrays = npst.arrays(
@@ -52,8 +42,8 @@ def test_what_is_encoded_is_decoded(header: bytes, arrays: list[Array], frame_by
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(frames, "FRAME_BYTES", frame_bytes)
         patch.setattr(frames, "ONE_FRAME_BYTES", frame_bytes)
-        message = list(encode(header, arrays))
-    reader = FrameReader(message, "Test")
+        message = list(frames.encode(header, arrays))
+    reader = frames.FrameReader(message, "Test")
     assert reader._header == header
     for back, array in zip(reader.read(plan_for(arrays)), arrays, strict=True):
         assert back.dtype == array.dtype
@@ -69,7 +59,7 @@ def test_the_generated_message_reads_our_frames_and_writes_what_we_read(ids: lis
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(frames, "FRAME_BYTES", frame_bytes)
         patch.setattr(frames, "ONE_FRAME_BYTES", frame_bytes)
-        message = list(encode(HEADER.SerializeToString(), [array]))
+        message = list(frames.encode(HEADER.SerializeToString(), [array]))
     parsed = [store_pb2.LookupRequest.FromString(frame) for frame in message]
     assert parsed[0].header == HEADER
     assert not any(frame.HasField("header") for frame in parsed[1:])
@@ -80,40 +70,40 @@ def test_the_generated_message_reads_our_frames_and_writes_what_we_read(ids: lis
 
 def test_big_endian_and_strided_arrays_travel_as_little_endian_rows() -> None:
     rows = np.arange(6_000, dtype=">f4").reshape(2_000, 3)[::2]
-    (back,) = read(list(encode(b"", [rows])), [np.empty(rows.shape, np.float32)])
+    (back,) = read(list(frames.encode(b"", [rows])), [np.empty(rows.shape, np.float32)])
     np.testing.assert_array_equal(back, rows)
 
 
 def test_a_long_message_has_frames_of_about_a_mebibyte_and_one_is_enough_for_a_short_one() -> None:
-    body = np.zeros(5 * FRAME_BYTES + 5, np.uint8)
-    sizes = [len(frame) for frame in encode(b"head", [body])]
+    body = np.zeros(5 * frames.FRAME_BYTES + 5, np.uint8)
+    sizes = [len(frame) for frame in frames.encode(b"head", [body])]
     assert len(sizes) == 6
-    assert max(sizes) <= FRAME_BYTES + 16
-    assert len(list(encode(b"head", [body[:ONE_FRAME_BYTES]]))) == 1
-    assert len(list(encode(b"head", [body[: ONE_FRAME_BYTES + 1]]))) > 1
-    assert list(encode(b"", [])) == [b"\x0a\x00"]
-    assert len(list(encode(b"h", [np.empty((0, 7), np.float32)]))) == 1
+    assert max(sizes) <= frames.FRAME_BYTES + 16
+    assert len(list(frames.encode(b"head", [body[: frames.ONE_FRAME_BYTES]]))) == 1
+    assert len(list(frames.encode(b"head", [body[: frames.ONE_FRAME_BYTES + 1]]))) > 1
+    assert list(frames.encode(b"", [])) == [b"\x0a\x00"]
+    assert len(list(frames.encode(b"h", [np.empty((0, 7), np.float32)]))) == 1
 
 
 def test_no_frame_is_longer_than_may_be_sent_whatever_its_header() -> None:
-    for header in (0, 100, 510 << 10, 512 << 10, 600 << 10, MAX_HEADER_BYTES):
-        for body in (ONE_FRAME_BYTES - 1, ONE_FRAME_BYTES, ONE_FRAME_BYTES + 1):
-            message = list(encode(bytes(header), [np.zeros(body, np.uint8)]))
-            assert max(map(len, message)) <= MAX_FRAME_BYTES
+    for header in (0, 100, 510 << 10, 512 << 10, 600 << 10, frames.MAX_HEADER_BYTES):
+        for body in (frames.ONE_FRAME_BYTES - 1, frames.ONE_FRAME_BYTES, frames.ONE_FRAME_BYTES + 1):
+            message = list(frames.encode(bytes(header), [np.zeros(body, np.uint8)]))
+            assert max(map(len, message)) <= frames.MAX_FRAME_BYTES
             assert len(read(message, [np.zeros(body, np.uint8)])[0]) == body
 
 
 def test_a_body_that_fills_its_frames_exactly_has_no_empty_frame_behind_it() -> None:
-    room = FRAME_BYTES - len(b"\x0a\x00")
-    assert len(list(encode(b"", [np.zeros(room + 4 * FRAME_BYTES, np.uint8)]))) == 5
+    room = frames.FRAME_BYTES - len(b"\x0a\x00")
+    assert len(list(frames.encode(b"", [np.zeros(room + 4 * frames.FRAME_BYTES, np.uint8)]))) == 5
 
 
 def test_a_header_longer_than_a_frame_is_refused_and_a_long_one_travels_alone() -> None:
     with pytest.raises(BadInput, match="does not fit into a frame"):
-        next(encode(bytes(MAX_HEADER_BYTES + 1), []))
+        next(frames.encode(bytes(frames.MAX_HEADER_BYTES + 1), []))
     body = np.arange(1 << 18)
-    message = list(encode(bytes(MAX_HEADER_BYTES), [body]))
-    assert [len(frame) > MAX_HEADER_BYTES for frame in message] == [True, False, False]
+    message = list(frames.encode(bytes(frames.MAX_HEADER_BYTES), [body]))
+    assert [len(frame) > frames.MAX_HEADER_BYTES for frame in message] == [True, False, False]
     np.testing.assert_array_equal(read(message, [body])[0], body)
 
 
@@ -154,14 +144,14 @@ def test_frames_that_say_something_else_are_refused(message: list[bytes], told: 
 
 def test_a_header_that_is_no_message_is_refused() -> None:
     with pytest.raises(BadInput, match="is no elastable"):
-        FrameReader([b"\x0a\x02\xff\xff"], "Test").header(store_pb2.LookupHeader)
+        frames.FrameReader([b"\x0a\x02\xff\xff"], "Test").header(store_pb2.LookupHeader)
 
 
 @settings(deadline=None)
 @given(noise=st.lists(st.binary(max_size=40), max_size=4))
 def test_noise_is_read_or_refused_and_nothing_else(noise: list[bytes]) -> None:
     try:
-        reader = FrameReader(noise, "Test")
+        reader = frames.FrameReader(noise, "Test")
         reader.header(store_pb2.LookupHeader)
         reader.read(plan_for([np.empty(3, np.uint8)]))
     except BadInput:
@@ -170,16 +160,16 @@ def test_noise_is_read_or_refused_and_nothing_else(noise: list[bytes]) -> None:
 
 @pytest.mark.parametrize(
     "shape",
-    [(-1,), (2, -3), (MAX_BODY_BYTES,), (2**62, 2**62), (0, 2**62), (2**62, 0), (-(2**40), -(2**40)), (1,) * 33],
+    [(-1,), (2, -3), (frames.MAX_BODY_BYTES,), (2**62, 2**62), (0, 2**62), (2**62, 0), (-(2**40), -(2**40)), (1,) * 33],
 )
 def test_sizes_that_cannot_be_are_refused_before_anything_is_allocated(shape: tuple[int, ...]) -> None:
-    plan = BodyPlan("Test")
+    plan = frames.BodyPlan("Test")
     with pytest.raises(BadInput, match="ids of table 't'"):
         plan.add("ids of table 't'", shape, INT64)
 
 
 def test_the_bound_is_of_the_whole_body() -> None:
-    plan = BodyPlan("Test")
-    plan.add("first", (MAX_BODY_BYTES // 8,), INT64)
+    plan = frames.BodyPlan("Test")
+    plan.add("first", (frames.MAX_BODY_BYTES // 8,), INT64)
     with pytest.raises(BadInput, match="second of shape"):
         plan.add("second", (1,), INT64)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Iterator
 
@@ -14,18 +13,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
-from elastable.embedding_store.wire.server.call_room import CallLimits
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from elastable.embedding_store.wire.service.store_service import store_service
-
-
-def test_it_listens_on_a_free_port_and_says_which() -> None:
-    with GrpcServer("127.0.0.1:0", [store_service(MemoryStore())]) as server:
-        assert Address.parse(server.address).port > 0
 
 
 def test_an_address_in_use_is_refused_by_name() -> None:
@@ -78,29 +69,6 @@ def test_reflection_lists_the_services_and_their_messages(channel: grpc.Channel)
     names = {service.name for service in services.list_services_response.service}
     assert names == {STORE_SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
     assert any(b"LookupHeader" in text for text in file.file_descriptor_response.file_descriptor_proto)
-
-
-def test_calls_beyond_the_threads_are_refused_and_not_left_waiting() -> None:
-    entered, leave = threading.Event(), threading.Event()
-
-    def hold(request: bytes, context: grpc.ServicerContext) -> bytes:
-        entered.set()
-        leave.wait(60)
-        return b"held"
-
-    service = Service(STORE_SERVICE, {"Hold": grpc.unary_unary_rpc_method_handler(hold)})
-    with (
-        GrpcServer("127.0.0.1:0", [service], CallLimits(threads=1), anonymous=Role.ADMINISTRATOR) as server,
-        grpc.insecure_channel(server.address) as channel,
-    ):
-        call = channel.unary_unary(f"/{STORE_SERVICE}/Hold", None, None)
-        first = call.future(b"", timeout=60)
-        assert entered.wait(60)
-        with pytest.raises(grpc.RpcError) as caught:
-            call(b"", timeout=60)
-        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        leave.set()
-        assert first.result(60) == b"held"
 
 
 def test_stopping_closes_services_frees_the_port_and_may_be_repeated() -> None:

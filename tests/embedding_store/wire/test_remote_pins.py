@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import time
 import uuid
-from collections.abc import Iterator
 from contextlib import ExitStack
 from multiprocessing.connection import Connection as Pipe
 
@@ -29,12 +28,6 @@ pytestmark = pytest.mark.process
 SPEC = TableSpec("t", 8, None, optimizer=OptimizerSpec.of("adam"))
 IDS = np.arange(60)
 _WAIT_S = 60.0
-
-
-@pytest.fixture
-def held() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 def serve(held: ExitStack, *lost: str) -> tuple[MemoryStore, GrpcServer]:

@@ -10,21 +10,10 @@ import grpc
 import numpy as np
 import pytest
 
+from elastable.embedding_store import errors
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.engine import MemoryStore
-from elastable.embedding_store.errors import (
-    BadGradient,
-    BadInput,
-    SpecConflict,
-    StaleVersion,
-    StoreFailed,
-    TableNotFound,
-    Unavailable,
-    Unsupported,
-    VersionError,
-)
-from elastable.embedding_store.open_reader import open_reader
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Role
@@ -34,12 +23,6 @@ from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Servic
 from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, commit, dynamic, fixed, int64, rows_by_id, update
-
-
-@pytest.fixture
-def served() -> Iterator[ExitStack]:
-    with ExitStack() as held:
-        yield held
 
 
 def serve(held: ExitStack, writable: bool = True) -> tuple[MemoryStore, GrpcServer]:
@@ -52,8 +35,8 @@ def serve(held: ExitStack, writable: bool = True) -> tuple[MemoryStore, GrpcServ
 
 class TestRemoteStore(StoreContract):
     @pytest.fixture
-    def make_store(self, served: ExitStack) -> MakeStore:
-        return lambda: open_store(f"grpc://{serve(served)[1].address}")
+    def make_store(self, held: ExitStack) -> MakeStore:
+        return lambda: open_store(f"grpc://{serve(held)[1].address}")
 
 
 def losing(service: Service, *methods: str) -> Service:
@@ -108,27 +91,27 @@ def test_calls_whose_answer_was_lost_count_once() -> None:
             remote.reset_version(9)
             assert store.version() == 9
             remote.drop_table("people")
-            with pytest.raises(TableNotFound):
+            with pytest.raises(errors.TableNotFound):
                 remote.drop_table("people")
 
 
-def test_another_commit_of_a_version_that_stands_is_refused(served: ExitStack) -> None:
-    store, server = serve(served)
+def test_another_commit_of_a_version_that_stands_is_refused(held: ExitStack) -> None:
+    store, server = serve(held)
     store.create_table(fixed())
     commits = [Commit(1, {"cities": update(int64(1), 4, seed)}, 0, {}) for seed in range(2)]
     with RemoteStore(server.address, 60) as ours, RemoteStore(server.address, 30) as theirs:
         ours.commit(commits[0])
         before = rows_by_id(store, "cities")
         for again in (ours, theirs):
-            with pytest.raises(StaleVersion):
+            with pytest.raises(errors.StaleVersion):
                 again.commit(commits[1])
         assert rows_by_id(store, "cities") == before
 
 
-def test_tokens_are_of_one_version_and_empty_ones_of_none(served: ExitStack) -> None:
-    store, server = serve(served)
+def test_tokens_are_of_one_version_and_empty_ones_of_none(held: ExitStack) -> None:
+    store, server = serve(held)
     store.create_table(fixed())
-    stub = store_pb2_grpc.EmbeddingStoreStub(served.enter_context(grpc.insecure_channel(server.address)))
+    stub = store_pb2_grpc.EmbeddingStoreStub(held.enter_context(grpc.insecure_channel(server.address)))
 
     def send(version: int, token: bytes) -> bool:
         one = Commit(version, {"cities": update(int64(1), 4)}, 0, {})
@@ -143,22 +126,22 @@ def test_tokens_are_of_one_version_and_empty_ones_of_none(served: ExitStack) -> 
         send(3, b"")
 
 
-def test_a_commit_that_was_not_staged_here_is_refused(served: ExitStack) -> None:
-    store, server = serve(served)
+def test_a_commit_that_was_not_staged_here_is_refused(held: ExitStack) -> None:
+    store, server = serve(held)
     store.create_table(fixed())
     with RemoteStore(server.address, 60) as remote:
         first = remote.stage(Commit(1, {"cities": update(int64(1), 4)}, 0, {}))
         second = remote.stage(Commit(1, {"cities": update(int64(2), 4)}, 0, {}))
-        with pytest.raises(VersionError, match="stage it again"):
+        with pytest.raises(errors.VersionError, match="stage it again"):
             first()
         second()
-        with pytest.raises(BadGradient, match="'cities'"):
+        with pytest.raises(errors.BadGradient, match="'cities'"):
             remote.stage(Commit(2, {"cities": update(int64(2), 3)}, 0, {}))
     assert (store.version(), store.row_count("cities")) == (1, 1)
 
 
-def test_row_squares_and_rates_travel(served: ExitStack) -> None:
-    store, server = serve(served)
+def test_row_squares_and_rates_travel(held: ExitStack) -> None:
+    store, server = serve(held)
     spec = TableSpec("t", 4, optimizer=OptimizerSpec.of("rowwise_adagrad", learning_rate=0.1))
     change = update(int64(3, 4), 4)
     change = TableUpdate(change.ids, change.gradients, np.array([2.0, 0.5], np.float32))
@@ -169,25 +152,15 @@ def test_row_squares_and_rates_travel(served: ExitStack) -> None:
         assert rows_by_id(store, "t") == rows_by_id(model, "t")
 
 
-def test_rows_with_their_slots_are_read_in_order(served: ExitStack) -> None:
-    store, server = serve(served)
-    store.create_table(dynamic(optimizer=OptimizerSpec.of("adam")))
-    commit(store, {"people": update(np.arange(50_000), 5)})
-    with RemoteStore(server.address, 60) as remote:
-        for ids in (int64(7, 60_000, 3), int64(), np.arange(40_000)[::-1]):
-            ours, theirs = remote.read_rows("people", ids), store.read_rows("people", ids)
-            for name in ("ids", "weights", "slots"):
-                np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
-        with pytest.raises(TableNotFound, match="'towns'"):
-            remote.read_rows("towns", int64(1))
-
-
-def test_large_commits_blocks_and_scans_take_many_frames(served: ExitStack) -> None:
-    _, server = serve(served)
+def test_large_commits_blocks_and_scans_take_many_frames(held: ExitStack) -> None:
+    _, server = serve(held)
     with MemoryStore() as model, RemoteStore(server.address, 60) as remote:
         for each in (model, remote):
             each.create_table(TableSpec("t", 64, optimizer=OptimizerSpec.of("adagrad")))
             commit(each, {"t": update(np.arange(30_000) * 7, 64)})
+        theirs, ours = (each.read_rows("t", np.arange(40_000)[::-1]) for each in (model, remote))
+        for name in ("ids", "weights", "slots"):
+            np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
         copies = list(remote.scan("t", 9_000))
         assert [len(block.ids) for block in copies] == [9_000, 9_000, 9_000, 3_000]
         remote.clear("t")
@@ -208,40 +181,31 @@ WRITES: dict[str, Callable[[RemoteStore], object]] = {
 
 
 @pytest.mark.parametrize("call", WRITES)
-def test_a_masters_store_is_only_read_from(served: ExitStack, call: str) -> None:
-    store, server = serve(served, writable=False)
+def test_a_masters_store_is_only_read_from(held: ExitStack, call: str) -> None:
+    store, server = serve(held, writable=False)
     store.create_table(fixed())
     commit(store, {"cities": update(int64(1), 4)})
     before = rows_by_id(store, "cities")
     with RemoteStore(server.address, 60) as remote:
-        with pytest.raises(Unsupported, match=f"{call}: .*only read from"):
+        with pytest.raises(errors.Unsupported, match=f"{call}: .*only read from"):
             WRITES[call](remote)
         assert rows_by_id(remote, "cities") == before
     assert (store.version(), list(store.specs())) == (1, ["cities"])
 
 
-def test_what_the_wire_has_no_place_for_is_refused_by_table(served: ExitStack) -> None:
-    _, server = serve(served)
+def test_what_the_wire_has_no_place_for_is_refused_by_table(held: ExitStack) -> None:
+    _, server = serve(held)
     ones = np.ones((1, 4), np.float32)
     with RemoteStore(server.address, 60) as remote:
         remote.create_table(fixed())
-        with pytest.raises(SpecConflict, match="dim"):
+        with pytest.raises(errors.SpecConflict, match="dim"):
             remote.create_table(fixed(dim=5))
         for block in (RowBlock(int64(1), ones.astype(float), ones[:, :0]), RowBlock(int64(1, 2), ones, ones[:, :0])):
-            with pytest.raises(BadInput, match="'cities': weights"):
+            with pytest.raises(errors.BadInput, match="'cities': weights"):
                 remote.put("cities", [block])
-        with pytest.raises(BadGradient, match="'cities': row_squares"):
+        with pytest.raises(errors.BadGradient, match="'cities': row_squares"):
             remote.commit(Commit(1, {"cities": TableUpdate(int64(1), ones, np.ones(3, np.float32))}, 0, {}))
         assert (remote.version(), remote.row_count("cities")) == (0, 0)
-
-
-def test_waiting_for_a_version_is_the_servers(served: ExitStack) -> None:
-    store, server = serve(served)
-    with open_reader(f"grpc://{server.address}") as source:
-        assert not source.wait_for_version(1, 0.05)
-        store.reset_version(5)
-        assert source.wait_for_version(5, 30.0)
-        assert source.version() == 5
 
 
 def test_a_scan_that_does_not_go_on_is_left_at_the_deadline() -> None:
@@ -257,7 +221,7 @@ def test_a_scan_that_does_not_go_on_is_left_at_the_deadline() -> None:
     with GrpcServer("127.0.0.1:0", [service]) as server, RemoteStore(server.address, deadline_s=4.0) as remote:
         blocks = remote.scan("t")
         assert next(blocks).ids.tolist() == [1]
-        with pytest.raises(Unavailable, match=r"deadline of 4 s"):
+        with pytest.raises(errors.Unavailable, match=r"deadline of 4 s"):
             next(blocks)
 
 
@@ -269,6 +233,6 @@ def test_a_scan_that_makes_no_sense_is_a_failure(body: bytes) -> None:
     with (
         GrpcServer("127.0.0.1:0", [service]) as server,
         RemoteStore(server.address, 60) as remote,
-        pytest.raises(StoreFailed, match="malformed"),
+        pytest.raises(errors.StoreFailed, match="malformed"),
     ):
         next(remote.scan("t"))

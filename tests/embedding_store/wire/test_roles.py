@@ -23,7 +23,7 @@ from elastable.embedding_store.wire.access.credentials import LEAST_ROLE, Creden
 from elastable.embedding_store.wire.channels.server_connection import channel
 from elastable.embedding_store.wire.pushes.shard_service import shard_services
 from elastable.embedding_store.wire.remote_store import RemoteStore
-from elastable.embedding_store.wire.server import audit
+from elastable.embedding_store.wire.server import grpc_server
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master.jobs.bare_master import BareMaster
@@ -45,12 +45,6 @@ def methods() -> dict[str, bool]:
 
 def as_role(role: Role) -> Credentials:
     return Credentials(token={Role.ADMINISTRATOR: ADMINISTRATOR, Role.WORKER: WORKER, Role.READER: READER}[role])
-
-
-@pytest.fixture
-def held() -> Iterator[ExitStack]:
-    with ExitStack() as held:
-        yield held
 
 
 def serve(held: ExitStack, credentials: Credentials, anonymous: Role | None = None) -> tuple[MemoryStore, str]:
@@ -284,7 +278,7 @@ def test_a_clients_pin_does_not_keep_an_administrator_from_dropping(held: ExitSt
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[tuple[str, str]]]:
     """Levels and lines of the audit log."""
-    monkeypatch.setattr(audit, "_REFUSED", audit._Budget())
+    monkeypatch.setattr(grpc_server, "_REFUSED", grpc_server._Budget())
     caplog.set_level(logging.INFO, "elastable.audit")
 
     def told() -> list[tuple[str, str]]:

@@ -210,27 +210,7 @@ def test_a_closed_connection_says_so(connection: ServerConnection) -> None:
         call(closed, "Unary")
 
 
-def test_nobody_there_is_unavailable_within_the_deadline_and_names_both() -> None:
-    nobody = ServerConnection("127.0.0.1:1", deadline_s=5)
-    attempts = []
-    call_nobody = nobody.channel.unary_unary(f"/{STATUS}/Unary", None, None)
-
-    def attempt(timeout: float) -> bytes:
-        attempts.append(timeout)
-        return call_nobody(b"", timeout=timeout)
-
-    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1 .*deadline of 5 s"):
-        nobody.call(attempt)
-    assert len(attempts) > 1  # it does not give up at the first refusal
-    nobody.close()
-
-
 @pytest.mark.parametrize("deadline_s", [0, -1, float("nan")])
 def test_a_deadline_must_be_above_zero(deadline_s: float) -> None:
     with pytest.raises(errors.BadInput, match="deadline"):
         ServerConnection("127.0.0.1:1", deadline_s)
-
-
-def test_port_zero_is_no_server() -> None:
-    with pytest.raises(errors.BadInput, match="port 0"):
-        ServerConnection("127.0.0.1:0")

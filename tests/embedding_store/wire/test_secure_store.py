@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import Unauthenticated
 from elastable.embedding_store.wire.access.credentials import Credentials
@@ -20,7 +20,7 @@ from elastable.embedding_store.wire.shared.shared_source import SharedSource
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 from tests.certificates import Authority
 from tests.contracts.store_contract import StoreContract
-from tests.contracts.store_samples import MakeStore, commit, rows_by_id, update
+from tests.contracts.store_samples import MakeStore
 
 IDS = np.arange(5_000)
 
@@ -61,13 +61,3 @@ def test_memory_is_shared_with_those_who_may_call(credentials: Credentials) -> N
                     SharedSource(stranger, required=True)
                 with SharedSource(stranger) as source, pytest.raises(Unauthenticated):
                     source.lookup({"t": IDS})
-
-
-def test_bulk_of_many_frames(make_store: MakeStore) -> None:
-    ids = np.arange(30_000) * 7
-    with MemoryStore() as model, make_store() as remote:
-        for each in (model, remote):
-            each.create_table(TableSpec("t", 64, optimizer=OptimizerSpec.of("adagrad")))
-            commit(each, {"t": update(ids, 64)})
-        np.testing.assert_array_equal(remote.lookup({"t": ids})["t"], model.lookup({"t": ids})["t"])
-        assert rows_by_id(remote, "t") == rows_by_id(model, "t")

@@ -28,10 +28,9 @@ from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared import attachment, sealed_memory
 from elastable.embedding_store.wire.shared.attachment import CHANNEL, LAYOUT, NOTIFICATIONS, connected, receive_packet
-from elastable.embedding_store.wire.shared.attachment_client import Attachment, attached_tables
 from elastable.embedding_store.wire.shared.sealed_memory import SealedMemory
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels
-from elastable.embedding_store.wire.shared.shared_source import SharedSource
+from elastable.embedding_store.wire.shared.shared_source import Attachment, SharedSource, attached_tables
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 from tests.contracts.store_samples import commit
 
@@ -48,12 +47,6 @@ def zeros(name: str, size: int | None = None) -> TableSpec:
 def train(store: SharedMemoryStore, *tables: str, ids: int = 100) -> None:
     ups = {table: TableUpdate(np.arange(ids), np.full((ids, DIM), -1, np.float32)) for table in tables}
     commit(store, ups, rate=1.0)
-
-
-@pytest.fixture
-def held() -> Iterator[ExitStack]:
-    with ExitStack() as held:
-        yield held
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import MemoryStore
-from elastable.embedding_store.errors import FutureVersion, IdOutOfRange, StaleVersion, TableNotFound, Unsupported
+from elastable.embedding_store.errors import TableNotFound, Unsupported
 from elastable.embedding_store.tables import Bags
 from elastable.embedding_store.tables.lookups import lookup_request
 from elastable.embedding_store.wire.access.credentials import Role
@@ -29,11 +29,9 @@ from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared import shared_store
-from elastable.embedding_store.wire.shared.attachment_client import Attachment
 from elastable.embedding_store.wire.shared.sealed_memory import SealedMemory
-from elastable.embedding_store.wire.shared.shared_slab import SharedSlab
-from elastable.embedding_store.wire.shared.shared_source import SharedSource
-from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
+from elastable.embedding_store.wire.shared.shared_source import Attachment, SharedSource
+from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, SharedSlab
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, commit, dynamic, fixed, int64, update
 from tests.waiting import until
@@ -70,12 +68,6 @@ class TestAttachedMemoryBehindAnIndex(StoreContract):
     @pytest.fixture
     def make_store(self) -> MakeStore:
         return lambda: ReadAttached(0)
-
-
-@pytest.fixture
-def held() -> Iterator[ExitStack]:
-    with ExitStack() as held:
-        yield held
 
 
 def served(held: ExitStack, store: EmbeddingStore, writable: bool = False) -> RemoteSource:
@@ -119,24 +111,6 @@ def test_bags_and_callers_memory(held: ExitStack) -> None:
         each.lookup_into([lookup_request(dynamic(), wanted, out)], version=1)
     assert source.attached
     np.testing.assert_array_equal(outs[0], outs[1])
-
-
-def test_errors_are_the_stores(held: ExitStack) -> None:
-    store = SharedMemoryStore(2)
-    source = held.enter_context(SharedSource(served(held, store), required=True))
-    store.create_table(fixed())
-    for ids, error in (({"towns": int64(1)}, TableNotFound), ({"cities": int64(1, 100)}, IdOutOfRange)):
-        with pytest.raises(error) as theirs:
-            store.lookup(ids)
-        with pytest.raises(error) as ours:
-            source.lookup(ids)
-        assert str(ours.value) == str(theirs.value) or error is TableNotFound
-    with pytest.raises(FutureVersion, match="version 1 is not committed"):
-        source.lookup({"cities": int64(1)}, version=1)
-    commit(store, {})
-    with pytest.raises(StaleVersion, match="version 0 is past"):
-        source.lookup({"cities": int64(1)}, version=0)
-    assert source.attached
 
 
 def test_versions_are_waited_for(held: ExitStack) -> None:
@@ -250,32 +224,6 @@ def test_without_descriptors_tables_are_read_over_grpc(held: ExitStack) -> None:
     for table, rows in source.lookup(ids).items():
         np.testing.assert_array_equal(rows, store.lookup(ids)[table])
     assert source.attached
-
-
-def test_readers_threads_share_an_attachment_beside_commits(held: ExitStack) -> None:
-    store = SharedMemoryStore(2)
-    source = held.enter_context(SharedSource(served(held, store), required=True))
-    store.create_table(TableSpec("t", 8, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd")))
-    ids, done = np.arange(3_000), threading.Event()
-
-    def read(seed: int) -> int:
-        looked, random = 0, np.random.default_rng(seed)
-        while not done.is_set():
-            rows = source.lookup({"t": ids[: random.integers(1, len(ids))]})["t"]
-            assert (rows == rows[0, 0]).all()
-            looked += 1
-        return looked
-
-    with ThreadPoolExecutor(4) as pool:
-        readers = [pool.submit(read, seed) for seed in range(4)]
-        try:
-            for version in range(1, 60):
-                whole = TableUpdate(ids, np.full((len(ids), 8), -1, np.float32))
-                store.commit(Commit(version, {"t": whole}, version - 1, {"t": 1.0}))
-        finally:
-            done.set()
-        assert all(reader.result(timeout=60) for reader in readers)
-    assert (source.lookup({"t": ids}, 59)["t"] == 59).all()
 
 
 def test_what_is_in_use_moves_to_huge_pages_and_stays_what_it_is() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
 import grpc
@@ -28,12 +27,6 @@ from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_samples import fixed, rows_by_id
 
 WAIT_S = 60
-
-
-@pytest.fixture
-def held() -> Iterator[ExitStack]:
-    with ExitStack() as held:
-        yield held
 
 
 def served(held: ExitStack) -> tuple[MemoryStore, RemoteStore, grpc.Channel]:

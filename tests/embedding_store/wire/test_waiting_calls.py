@@ -85,12 +85,6 @@ class Waiting:
         assert all(self.parked.acquire(timeout=WAIT_S) for _ in range(count))
 
 
-@pytest.fixture
-def held() -> Iterator[ExitStack]:
-    with ExitStack() as held:
-        yield held
-
-
 @pytest.mark.parametrize("request_", [b"", b"light"])
 def test_more_calls_wait_than_there_are_threads(held: ExitStack, request_: bytes) -> None:
     served = Waiting(held, CallLimits(threads=4, calls_of_a_client=1_000))
