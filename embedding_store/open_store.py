@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from elastable.embedding_store.composite import PartitionedStore, ShardedStore
-from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.contract.tier import Tier
 from elastable.embedding_store.engine import DEFAULT_EVERY_S, DEFAULT_LOG_BYTES, MemoryStore, StoreHistory, StoreTier
 from elastable.embedding_store.errors import BadInput, StoreBroken
@@ -25,6 +24,7 @@ from elastable.embedding_store.support.store_url import (
     server_addresses,
     shard_urls,
 )
+from elastable.embedding_store.tables import BaseStore
 from elastable.embedding_store.tiers.files.file_tier import FileTier
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
@@ -81,7 +81,7 @@ def open_store(
     deadline_s: float | None = None,
     on_broken: OnBroken | None = None,
     credentials: Credentials | None = None,
-) -> EmbeddingStore:
+) -> BaseStore:
     """The store at a URL, to read and to write.
 
     Args:
@@ -123,7 +123,7 @@ def open_store(
 
 def _whole_or_emptied(
     url: str, threads: int | None, shared: bool, deadline_s: float | None, on_broken: OnBroken
-) -> EmbeddingStore:
+) -> BaseStore:
     """The store at the URL of one; an empty one, where it is broken and `on_broken` returns."""
     try:
         with remains_of(url, deadline_s) as remains:
@@ -136,7 +136,7 @@ def _whole_or_emptied(
     return _one_store(url, threads, shared, deadline_s)
 
 
-def _one_store(url: str, threads: int | None, shared: bool, deadline_s: float | None) -> EmbeddingStore:
+def _one_store(url: str, threads: int | None, shared: bool, deadline_s: float | None) -> BaseStore:
     if _is_memory(url):
         return _memory_store(MemoryUrl.parse(url), threads, shared)
     if _scheme(url) == "file":

@@ -15,7 +15,7 @@ from elastable.embedding_store.composite.partitions import Part, Partition, Spli
 from elastable.embedding_store.composite.store_group import StoreGroup
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import Commit, FlushStatus, RowBlock, TableState, TableStatistics
-from elastable.embedding_store.contract.row_source import RowSource
+from elastable.embedding_store.contract.row_source import LookupRequest, RowSource
 from elastable.embedding_store.contract.snapshot import (
     PinStatistics,
     Snapshot,
@@ -28,7 +28,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import ShardLost, SpecConflict, StaleVersion
 from elastable.embedding_store.measures import LookupCounts, StoreMeasures
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tables import BaseStore, LookupRequest, require_width, rows_request
+from elastable.embedding_store.tables import BaseStore, require_width, rows_request
 from elastable.embedding_store.tables.checks import require_block, require_block_rows, require_ids, require_version
 from elastable.embedding_store.tables.row_blocks import chosen_rows, joined_rows
 

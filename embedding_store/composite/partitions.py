@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
+from elastable.embedding_store.contract.row_source import LookupRequest
 from elastable.embedding_store.contract.spec import ShardOrigin, TableSpec
 from elastable.embedding_store.errors import BadSpec, StoreFailed, Unsupported
 from elastable.embedding_store.native.kernel import kernel
@@ -24,7 +25,7 @@ from elastable.embedding_store.native.row_moves import copy_row
 from elastable.embedding_store.optimizers.base import RowOptimizer
 from elastable.embedding_store.optimizers.fused.rowwise_adagrad import row_squares
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tables import LookupRequest, deliver
+from elastable.embedding_store.tables import deliver
 
 __all__ = [
     "STRATEGIES",

@@ -8,12 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.row_source import LookupRequest
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadIds, BadInput, SpecConflict
 from elastable.embedding_store.native.row_fold import COMBINERS
 from elastable.embedding_store.tables.checks import as_ids, require_id_array
 
-__all__ = ["Bags", "LookupRequest", "lookup_request", "require_width", "rows_request"]
+__all__ = ["Bags", "lookup_request", "require_width", "rows_request"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,31 +36,6 @@ class Bags:
     combiner: str = "sum"
     offsets: npt.ArrayLike | None = None
     weights: npt.ArrayLike | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LookupRequest:
-    """A checked lookup of one table; only that ids lie in a fixed vocabulary is left to the store.
-
-    Attributes:
-        table: Its name.
-        ids: int64 `[m]`, contiguous.
-        out: float32 `[n, dim]` to write into, without bags n = m. Rows may lie
-            apart, columns may not.
-        offsets: int64 `[n + 1]`, contiguous; None: a row for each id.
-        weights: float32 `[m]`, contiguous, or None.
-        combiner: One of `COMBINERS`, where there are bags.
-        places: int64 `[m]`, contiguous, without bags: which row of `out` each
-            id's row is written to, each once; other rows are left alone. None: its own.
-    """
-
-    table: str
-    ids: Int64
-    out: Float32
-    offsets: Int64 | None = None
-    weights: Float32 | None = None
-    combiner: str = "sum"
-    places: Int64 | None = None
 
 
 def lookup_request(

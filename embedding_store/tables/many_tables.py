@@ -9,12 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.row_source import LookupRequest
 from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import shared_pool
 from elastable.embedding_store.tables.checks import as_ids
-from elastable.embedding_store.tables.lookups import Bags, LookupRequest, lookup_request
+from elastable.embedding_store.tables.lookups import Bags, lookup_request
 from elastable.embedding_store.tables.table import EmbeddingTable
 from elastable.embedding_store.tables.table_update import SparseGradient, TableSlices, apply_updates, check_updates
 

@@ -9,12 +9,13 @@ import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import RowBlock, TableStatistics
+from elastable.embedding_store.contract.row_source import LookupRequest
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, TableNotFound
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables.checks import as_ids, require_block, require_gradients, require_rows_once
-from elastable.embedding_store.tables.lookups import Bags, LookupRequest, lookup_request
+from elastable.embedding_store.tables.lookups import Bags, lookup_request
 from elastable.embedding_store.tables.table_update import IndexedSlices, SparseGradient, TableSlices, update_tables
 
 __all__ = ["EmbeddingTable", "size"]

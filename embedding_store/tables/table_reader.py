@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64, UInt64
+from elastable.embedding_store.contract.row_source import LookupRequest
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import IdOutOfRange
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool, WorkCounter
@@ -25,7 +26,7 @@ from elastable.embedding_store.native.row_gather import (
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
 from elastable.embedding_store.tables.checks import any_outside, require_ids
 from elastable.embedding_store.tables.initial_values import write_initial_rows
-from elastable.embedding_store.tables.lookups import LookupRequest, require_width, rows_request
+from elastable.embedding_store.tables.lookups import require_width, rows_request
 
 __all__ = ["FindsPositions", "ReadsRows", "TableReader", "answer_in_order", "answer_requests", "look_up"]
 

@@ -117,13 +117,13 @@ class PinContract:
             Bags(FOLK[:9], "sum", offsets=[0, 4, 4, 9], weights=np.linspace(-1, 1, 9, dtype=np.float32)),
             FOLK.reshape(2, -1),
         ]
-        before = [table.lookup(of) for of in rows]  # type: ignore[arg-type]
+        before = [table.lookup(of) for of in rows]
         with store.pin():
             for seed in range(2, 4):
                 commit(store, self.change(seed))
             for of, expected in zip(rows, before, strict=True):
-                np.testing.assert_array_equal(table.lookup(of, version=2), expected)  # type: ignore[arg-type]
-                assert (table.lookup(of) != expected).any()  # type: ignore[arg-type]
+                np.testing.assert_array_equal(table.lookup(of, version=2), expected)
+                assert (table.lookup(of) != expected).any()
 
     def test_first_touches_deletions_and_put_rows_do_not_show_in_a_pin(self, pinning: EmbeddingStore) -> None:
         store = pinning

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.row_source import refuse_other_version
+from elastable.embedding_store.contract.row_source import LookupRequest, refuse_other_version
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.native.id_index import STATE_WORDS, IdIndex
@@ -23,7 +23,7 @@ from elastable.embedding_store.native.range_pool import SERIAL, RangePool, avail
 from elastable.embedding_store.native.row_directory import DirectRows, RowDirectory
 from elastable.embedding_store.native.slab import Slab, SlabMaker
 from elastable.embedding_store.support.memory_mapping import FileMapping
-from elastable.embedding_store.tables import LookupRequest, TableReader, answer_requests
+from elastable.embedding_store.tables import TableReader, answer_requests
 from elastable.embedding_store.tables.row_dtypes import RowValues, row_values
 from elastable.embedding_store.wire.shared.attachment import (
     LAYOUT,

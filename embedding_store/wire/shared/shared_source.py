@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.row_source import RowSource
+from elastable.embedding_store.contract.row_source import LookupRequest, RowSource
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import Unavailable, Unsupported
-from elastable.embedding_store.tables import LookupRequest, rows_request
+from elastable.embedding_store.tables import rows_request
 from elastable.embedding_store.wire.messages.store_messages import require_wire_ids
 from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.embedding_store.wire.shared.attachment_client import Attachment, Detached
