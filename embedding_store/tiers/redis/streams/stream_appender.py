@@ -228,7 +228,7 @@ class StreamAppender:
             for answer in answers:
                 if isinstance(answer, hiredis.ReplyError):
                     raise self._refusal("cannot be appended to", str(answer))
-            self._place.ownership.require(owner)
+            self._place.require(owner)
             self._owned_by = owner
             found = read_ends(stream, self._name).end
             if found == self.end:

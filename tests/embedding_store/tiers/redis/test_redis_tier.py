@@ -268,5 +268,5 @@ def test_a_tier_and_a_log_share_one_place(redis_url: str) -> None:
         tier.create(TABLE)
     with RedisTier(place) as tier:
         tier.write([records(IDS, rows_of(1))], {}, 1)
-        assert place.ownership.owner is not None
+        assert place.owner is not None
     place.close()
