@@ -162,7 +162,7 @@ ROOMS = {
             "optimizers",
             "tables",
         ),
-        *("engine", "tiers", "store_reader", "shards", "composite", "wire", "open_reader", "remains"),
+        *("engine", "tiers", "store_reader", "shards", "composite", "wire", "remains"),
         *("open_store", "warm"),
     ),
     "master": (

@@ -119,7 +119,7 @@ class EmbeddingTable:
     def update(self, optimizer: OptimizerSpec | None, slices: SparseGradient, *, step: int | None = None) -> int:
         """One optimizer step on the rows of a gradient, which are written in one commit.
 
-        Gradients of one id are summed in the order they stand in, then the id
+        Gradients of one id are summed in their order, then the id
         takes one step. Nothing of the size of the gradient is allocated once
         batches have settled.
 
@@ -141,27 +141,27 @@ class EmbeddingTable:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(rows, dim): of a fixed table all rows; of a table of any ids those that hold a value of their own."""
+        """(rows, dim): of a fixed table all rows; of a table of any ids those that hold a value."""
         size = self.spec.vocabulary_size
         return self.row_count if size is None else size, self.dim
 
     @property
     def row_count(self) -> int:
-        """Rows that hold a value of their own."""
+        """Rows that hold a value."""
         return self.store.row_count(self.name)
 
     def __len__(self) -> int:
         return self.row_count
 
     def scan(self, block_rows: int = 65_536) -> Iterator[RowBlock]:
-        """Every row that holds a value of its own, in blocks, in any order."""
+        """Every row that holds a value, in blocks, in any order."""
         return self.store.scan(self.name, block_rows)
 
     def put(self, blocks: Iterable[RowBlock]) -> None:
         """Writes rows and their slots as they are.
 
         Raises:
-            BadIds: an id that stands twice in a block.
+            BadIds: an id that occurs twice in a block.
             NotFinite: a weight or slot that is NaN or infinite.
             Whatever else `EmbeddingStore.put` raises.
         """
@@ -194,8 +194,8 @@ class EmbeddingTable:
         if combiner is not None and not isinstance(ids, Bags):
             return Bags(ids, combiner, offsets, weights)
         if not (combiner is None and offsets is None and weights is None):
-            told = "Bags hold" if isinstance(ids, Bags) else "a combiner is needed for"
-            raise BadInput(f"table {self.name!r}: {told} offsets, weights and how they are combined")
+            reason = "Bags hold" if isinstance(ids, Bags) else "a combiner is needed for"
+            raise BadInput(f"table {self.name!r}: {reason} offsets, weights and how they are combined")
         return ids
 
     def __repr__(self) -> str:

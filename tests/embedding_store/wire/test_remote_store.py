@@ -24,8 +24,7 @@ from elastable.embedding_store.errors import (
     Unsupported,
     VersionError,
 )
-from elastable.embedding_store.open_reader import open_reader
-from elastable.embedding_store.open_store import open_store
+from elastable.embedding_store.open_store import open_reader, open_store
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE, block_frames, commit_frames

@@ -170,7 +170,7 @@ class Topology:
         return self.call_at(route.address, pairs, deadline)[1::2]
 
     def call_at(self, address: Address, commands: Sequence[Command], deadline: Deadline) -> list[Reply]:
-        """Runs commands in order on one connection to one server; errors stand among the replies."""
+        """Runs commands in order on one connection to one server; errors are among the replies."""
         with self.connection_to(address, deadline) as connection:
             return connection.call(commands, deadline)
 

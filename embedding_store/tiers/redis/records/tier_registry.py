@@ -248,7 +248,7 @@ class TierRegistry:
         Retry(deadline.left(self._place.url), broke).call(act)
 
 
-# What a tier in Redis keeps beside records: the engine's state, and the stamps confirmed when it was written
+# What a tier in Redis keeps next to records: the engine's state, and the stamps confirmed when it was written
 
 
 SEQUENCE = b"sequence"

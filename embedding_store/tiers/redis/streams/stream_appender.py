@@ -266,7 +266,7 @@ _MOST_REPLY_BYTES = 1 << 20
 def converse(
     connection: Connection, requests: Iterator[Sequence[Buffer]], wanted: int, deadline: Deadline
 ) -> list[object]:
-    """Sends all requests and receives so many replies; errors of the server stand among them.
+    """Sends all requests and receives so many replies; errors of the server are among them.
 
     Args:
         connection: On which no reply is outstanding.
