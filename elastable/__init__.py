@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from elastable.embedding_store.engine import MemoryStore
     from elastable.embedding_store.errors import ElastableError
     from elastable.embedding_store.native.string_ids import hash_ids
-    from elastable.embedding_store.open_reader import open_reader
-    from elastable.embedding_store.open_store import open_store
+    from elastable.embedding_store.open_store import open_reader, open_store
     from elastable.in_process.fitting import fit
     from elastable.in_process.tape_step import step
     from elastable.models.saving import save
@@ -127,8 +126,7 @@ _NAMES_OF = {
     "elastable.embedding_store.engine": "MemoryStore",
     "elastable.embedding_store.errors": "ElastableError",
     "elastable.embedding_store.native.string_ids": "hash_ids",
-    "elastable.embedding_store.open_reader": "open_reader",
-    "elastable.embedding_store.open_store": "open_store",
+    "elastable.embedding_store.open_store": "open_reader open_store",
     "elastable.in_process.fitting": "fit",
     "elastable.in_process.tape_step": "step",
     "elastable.models.saving": "save",

@@ -161,48 +161,31 @@ __all__ = [  # noqa: RUF022 - grouped, as a map of the package
     "VersionError",
 ]
 
-_LOADED_LATE = {
-    "Bags": "tables",
-    "Coalescer": "tables",
-    "Conversion": "tables.conversion",
-    "Credentials": "wire.access.credentials",
-    "EmbeddingTable": "tables",
-    "Grouping": "tables",
-    "IndexedSlices": "tables",
-    "Indexer": "tables",
-    "LookupStrategy": "tables",
-    "MemoryStore": "engine",
-    "PartitionedStore": "composite",
-    "RemoteSource": "wire.remote_store",
-    "RemoteStore": "wire.remote_store",
-    "RowOptimizer": "optimizers.base",
-    "SharedMemoryStore": "wire.shared.shared_store",
-    "SharedSource": "wire.shared.shared_source",
-    "SlotSpec": "optimizers.base",
-    "TableSlices": "tables",
-    "as_ids": "tables.checks",
-    "coalesce": "tables",
-    "coalesce_many": "tables",
-    "convert_table": "tables.conversion",
-    "group_ids": "tables",
-    "initial_rows": "tables.initial_values",
-    "lookup_many": "tables",
-    "register_row_optimizer": "optimizers.registry",
-    "repartition": "composite",
-    "require_finite": "tables.checks",
-    "require_gradients": "tables.checks",
-    "require_ids": "tables.checks",
-    "size": "tables",
-    "unique_ids": "tables",
-    "update_many": "tables",
-    "update_tables": "tables",
+# Loaded when first named.
+_NAMES_OF = {
+    "composite": "PartitionedStore repartition",
+    "engine": "MemoryStore",
+    "optimizers.base": "RowOptimizer SlotSpec",
+    "optimizers.registry": "register_row_optimizer",
+    "tables": (
+        "Bags Coalescer EmbeddingTable Grouping IndexedSlices Indexer LookupStrategy TableSlices coalesce "
+        "coalesce_many group_ids lookup_many size unique_ids update_many update_tables"
+    ),
+    "tables.checks": "as_ids require_finite require_gradients require_ids",
+    "tables.conversion": "Conversion convert_table",
+    "tables.initial_values": "initial_rows",
+    "wire.access.credentials": "Credentials",
+    "wire.remote_store": "RemoteSource RemoteStore",
+    "wire.shared.shared_source": "SharedSource",
+    "wire.shared.shared_store": "SharedMemoryStore",
 }
+_HOMES = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> object:
-    if name not in _LOADED_LATE:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_LOADED_LATE[name]}"), name)
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
 

@@ -91,21 +91,15 @@ class Durations:
     def timing(self, label: str) -> Iterator[None]:
         """Adds how long the block takes, unless it raises."""
         begun = time.monotonic()
-        if PROCESS.tracer is None:
+        with span(label):
             yield
-        else:
-            with PROCESS.tracer.span(label, None, {}):
-                yield
         self._count(label, time.monotonic() - begun)
 
     @contextmanager
     def timing_version(self, begun: float, trace: VersionTrace) -> Iterator[None]:
         """As `timing` of the label "version", since `begun` (monotonic seconds): the trace of that version."""
-        if PROCESS.tracer is None:
+        with nullcontext() if PROCESS.tracer is None else PROCESS.tracer.version(trace, begun):
             yield
-        else:
-            with PROCESS.tracer.version(trace, begun):
-                yield
         self._count("version", time.monotonic() - begun)
 
     def histograms(self) -> dict[str, Histogram]:
@@ -216,7 +210,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class VersionTrace:
-    """The trace of one version of a job. Every process knows it without being told."""
+    """The trace of one version of a job. Every process computes it by itself."""
 
     job: str
     version: int

@@ -1,20 +1,22 @@
-"""Stores by URL."""
+"""Stores by URL, and read-only views of them."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeVar
 
-from elastable.embedding_store.composite import PartitionedStore, ShardedStore
-from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.composite import PartitionedSource, PartitionedStore, ShardedStore
+from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.tier import Tier
 from elastable.embedding_store.engine import DEFAULT_EVERY_S, DEFAULT_LOG_BYTES, MemoryStore, StoreHistory, StoreTier
-from elastable.embedding_store.errors import BadInput, StoreBroken
+from elastable.embedding_store.errors import BadInput, StoreBroken, Unsupported
 from elastable.embedding_store.log.contract import Log, NoLog
 from elastable.embedding_store.log.file_log import FileLog
-from elastable.embedding_store.open_reader import redis_url
 from elastable.embedding_store.remains import OnBroken, remains_of
+from elastable.embedding_store.store_reader import StoreReader
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.memory_budget import row_budget_here
 from elastable.embedding_store.support.store_url import (
@@ -25,6 +27,7 @@ from elastable.embedding_store.support.store_url import (
     server_addresses,
     shard_urls,
 )
+from elastable.embedding_store.tables import BaseStore
 from elastable.embedding_store.tiers.files.file_tier import FileTier
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
@@ -32,12 +35,16 @@ from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
 from elastable.embedding_store.tiers.redis.url import DEFAULT_DEADLINE_S, SCHEMES, RedisUrl
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
-from elastable.embedding_store.wire.remote_store import RemoteStore
+from elastable.embedding_store.wire.remote_store import RemoteSource, RemoteStore
+from elastable.embedding_store.wire.shared.shared_source import SharedSource
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 
-__all__ = ["GRPC_DEADLINE_S", "check_store_url", "open_store", "operation_deadline"]
+__all__ = ["GRPC_DEADLINE_S", "check_store_url", "open_reader", "open_store", "operation_deadline"]
 
 _LOG = logging.getLogger(__name__)
+
+Part = TypeVar("Part", bound=RowSource)
+Whole = TypeVar("Whole", bound=RowSource)
 
 GRPC_DEADLINE_S = 30.0
 """Seconds for each call to a server, where nobody says otherwise."""
@@ -71,7 +78,8 @@ def check_store_url(url: str) -> None:
         elif _scheme(one) in SCHEMES:
             RedisUrl.parse(_redis_options(one)[1])
         else:
-            raise _unknown(one)
+            known = "memory", "memory?log=/folder", "file:///folder", "grpc://host:port", "servers:host:port,host:port"
+            raise _unknown("store", one, (*known, *(f"{scheme}://host:port" for scheme in SCHEMES)))
 
 
 def open_store(
@@ -81,7 +89,7 @@ def open_store(
     deadline_s: float | None = None,
     on_broken: OnBroken | None = None,
     credentials: Credentials | None = None,
-) -> EmbeddingStore:
+) -> BaseStore:
     """The store at a URL, to read and to write.
 
     Args:
@@ -105,17 +113,12 @@ def open_store(
     """
     check_store_url(url)
     if url.startswith(SERVERS):
-        return _store_servers(url, deadline_s, credentials)
+        deadline = _or(deadline_s, GRPC_DEADLINE_S)
+        return _of_all((ShardClient(each, deadline, credentials) for each in server_addresses(url)), ShardedStore)
     strategy, shards = shard_urls(url)
     if strategy:
-        with ExitStack() as opened:
-            stores = [
-                opened.enter_context(open_store(shard, threads, deadline_s=deadline_s, on_broken=on_broken))
-                for shard in shards
-            ]
-            store = PartitionedStore(stores, strategy)
-            opened.pop_all()  # which are the store's to close now
-        return store
+        opening = (open_store(shard, threads, deadline_s=deadline_s, on_broken=on_broken) for shard in shards)
+        return _of_all(opening, lambda stores: PartitionedStore(stores, strategy))
     if on_broken is None or url == "memory" or _scheme(url) == "grpc":
         return _one_store(url, threads, shared, deadline_s)
     return _whole_or_emptied(url, threads, shared, deadline_s, on_broken)
@@ -123,7 +126,7 @@ def open_store(
 
 def _whole_or_emptied(
     url: str, threads: int | None, shared: bool, deadline_s: float | None, on_broken: OnBroken
-) -> EmbeddingStore:
+) -> BaseStore:
     """The store at the URL of one; an empty one, where it is broken and `on_broken` returns."""
     try:
         with remains_of(url, deadline_s) as remains:
@@ -136,7 +139,7 @@ def _whole_or_emptied(
     return _one_store(url, threads, shared, deadline_s)
 
 
-def _one_store(url: str, threads: int | None, shared: bool, deadline_s: float | None) -> EmbeddingStore:
+def _one_store(url: str, threads: int | None, shared: bool, deadline_s: float | None) -> BaseStore:
     if _is_memory(url):
         return _memory_store(MemoryUrl.parse(url), threads, shared)
     if _scheme(url) == "file":
@@ -146,15 +149,12 @@ def _one_store(url: str, threads: int | None, shared: bool, deadline_s: float | 
     return _redis_store(url, threads, shared, deadline_s)
 
 
-def _store_servers(url: str, deadline_s: float | None, credentials: Credentials | None) -> ShardedStore:
+def _of_all(opening: Iterable[Part], make: Callable[[list[Part]], Whole]) -> Whole:
+    """What is made of several stores, which it closes; all are closed where one of them cannot be opened."""
     with ExitStack() as opened:
-        deadline = _or(deadline_s, GRPC_DEADLINE_S)
-        clients = [
-            opened.enter_context(ShardClient(address, deadline, credentials)) for address in server_addresses(url)
-        ]
-        store = ShardedStore(clients)
-        opened.pop_all()  # which are the store's to close now
-    return store
+        whole = make([opened.push(part) for part in opening])
+        opened.pop_all()
+    return whole
 
 
 def _or(deadline_s: float | None, default_s: float) -> float:
@@ -189,7 +189,7 @@ def _file_url(url: str) -> tuple[TierOptions, Path]:
 def _redis_store(url: str, threads: int | None, shared: bool, deadline_s: float | None) -> MemoryStore:
     options, rest = _redis_options(url)
     with ExitStack() as opened:
-        place = RedisPlace(redis_url(rest, deadline_s))
+        place = RedisPlace(RedisUrl.parse(rest, deadline_s))
         opened.callback(place.close)
         tier = opened.enter_context(RedisTier(place))
         log = opened.enter_context(_log(options) or RedisLog(place))
@@ -245,6 +245,59 @@ def _empty_memory_store(threads: int | None, shared: bool, before_image_bytes: i
     return MemoryStore(threads, before_image_bytes=before_image_bytes)
 
 
+def open_reader(url: str, follow: bool = False, deadline_s: float | None = None) -> RowSource:
+    """A read-only view of a store that another process writes, such as a running job's. It disturbs nobody.
+
+    Args:
+        url: `redis://...` or `rediss://...`: rows are read where they are stored, also while no job is running; the
+            reader is a `StoreReader`, whose `status` says how far it is behind. `grpc://host:port` of a master or a
+            parameter server: rows are looked up there, and are always the newest. `token:URL,URL,...` or
+            `encoding:URL,URL,...`: tables that are split over several of them.
+        follow: Of rows in Redis: whether to read exactly the newest version. Rows that have changed since the last
+            flush are then kept in memory, from the store's log.
+        deadline_s: Seconds that one operation may take, where the URL does not say (`deadline=`); None: 10 for Redis,
+            30 for gRPC.
+
+    Raises:
+        BadInput: no such URL can be read.
+        Unsupported: several stores cannot be followed at one version.
+        StoreBroken: rows or changes are lost.
+        Unavailable, DeadlineExceeded, StoreFailed: the store cannot be reached.
+    """
+    strategy, shards = shard_urls(url)
+    if strategy:
+        if follow and any(_scheme(shard) in SCHEMES for shard in shards):
+            raise Unsupported(
+                f"follow=True of a store that is split ({strategy}:...): its shards are read at versions of their own; "
+                "look rows up at the job's master (grpc://host:port), or read flushed rows with follow=False"
+            )
+        return _of_all((open_reader(shard, follow, deadline_s) for shard in shards), PartitionedSource)
+    if _scheme(url) == "grpc":
+        address = url.removeprefix("grpc://")
+        return SharedSource(RemoteSource(address, _or(deadline_s, GRPC_DEADLINE_S)))
+    if _scheme(url) in SCHEMES:
+        return _redis_reader(url, follow, deadline_s)
+    if _scheme(url) == "file" or _is_memory(url):
+        raise BadInput(
+            f"rows of {url.partition('?')[0]} are in the process that has it open: look them up at its job's master "
+            "(grpc://host:port), or open the store with et.open_store when no process has it"
+        )
+    raise _unknown("a reader of", url, ("grpc://host:port", *(f"{scheme}://host:port" for scheme in SCHEMES)))
+
+
+def _redis_reader(url: str, follow: bool, deadline_s: float | None) -> StoreReader:
+    options, rest = TierOptions.taken_from(url)
+    if options.log != "own" and follow:
+        raise Unsupported("follow=True of a store whose log is not in Redis (log=): its newest version is not there")
+    parsed = RedisUrl.parse(rest, deadline_s)
+    with ExitStack() as opened:
+        tier = opened.enter_context(RedisTier(parsed))
+        log = opened.enter_context(RedisLog(parsed) if options.log == "own" else NoLog())
+        reader = StoreReader(tier, log, follow, parsed.deadline)
+        opened.pop_all()  # which are the reader's to close now
+    return reader
+
+
 def _scheme(url: str) -> str:
     return url.partition("://")[0]
 
@@ -253,11 +306,7 @@ def _is_memory(url: str) -> bool:
     return url == "memory" or url.startswith("memory?")
 
 
-def _unknown(url: str) -> BadInput:
-    # A URL may hold a password: what stands before the @ is not repeated.
+def _unknown(what: str, url: str, known: Sequence[str]) -> BadInput:
+    # A URL may hold a password: what precedes the @ is not repeated.
     shown = f"{_scheme(url)}://..." if "@" in url else url
-    known = [
-        *("memory", "memory?log=/folder", "file:///folder", "grpc://host:port", "servers:host:port,host:port"),
-        *(f"{scheme}://host:port" for scheme in SCHEMES),
-    ]
-    return BadInput(f"store {shown!r} is unknown: write {', '.join(known[:-1])} or {known[-1]}")
+    return BadInput(f"{what} {shown!r} is unknown: write {', '.join(known[:-1])} or {known[-1]}")

@@ -13,7 +13,6 @@ from elastable.embedding_store.contract.tier import Tier
 from elastable.embedding_store.engine import StoreState
 from elastable.embedding_store.errors import StoreBroken, StoreFailed
 from elastable.embedding_store.log.file_log import FileLog
-from elastable.embedding_store.open_reader import redis_url
 from elastable.embedding_store.support.store_url import MemoryUrl, TierOptions, file_folder
 from elastable.embedding_store.tiers.files.file_tier import FileTier
 from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, reply_error
@@ -26,8 +25,12 @@ from elastable.embedding_store.tiers.redis.schema import (
     tier_state_key,
     tier_tables_key,
 )
+from elastable.embedding_store.tiers.redis.url import RedisUrl
 
 __all__ = ["OnBroken", "Remains", "remains_of"]
+
+_SCANNED = 1000  # keys that a server looks at for one reply
+_NEVER_WRITTEN = bytes(8)
 
 
 class Remains(ABC):
@@ -80,7 +83,7 @@ def remains_of(url: str, deadline_s: float | None = None) -> Iterator[Remains]:
         folder = file_folder(rest)
         yield _Folders(folder / "rows", folder / "log" if options.log == "own" else log)
         return
-    place = RedisPlace(redis_url(rest, deadline_s))
+    place = RedisPlace(RedisUrl.parse(rest, deadline_s))
     try:
         yield _InRedis(place, log)
     finally:
@@ -110,7 +113,25 @@ class _InRedis(Remains):
         self._place, self._log = place, log
 
     def require_known(self) -> None:
-        require_registry(self._place)
+        """Raises `StoreBroken` where there are records of tables, and neither registry nor state know of any table.
+
+        A Cluster loses no more than that with one of its nodes, and looks like an empty store then.
+        """
+        place = self._place
+        if self._has_registry():
+            return
+        for keys in self._partitions():
+            asked: list[tuple[bytes, Command]] = []
+            for key in keys:
+                asked += [(key, ("HLEN", key)), (key, ("HGET", key, STAMP))]
+            replies = place.topology.call(asked, place.deadline())
+            for key, length, stamp in zip(keys, replies[::2], replies[1::2], strict=True):
+                # A table that another process is making has its partitions first; nothing was written to them.
+                if (length > 1 or stamp != _NEVER_WRITTEN) and not self._has_registry():
+                    raise StoreBroken(
+                        f"redis at {place.url} holds records (key {key.decode(errors='replace')}) of a store whose "
+                        f"registry of tables it has lost (namespace {place.url.namespace!r}). Go back to a checkpoint"
+                    )
 
     def other_writer(self) -> str | None:
         return self._place.other_writer()
@@ -119,9 +140,36 @@ class _InRedis(Remains):
         return _record(RedisTier(self._place))
 
     def delete(self) -> None:
-        delete_namespace(self._place)
+        """Takes the store over. What is left where it breaks off is refused as before: the registry goes last."""
+        place, namespace = self._place, self._place.url.namespace
+        place.take_over()
+        for keys in self._partitions():
+            deadline = place.deadline()
+            place.writing(deadline).call([(key, ("UNLINK", key)) for key in keys], deadline)
+        gone: Command = ("DEL", tier_tables_key(namespace), tier_state_key(namespace), log_key(namespace))
+        place.change([], lambda _: [gone], place.deadline())
         if self._log is not None:
             FileLog.delete_all(self._log)
+
+    def _has_registry(self) -> bool:
+        keys = tier_tables_key(self._place.url.namespace), tier_state_key(self._place.url.namespace)
+        return any(self._place.topology.call([(key, ("EXISTS", key)) for key in keys], self._place.deadline()))
+
+    def _partitions(self) -> Iterator[list[bytes]]:
+        """Keys of the records of partitions, found by their names, some at a time; maybe one of them twice."""
+        place, topology = self._place, self._place.topology
+        for node in topology.nodes():
+            cursor = b"0"
+            while True:
+                words: Command = ("SCAN", cursor, "MATCH", all_rows_pattern(place.url.namespace), "COUNT", _SCANNED)
+                (reply,) = topology.call_at(node, [words], place.deadline())
+                if isinstance(reply, hiredis.ReplyError):
+                    raise reply_error(f"redis at {node} does not list its keys", str(reply), place.url)
+                cursor, keys = reply
+                if keys:
+                    yield keys
+                if cursor == b"0":
+                    break
 
 
 def _record(tier: Tier) -> bytes | None:
@@ -129,70 +177,3 @@ def _record(tier: Tier) -> bytes | None:
         state = tier.state()
         return None if state is None else StoreState.from_bytes(state, tier.place).record
     return None
-
-
-# All keys of one store in Redis, found by their names: also those that its registry of tables has lost
-
-
-_SCANNED = 1000  # keys that a server looks at for one reply
-_NEVER_WRITTEN = bytes(8)
-
-
-def require_registry(place: RedisPlace) -> None:
-    """Raises `StoreBroken` where there are records of tables, and neither registry nor state know of any table.
-
-    A Cluster loses no more than that with one of its nodes, and looks like an empty store then.
-    """
-    if _has_registry(place):
-        return
-    for keys in _partitions(place):
-        asked: list[tuple[bytes, Command]] = []
-        for key in keys:
-            asked += [(key, ("HLEN", key)), (key, ("HGET", key, STAMP))]
-        replies = place.topology.call(asked, place.deadline())
-        for key, length, stamp in zip(keys, replies[::2], replies[1::2], strict=True):
-            # A table that another process is making has its partitions first; nothing was written to them.
-            if (length > 1 or stamp != _NEVER_WRITTEN) and not _has_registry(place):
-                raise StoreBroken(
-                    f"redis at {place.url} holds records (key {key.decode(errors='replace')}) of a store whose "
-                    f"registry of tables it has lost (namespace {place.url.namespace!r}). Go back to a checkpoint"
-                )
-
-
-def delete_namespace(place: RedisPlace) -> None:
-    """Takes the store over, and deletes its rows, whatever they are, its tables and its log.
-
-    Raises:
-        TakenOver: another process has taken over meanwhile.
-        StoreFailed, Unavailable, DeadlineExceeded: some are deleted. Those that are left are refused as before, since
-            the registry of tables goes last.
-    """
-    place.take_over()
-    for keys in _partitions(place):
-        deadline = place.deadline()
-        place.writing(deadline).call([(key, ("UNLINK", key)) for key in keys], deadline)
-    namespace = place.url.namespace
-    gone: Command = ("DEL", tier_tables_key(namespace), tier_state_key(namespace), log_key(namespace))
-    place.change([], lambda _: [gone], place.deadline())
-
-
-def _has_registry(place: RedisPlace) -> bool:
-    keys = tier_tables_key(place.url.namespace), tier_state_key(place.url.namespace)
-    return any(place.topology.call([(key, ("EXISTS", key)) for key in keys], place.deadline()))
-
-
-def _partitions(place: RedisPlace) -> Iterator[list[bytes]]:
-    """Keys of the records of partitions, some at a time; maybe one of them twice."""
-    topology, pattern = place.topology, all_rows_pattern(place.url.namespace)
-    for node in topology.nodes():
-        cursor = b"0"
-        while True:
-            words: Command = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCANNED)
-            (reply,) = topology.call_at(node, [words], place.deadline())
-            if isinstance(reply, hiredis.ReplyError):
-                raise reply_error(f"redis at {node} does not list its keys", str(reply), place.url)
-            cursor, keys = reply
-            if keys:
-                yield keys
-            if cursor == b"0":
-                break

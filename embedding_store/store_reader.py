@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
+from elastable.embedding_store.contract.arrays import Bools, Float32, Int64, UInt8
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.tier import Records, Tier
@@ -85,7 +84,7 @@ class FollowedTable(MemoryTable):
         if self.tier_name is None:
             return None
         once = np.unique(ids)
-        once = once[~(self._known(once) | self._deleted_now(once))]
+        once = once[~self._changed(once)]
         if not len(once):
             return None
         width = self.spec.weight_bytes + (4 * (self.slot_width + 1) if self.replay is not None else 0)
@@ -106,7 +105,7 @@ class FollowedTable(MemoryTable):
         there = np.ones(len(wanted.ids), np.bool_)
         there[missing] = False
         places = np.minimum(np.searchsorted(wanted.ids, ids), len(wanted.ids) - 1)
-        stored = (wanted.ids[places] == ids) & there[places] & ~self._known(ids) & ~self._deleted_now(ids)
+        stored = (wanted.ids[places] == ids) & there[places] & ~self._changed(ids)
         if stored.any():
             out[stored] = self._numbers(wanted.rows)[places[stored]]
         return out
@@ -125,7 +124,7 @@ class FollowedTable(MemoryTable):
         super().clear()
 
     def follow(self, step: int, learning_rate: float, ends_replay_epoch: bool) -> None:
-        """As in `MemoryTable.follow`; no step is forgotten, as rows in the tier may be far behind."""
+        """No step is forgotten: rows in the tier may be far behind."""
         if self.replay is not None:
             self.replay.steps.take(step, learning_rate, ends_replay_epoch)
 
@@ -135,15 +134,12 @@ class FollowedTable(MemoryTable):
         self._gone.claim(once, np.empty(len(once), np.int64))
         return super()._take_away(ids)
 
-    def _known(self, ids: Int64) -> npt.NDArray[np.bool_]:
-        positions = np.empty(len(ids), np.int64)
+    def _changed(self, ids: Int64) -> Bools:
+        """Whether each id is in memory, or known to be deleted: its record in the tier does not count."""
+        positions, gone = np.empty((2, len(ids)), np.int64)
         self.directory.find(ids, positions)
-        return positions >= 0
-
-    def _deleted_now(self, ids: Int64) -> npt.NDArray[np.bool_]:
-        positions = np.empty(len(ids), np.int64)
-        self._gone.find(ids, positions)
-        return positions >= 0
+        self._gone.find(ids, gone)
+        return (positions >= 0) | (gone >= 0)
 
     def _numbers(self, records: UInt8) -> Float32:
         """What the first bytes of records say: float32 `[n, dim]`."""
@@ -217,19 +213,19 @@ class StoreReader(BaseSource):
     def specs(self) -> dict[str, TableSpec]:
         """All tables by name, as of now."""
         with self._lock:
-            self._catch_up()
+            self._refresh()
             return {name: table.spec for name, table in self._replayed.tables.items()}
 
     def version(self) -> int:
         """The version that lookups read: of the last flush, or with `follow` the newest one."""
         with self._lock:
-            self._catch_up()
+            self._refresh()
             return self._replayed.version
 
     def status(self) -> ReaderStatus:
         """How current the reader is."""
         with self._lock:
-            self._catch_up()
+            self._refresh()
             version = self._replayed.version
             newest = version if self._follow else max(version, self._newest())
             return ReaderStatus(version, newest, sum(table.changes for table in self._tables().values()))
@@ -245,7 +241,7 @@ class StoreReader(BaseSource):
         return True
 
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
-        """As in `RowSource.lookup`: all tables in one round trip, and with `follow` one more to the log.
+        """Reads all tables in one round trip, and with `follow` in one more to the log.
 
         Raises:
             StoreBroken: rows are lost.
@@ -262,7 +258,7 @@ class StoreReader(BaseSource):
             loads, checked, read = self._read(ids)
             with self._lock:
                 if self._follow:
-                    self._catch_up()
+                    self._refresh()
                 if loads == self._loads:
                     self._require_version(version)
                     return {name: self._table(name).complete(checked[name], *read[name]) for name in ids}
@@ -272,7 +268,6 @@ class StoreReader(BaseSource):
                 )
 
     def forget(self) -> None:
-        """As in `RowSource.forget`: another store may be there now."""
         with self._lock:
             self._there = frozenset()
             self._load()
@@ -309,7 +304,7 @@ class StoreReader(BaseSource):
         tables = self._tables()
         return any(name not in tables or (tables[name].tier_name is None and not self._follow) for name in names)
 
-    def _catch_up(self) -> None:
+    def _refresh(self) -> None:
         """Reads what has happened since; the lock is held."""
         self._log.refresh()
         if not self._follow:

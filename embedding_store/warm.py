@@ -58,7 +58,7 @@ def _look_up_everything(store: MemoryStore, dtype: str) -> None:
 
 
 def _table(store: MemoryStore, spec: TableSpec, rows: int) -> EmbeddingTable:
-    """The table, of which so many rows hold values of their own."""
+    """The table, of which so many rows hold a value."""
     table = store.table(spec)
     table.put([RowBlock(np.arange(rows), np.ones((rows, _DIM), np.float32), np.empty((rows, 0), np.float32))])
     return table
@@ -84,7 +84,7 @@ def warm_updates(optimizers: Sequence[OptimizerSpec], dtypes: Sequence[str] = ("
                     for writable in (True, False):  # arrays over what a socket or TensorFlow gave are not
                         values.flags.writeable = writable
                         table.update(None, IndexedSlices(values, ids[: len(values)]))
-                if follows_steps(optimizer):  # rows that are behind are read by kernels of their own
+                if follows_steps(optimizer):  # rows that are behind are read by separate kernels
                     table.lookup(_IDS)
 
     return time.perf_counter() - began
@@ -92,7 +92,7 @@ def warm_updates(optimizers: Sequence[OptimizerSpec], dtypes: Sequence[str] = ("
 
 @contextmanager
 def warming(store: EmbeddingStore) -> Iterator[None]:
-    """Warms what the store's tables run, in a thread of its own, beside whatever else begins; has ended at the end."""
+    """Warms what the store's tables run, in a separate thread, while the block runs; has ended at its end."""
     specs = list(store.specs().values())
     dtypes = sorted({"float32", *(spec.dtype for spec in specs)})
     trained = {(spec.dtype, spec.optimizer) for spec in specs if spec.dtype != "int8"}

@@ -15,8 +15,7 @@ from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.tiers.redis.connections.exchange import Conversation, Replies, Requests, exchange
 from elastable.embedding_store.tiers.redis.connections.redis_connection import ConnectionPool, Deadline
 from elastable.embedding_store.tiers.redis.records.record_requests import encode_reads, read_sizes, reply_sizes
-from elastable.embedding_store.tiers.redis.records.record_tables import RecordTable
-from elastable.embedding_store.tiers.redis.records.record_transfer import Batch
+from elastable.embedding_store.tiers.redis.records.record_transfer import Batch, RecordTable
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
 __all__ = ["read_pace", "write_pace"]
@@ -73,7 +72,7 @@ class _Counted(Replies):
 
 def _batch(table: RecordTable, ids: Int64) -> Batch:
     rows = np.ones((len(ids), table.table.record_bytes), np.uint8)
-    return Batch.to_write(table, ids, rows, ids[:0], np.zeros(table.partitions, np.int64))
+    return Batch.of(table, ids, rows, np.zeros(table.partitions, np.int64), ids[:0])
 
 
 def _reads(batch: Batch) -> _Encoded:
@@ -82,7 +81,7 @@ def _reads(batch: Batch) -> _Encoded:
     for number in range(len(parts)):
         part = parts[number : number + 1]
         out = np.empty(int(read_sizes(part, keys).sum()), np.uint8)
-        encoded.append(out[: encode_reads(part, keys, batch.ids, False, out, 0)].copy())
+        encoded.append(out[: encode_reads(part, keys.text, keys.at, batch.ids, False, out, 0)].copy())
     record_bytes = len(b"$%d\r\n" % width) + width + len(b"\r\n")
     sizes = [
         len(b"*%d\r\n" % (1 + rows)) + len(b"$8\r\n01234567\r\n") + rows * record_bytes

@@ -26,8 +26,7 @@ from elastable.embedding_store.errors import (
     Unavailable,
     Unsupported,
 )
-from elastable.embedding_store.open_reader import open_reader
-from elastable.embedding_store.open_store import GRPC_DEADLINE_S, operation_deadline
+from elastable.embedding_store.open_store import GRPC_DEADLINE_S, open_reader, operation_deadline
 from elastable.embedding_store.shards import ShardStore
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.support.store_url import SERVERS, server_addresses

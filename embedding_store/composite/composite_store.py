@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
+from operator import methodcaller
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from elastable.embedding_store.composite.partitions import Part, Partition, Spli
 from elastable.embedding_store.composite.store_group import StoreGroup
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import Commit, FlushStatus, RowBlock, TableState, TableStatistics
-from elastable.embedding_store.contract.row_source import RowSource
+from elastable.embedding_store.contract.row_source import LookupRequest, RowSource
 from elastable.embedding_store.contract.snapshot import (
     PinStatistics,
     Snapshot,
@@ -28,9 +29,9 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import ShardLost, SpecConflict, StaleVersion
 from elastable.embedding_store.measures import LookupCounts, StoreMeasures
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tables import BaseStore, LookupRequest, require_width, rows_request
+from elastable.embedding_store.tables import BaseStore, require_width, rows_request
 from elastable.embedding_store.tables.checks import require_block, require_block_rows, require_ids, require_version
-from elastable.embedding_store.tables.row_blocks import chosen_rows, joined_rows
+from elastable.embedding_store.tables.row_blocks import chosen_rows, joined_rows, rows_in_order
 
 __all__ = ["CompositeReads", "CompositeSnapshot", "CompositeSource", "CompositeStore"]
 
@@ -125,7 +126,7 @@ class CompositeReads(CompositeSource[Readable], Snapshot):
         if not found.whole_rows:
             return found.joined(list(read.values()))
         blocks = [replace(block, ids=found.whole_ids(shard, block.ids)) for shard, block in read.items()]
-        return blocks[0] if len(blocks) == 1 else _in_order_of(ids, joined_rows(found.spec, blocks))
+        return blocks[0] if len(blocks) == 1 else rows_in_order(ids, joined_rows(found.spec, blocks))
 
     def table_state(self, table: str) -> TableState:
         """The largest counts of all stores, which is enough for each of them; decay and times are the same in each."""
@@ -173,7 +174,7 @@ class CompositeReads(CompositeSource[Readable], Snapshot):
                 blocks = [block for store in others if (block := found.get(store)) is not None]
                 alike = len(blocks) == len(others) and all(np.array_equal(block.ids, leading.ids) for block in blocks)
                 if not alike:
-                    read = self.group.each(partial(_read_rows, name, leading.ids), others)
+                    read = self.group.each(methodcaller("read_rows", name, leading.ids), others)
                     leading, blocks = _common(leading, [read[store] for store in others])
             if len(leading.ids):
                 yield table.joined([leading, *blocks])
@@ -194,27 +195,13 @@ def _total_statistics(table: Partition, parts: Mapping[int, TableStatistics]) ->
     return TableStatistics(bytes=sum(sizes) if len(sizes) == len(parts) else None, **counts)
 
 
-def _read_rows(table: str, ids: Int64, store: Snapshot) -> RowBlock:
-    return store.read_rows(table, ids)
-
-
-def _in_order_of(ids: Int64, block: RowBlock) -> RowBlock:
-    """The block's rows in the order of `ids`."""
-    order = np.argsort(ids, kind="stable")
-    positions = order[np.searchsorted(ids, block.ids, sorter=order)]
-    return chosen_rows(block, np.argsort(positions, kind="stable"))
-
-
 def _common(leading: RowBlock, others: list[RowBlock]) -> tuple[RowBlock, list[RowBlock]]:
     """The rows that all of them have; some may have been cleared since the first was read."""
     if all(len(block.ids) == len(leading.ids) for block in others):
         return leading, others
-    ids: Int64 = leading.ids
-    for block in others:
-        ids = ids[np.isin(ids, block.ids)]
-    return chosen_rows(leading, np.isin(leading.ids, ids)), [
-        chosen_rows(block, np.isin(block.ids, ids)) for block in others
-    ]
+    ids = reduce(np.intersect1d, [block.ids for block in others], leading.ids)
+    first, *rest = (chosen_rows(block, np.isin(block.ids, ids)) for block in (leading, *others))
+    return first, rest
 
 
 class CompositeSnapshot(CompositeReads[Snapshot]):

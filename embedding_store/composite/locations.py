@@ -1,10 +1,4 @@
-"""Where each kind of a table's tensors lives: settings, and the plan that they make of a model's tables.
-
-The words and the rules are those of PopART's tensor locations (`TensorLocation`, `TensorLocationSettings`,
-`minElementsForOffChip`, `replicatedTensorSharding`): a setting for each kind of tensor, thresholds below which a tensor
-stays where it is computed with, and whole, and overrides by name that know no threshold. Tables are placed here; dense
-variables are sharded over replicas by `elastable.replicas.training.variables.placement`.
-"""
+"""Where each kind of a table's tensors lives: settings, and the plan that they make of a model's tables."""
 
 from __future__ import annotations
 
@@ -67,7 +61,7 @@ class TensorLocation:
         replicated_tensor_sharding: Whether the replicas of `et.ReplicaTrainer` share one copy of the tensor, each with
             a part, instead of one each. For dense variables and their optimizer state, not for tables.
         sharding_domain: Which replicas share one copy; None: all of them. Without sharding it says nothing, so that the
-            same domain can stand in the settings of every kind, as PopART recommends.
+            same domain can be in the settings of every kind, as PopART recommends.
     """
 
     storage: str = "memory"
@@ -104,6 +98,10 @@ class TensorLocationSettings:
 @dataclass(frozen=True, slots=True)
 class LocationSettings:
     """Settings for every kind of tensor, and overrides.
+
+    Words and rules are those of PopART's tensor locations: a setting for each kind of tensor, thresholds below which a
+    tensor stays where it is computed with, and whole, and overrides by name that know no threshold. Tables are placed
+    here, dense variables by `elastable.replicas.training.variables.placement`.
 
     Attributes:
         weight: Of the rows.
@@ -224,28 +222,30 @@ def _table_lines(spec: TableSpec, settings: LocationSettings) -> tuple[Placement
     # The worker's variables are float32: a table of another dtype never stays for its size.
     largest = None if size is None or spec.dtype != "float32" else size * max(spec.dim, slot_width)
     weight, why = _decided(largest, settings.weight, override)
-    lines = [_line(spec, "weight", spec.dim, _VALUE_BYTES[spec.dtype], weight, why)]
+    on_worker = weight.storage == "worker"
+    row_bytes = _VALUE_BYTES[spec.dtype] * spec.dim
+    lines = [Placement(spec.name, "weight", spec.dim, size, row_bytes, weight, why)]
     if slot_width:
         state, why_state = _decided(largest, settings.optimizer_state, override)
-        lines.append(_line(spec, "optimizer_state", slot_width, 4, state, why_state))
+        lines.append(Placement(spec.name, "optimizer_state", slot_width, size, 4 * slot_width, state, why_state))
         if state != weight:
             raise BadSpec(
                 f"table {spec.name!r}: its rows go to {weight.storage} ({why}), their optimizer state to "
                 f"{state.storage} ({why_state}); a row and its slots are linked: give both one place"
             )
-    if weight.storage == "worker" and spec.vocabulary_size is None:
+    if on_worker and size is None:
         raise BadSpec(
             f"table {spec.name!r} holds any id and has no end: it cannot stay on the worker; give the layer an "
             "input_dim, or place the table in memory, file or redis"
         )
-    if weight.storage == "worker" and spec.dtype != "float32":
+    if on_worker and spec.dtype != "float32":
         raise BadSpec(
             f"table {spec.name!r} keeps its rows in {spec.dtype}, which the worker's variables cannot: leave the "
             "layer's table_dtype out, or place the table in memory or file"
         )
-    on_worker = weight.storage == "worker"
     why_sum = "a Keras variable's gradient, summed" if on_worker else "of the ids of one version, summed"
-    lines.append(_line(spec, "accumulator", spec.dim, 4, settings.accumulator.location, why_sum))
+    where = settings.accumulator.location
+    lines.append(Placement(spec.name, "accumulator", spec.dim, size, 4 * spec.dim, where, why_sum))
     return tuple(lines)
 
 
@@ -260,10 +260,6 @@ def _decided(
             f"{elements:,} elements, fewer than min_elements_for_off_worker={settings.min_elements_for_off_worker:,}",
         )
     return settings.location, "setting" if elements is None else f"setting, {elements:,} elements"
-
-
-def _line(spec: TableSpec, kind: str, row: int, value_bytes: int, location: TensorLocation, reason: str) -> Placement:
-    return Placement(spec.name, kind, row, spec.vocabulary_size, row * value_bytes, location, reason)
 
 
 # Location settings from a TOML file

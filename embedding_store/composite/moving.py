@@ -39,7 +39,7 @@ def repartition(
         target: Gets the tables; those that it lacks are created.
         tables: Which; None: all.
         replace: Whether rows that the target has in these tables are given up.
-        progress: Is told how far each table is.
+        progress: Is notified how far each table is.
 
     Returns:
         Table -> how many rows were copied.
@@ -92,7 +92,7 @@ def _copy(source: EmbeddingStore, target: EmbeddingStore, spec: TableSpec, progr
     total, done = source.row_count(spec.name), 0
     row_bytes = 4 * (spec.dim + row_optimizer(spec.optimizer).slot_width(spec.dim))
 
-    def told(blocks: Iterator[RowBlock]) -> Iterator[RowBlock]:
+    def counted(blocks: Iterator[RowBlock]) -> Iterator[RowBlock]:
         nonlocal done
         for block in blocks:
             yield block
@@ -101,7 +101,7 @@ def _copy(source: EmbeddingStore, target: EmbeddingStore, spec: TableSpec, progr
             if progress is not None:
                 progress(spec.name, done, total)
 
-    target.put(spec.name, told(source.scan(spec.name, max(1, _BLOCK_BYTES // row_bytes))))
+    target.put(spec.name, counted(source.scan(spec.name, max(1, _BLOCK_BYTES // row_bytes))))
     if state := source.table_state(spec.name):
         target.put_table_state(spec.name, state)
     return done
@@ -134,9 +134,9 @@ def move_job(
 
     Args:
         old: By address, in the order of the job's `--stores`. Nobody else owns them meanwhile.
-        new: The same of the servers that get the rows: empty ones. A server may stand in both where it keeps its place
+        new: The same of the servers that get the rows: empty ones. A server may be in both where it keeps its place
             and their number stays; it keeps its rows.
-        progress: Is told how far each table is.
+        progress: Is notified how far each table is.
 
     Raises:
         BadInput: the lists cannot be, a new server is not empty, or the rows have moved elsewhere.

@@ -17,14 +17,16 @@ import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
+from elastable.embedding_store.contract.row_source import LookupRequest
 from elastable.embedding_store.contract.spec import ShardOrigin, TableSpec
 from elastable.embedding_store.errors import BadSpec, StoreFailed, Unsupported
 from elastable.embedding_store.native.kernel import kernel
+from elastable.embedding_store.native.row_gather import gather
 from elastable.embedding_store.native.row_moves import copy_row
 from elastable.embedding_store.optimizers.base import RowOptimizer
 from elastable.embedding_store.optimizers.fused.rowwise_adagrad import row_squares
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tables import LookupRequest, deliver
+from elastable.embedding_store.tables import deliver
 
 __all__ = [
     "STRATEGIES",
@@ -301,7 +303,7 @@ def cut_columns(rows: Float32, columns: slice) -> Float32:
 def gather_rows(rows: Float32, places: Int64) -> Float32:
     """`rows[places]`, float32 `[m, columns]`, without holding the GIL."""
     out = np.empty((len(places), rows.shape[1]), np.float32)
-    _gather(rows, places, out)
+    gather(rows, places, out, False)
     return out
 
 
@@ -339,12 +341,6 @@ def _split(
 def _copy(rows: Float32, out: Float32) -> None:
     for i in range(len(rows)):
         copy_row(out, i, rows, i)
-
-
-@kernel
-def _gather(rows: Float32, places: Int64, out: Float32) -> None:
-    for i in range(len(places)):
-        copy_row(out, i, rows, places[i])
 
 
 class TableSplits(ABC):

@@ -338,7 +338,7 @@ class ServerWatch:
 
     def look(self) -> None:
         """Asks all servers at once; one that does not answer keeps what it said before, with the reason."""
-        # Threads of its own: those of the store may all be waiting for a server that is away.
+        # Separate threads: those of the store may all be waiting for a server that is away.
         with self._looking, ThreadPoolExecutor(len(self._servers), "elastable-server-watch") as threads:
             self._seen = tuple(threads.map(self._asked, self._servers, self._seen))
 

@@ -71,13 +71,13 @@ class Commit:
     """The step from version `version - 1` to `version`.
 
     Attributes:
-        version: The version that stands once this is committed.
+        version: The version that this makes.
         updates: Table name -> its gradient. Tables may be missing.
         step: Optimizer steps taken before this one (Keras' `iterations`).
         learning_rates: Table name -> learning rate of this step; without one: of the table's own optimizer spec.
         record: What else belongs to this version (dense variables, progress of the job), for a store that keeps
             records (`EmbeddingStore.keeps_records`): it becomes readable when the version does.
-        ends_replay_epoch: Whether rows with `lazy=False` count as caught up at this version, as from a checkpoint of
+        ends_replay_epoch: Whether rows with `lazy=False` count as replayed up to this version, as from a checkpoint of
             it.
         frozen: Tables that take no step: their rows and slots stay, with `lazy=False` too, and none is evicted.
         time: Seconds since 1970 (UTC), for tables whose rows go with time (`EvictionSpec.ttl`). It is decided once,
@@ -128,7 +128,7 @@ class TableStatistics:
     """What a table holds, and what it gave up since the store was opened.
 
     Attributes:
-        rows: That hold a value of their own.
+        rows: That hold a value.
         bytes: Of memory that they take, with their directory; None: unknown here.
         refused: Gradients that were dropped, as their ids were not admitted yet.
         evicted, deleted: Rows that were evicted; that `delete` took away.

@@ -4,19 +4,42 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import FutureVersion, StaleVersion
 
-if TYPE_CHECKING:
-    from elastable.embedding_store.tables import LookupRequest
-
-__all__ = ["RowSource", "refuse_other_version", "variables_of"]
+__all__ = ["LookupRequest", "RowSource", "refuse_other_version", "variables_of"]
 
 Weight = TypeVar("Weight")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LookupRequest:
+    """A checked lookup of one table; only that ids lie in a fixed vocabulary is left to the store.
+
+    Attributes:
+        table: Its name.
+        ids: int64 `[m]`, contiguous.
+        out: float32 `[n, dim]` to write into, without bags n = m. Rows may lie
+            apart, columns may not.
+        offsets: int64 `[n + 1]`, contiguous; None: a row for each id.
+        weights: float32 `[m]`, contiguous, or None.
+        combiner: "sum", "mean" or "sqrtn", where there are bags.
+        places: int64 `[m]`, contiguous, without bags: which row of `out` each
+            id's row is written to, each once; other rows are left alone. None: its own.
+    """
+
+    table: str
+    ids: Int64
+    out: Float32
+    offsets: Int64 | None = None
+    weights: Float32 | None = None
+    combiner: str = "sum"
+    places: Int64 | None = None
 
 
 class RowSource(Closing):

@@ -43,11 +43,11 @@ class Snapshot(RowSource):
 
     @abstractmethod
     def row_count(self, table: str) -> int:
-        """Rows of the table that hold a value of their own. Raises `TableNotFound`."""
+        """Rows of the table that hold a value. Raises `TableNotFound`."""
 
     @abstractmethod
     def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
-        """Every row that holds a value of its own, once, in blocks of at most `block_rows`, in any order.
+        """Every row that holds a value, once, in blocks of at most `block_rows`, in any order.
 
         A store that changes during the scan shows the change in later blocks; a pin does not.
 
@@ -58,7 +58,7 @@ class Snapshot(RowSource):
 
     @abstractmethod
     def read_rows(self, table: str, ids: Int64) -> RowBlock:
-        """Rows with their slots: of `ids` int64 `[n]`, each once, those that hold a value of their own, in that order.
+        """Rows with their slots: of `ids` int64 `[n]`, each once, those that hold a value, in that order.
 
         Raises:
             TableNotFound, BadIds, IdOutOfRange: as `lookup`.
@@ -111,16 +111,16 @@ def not_pinned(wanted: int, current: int, pinned: Collection[int], why: str | No
     """
     if wanted > current:
         return FutureVersion(f"version {wanted} is not committed yet; the current version is {current}")
-    told = f"pinned are {', '.join(map(str, sorted(pinned)))}" if pinned else "no version is pinned"
+    found = f"pinned are {', '.join(map(str, sorted(pinned)))}" if pinned else "no version is pinned"
     reason = "" if why is None else f" (its pin is gone: {why})"
-    return StaleVersion(f"version {wanted} is past{reason}; the current version is {current}, {told}")
+    return StaleVersion(f"version {wanted} is past{reason}; the current version is {current}, {found}")
 
 
 def refuse_while_pinned(what: str, pinned: Iterable[int]) -> None:
     """Raises `BadInput` if any version is pinned: `what` would break it."""
     if versions := sorted(set(pinned)):
-        told = ", ".join(map(str, versions))
-        raise BadInput(f"{what} while versions are pinned ({told}): release the pins first, or let them run out")
+        numbers = ", ".join(map(str, versions))
+        raise BadInput(f"{what} while versions are pinned ({numbers}): release the pins first, or let them run out")
 
 
 def joined_pins(reported: Sequence[Sequence[PinStatistics]]) -> tuple[PinStatistics, ...]:

@@ -96,7 +96,7 @@ def _rateless(config: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionSpec:
-    """When an id of a dynamic table gets a row of its own.
+    """When an id of a dynamic table gets its row.
 
     An id is sighted once by each commit that has a gradient for it. Sightings
     are counted in a sketch of fixed size, so an id may be admitted a little
@@ -281,8 +281,8 @@ def refuse_conflict(ours: TableSpec, theirs: TableSpec) -> None:
     """Raises `SpecConflict` where a table is declared again with another spec."""
     differences = ours.differences(theirs)
     if differences:
-        told = "; ".join(f"{name} is {mine!r}, not {other!r}" for name, (mine, other) in differences.items())
-        raise SpecConflict(f"table {ours.name!r} already exists with another spec: {told}")
+        found = "; ".join(f"{name} is {mine!r}, not {other!r}" for name, (mine, other) in differences.items())
+        raise SpecConflict(f"table {ours.name!r} already exists with another spec: {found}")
 
 
 # Initializers of tables: kinds, and those whose spread depends on the table's shape (Glorot, He, LeCun)
@@ -329,11 +329,6 @@ def variance_scaling(scale: float, mode: str, distribution: str, rows: float, di
     return "normal", 0.0, math.sqrt(variance)
 
 
-def scaled_distribution(kind: str, rows: float, dim: int) -> tuple[str, float, float]:
-    """The distribution that a kind of `SCALED_INITIALIZERS` means for a table, as kind, a and b."""
-    return variance_scaling(*_SCALED[kind], rows, dim)
-
-
 @dataclass(frozen=True, slots=True)
 class InitializerSpec:
     """A distribution of initial values.
@@ -354,9 +349,10 @@ class InitializerSpec:
 
     def __post_init__(self) -> None:
         if self.kind in _ALIASES:
-            kind, a, b = _ALIASES[self.kind]
-            given = (self.a, self.b) != (0.0, 0.0)
-            self._become(kind, self.a if given else a, self.b if given else b)
+            kind, *spread = _ALIASES[self.kind]
+            a, b = spread if (self.a, self.b) == (0.0, 0.0) else (self.a, self.b)
+            for name, value in (("kind", kind), ("a", a), ("b", b)):
+                object.__setattr__(self, name, value)
         if self.kind not in (*INITIALIZER_KINDS, *SCALED_INITIALIZERS):
             known = ", ".join((*INITIALIZER_KINDS, *_ALIASES, *SCALED_INITIALIZERS))
             raise BadSpec(f"initializer kind {self.kind!r}: known kinds are {known}")
@@ -384,11 +380,7 @@ class InitializerSpec:
                 f"InitializerSpec({self.kind!r}, a=ROWS), "
                 'or give a spread of your own, InitializerSpec("uniform", low, high)'
             )
-        return InitializerSpec(*scaled_distribution(self.kind, self.a or float(vocabulary_size or 1), dim))
-
-    def _become(self, kind: str, a: float, b: float) -> None:
-        for name, value in (("kind", kind), ("a", a), ("b", b)):
-            object.__setattr__(self, name, value)
+        return InitializerSpec(*variance_scaling(*_SCALED[self.kind], self.a or float(vocabulary_size or 1), dim))
 
 
 # Table specs as JSON, and back without loss
@@ -415,7 +407,7 @@ def spec_from_json(text: str | bytes) -> TableSpec:
     """
     try:
         spec = _spec(json.loads(text))
-        hash(spec)  # a TypeError where a list or an object stands in place of a value
+        hash(spec)  # a TypeError for a list or an object in place of a value
         return spec
     except MALFORMED as error:
         raise BadSpec(f"{text[:200]!r} is no table spec: {error}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import Any
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import (
@@ -21,9 +21,6 @@ from elastable.embedding_store.contract.snapshot import PinStatistics, Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.embedding_store.measures import StoreMeasures
-
-if TYPE_CHECKING:
-    from elastable.embedding_store.tables import EmbeddingTable
 
 __all__ = ["EmbeddingStore"]
 
@@ -50,8 +47,8 @@ class EmbeddingStore(Snapshot):
         """
 
     @abstractmethod
-    def table(self, of: TableSpec | str) -> EmbeddingTable:
-        """A view of one table; when a spec is given and there is no such table, it is created.
+    def table(self, of: TableSpec | str) -> Any:
+        """An `EmbeddingTable`: a view of one table. When a spec is given and there is no such table, it is created.
 
         Raises:
             TableNotFound: there is no table of that name.

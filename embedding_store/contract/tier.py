@@ -68,7 +68,7 @@ class MappedRecords:
 
 
 class Tier(Closing):
-    """Records of tables. One process writes; `read` may run on several threads, also beside one `write`.
+    """Records of tables. One process writes; `read` may run on several threads, also during one `write`.
 
     A tier has no transactions. Whatever was being written when the process died, may be there or not, row by row: the
     engine writes it again, from its log.

@@ -16,7 +16,7 @@ from elastable.embedding_store.contract.row_data import (
     TableState,
     TableStatistics,
 )
-from elastable.embedding_store.contract.row_source import refuse_other_version
+from elastable.embedding_store.contract.row_source import LookupRequest, refuse_other_version
 from elastable.embedding_store.contract.snapshot import PinStatistics, Snapshot, require_lease
 from elastable.embedding_store.contract.spec import TableSpec, refuse_conflict
 from elastable.embedding_store.engine.membership import budgets_due, require_cuts
@@ -46,7 +46,6 @@ from elastable.embedding_store.support.readers_writer_lock import ReadersWriterL
 from elastable.embedding_store.support.retry import Retry
 from elastable.embedding_store.tables import (
     BaseStore,
-    LookupRequest,
     TableReader,
     answer_in_order,
     answer_requests,

@@ -11,7 +11,7 @@ from functools import partial
 from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock, TableState
-from elastable.embedding_store.contract.row_source import refuse_other_version
+from elastable.embedding_store.contract.row_source import LookupRequest, refuse_other_version
 from elastable.embedding_store.contract.snapshot import (
     PinStatistics,
     Snapshot,
@@ -26,7 +26,7 @@ from elastable.embedding_store.engine.pinned_table import PinnedTable
 from elastable.embedding_store.errors import ElastableError, StaleVersion
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
-from elastable.embedding_store.tables import LookupRequest, answer_in_order, answer_requests, look_up
+from elastable.embedding_store.tables import answer_in_order, answer_requests, look_up
 from elastable.embedding_store.tables.checks import require_block_rows, require_ids
 
 __all__ = ["MemoryPin", "PinKeeper", "PinLease", "StorePins"]

@@ -8,11 +8,11 @@ says `lazy=False` makes up for that: see `elastable.embedding_store.optimizers.d
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,10 +20,7 @@ from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import UpdateBatch
 from elastable.embedding_store.contract.spec import OptimizerSpec
 
-if TYPE_CHECKING:
-    from elastable.embedding_store.optimizers.dense_replay.dense_form import DenseForm
-
-__all__ = ["KERAS_BLOCK", "Factory", "RowOptimizer", "SlotSpec"]
+__all__ = ["KERAS_BLOCK", "DenseForm", "Factory", "RowOptimizer", "Scale", "SlotSpec"]
 
 KERAS_BLOCK = "keras"
 """Name in specs of the optimizers that Keras itself runs; the master registers them."""
@@ -44,6 +41,49 @@ class SlotSpec:
     initial_value: float = 0.0
     columns: int | None = None
     squares: bool = False
+
+
+Scale = Callable[[int, float], float]
+"""Of a step (Keras' `iterations` before it) and its learning rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseForm:
+    """What a step with a zero gradient does to a row, as `dense_replay.dense_form` spells it out.
+
+    Attributes:
+        factors: What each slot is multiplied by, as float32 arithmetic does it, in double.
+        moving: Number of the slot that moves the weights; -1: none does.
+        scale: How far; the sign is in it.
+        divisor: Number of the slot that divides; -1: none does.
+        root: Whether its square root divides.
+        epsilon: Added to the divisor.
+        decay: Keras' `weight_decay`.
+    """
+
+    factors: tuple[float, ...]
+    moving: int = -1
+    scale: Scale = lambda step, rate: 1.0
+    divisor: int = -1
+    root: bool = False
+    epsilon: float = 0.0
+    decay: float = 0.0
+
+    @property
+    def still(self) -> bool:
+        """Whether a step without a gradient changes nothing."""
+        return not self.moves_weights and all(factor == 1 for factor in self.factors)
+
+    @property
+    def moves_weights(self) -> bool:
+        """Whether a step without a gradient changes weights, and not moments alone."""
+        return self.moving >= 0 or self.decay != 0
+
+    @property
+    def shrink(self) -> float:
+        """What the divisor (its root, where that divides) is multiplied by at each step."""
+        factor = self.factors[self.divisor] if self.divisor >= 0 else 1.0
+        return math.sqrt(factor) if self.root else factor
 
 
 class RowOptimizer(ABC):

@@ -14,7 +14,7 @@ from elastable.embedding_store.tables.grouping import (
     sum_by_position,
     unique_ids,
 )
-from elastable.embedding_store.tables.lookups import Bags, LookupRequest, require_width, rows_request
+from elastable.embedding_store.tables.lookups import Bags, require_width, rows_request
 from elastable.embedding_store.tables.many_tables import LookupStrategy, lookup_many, update_many
 from elastable.embedding_store.tables.table import EmbeddingTable, size
 from elastable.embedding_store.tables.table_reader import TableReader, answer_in_order, answer_requests, look_up
@@ -30,7 +30,6 @@ __all__ = [
     "Grouping",
     "IndexedSlices",
     "Indexer",
-    "LookupRequest",
     "LookupStrategy",
     "SparseGradient",
     "TableReader",

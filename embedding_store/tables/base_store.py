@@ -8,12 +8,12 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock
-from elastable.embedding_store.contract.row_source import RowSource
+from elastable.embedding_store.contract.row_source import LookupRequest, RowSource
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.native.row_fold import fold_bags
 from elastable.embedding_store.native.row_gather import scatter_rows
-from elastable.embedding_store.tables.lookups import LookupRequest, require_width
+from elastable.embedding_store.tables.lookups import require_width
 from elastable.embedding_store.tables.row_blocks import rows_by_scan
 from elastable.embedding_store.tables.table import EmbeddingTable
 
@@ -24,7 +24,16 @@ class BaseSource(RowSource):
     """A source that answers requests by its plain `lookup`, one for all of them."""
 
     def lookup_into(self, requests: Sequence[LookupRequest], version: int | None = None, split: bool = True) -> None:
-        lookup_through(self, requests, version)
+        parts: dict[str, list[Int64]] = {}
+        for request in requests:
+            parts.setdefault(request.table, []).append(request.ids)
+        wanted = {name: np.concatenate(ids) if len(ids) > 1 else ids[0] for name, ids in parts.items()}
+        rows = self.lookup(wanted, version)
+        begin = dict.fromkeys(parts, 0)
+        for request in requests:
+            start = begin[request.table]
+            begin[request.table] = stop = start + len(request.ids)
+            deliver(request, rows[request.table][start:stop])
 
 
 class BaseStore(BaseSource, EmbeddingStore):
@@ -37,24 +46,6 @@ class BaseStore(BaseSource, EmbeddingStore):
 
     def read_rows(self, table: str, ids: Int64) -> RowBlock:
         return rows_by_scan(self, table, ids)
-
-
-# Lookups of rows and bags by way of a source's plain `lookup`: one for all tables, then bags are folded here
-
-
-def lookup_through(source: RowSource, requests: Sequence[LookupRequest], version: int | None) -> None:
-    """As `RowSource.lookup_into`; the ids of all requests travel in one lookup."""
-    parts: dict[str, list[Int64]] = {}
-    for request in requests:
-        parts.setdefault(request.table, []).append(request.ids)
-    rows = source.lookup(
-        {name: np.concatenate(ids) if len(ids) > 1 else ids[0] for name, ids in parts.items()}, version
-    )
-    begin = dict.fromkeys(parts, 0)
-    for request in requests:
-        start = begin[request.table]
-        begin[request.table] = stop = start + len(request.ids)
-        deliver(request, rows[request.table][start:stop])
 
 
 def deliver(request: LookupRequest, rows: Float32) -> None:

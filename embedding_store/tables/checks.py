@@ -188,7 +188,7 @@ def require_finite_of(table: str, ids: Int64, gradients: Float32) -> None:
 
 
 def require_update(spec: TableSpec, update: TableUpdate) -> TableUpdate:
-    """The update, C-contiguous, once it is known to fit; that ids stand once each is trusted (see `commit_checks`).
+    """The update, C-contiguous, once it is known to fit; that each id occurs once is trusted (see `commit_checks`).
 
     Raises:
         BadIds, IdOutOfRange, BadGradient: as `require_ids`, `require_gradients`.
@@ -367,7 +367,7 @@ def require_from_outside(commit: Commit) -> None:
     """Checks what another process says it has coalesced: each id once, every number finite.
 
     Raises:
-        BadIds: an id that stands twice; names both positions.
+        BadIds: an id that occurs twice; names both positions.
         BadGradient: arrays of different lengths, or squares that are negative.
         NotFinite: NaN or infinity; names table, id and column.
         BadInput: as `require_numbers`.

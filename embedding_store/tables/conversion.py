@@ -83,15 +83,6 @@ def convert_table(
     return Conversion(there, rows, rows * there.weight_bytes, rows * spec.weight_bytes, error, bound)
 
 
-def _refuse_decayed(spec: TableSpec, there: TableSpec) -> None:
-    """Raises `Unsupported` where rows that were never updated would no longer read what decay has made of them."""
-    if decays_untouched_rows(spec.optimizer) and not follows_steps(there.optimizer):
-        raise Unsupported(
-            f"table {spec.name!r}: with lazy=False its weight_decay reaches rows that were never updated, and a table "
-            f"of {there.dtype} has no place for that; keep it in float32"
-        )
-
-
 def spec_in_dtype(spec: TableSpec, dtype: str) -> TableSpec:
     """The table in another dtype; one of int8 is not trained: it has no slots, no admission and no eviction.
 
@@ -101,7 +92,11 @@ def spec_in_dtype(spec: TableSpec, dtype: str) -> TableSpec:
     there = replace(spec, dtype=dtype)
     if dtype == "int8":
         there = replace(there, optimizer=OptimizerSpec(), admission=None, eviction=None)
-    _refuse_decayed(spec, there)
+    if decays_untouched_rows(spec.optimizer) and not follows_steps(there.optimizer):
+        raise Unsupported(
+            f"table {spec.name!r}: with lazy=False its weight_decay reaches rows that were never updated, and a table "
+            f"of {there.dtype} has no place for that; keep it in float32"
+        )
     return there
 
 

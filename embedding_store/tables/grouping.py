@@ -21,6 +21,7 @@ from elastable.embedding_store.errors import BadGradient, BadIds
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.embedding_store.support.scratch import Scratch
+from elastable.embedding_store.tables.checks import array_kind
 
 __all__ = [
     "Coalescer",
@@ -80,9 +81,9 @@ class Indexer:
         self._seen = Scratch(np.uint64)
 
     def all_different(self, ids: Int64) -> bool:
-        """Whether each of `ids` int64 `[n]` is known to stand once, at a third of the cost of `unique`.
+        """Whether each of `ids` int64 `[n]` is known to occur once, at a third of the cost of `unique`.
 
-        False also where that cannot be told at this cost: ids that lie further
+        False also where that cannot be known at this cost: ids that lie further
         apart than bits would stay in a cache, or are few for that. Of ids that
         repeat, the first repetition ends the search.
 
@@ -111,7 +112,7 @@ class Indexer:
         return np.empty(0, np.int64), np.empty(0, np.int32)
 
     def unique_by_steps(self, ids: Int64, step: int) -> Iterator[tuple[Int64, Int32]]:
-        """As `unique`, `step` ids at a time: the id set of those so far, and where in it each of them stands.
+        """As `unique`, `step` ids at a time: the id set of those so far, and where in it each of them is.
 
         What came out before stays as it is, so that others may go on with it meanwhile.
         """
@@ -142,8 +143,7 @@ class Indexer:
 
 def _require_groupable(ids: Int64) -> None:
     if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
-        raise BadIds(f"ids to group must be int64 [n], got {getattr(ids, 'dtype', type(ids).__name__)} "
-                     f"{list(np.shape(ids))}")  # fmt: skip
+        raise BadIds(f"ids to group must be int64 [n], got {array_kind(ids)}")
     if len(ids) > _ROWS_LIMIT:
         raise BadIds(f"{len(ids)} ids in one batch: at most {_ROWS_LIMIT} can be grouped")
 
@@ -161,13 +161,13 @@ def _bits_of_cells(ids: int) -> int:
 
 
 def unique_ids(ids: Int64) -> tuple[Int64, Int32]:
-    """The id set of a batch, in memory of its own; else as `Indexer.unique`."""
+    """The id set of a batch, in new memory; else as `Indexer.unique`."""
     unique, inverse = Indexer().unique(ids)
     return unique.copy(), inverse
 
 
 def group_ids(ids: Int64) -> Grouping:
-    """Groups ids, in memory of its own; else as `Indexer.group`."""
+    """Groups ids, in new memory; else as `Indexer.group`."""
     return Indexer().group(ids)
 
 
@@ -242,7 +242,7 @@ def _group(inverse: Int32, offsets: Int64, positions: Int64) -> None:
 GradientPart = tuple[Int64, Float32, float]
 """ids int64 `[n]`, gradients float32 `[n, dim]`, and the scale that multiplies them."""
 
-_IDS_BESIDE = 1 << 14  # fewer are summed before another thread has begun
+_IDS_SHARED = 1 << 14  # fewer are summed before another thread has begun
 _STEP = 1 << 12
 _VALUES_A_THREAD = 1 << 22  # of sums; fewer are added faster than threads share them (measured: 65,536 x 64)
 
@@ -305,7 +305,7 @@ class Coalescer:
         if as_it_is and self._indexer.all_different(ids):
             # Every id once, as workers send them: there is nothing to sum.
             return TableUpdate(np.ascontiguousarray(ids), np.ascontiguousarray(parts[0][1]))
-        if len(parts) == 1 and pool.threads > 1 and len(ids) >= _IDS_BESIDE:
+        if len(parts) == 1 and pool.threads > 1 and len(ids) >= _IDS_SHARED:
             steps = self._indexer.unique_by_steps(ids, _STEP)
             first = next(steps)
             if len(first[0]) < len(first[1]):

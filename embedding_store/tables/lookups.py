@@ -8,12 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.row_source import LookupRequest
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadIds, BadInput, SpecConflict
 from elastable.embedding_store.native.row_fold import COMBINERS
-from elastable.embedding_store.tables.checks import as_ids, require_id_array
+from elastable.embedding_store.tables.checks import array_kind, as_ids, require_id_array
 
-__all__ = ["Bags", "LookupRequest", "lookup_request", "require_width", "rows_request"]
+__all__ = ["Bags", "lookup_request", "require_width", "rows_request"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,31 +38,6 @@ class Bags:
     weights: npt.ArrayLike | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LookupRequest:
-    """A checked lookup of one table; only that ids lie in a fixed vocabulary is left to the store.
-
-    Attributes:
-        table: Its name.
-        ids: int64 `[m]`, contiguous.
-        out: float32 `[n, dim]` to write into, without bags n = m. Rows may lie
-            apart, columns may not.
-        offsets: int64 `[n + 1]`, contiguous; None: a row for each id.
-        weights: float32 `[m]`, contiguous, or None.
-        combiner: One of `COMBINERS`, where there are bags.
-        places: int64 `[m]`, contiguous, without bags: which row of `out` each
-            id's row is written to, each once; other rows are left alone. None: its own.
-    """
-
-    table: str
-    ids: Int64
-    out: Float32
-    offsets: Int64 | None = None
-    weights: Float32 | None = None
-    combiner: str = "sum"
-    places: Int64 | None = None
-
-
 def lookup_request(
     spec: TableSpec, wanted: npt.ArrayLike | Bags, out: Float32 | None = None, *, of_wider: bool = False
 ) -> LookupRequest:
@@ -80,8 +56,7 @@ def lookup_request(
     if not isinstance(wanted, Bags):
         ids = as_ids(wanted, spec.name)
         out = _output(spec, (*ids.shape, spec.dim), out, of_wider)
-        flat = np.ascontiguousarray(ids).reshape(-1)
-        return _apart(LookupRequest(spec.name, flat, out.reshape(-1, spec.dim)))
+        return _apart(LookupRequest(spec.name, np.ascontiguousarray(ids).reshape(-1), out.reshape(-1, spec.dim)))
     if wanted.combiner not in COMBINERS:
         raise BadInput(f"table {spec.name!r}: combiner {wanted.combiner!r}; known combiners are {', '.join(COMBINERS)}")
     ids = as_ids(wanted.ids, spec.name)
@@ -167,8 +142,7 @@ def _output(spec: TableSpec, shape: tuple[int, ...], out: object, of_wider: bool
         return np.empty(shape, np.float32)
     where = f"table {spec.name!r}: out"
     if not isinstance(out, np.ndarray) or out.dtype != np.float32 or out.shape != shape:
-        told = f"{out.dtype} {list(out.shape)}" if isinstance(out, np.ndarray) else type(out).__name__
-        raise BadInput(f"{where} must be float32 {list(shape)}, got {told}")
+        raise BadInput(f"{where} must be float32 {list(shape)}, got {array_kind(out)}")
     if not out.flags.writeable:
         raise BadInput(f"{where} is read-only")
     if not of_wider and not out.flags.c_contiguous:

@@ -1,4 +1,4 @@
-"""Many tables at once: lookups, side by side in one buffer or each in memory of its own, and updates."""
+"""Many tables at once: lookups, side by side in one buffer or each in separate memory, and updates."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.row_source import LookupRequest
 from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import shared_pool
-from elastable.embedding_store.tables.checks import as_ids
-from elastable.embedding_store.tables.lookups import Bags, LookupRequest, lookup_request
+from elastable.embedding_store.tables.checks import array_kind, as_ids
+from elastable.embedding_store.tables.lookups import Bags, lookup_request
 from elastable.embedding_store.tables.table import EmbeddingTable
 from elastable.embedding_store.tables.table_update import SparseGradient, TableSlices, apply_updates, check_updates
 
@@ -63,14 +64,14 @@ def lookup_many(
     """What `table.lookup` gives for each table and its ids; the same numbers whatever the strategy.
 
     Args:
-        tables: Of one store or of several; a table may stand more than once.
+        tables: Of one store or of several; a table may be named more than once.
         ids: For each table ids `[n]`, or `Bags`; one n for all tables where
-            the results stand side by side. Or one array for all tables, such as
+            the results are side by side. Or one array for all tables, such as
             the index matrix `[n, tables]` of a batch, one column a table.
         strategy: "preallocated": all results in one buffer; tables of a store
             are looked up together, at one version, their rows shared out over
             threads. "sequential": one table after the other, each on all
-            threads. "one-thread-per-table": tables beside each other.
+            threads. "one-thread-per-table": all tables at the same time.
         out: The buffer, float32 `[n, prepend_columns + sum of dims]`,
             C-contiguous; or, for the other strategies, an array for each table.
         prepend_columns: Columns left free before those of the first table, for
@@ -102,13 +103,13 @@ def lookup_many(
     outputs: Sequence[Float32 | None] = [None] * len(tables) if out is None else list(out)
     requests = [lookup_request(table.spec, of, to) for table, of, to in zip(tables, ids, outputs, strict=True)]
     _refuse_overlaps(requests)
-    beside = strategy == "one-thread-per-table"
+    at_once = strategy == "one-thread-per-table"
 
     def look_up(start: int, stop: int) -> None:
         for number in range(start, stop):
-            tables[number].store.lookup_into([requests[number]], version, split=not beside)
+            tables[number].store.lookup_into([requests[number]], version, split=not at_once)
 
-    if beside:
+    if at_once:
         shared_pool().share(look_up, len(tables), 1)
     else:
         look_up(0, len(tables))
@@ -145,8 +146,8 @@ def _side_by_side(
         raise BadInput(f"prepend_columns must not be negative, got {prepend_columns}")
     rows = [_row_count(table, of) for table, of in zip(tables, ids, strict=True)]
     if len(set(rows)) > 1:
-        told = ", ".join(f"{table.name!r}: {count}" for table, count in zip(tables, rows, strict=True))
-        raise BadInput(f"results that stand side by side need one number of rows; got {told}")
+        counts = ", ".join(f"{table.name!r}: {count}" for table, count in zip(tables, rows, strict=True))
+        raise BadInput(f"results side by side need one number of rows; got {counts}")
     buffer = _buffer(rows[0], prepend_columns, sum(table.dim for table in tables), out)
     requests: dict[int, list[LookupRequest]] = {}
     stores: dict[int, EmbeddingStore] = {}
@@ -165,9 +166,7 @@ def _row_count(table: EmbeddingTable, wanted: _Wanted) -> int:
     if not isinstance(wanted, Bags):
         shape = as_ids(wanted, table.name).shape
         if len(shape) != 1:
-            raise BadInput(
-                f"table {table.name!r}: rows that stand side by side come from ids [n] or Bags, got ids {list(shape)}"
-            )
+            raise BadInput(f"table {table.name!r}: rows side by side come from ids [n] or Bags, got ids {list(shape)}")
         return int(shape[0])
     if wanted.offsets is None:
         return len(np.atleast_1d(as_ids(wanted.ids, table.name)))
@@ -182,8 +181,9 @@ def _buffer(rows: int, free: int, width: int, out: object) -> Float32:
         buffer[:, :free] = 0
         return buffer
     if not isinstance(out, np.ndarray) or out.dtype != np.float32 or out.shape != shape:
-        told = f"{out.dtype} {list(out.shape)}" if isinstance(out, np.ndarray) else type(out).__name__
-        raise BadInput(f"out must be float32 {list(shape)}, {free} columns left free and {width} of tables; got {told}")
+        raise BadInput(
+            f"out must be float32 {list(shape)}, {free} columns left free and {width} of tables; got {array_kind(out)}"
+        )
     if not out.flags.writeable or not out.flags.c_contiguous:
         raise BadInput("out must be C-contiguous and writable")
     return out

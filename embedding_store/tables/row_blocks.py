@@ -15,7 +15,7 @@ from elastable.embedding_store.errors import TableNotFound
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables.checks import require_ids
 
-__all__ = ["chosen_rows", "fresh_rows", "joined_rows", "put_weights", "rows_by_scan"]
+__all__ = ["chosen_rows", "fresh_rows", "joined_rows", "put_weights", "rows_by_scan", "rows_in_order"]
 
 
 def chosen_rows(block: RowBlock, choice: npt.NDArray[np.bool_] | Int64) -> RowBlock:
@@ -45,9 +45,14 @@ def rows_by_scan(store: EmbeddingStore, table: str, ids: Int64) -> RowBlock:
         raise TableNotFound(f"no table {table!r}")
     ids = require_ids(spec, ids)
     found = joined_rows(spec, [chosen_rows(block, np.isin(block.ids, ids)) for block in store.scan(table)])
+    return rows_in_order(ids, found)
+
+
+def rows_in_order(ids: Int64, block: RowBlock) -> RowBlock:
+    """The block's rows in the order of `ids` int64 `[n]`, each once, all of its own among them."""
     order = np.argsort(ids, kind="stable")
-    places = order[np.searchsorted(ids, found.ids, sorter=order)]
-    return chosen_rows(found, np.argsort(places, kind="stable"))
+    places = order[np.searchsorted(ids, block.ids, sorter=order)]
+    return chosen_rows(block, np.argsort(places, kind="stable"))
 
 
 # Rows whose weights are given and whose slots stay

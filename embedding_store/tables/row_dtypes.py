@@ -28,9 +28,20 @@ from elastable.embedding_store.native.row_gather import gather
 from elastable.embedding_store.native.slab import Slab, SlabMaker
 from elastable.embedding_store.optimizers.base import RowOptimizer
 from elastable.embedding_store.support.scratch import Scratch
-from elastable.embedding_store.tables.initial_values import initial_rows, philox_key, whole_ids, write_initial_rows
+from elastable.embedding_store.tables.initial_values import (
+    PHILOX_M0,
+    PHILOX_M1,
+    PHILOX_SHIFT,
+    PHILOX_W0,
+    PHILOX_W1,
+    PHILOX_WORD,
+    initial_rows,
+    philox_key,
+    whole_ids,
+    write_initial_rows,
+)
 
-__all__ = ["Int8Rows", "RowValues", "round_update", "rounded_rows", "rounding_bits", "rounding_key", "row_values"]
+__all__ = ["RowValues", "round_update", "rounded_rows", "rounding_bits", "rounding_key", "row_values"]
 
 
 # The weights of a table's rows in memory, by position; one class for each way to keep a number
@@ -42,6 +53,9 @@ class RowValues(ABC):
     Different positions may be read, written and updated from different threads.
     """
 
+    def __init__(self, spec: TableSpec, slab: Slab) -> None:
+        self._spec, self._slab = spec, slab
+
     @property
     def plain(self) -> Float32 | None:
         """float32 `[rows, dim]` where the weights lie as they are, one row a position; None where they do not.
@@ -50,9 +64,9 @@ class RowValues(ABC):
         """
         return None
 
-    @abstractmethod
     def grow(self, rows: int) -> None:
         """Makes room for `rows` rows. Raises `MemoryError`, and nothing has changed."""
+        self._slab.grow(rows)
 
     @abstractmethod
     def read(self, positions: Int64, out: Float32, stream: bool = False) -> None:
@@ -61,9 +75,9 @@ class RowValues(ABC):
         `stream`: past the caches, where that is worth it; only where `can_stream(out)`.
         """
 
-    @abstractmethod
     def slabs(self) -> tuple[Slab, ...]:
-        """What `read` reads, in the order in which the constructor asks for it; see `RowDirectory.slabs`."""
+        """What `read` reads; see `RowDirectory.slabs`."""
+        return (self._slab,)
 
     @abstractmethod
     def write(self, positions: Int64, rows: Float32) -> None:
@@ -81,22 +95,12 @@ class RowValues(ABC):
 class Float32Rows(RowValues):
     """The numbers as they are."""
 
-    def __init__(self, spec: TableSpec, rows: int, new_slab: SlabMaker) -> None:
-        self._spec = spec
-        self._slab = new_slab("weights", rows, spec.dim)
-
     @property
     def plain(self) -> Float32:
         return self._slab.array
 
-    def grow(self, rows: int) -> None:
-        self._slab.grow(rows)
-
     def read(self, positions: Int64, out: Float32, stream: bool = False) -> None:
         gather(self._slab.array, positions, out, stream)
-
-    def slabs(self) -> tuple[Slab, ...]:
-        return (self._slab,)
 
     def write(self, positions: Int64, rows: Float32) -> None:
         self._slab.array[positions] = rows
@@ -133,19 +137,12 @@ class HalfRows(RowValues):
     lose every step smaller than half the distance to the next number.
     """
 
-    def __init__(self, spec: TableSpec, rows: int, new_slab: SlabMaker) -> None:
-        self._spec = spec
+    def __init__(self, spec: TableSpec, slab: Slab) -> None:
+        super().__init__(spec, slab)
         self._kind = HALF_DTYPES[spec.dtype]
-        self._slab = new_slab("weights", rows, spec.dim, np.uint16)
-
-    def grow(self, rows: int) -> None:
-        self._slab.grow(rows)
 
     def read(self, positions: Int64, out: Float32, stream: bool = False) -> None:
         gather_half(self._kind, self._slab.array, positions, out)
-
-    def slabs(self) -> tuple[Slab, ...]:
-        return (self._slab,)
 
     def write(self, positions: Int64, rows: Float32) -> None:
         """Rounded to nearest."""
@@ -220,21 +217,15 @@ def rounding_key(seed: int, name: str) -> tuple[np.uint64, np.uint64]:
     return philox_key(seed, name, b"rounding")
 
 
-_WORD = np.uint64(0xFFFFFFFF)
-_SHIFT = np.uint64(32)
-_M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-_W0, _W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
-
-
 @kernel
 def _round(
     c0: np.uint64, c1: np.uint64, c2: np.uint64, c3: np.uint64, k0: np.uint64, k1: np.uint64, turn: int
 ) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
-    p0 = _M0 * c0
-    p1 = _M1 * c2
-    key0 = (k0 + np.uint64(turn) * _W0) & _WORD
-    key1 = (k1 + np.uint64(turn) * _W1) & _WORD
-    return (p1 >> _SHIFT) ^ c1 ^ key0, p1 & _WORD, (p0 >> _SHIFT) ^ c3 ^ key1, p0 & _WORD
+    p0 = PHILOX_M0 * c0
+    p1 = PHILOX_M1 * c2
+    key0 = (k0 + np.uint64(turn) * PHILOX_W0) & PHILOX_WORD
+    key1 = (k1 + np.uint64(turn) * PHILOX_W1) & PHILOX_WORD
+    return (p1 >> PHILOX_SHIFT) ^ c1 ^ key0, p1 & PHILOX_WORD, (p0 >> PHILOX_SHIFT) ^ c3 ^ key1, p0 & PHILOX_WORD
 
 
 @kernel
@@ -276,8 +267,10 @@ _PIECE = 1 << 14  # values that are rounded at a time, for the cache
 def row_values(spec: TableSpec, rows: int, new_slab: SlabMaker) -> RowValues:
     """Room for the weights of `rows` rows, kept as `spec.dtype` says."""
     if spec.dtype in HALF_DTYPES:
-        return HalfRows(spec, rows, new_slab)
-    return (Int8Rows if spec.dtype == "int8" else Float32Rows)(spec, rows, new_slab)
+        return HalfRows(spec, new_slab("weights", rows, spec.dim, np.uint16))
+    if spec.dtype == "int8":
+        return Int8Rows(spec, new_slab("weights", rows, spec.weight_bytes, np.uint8))
+    return Float32Rows(spec, new_slab("weights", rows, spec.dim))
 
 
 def rounded_rows(dtype: str, weights: Float32) -> Float32:
@@ -326,18 +319,8 @@ class Int8Rows(RowValues):
     Such tables are not trained: `elastable.embedding_store.tables.checks.require_update` refuses it.
     """
 
-    def __init__(self, spec: TableSpec, rows: int, new_slab: SlabMaker) -> None:
-        self._spec = spec
-        self._slab = new_slab("weights", rows, spec.weight_bytes, np.uint8)
-
-    def grow(self, rows: int) -> None:
-        self._slab.grow(rows)
-
     def read(self, positions: Int64, out: Float32, stream: bool = False) -> None:
         gather_int8(self._slab.array, positions, out)
-
-    def slabs(self) -> tuple[Slab, ...]:
-        return (self._slab,)
 
     def write(self, positions: Int64, rows: Float32) -> None:
         """Quantised; the numbers must be finite."""

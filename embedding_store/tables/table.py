@@ -9,11 +9,12 @@ import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import RowBlock, TableStatistics
+from elastable.embedding_store.contract.row_source import LookupRequest
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, TableNotFound
 from elastable.embedding_store.tables.checks import as_ids, require_gradients
-from elastable.embedding_store.tables.lookups import Bags, LookupRequest, lookup_request
+from elastable.embedding_store.tables.lookups import Bags, lookup_request
 from elastable.embedding_store.tables.table_update import IndexedSlices, SparseGradient, TableSlices, update_tables
 
 __all__ = ["EmbeddingTable", "size"]
@@ -117,7 +118,7 @@ class EmbeddingTable:
     def update(self, optimizer: OptimizerSpec | None, slices: SparseGradient, *, step: int | None = None) -> int:
         """One optimizer step on the rows of a gradient, which are written in one commit.
 
-        Gradients of one id are summed in the order they stand in, then the id
+        Gradients of one id are summed in their order, then the id
         takes one step. Nothing of the size of the gradient is allocated once
         batches have settled.
 
@@ -139,20 +140,20 @@ class EmbeddingTable:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(rows, dim): of a fixed table all rows; of a table of any ids those that hold a value of their own."""
+        """(rows, dim): of a fixed table all rows; of a table of any ids those that hold a value."""
         size = self.spec.vocabulary_size
         return self.row_count if size is None else size, self.dim
 
     @property
     def row_count(self) -> int:
-        """Rows that hold a value of their own."""
+        """Rows that hold a value."""
         return self.store.row_count(self.name)
 
     def __len__(self) -> int:
         return self.row_count
 
     def scan(self, block_rows: int = 65_536) -> Iterator[RowBlock]:
-        """Every row that holds a value of its own, in blocks, in any order."""
+        """Every row that holds a value, in blocks, in any order."""
         return self.store.scan(self.name, block_rows)
 
     def put(self, blocks: Iterable[RowBlock]) -> None:
@@ -185,8 +186,8 @@ class EmbeddingTable:
         if combiner is not None and not isinstance(ids, Bags):
             return Bags(ids, combiner, offsets, weights)
         if not (combiner is None and offsets is None and weights is None):
-            told = "Bags hold" if isinstance(ids, Bags) else "a combiner is needed for"
-            raise BadInput(f"table {self.name!r}: {told} offsets, weights and how they are combined")
+            reason = "Bags hold" if isinstance(ids, Bags) else "a combiner is needed for"
+            raise BadInput(f"table {self.name!r}: {reason} offsets, weights and how they are combined")
         return ids
 
     def __repr__(self) -> str:

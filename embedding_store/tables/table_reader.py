@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64, UInt64
+from elastable.embedding_store.contract.row_source import LookupRequest
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import IdOutOfRange
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool, WorkCounter
@@ -25,7 +26,7 @@ from elastable.embedding_store.native.row_gather import (
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
 from elastable.embedding_store.tables.checks import any_outside, require_ids
 from elastable.embedding_store.tables.initial_values import write_initial_rows
-from elastable.embedding_store.tables.lookups import LookupRequest, require_width, rows_request
+from elastable.embedding_store.tables.lookups import require_width, rows_request
 
 __all__ = ["FindsPositions", "ReadsRows", "TableReader", "answer_in_order", "answer_requests", "look_up"]
 
@@ -71,13 +72,13 @@ class TableReader:
         return self.rows.plain is not None and self.directory.marks is not None
 
     @property
-    def all_at_hand(self) -> bool:
-        """Whether every id has a row of its own, float32, at its own place, as `read_shared` needs it."""
+    def is_full(self) -> bool:
+        """Whether every id has its row, float32, at its own position, as `read_shared` needs it."""
         plain = self.rows.plain
         return plain is not None and self.directory.marks is not None and self.directory.count == len(plain)
 
     def read_shared(self, ids: Int64, out: Float32, stream: bool, counter: WorkCounter) -> None:
-        """As `read` where `all_at_hand`, by many threads, as `gather_shared`: fails `counter` for ids out of range."""
+        """As `read` where `is_full`, by many threads, as `gather_shared`: fails `counter` for ids out of range."""
         plain = self.rows.plain
         assert plain is not None
         gather_shared(plain, ids, out, stream, counter)
@@ -85,7 +86,7 @@ class TableReader:
     def fold_shared(
         self, ids: Int64, offsets: Int64, weights: Float32 | None, combiner: str, out: Float32, counter: WorkCounter
     ) -> None:
-        """As `fold` where `all_at_hand`, by many threads, as `fold_bags_shared`: fails `counter` as well."""
+        """As `fold` where `is_full`, by many threads, as `fold_bags_shared`: fails `counter` as well."""
         plain = self.rows.plain
         assert plain is not None
         fold_bags_shared(plain, ids, offsets, weights, combiner, out, counter)
@@ -110,7 +111,7 @@ class TableReader:
             IdOutOfRange: where `checks_ids`; rows may have been written.
         """
         plain, marks = self.rows.plain, self.directory.marks
-        if plain is not None and self.all_at_hand:
+        if plain is not None and self.is_full:
             if gather(plain, ids, out, stream) < len(ids):
                 require_ids(self.spec, ids)
             return
@@ -138,7 +139,7 @@ class TableReader:
             places: int64 `[n]`, each once.
         """
         plain = self.rows.plain
-        if plain is not None and self.all_at_hand:
+        if plain is not None and self.is_full:
             gather_apart(plain, ids, places, out, stream)
             return
         if plain is None:
@@ -162,7 +163,7 @@ class TableReader:
             IdOutOfRange: bags may have been written.
         """
         rows = self.rows.plain
-        if rows is not None and self.all_at_hand:
+        if rows is not None and self.is_full:
             if not fold_bags(rows, rows[:0], ids, offsets, weights, combiner, out):
                 require_ids(self.spec, ids)
             return
@@ -265,7 +266,7 @@ def _answered_together(table: TableReader, request: LookupRequest, stream: bool,
     """Answers a request by threads that share the work within kernels, if the table supports it."""
     ids, out = request.ids, request.out
     helped = len(ids) * max(_LEAST_WIDTH, table.spec.dim) >= _HELPED
-    if table.all_at_hand:
+    if table.is_full:
         _answer_shared(table, request, stream, pool if helped else SERIAL)
         return True
     return request.offsets is None and table.read_together(ids, out, stream, pool if helped else SERIAL)

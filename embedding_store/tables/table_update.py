@@ -107,7 +107,7 @@ def learning_rate_for(spec: TableSpec, optimizer: OptimizerSpec | None) -> float
     given = row_optimizer(optimizer)
     if _identity(given) != _identity(own):
         raise BadInput(
-            f"table {spec.name!r} has the optimizer {_told(own)}, and was to be updated with {_told(given)}: "
+            f"table {spec.name!r} has the optimizer {_shown(own)}, and was to be updated with {_shown(given)}: "
             "all but the learning rate must be the same"
         )
     return given.default_learning_rate
@@ -119,10 +119,10 @@ def _identity(optimizer: RowOptimizer) -> tuple[str, str, bool, Mapping[str, flo
     return optimizer.spec.name, optimizer.spec.keras_config, optimizer.spec.lazy, named
 
 
-def _told(optimizer: RowOptimizer) -> str:
+def _shown(optimizer: RowOptimizer) -> str:
     named = {**dict(optimizer.spec.hyperparameters), **optimizer.hyperparameters}
-    told = ", ".join(f"{name}={value:g}" for name, value in sorted(named.items()))
-    return f"{optimizer.spec.name}({told})" + ("" if optimizer.spec.lazy else " with lazy=False")
+    shown = ", ".join(f"{name}={value:g}" for name, value in sorted(named.items()))
+    return f"{optimizer.spec.name}({shown})" + ("" if optimizer.spec.lazy else " with lazy=False")
 
 
 @dataclass(frozen=True, slots=True)

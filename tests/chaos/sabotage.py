@@ -179,10 +179,10 @@ def _keeps_nobody_out(role: str) -> None:
     """A master that takes over and does not keep the one before it from writing."""
     if role != "master":
         return
-    from elastable.embedding_store.tiers.redis.redis_place import Ownership
+    from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 
-    Ownership._end_others = lambda *_: None  # type: ignore[method-assign]
-    Ownership.require = lambda *_: None  # type: ignore[method-assign]
+    RedisPlace._end_others = lambda *_: None  # type: ignore[method-assign]
+    RedisPlace.require = lambda *_: None  # type: ignore[method-assign]
 
 
 SABOTAGES: dict[str, Callable[[str], None]] = {

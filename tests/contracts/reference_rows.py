@@ -9,6 +9,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.optimizers.registry import row_optimizer
+
 F = np.float32
 ONE = F(1)
 Values = Mapping[str, float]
@@ -142,3 +145,22 @@ def stepped(
     """One row after one step, decay first, as Keras decays."""
     decayed = w - w * F(h["weight_decay"]) * F(rate)
     return RULES[name](decayed, slots, g, step, F(rate), h)
+
+
+StepRow = Callable[[np.ndarray, "np.ndarray | None", np.ndarray, int], tuple[np.ndarray, np.ndarray]]
+"""(weights, slots side by side or None for a row never updated, gradient, step) -> (weights, slots)."""
+
+
+def row_step(spec: OptimizerSpec) -> StepRow:
+    """One step of an optimizer on one row."""
+    optimizer = row_optimizer(spec)
+
+    def step_row(w: np.ndarray, slots: np.ndarray | None, g: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
+        widths = [len(w) if slot.columns is None else slot.columns for slot in optimizer.slots]
+        before = optimizer.initial_slots(len(w)) if slots is None else slots
+        parts = np.split(before, np.cumsum(widths)[:-1]) if widths else []
+        rate = optimizer.default_learning_rate
+        w, after = stepped(spec.name, w, parts, g, step, rate, optimizer.hyperparameters)
+        return w, np.concatenate([np.empty(0, np.float32), *after])
+
+    return step_row

@@ -10,37 +10,29 @@ from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadGradient, FutureVersion, StaleVersion, StoreFailed
 from elastable.embedding_store.tables.initial_values import initial_rows
-from tests.contracts.reference_optimizers import adagrad_row, adam_row, sgd_row
 from tests.contracts.store_samples import FAILS, commit, dynamic, fixed, int64, rows_by_id, update
+from tests.embedding_store.dictionary_model import ModelTable
 
 
 class CommitContract:
     def test_commit_equals_the_reference(self, store: EmbeddingStore) -> None:
-        optimizers = {
-            "sgd": (OptimizerSpec.of("sgd", learning_rate=0.5), sgd_row),
-            "adagrad": (OptimizerSpec.of("adagrad", learning_rate=0.1), adagrad_row),
-            "adam": (OptimizerSpec.of("adam", learning_rate=0.01), adam_row),
-        }
-        specs = {name: dynamic(name, optimizer=spec) for name, (spec, _) in optimizers.items()}
-        models: dict[str, dict[int, tuple[np.ndarray, np.ndarray]]] = {name: {} for name in specs}
-        for spec in specs.values():
+        specs = [
+            dynamic(name, optimizer=OptimizerSpec.of(name, learning_rate=0.125)) for name in ("sgd", "adagrad", "adam")
+        ]
+        models = {spec.name: ModelTable(spec) for spec in specs}
+        for spec in specs:
             store.create_table(spec)
         random = np.random.default_rng(5)
         for step in range(4):  # slots must outlive a commit
             ids = random.permutation(np.arange(-20, 20) * 10**15)[:25]
             change = update(ids, 5, seed=step)
-            commit(store, dict.fromkeys(specs, change))
-            for name, (optimizer, step_row) in optimizers.items():
-                model, rate = models[name], np.float32(optimizer.get("learning_rate", 0))
-                for one, gradient in zip(ids.tolist(), change.gradients, strict=True):
-                    before = model.get(one) or (initial_rows(specs[name], int64(one))[0], None)
-                    model[one] = step_row(*before, gradient, step, rate)  # type: ignore[call-arg]
+            commit(store, dict.fromkeys(models, change))
+            for model in models.values():
+                model.commit(step + 1, list(zip(ids.tolist(), change.gradients, strict=True)), step)
         for name, model in models.items():
-            ids = np.array(list(model), np.int64)
-            weights = np.stack([weights for weights, _ in model.values()])
-            np.testing.assert_array_equal(store.lookup({name: ids})[name], weights)
-            expected = {one: (w.tobytes(), s.tobytes()) for one, (w, s) in model.items()}
-            assert rows_by_id(store, name) == expected
+            ids = np.array(list(model.rows), np.int64)
+            np.testing.assert_array_equal(store.lookup({name: ids})[name], [model.read(one) for one in ids.tolist()])
+            assert rows_by_id(store, name) == model.bytes_by_id()
 
     def test_learning_rate_of_a_commit(self, store: EmbeddingStore) -> None:
         store.create_table(fixed())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -48,10 +47,7 @@ class StoreContract(
     DtypeContract,
     PinContract,
 ):
-    """The suite. Subclasses override `make_store`, and say what they do not promise."""
-
-    sees_whole_commits: ClassVar[bool] = True
-    """Whether a lookup of many rows never mixes two versions; else single rows never do."""
+    """The suite. Subclasses override `make_store`."""
 
     @pytest.fixture
     def make_store(self) -> MakeStore:
@@ -178,7 +174,7 @@ class StoreContract(
             newest = 0.0
             while not done.is_set():
                 rows = store.lookup({"t": ids})["t"]
-                if (rows != rows[:, :1]).any() or (self.sees_whole_commits and (rows != rows[0, 0]).any()):
+                if (rows != rows[0, 0]).any():
                     failures.append(f"torn: values from {rows.min()} to {rows.max()}")
                 if rows.min() < newest:
                     failures.append(f"went back from {newest} to {rows.min()}")
@@ -199,8 +195,6 @@ class StoreContract(
         assert (store.lookup({"t": ids}, version=versions)["t"] == versions).all()
 
     def test_lookups_that_name_a_version_see_it_or_fail(self, store: EmbeddingStore) -> None:
-        if not self.sees_whole_commits:
-            pytest.skip("this store says that a lookup may meet a commit halfway")
         zeros = InitializerSpec("zeros")
         store.create_table(TableSpec("t", 8, 256, initializer=zeros, optimizer=OptimizerSpec.of("sgd")))
         ids, done, failures = np.arange(256), threading.Event(), list[str]()

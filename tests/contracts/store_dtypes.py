@@ -90,7 +90,7 @@ class DtypeContract:
         bags, weights = random.choice(IDS, (40, 7)), random.normal(size=(40, 7)).astype(np.float32)
         for factors in (None, weights):
             found = [table.lookup(bags, combiner=combiner, weights=factors) for table in tables]
-            np.testing.assert_array_equal(*found)  # type: ignore[arg-type]
+            np.testing.assert_array_equal(*found)
         wide = np.zeros((len(IDS), 6), np.float32)
         assert tables[0].lookup(IDS, out=wide) is wide
         np.testing.assert_array_equal(wide, tables[1].lookup(IDS))

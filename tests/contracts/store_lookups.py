@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -27,18 +29,17 @@ class LookupContract:
 
     def test_unknown_table(self, store: EmbeddingStore) -> None:
         store.create_table(fixed())
-        with pytest.raises(TableNotFound, match="'towns'"):
-            store.lookup({"cities": int64(1), "towns": int64(1)})
-        with pytest.raises(TableNotFound, match="'towns'"):
-            commit(store, {"cities": update(int64(1), 4), "towns": update(int64(1), 4)})
-        with pytest.raises(TableNotFound, match="'towns'"):
-            store.row_count("towns")
-        with pytest.raises(TableNotFound, match="'towns'"):
-            list(store.scan("towns"))
-        with pytest.raises(TableNotFound, match="'towns'"):
-            store.put("towns", [])
-        with pytest.raises(TableNotFound, match="'towns'"):
-            store.clear("towns")
+        calls: list[Callable[[], object]] = [
+            lambda: store.lookup({"cities": int64(1), "towns": int64(1)}),
+            lambda: commit(store, {"cities": update(int64(1), 4), "towns": update(int64(1), 4)}),
+            lambda: store.row_count("towns"),
+            lambda: list(store.scan("towns")),
+            lambda: store.put("towns", []),
+            lambda: store.clear("towns"),
+        ]
+        for call in calls:
+            with pytest.raises(TableNotFound, match="'towns'"):
+                call()
         assert (store.version(), store.row_count("cities")) == (0, 0)
 
     @pytest.mark.parametrize("kind", ["zeros", "ones", "constant", "uniform", "normal", "truncated_normal"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -26,11 +25,9 @@ from elastable.embedding_store.errors import (
     IdOutOfRange,
     StaleVersion,
     TableNotFound,
-    Unsupported,
 )
 from elastable.embedding_store.tables import Bags
 from elastable.embedding_store.tables.initial_values import initial_rows
-from tests.contracts.store_membership import made
 from tests.contracts.store_samples import JOIN_S, commit, dynamic, fixed, int64, rows_by_id, update
 from tests.waiting import until
 
@@ -63,17 +60,6 @@ def whole(source: Snapshot, tables: Iterable[str] = ("cities", "people")) -> dic
 class PinContract:
     """Part of `StoreContract`."""
 
-    keeps_pins: ClassVar[bool] = True
-    """Whether the store has pins; else it refuses them by name."""
-
-    def refuses_pins(self, store: EmbeddingStore) -> bool:
-        if self.keeps_pins:
-            return False
-        with pytest.raises(Unsupported, match="has no pins"):
-            store.pin()
-        assert store.pins() == ()
-        return True
-
     @pytest.fixture
     def pinning(self, store: EmbeddingStore) -> EmbeddingStore:
         """The store, two tables with rows in it, at version 2."""
@@ -89,70 +75,58 @@ class PinContract:
         return {"cities": update(some, 4, seed), "people": update(others, 5, seed)}
 
     def test_a_pinned_version_stays_as_it_was(self, pinning: EmbeddingStore) -> None:
-        store = pinning
-        if self.refuses_pins(store):
-            return
-        rows, before = read(store), whole(store)
-        with store.pin() as pin:
+        rows, before = read(pinning), whole(pinning)
+        with pinning.pin() as pin:
             assert pin.version() == 2
             assert set(pin.specs()) == {"cities", "people"}
             for seed in range(2, 6):
-                commit(store, self.change(seed))
-                assert (read(pin), read(pin, 2), read(store, 2)) == (rows, rows, rows)
+                commit(pinning, self.change(seed))
+                assert (read(pin), read(pin, 2), read(pinning, 2)) == (rows, rows, rows)
             assert whole(pin) == before
-            assert read(store) != rows
-            assert store.version() == 6
+            assert read(pinning) != rows
+            assert pinning.version() == 6
             with pytest.raises(StaleVersion, match=r"version 3 is past.*6.*pinned are 2"):
-                store.lookup({"cities": PLACES}, 3)
+                pinning.lookup({"cities": PLACES}, 3)
         with pytest.raises(StaleVersion, match=r"version 2 is past.*6.*no version is pinned"):
-            store.lookup({"cities": PLACES}, 2)
+            pinning.lookup({"cities": PLACES}, 2)
 
     def test_bags_of_a_pinned_version(self, pinning: EmbeddingStore) -> None:
-        store = pinning
-        if self.refuses_pins(store):
-            return
-        table = store.table("people")
+        table = pinning.table("people")
         rows = [
             Bags(FOLK.reshape(-1, 6), "mean"),
             Bags(FOLK[:9], "sum", offsets=[0, 4, 4, 9], weights=np.linspace(-1, 1, 9, dtype=np.float32)),
             FOLK.reshape(2, -1),
         ]
-        before = [table.lookup(of) for of in rows]  # type: ignore[arg-type]
-        with store.pin():
+        before = [table.lookup(of) for of in rows]
+        with pinning.pin():
             for seed in range(2, 4):
-                commit(store, self.change(seed))
+                commit(pinning, self.change(seed))
             for of, expected in zip(rows, before, strict=True):
-                np.testing.assert_array_equal(table.lookup(of, version=2), expected)  # type: ignore[arg-type]
-                assert (table.lookup(of) != expected).any()  # type: ignore[arg-type]
+                np.testing.assert_array_equal(table.lookup(of, version=2), expected)
+                assert (table.lookup(of) != expected).any()
 
     def test_first_touches_deletions_and_put_rows_do_not_show_in_a_pin(self, pinning: EmbeddingStore) -> None:
-        store = pinning
-        if self.refuses_pins(store):
-            return
-        before, rows = whole(store), read(store)
-        held, fresh = set(rows_by_id(store, "people")), int64(7, 8, 9)
-        with store.pin() as pin:
+        before, rows = whole(pinning), read(pinning)
+        held, fresh = set(rows_by_id(pinning, "people")), int64(7, 8, 9)
+        with pinning.pin() as pin:
             first = initial_rows(PEOPLE, fresh)
-            commit(store, {"people": update(fresh, 5)})
+            commit(pinning, {"people": update(fresh, 5)})
             np.testing.assert_array_equal(pin.lookup({"people": fresh})["people"], first)
-            assert (store.lookup({"people": fresh})["people"] != first).any()
-            store.delete("people", np.array([*list(held)[::2], *list(held)[:3], 8, 12345], np.int64))
+            assert (pinning.lookup({"people": fresh})["people"] != first).any()
+            pinning.delete("people", np.array([*list(held)[::2], *list(held)[:3], 8, 12345], np.int64))
             weights, slots = np.full((3, 4), 9, np.float32), np.full((3, 4), 8, np.float32)
-            store.put("cities", [RowBlock(int64(1, 50, 99), weights, slots)])
+            pinning.put("cities", [RowBlock(int64(1, 50, 99), weights, slots)])
             assert (read(pin), whole(pin)) == (rows, before)
-            commit(store, self.change(9))
-            assert (read(pin), read(store, 2), whole(pin)) == (rows, rows, before)
+            commit(pinning, self.change(9))
+            assert (read(pin), read(pinning, 2), whole(pin)) == (rows, rows, before)
             block = pin.read_rows("people", np.array([7, *held, 8], np.int64))
             assert block.ids.tolist() == list(held)
 
     def test_rows_changed_without_a_commit_after_a_pin_of_the_current_version(self, pinning: EmbeddingStore) -> None:
-        store = pinning
-        if self.refuses_pins(store):
-            return
-        before, rows = whole(store), read(store)
-        with store.pin() as pin:
-            store.delete("cities", PLACES[::3])
-            assert read(store) != rows  # the version stands, and this is what it has come to
+        before, rows = whole(pinning), read(pinning)
+        with pinning.pin() as pin:
+            pinning.delete("cities", PLACES[::3])
+            assert read(pinning) != rows  # the version stands, and this is what it has come to
             assert (read(pin), whole(pin)) == (rows, before)
 
     def test_admission_and_eviction_do_not_show_in_a_pin(self, store: EmbeddingStore) -> None:
@@ -162,8 +136,8 @@ class PinContract:
             TableSpec("rare", 4, eviction=EvictionSpec(min_frequency=2, every=3)),
             TableSpec("timed", 4, eviction=EvictionSpec(ttl=1.0)),
         )
-        if self.refuses_pins(store) or not made(store, *specs):
-            return
+        for spec in specs:
+            store.create_table(spec)
         names = [spec.name for spec in specs]
 
         def step(seed: int) -> None:
@@ -181,15 +155,12 @@ class PinContract:
                 told.pop(1 if seed == 4 else 0)[0].close()
 
     def test_pins_of_one_version_are_counted_apart(self, pinning: EmbeddingStore) -> None:
-        store = pinning
-        if self.refuses_pins(store):
-            return
-        rows = read(store)
-        first, second = store.pin(), store.pin(2)
-        commit(store, self.change(2))
-        third = store.pin(2)  # pinned, though not current
-        assert [told.version for told in store.pins()] == [2, 2, 2]
-        assert all(0 < told.lease_left_s <= 60 for told in store.pins())
+        rows = read(pinning)
+        first, second = pinning.pin(), pinning.pin(2)
+        commit(pinning, self.change(2))
+        third = pinning.pin(2)  # pinned, though not current
+        assert [told.version for told in pinning.pins()] == [2, 2, 2]
+        assert all(0 < told.lease_left_s <= 60 for told in pinning.pins())
         first.close()
         first.close()
         with pytest.raises(StaleVersion, match=r"version 2.*released"):
@@ -201,37 +172,31 @@ class PinContract:
         second.close()
         assert read(third) == rows
         third.close()
-        assert store.pins() == ()
+        assert pinning.pins() == ()
         with pytest.raises(StaleVersion, match="version 2"):
-            store.pin(2)
+            pinning.pin(2)
 
     def test_what_is_kept_is_told(self, pinning: EmbeddingStore) -> None:
-        store = pinning
-        if self.refuses_pins(store):
-            return
-        with store.pin():
-            (told,) = store.pins()
+        with pinning.pin():
+            (told,) = pinning.pins()
             assert (told.version, told.rows) == (2, 0)
-            commit(store, self.change(2))
-            commit(store, self.change(2))
-            (told,) = store.pins()
+            commit(pinning, self.change(2))
+            commit(pinning, self.change(2))
+            (told,) = pinning.pins()
             assert told.rows >= 90
             assert told.bytes >= 40 * 4 * 8 + 50 * 4 * 15
-        assert store.pins() == ()
+        assert pinning.pins() == ()
 
     def test_versions_that_cannot_be_pinned(self, pinning: EmbeddingStore) -> None:
-        store = pinning
-        if self.refuses_pins(store):
-            return
         with pytest.raises(StaleVersion, match=r"version 1 is past.*2"):
-            store.pin(1)
+            pinning.pin(1)
         with pytest.raises(FutureVersion, match="version 3"):
-            store.pin(3)
+            pinning.pin(3)
         for lease in (0, -1.0, float("nan")):
             with pytest.raises(BadInput, match="lease_s"):
-                store.pin(lease_s=lease)
-        assert store.pins() == ()
-        with store.pin() as pin:
+                pinning.pin(lease_s=lease)
+        assert pinning.pins() == ()
+        with pinning.pin() as pin:
             with pytest.raises(TableNotFound, match="'towns'"):
                 pin.lookup({"towns": PLACES})
             for call in (pin.row_count, pin.scan, pin.table_state):
@@ -249,90 +214,76 @@ class PinContract:
                 pin.renew(0)
 
     def test_a_lease_ends_by_itself(self, pinning: EmbeddingStore) -> None:
-        store = pinning
-        if self.refuses_pins(store):
-            return
-        kept = store.pin(lease_s=5)
+        kept = pinning.pin(lease_s=5)
         kept.renew(60)
-        left = store.pin(lease_s=0.05)
-        until(lambda: len(store.pins()) == 1)
-        (told,) = store.pins()
+        left = pinning.pin(lease_s=0.05)
+        until(lambda: len(pinning.pins()) == 1)
+        (told,) = pinning.pins()
         assert told.lease_left_s > 5
         with pytest.raises(StaleVersion, match=r"version 2.*lease of 0\.05 s"):
             left.lookup({"cities": PLACES})
         with pytest.raises(StaleVersion, match="version 2"):
             left.renew()
         left.close()
-        commit(store, self.change(2))
+        commit(pinning, self.change(2))
         kept.row_count("cities")
         kept.close()
 
     def test_versions_between_are_released(self, pinning: EmbeddingStore) -> None:
-        store = pinning
-        if self.refuses_pins(store):
-            return
         pins, told = [], []
         for seed in range(2, 8):
-            pins.append(store.pin())
-            told.append((read(store), whole(store)))
-            commit(store, self.change(seed))
+            pins.append(pinning.pin())
+            told.append((read(pinning), whole(pinning)))
+            commit(pinning, self.change(seed))
         for gone in (3, 1, 0, 5, 2):
             pins[gone].close()
             pins[gone] = None  # type: ignore[call-overload]
             for pin, (rows, before) in zip(pins, told, strict=True):
                 if pin is not None:
-                    assert read(pin) == read(store, pin.version()) == rows
+                    assert read(pin) == read(pinning, pin.version()) == rows
                     assert whole(pin) == before
         pins[4].close()
-        assert store.pins() == ()
+        assert pinning.pins() == ()
 
     def test_a_scan_half_way_gives_each_row_once(self, pinning: EmbeddingStore) -> None:
-        store = pinning
-        if self.refuses_pins(store):
-            return
-        expected = {name: rows_by_id(store, name) for name in ("cities", "people")}
+        expected = {name: rows_by_id(pinning, name) for name in ("cities", "people")}
         for name in expected:
-            with store.pin() as pin:
-                expected[name] = rows_by_id(store, name)
+            with pinning.pin() as pin:
+                expected[name] = rows_by_id(pinning, name)
                 found: dict[int, tuple[bytes, bytes]] = {}
                 for number, block in enumerate(pin.scan(name, 5)):
                     assert 0 < len(block.ids) <= 5
                     for one, weights, slots in zip(block.ids.tolist(), block.weights, block.slots, strict=True):
                         assert one not in found
                         found[one] = (weights.tobytes(), slots.tobytes())
-                    commit(store, self.change(100 + number))
+                    commit(pinning, self.change(100 + number))
                     ids = PLACES if name == "cities" else FOLK
-                    store.delete(name, ids[number::7])
+                    pinning.delete(name, ids[number::7])
                     if number == 3 and name == "people":
-                        commit(store, {name: update(np.arange(1, 1500), 5)})
+                        commit(pinning, {name: update(np.arange(1, 1500), 5)})
                     if number % 3 == 0:
-                        store.pin().close()
+                        pinning.pin().close()
                 assert found == expected[name]
 
     def test_what_would_break_a_pin_is_refused(self, pinning: EmbeddingStore) -> None:
-        store = pinning
-        if self.refuses_pins(store):
-            return
-        with store.pin() as pin:
+        with pinning.pin() as pin:
             before = whole(pin)
             for call in (
-                lambda: store.clear("cities"),
-                lambda: store.drop_table("people"),
-                lambda: store.reset_version(7),
+                lambda: pinning.clear("cities"),
+                lambda: pinning.drop_table("people"),
+                lambda: pinning.reset_version(7),
             ):
                 with pytest.raises(BadInput, match=r"pinned.*2"):
                     call()
-            assert (store.version(), whole(pin)) == (2, before)
-            store.create_table(fixed("later"))
-            commit(store, {"later": update(int64(1, 2), 4)})
-        store.clear("cities")
-        store.drop_table("people")
-        store.reset_version(7)
+            assert (pinning.version(), whole(pin)) == (2, before)
+            pinning.create_table(fixed("later"))
+            commit(pinning, {"later": update(int64(1, 2), 4)})
+        pinning.clear("cities")
+        pinning.drop_table("people")
+        pinning.reset_version(7)
 
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
     def test_narrow_rows_are_kept_as_they_read(self, store: EmbeddingStore, dtype: str) -> None:
-        if self.refuses_pins(store):
-            return
         store.create_table(
             TableSpec("t", 5, None, dtype, InitializerSpec("normal", 0.0, 0.1), 3, OptimizerSpec.of("adam"))
         )
@@ -345,8 +296,6 @@ class PinContract:
             assert whole(pin, ["t"]) == before
 
     def test_readers_of_a_pin_beside_commits_see_its_version(self, store: EmbeddingStore) -> None:
-        if self.refuses_pins(store):
-            return
         store.create_table(
             TableSpec("t", 8, 256, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd"))
         )

@@ -12,9 +12,8 @@ from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSp
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange, NotFinite, TableNotFound
 from elastable.embedding_store.tables import IndexedSlices, SparseGradient, TableSlices, update_tables
-from elastable.embedding_store.tables.initial_values import initial_rows
-from tests.contracts.reference_optimizers import Reference
 from tests.contracts.store_samples import dynamic, fixed, int64, rows_by_id
+from tests.embedding_store.dictionary_model import ModelTable
 
 
 def slices(ids: np.ndarray, dim: int, seed: int = 0) -> IndexedSlices:
@@ -40,14 +39,14 @@ class UpdateContract:
         optimizer = OptimizerSpec.of(name, learning_rate=0.25)
         spec = TableSpec("t", 5, optimizer=optimizer, seed=3)
         store.create_table(spec)
-        reference = Reference(name, 0.25, lambda one: initial_rows(spec, np.array([one]))[0])
+        model = ModelTable(spec)
         random = np.random.default_rng(5)
         for step in range(4):
             ids = random.integers(-6, 6, 40)
             gradient = slices(ids, 5, step)
             assert update_tables(store, [TableSlices(spec, gradient)]) == step + 1
-            reference.update(ids.tolist(), gradient.values, step)
-        assert rows_by_id(store, "t") == reference.bytes_by_id()
+            model.commit(step + 1, list(zip(ids.tolist(), gradient.values, strict=True)), step)
+        assert rows_by_id(store, "t") == model.bytes_by_id()
 
     def test_tables_are_updated_in_one_version(self, store: EmbeddingStore) -> None:
         people, cities = dynamic(), fixed()

@@ -12,61 +12,17 @@ Everything else about an optimizer only matters where there is a gradient.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from elastable.embedding_store.errors import BadSpec, Unsupported
-from elastable.embedding_store.optimizers.base import RowOptimizer
+from elastable.embedding_store.optimizers.base import DenseForm, RowOptimizer
 from elastable.embedding_store.optimizers.fused.power import adam_rate, float32_power
 
 __all__ = ["DenseForm", "dense_form", "known_dense_forms"]
 
-Scale = Callable[[int, float], float]
-"""Of a step (Keras' `iterations` before it) and its learning rate."""
-
 _Values = Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class DenseForm:
-    """What a step with a zero gradient does to a row; see the module.
-
-    Attributes:
-        factors: What each slot is multiplied by, as float32 arithmetic does it, in double.
-        moving: Number of the slot that moves the weights; -1: none does.
-        scale: How far; the sign is in it.
-        divisor: Number of the slot that divides; -1: none does.
-        root: Whether its square root divides.
-        epsilon: Beside the divisor.
-        decay: Keras' `weight_decay`.
-    """
-
-    factors: tuple[float, ...]
-    moving: int = -1
-    scale: Scale = lambda step, rate: 1.0
-    divisor: int = -1
-    root: bool = False
-    epsilon: float = 0.0
-    decay: float = 0.0
-
-    @property
-    def still(self) -> bool:
-        """Whether a step without a gradient changes nothing."""
-        return not self.moves_weights and all(factor == 1 for factor in self.factors)
-
-    @property
-    def moves_weights(self) -> bool:
-        """Whether a step without a gradient changes weights, and not moments alone."""
-        return self.moving >= 0 or self.decay != 0
-
-    @property
-    def shrink(self) -> float:
-        """What the divisor (its root, where that divides) is multiplied by at each step."""
-        factor = self.factors[self.divisor] if self.divisor >= 0 else 1.0
-        return math.sqrt(factor) if self.root else factor
 
 
 def dense_form(optimizer: RowOptimizer) -> DenseForm:

@@ -334,14 +334,13 @@ class SequenceMark:
         self._slot = 1 - slot
 
 
-# The manifest of a file tier: its tables, and what the engine keeps beside them. Replaced in one step
+# The manifest of a file tier: its tables, and what the engine keeps next to them. Replaced in one step
 
 
 MANIFEST_NAME = "tables"
-_BESIDE = f"{MANIFEST_NAME}.new"
+_DRAFT = f"{MANIFEST_NAME}.new"
 _FORMAT = "elastable-file-tier-1"
-_NUMBER = re.compile(r"[0-9]{6,9}")
-_NUMBER = re.compile(r"[0-9]{6,9}")
+_NUMBER = re.compile(r"[0-9]{6,9}")  # names the files of a table; nothing else may, as it is a part of their paths
 _MOST_RECORD_BYTES = 1 << 24
 _MOST_BYTES = 1 << 32
 _MOST_SEQUENCE = 1 << 63
@@ -376,7 +375,9 @@ class NumberedTable:
                 f"first_bytes of table {self.table.name!r} must be from 0 to its record_bytes, "
                 f"{self.table.record_bytes}; got {self.table.first_bytes}"
             )
-        if not _NUMBER.fullmatch(self.number) or len(self.token) != 16 or not 0 <= self.items <= MOST_POSITIONS:
+        if not isinstance(self.number, str) or not _NUMBER.fullmatch(self.number):
+            raise BadInput(f"{self.number!r} is no number of a table's files")
+        if len(self.token) != 16 or not 0 <= self.items <= MOST_POSITIONS:
             raise BadInput(f"files {self.number!r} of table {self.table.name!r} cannot be")
 
 
@@ -434,7 +435,7 @@ def write_tier_manifest(folder: Path, manifest: TierManifest, fsync: bool) -> No
     """Replaces the manifest in one step; it is on the disk on return, with `fsync`.
 
     Raises:
-        StoreFailed: it cannot be written; the one before stands.
+        StoreFailed: it cannot be written; the one before stays.
     """
     tables = [
         {
@@ -455,24 +456,24 @@ def write_tier_manifest(folder: Path, manifest: TierManifest, fsync: bool) -> No
         "state": manifest.state is not None,
         "tables": tables,
     }
-    path, beside = folder / MANIFEST_NAME, folder / _BESIDE
+    path, draft = folder / MANIFEST_NAME, folder / _DRAFT
     body = json.dumps(fields).encode() + b"\n" + (manifest.state or b"")
     if len(body) + 4 > _MOST_BYTES:
         raise StoreFailed(f"{path} cannot be written: {len(body)} bytes, at most {_MOST_BYTES - 4} are allowed")
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        with os.fdopen(os.open(beside, flags, 0o666), "wb") as file:
+        with os.fdopen(os.open(draft, flags, 0o666), "wb") as file:
             file.write(body)
             file.write(zlib.crc32(body).to_bytes(4, "little"))
             file.flush()
             if fsync:
                 os.fsync(file.fileno())
-        beside.replace(path)
+        draft.replace(path)
         if fsync:
             sync_folder(folder)
     except OSError as error:
         with suppress(OSError):
-            beside.unlink(missing_ok=True)
+            draft.unlink(missing_ok=True)
         raise StoreFailed(f"{path} cannot be written: {error.strerror}") from error
 
 
@@ -489,7 +490,7 @@ def _manifest(fields: dict[str, object], state: bytes) -> TierManifest:
                 base64.b64decode(entry["description"], validate=True),
                 _integer(entry["first_bytes"]),
             ),
-            _number(entry["number"]),
+            entry["number"],
             bytes.fromhex(entry["token"]),
             _integer(entry["items"]),
         )
@@ -511,17 +512,10 @@ def _integer(value: object) -> int:
 
 def _require_empty(folder: Path) -> None:
     try:
-        found = sorted(entry.name for entry in folder.iterdir() if entry.name not in (LOCK_NAME, _BESIDE, "mark"))
+        found = sorted(entry.name for entry in folder.iterdir() if entry.name not in (LOCK_NAME, _DRAFT, "mark"))
     except OSError as error:
         raise StoreFailed(f"{folder} cannot be read: {error.strerror}") from error
     if found:
         raise StoreFailed(
             f"{folder} is no file tier: it holds {', '.join(found[:3])} but no {MANIFEST_NAME}; name an empty folder"
         )
-
-
-def _number(value: object) -> str:
-    """The number that the files of a table are named by; nothing else, as it becomes a part of their paths."""
-    if not isinstance(value, str) or _NUMBER.fullmatch(value) is None:
-        raise ValueError(f"{value!r} is no number of a table's files")
-    return value

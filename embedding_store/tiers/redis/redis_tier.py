@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -68,7 +67,7 @@ class RedisTier(Tier):
         return {name: table.table for name, table in self._registry.load().items()}
 
     def create(self, table: TierTable) -> None:
-        """As in `Tier.create`, with as many partitions as the URL says.
+        """Makes as many partitions as the URL says.
 
         Raises:
             SpecConflict: there is a table of that name.
@@ -80,7 +79,7 @@ class RedisTier(Tier):
         self._registry.create(table)
 
     def drop(self, table: str) -> None:
-        """As in `Tier.drop`; records whose entry in the registry was lost are deleted, too."""
+        """Also deletes records whose entry in the registry was lost."""
         self._registry.drop(table)
 
     def read(self, wanted: Sequence[Records]) -> list[Int64]:
@@ -95,15 +94,16 @@ class RedisTier(Tier):
             return self._read(wanted)
 
     def _read(self, wanted: Sequence[Records]) -> list[Int64]:
-        batches: list[Batch] = []
-        for records in wanted:
-            table, known = self._registry.table(records.table)
-            batches.append(Batch.to_read(table, records.ids, records.rows, known))
+        tables = [self._registry.table(records.table) for records in wanted]
+        batches = [
+            Batch.of(table, records.ids, records.rows, known)
+            for (table, known), records in zip(tables, wanted, strict=True)
+        ]
         read_records(self._place.topology, batches, self._place.deadline())
         return [np.flatnonzero(batch.missing) for batch in batches]
 
     def write(self, changed: Sequence[Records], deleted: Mapping[str, tuple[Int64, Int64]], sequence: int) -> None:
-        """As in `Tier.write`; what changes in one partition is there whole or not at all."""
+        """What changes in one partition is there whole or not at all."""
         deadline = self._place.deadline()
         batches = [batch for batch in self._to_write(changed, deleted) if len(batch.parts)]
         if not batches:
@@ -130,15 +130,15 @@ class RedisTier(Tier):
         gone = {name: ids for name, (ids, _) in deleted.items()}
         for records in changed:
             table, known = self._registry.table(records.table)
-            yield Batch.to_write(table, records.ids, records.rows, gone.pop(records.table, _NO_IDS), known)
+            yield Batch.of(table, records.ids, records.rows, known, gone.pop(records.table, _NO_IDS))
         for name, ids in gone.items():
             table, known = self._registry.table(name)
             nothing = np.empty((0, table.table.record_bytes), np.uint8)
-            yield Batch.to_write(table, _NO_IDS, nothing, ids, known)
+            yield Batch.of(table, _NO_IDS, nothing, known, ids)
 
     def _mark(self, lost: LostPartition) -> None:
         """Lets every later process know: the write may have given the partition a stamp again."""
-        with contextlib.suppress(StoreFailed, Unavailable):  # the loss is what is told
+        with suppress(StoreFailed, Unavailable):  # the loss is what is raised
             self._registry.put(
                 lambda key, now: TierState.mark(key, lost.table, lost.partition), Deadline(self._place.url.deadline)
             )
@@ -150,7 +150,7 @@ class RedisTier(Tier):
         return sequence_of_stamp(greatest)
 
     def scan(self, table: str, block_rows: int = 65_536, width: int | None = None) -> Iterator[Records]:
-        """As in `Tier.scan`; the deadline holds for each request by itself."""
+        """The deadline holds for each request by itself."""
         found, _ = self._registry.table(table)
         record_bytes = found.table.record_bytes
         taken = record_bytes if width is None else width
@@ -211,8 +211,8 @@ def ask_for_rewrites(topology: Topology) -> int:
     deadline = Deadline(min(topology.url.deadline, _LONGEST_S))
     with suppress(StoreFailed, Unavailable):
         for address in topology.nodes():
-            told = topology.call_at(address, [("INFO", "persistence"), ("INFO", "memory")], deadline)
-            if not all(isinstance(answer, bytes) for answer in told) or not _is_worth_it(_fields(b"\r\n".join(told))):
+            found = topology.call_at(address, [("INFO", "persistence"), ("INFO", "memory")], deadline)
+            if not all(isinstance(answer, bytes) for answer in found) or not _is_worth_it(_fields(b"\r\n".join(found))):
                 continue
             (answer,) = topology.call_at(address, [("BGREWRITEAOF",)], deadline)
             if isinstance(answer, bytes):

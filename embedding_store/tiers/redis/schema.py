@@ -149,7 +149,7 @@ def check_partitions(partitions: int) -> int:
 
 
 def check_namespace(namespace: str) -> str:
-    """`namespace` itself, if it can stand in a key."""
+    """`namespace` itself, if it can be in a key."""
     if not _NAMESPACE.fullmatch(namespace):
         raise BadInput(f"namespace {namespace!r}: use 1 to 100 letters, digits, '.', '_', '-' or '/'")
     return namespace

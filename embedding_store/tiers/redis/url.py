@@ -76,8 +76,12 @@ class RedisUrl:
             raise BadInput(f"deadline must be a number of seconds above 0, got {self.deadline}")
 
     @classmethod
-    def parse(cls, url: str) -> Self:
+    def parse(cls, url: str, deadline_s: float | None = None) -> Self:
         """Reads a URL.
+
+        Args:
+            url: See the class.
+            deadline_s: Its deadline, where it names none; None: `DEFAULT_DEADLINE_S`.
 
         Raises:
             BadInput: it is no such URL; the message does not repeat a password.
@@ -98,6 +102,7 @@ class RedisUrl:
         if "#" in hosts or "@" in path:
             raise _login_cut()
         options = _options(query)
+        deadline = DEFAULT_DEADLINE_S if deadline_s is None else deadline_s
         sentinels = scheme.endswith("+sentinel")
         if sentinels != bool(options.get("service")):
             raise BadInput(
@@ -115,7 +120,7 @@ class RedisUrl:
             ca=options.get("ca", ""),
             namespace=options.get("namespace", DEFAULT_NAMESPACE),
             partitions=_number("partitions", options.get("partitions", str(DEFAULT_PARTITIONS))),
-            deadline=_seconds(options.get("deadline", str(DEFAULT_DEADLINE_S))),
+            deadline=_seconds(options["deadline"]) if "deadline" in options else deadline,
         )
 
     def __str__(self) -> str:

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
-from elastable.embedding_store.contract.row_source import RowSource
+from elastable.embedding_store.contract.row_source import LookupRequest, RowSource
 from elastable.embedding_store.errors import DeadlineExceeded
 from elastable.embedding_store.support.memory_budget import memory_limit
-from elastable.embedding_store.tables import LookupRequest
 from elastable.embedding_store.wire.messages.frames import FRAME_BYTES, MAX_FRAME_BYTES, ONE_FRAME_BYTES, frame_prefix
 
 __all__ = ["ReplyFrames", "ReplyRoom"]

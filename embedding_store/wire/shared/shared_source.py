@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.row_source import RowSource, refuse_other_version
+from elastable.embedding_store.contract.row_source import LookupRequest, RowSource, refuse_other_version
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import StoreFailed, Unavailable, Unsupported
 from elastable.embedding_store.native.id_index import STATE_WORDS, IdIndex
@@ -25,7 +25,7 @@ from elastable.embedding_store.native.range_pool import SERIAL, RangePool, avail
 from elastable.embedding_store.native.row_directory import DirectRows, RowDirectory
 from elastable.embedding_store.native.slab import Slab, SlabMaker
 from elastable.embedding_store.support.memory_mapping import FileMapping
-from elastable.embedding_store.tables import LookupRequest, TableReader, answer_requests, rows_request
+from elastable.embedding_store.tables import TableReader, answer_requests, rows_request
 from elastable.embedding_store.tables.row_dtypes import row_values
 from elastable.embedding_store.wire.messages.store_messages import require_wire_ids
 from elastable.embedding_store.wire.remote_store import RemoteSource

@@ -25,7 +25,6 @@ from elastable.embedding_store.contract.spec import (
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.tables import coalesce
-from elastable.embedding_store.tables.initial_values import initial_rows
 from tests.contracts.store_samples import rows_by_id
 from tests.embedding_store.dictionary_model import ModelTable
 from tests.file_stores import file_store
@@ -46,7 +45,6 @@ SPECS = [
     TableSpec("often", 2, optimizer=OptimizerSpec.of("adam"), eviction=EvictionSpec(min_frequency=2, every=3)),
     TableSpec("timed", 2, optimizer=OptimizerSpec.of("adagrad"), eviction=EvictionSpec(ttl=1.0, every=2)),
 ]
-RATES = {"adagrad": 0.001, "adam": 0.001}  # those of tables that name none
 EDGES = [-(2**63), -(2**63) + 1, -(2**31) - 1, 2**31, 2**32, 2**62, 2**63 - 2, 2**63 - 1]
 
 MakeStore = Callable[[Path], EmbeddingStore]
@@ -103,16 +101,7 @@ class AnyHistory(RuleBasedStateMachine):
         self.tables: dict[str, ModelTable] = {}
         for spec in SPECS:
             self.store.create_table(spec)
-            self.tables[spec.name] = ModelTable(
-                lambda one, spec=spec: initial_rows(spec, np.array([one], np.int64))[0],  # type: ignore[misc]
-                spec.optimizer.name,
-                spec.optimizer.get("learning_rate", RATES.get(spec.optimizer.name, 0.0)),
-                admitted_at=1 if spec.admission is None else spec.admission.sightings,
-                max_age=None if spec.eviction is None else spec.eviction.max_age,
-                min_frequency=None if spec.eviction is None else spec.eviction.min_frequency,
-                every=1 if spec.eviction is None else spec.eviction.every,
-                ttl_ms=1000 if spec.name == "timed" else None,
-            )
+            self.tables[spec.name] = ModelTable(spec)
 
     @rule(batch=batches(20), named=st.booleans())
     def look_up(self, batch: dict[str, list[int]], named: bool) -> None:
@@ -192,8 +181,7 @@ class AnyHistory(RuleBasedStateMachine):
         for name, table in self.tables.items():
             if len(table.rows) > 100 * block_rows:
                 continue
-            expected = {one: (weights.tobytes(), slots.tobytes()) for one, (weights, slots) in table.rows.items()}
-            assert rows_by_id(self.store, name, block_rows) == expected
+            assert rows_by_id(self.store, name, block_rows) == table.bytes_by_id()
 
     @invariant()
     def versions_and_counts(self) -> None:

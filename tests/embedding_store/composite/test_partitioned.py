@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -32,70 +33,49 @@ def redis_shards(url: str) -> Callable[[], EmbeddingStore]:
     return lambda: open_store(f"{url}?namespace=shard/{next(numbers)}&partitions=4")
 
 
+def file_shards(folder: Path) -> Callable[[], EmbeddingStore]:
+    numbers = count()
+    return lambda: file_store(folder / str(next(numbers)), 1 << 20, 1)
+
+
 @pytest.fixture
 def held() -> Iterator[ExitStack]:
     with ExitStack() as stack:
         yield stack
 
 
-class TestTokenOverThree(StoreContract):
-    @pytest.fixture
-    def make_store(self) -> MakeStore:
-        return lambda: PartitionedStore(memories(3))
+KINDS: dict[str, Callable[[pytest.FixtureRequest], MakeStore]] = {
+    "token over 3": lambda asked: lambda: PartitionedStore(memories(3)),
+    "encoding over 4": lambda asked: lambda: PartitionedStore(memories(4), "encoding"),
+    "token over encoding": lambda asked: (
+        lambda: PartitionedStore([PartitionedStore(memories(2), "encoding") for _ in range(2)])
+    ),
+    "token over files": lambda asked: over(file_shards(asked.getfixturevalue("tmp_path")), 2),
+    "token over redis": lambda asked: over(redis_shards(asked.getfixturevalue("redis_url")), 3),
+    "token over cluster": lambda asked: over(redis_shards(asked.getfixturevalue("redis_cluster_url")), 2),
+    "encoding over mixed kinds": lambda asked: mixed(redis_shards(asked.getfixturevalue("redis_url"))),
+    "token over remote": lambda asked: over(partial(_remote, asked.getfixturevalue("held")), 2),
+    "remote over token": lambda asked: partial(remote_over_token, asked.getfixturevalue("held")),
+}
 
 
-class TestEncodingOverFour(StoreContract):
-    @pytest.fixture
-    def make_store(self) -> MakeStore:
-        return lambda: PartitionedStore(memories(4), "encoding")
+class TestPartitioned(StoreContract):
+    @pytest.fixture(params=KINDS)
+    def make_store(self, request: pytest.FixtureRequest) -> MakeStore:
+        return KINDS[request.param](request)
 
 
-class TestTokenOverEncoding(StoreContract):
-    @pytest.fixture
-    def make_store(self) -> MakeStore:
-        return lambda: PartitionedStore([PartitionedStore(memories(2), "encoding") for _ in range(2)])
+def over(shard: Callable[[], EmbeddingStore], shards: int) -> MakeStore:
+    return lambda: PartitionedStore([shard() for _ in range(shards)])
 
 
-class TestTokenOverFiles(StoreContract):
-    @pytest.fixture
-    def make_store(self, tmp_path: Path) -> MakeStore:
-        folders = count()
-        return lambda: PartitionedStore([file_store(tmp_path / str(next(folders)), 1 << 20, 1) for _ in range(2)])
-
-
-class TestTokenOverRedis(StoreContract):
-    @pytest.fixture
-    def make_store(self, redis_url: str) -> MakeStore:
-        shard = redis_shards(redis_url)
-        return lambda: PartitionedStore([shard() for _ in range(3)])
-
-
-class TestTokenOverCluster(StoreContract):
-    @pytest.fixture
-    def make_store(self, redis_cluster_url: str) -> MakeStore:
-        shard = redis_shards(redis_cluster_url)
-        return lambda: PartitionedStore([shard(), shard()])
-
-
-class TestEncodingOverMixedKinds(StoreContract):
+def mixed(shard: Callable[[], EmbeddingStore]) -> MakeStore:
     """Shards that hold rows in different orders."""
-
-    @pytest.fixture
-    def make_store(self, redis_url: str) -> MakeStore:
-        shard = redis_shards(redis_url)
-        return lambda: PartitionedStore([*memories(1), shard()], "encoding")
+    return lambda: PartitionedStore([*memories(1), shard()], "encoding")
 
 
-class TestTokenOverRemote(StoreContract):
-    @pytest.fixture
-    def make_store(self, held: ExitStack) -> MakeStore:
-        return lambda: PartitionedStore([_remote(held) for _ in range(2)])
-
-
-class TestRemoteOverToken(StoreContract):
-    @pytest.fixture
-    def make_store(self, held: ExitStack) -> MakeStore:
-        return lambda: _remote(held, held.enter_context(PartitionedStore(memories(2))))
+def remote_over_token(held: ExitStack) -> EmbeddingStore:
+    return _remote(held, held.enter_context(PartitionedStore(memories(2))))
 
 
 def _remote(held: ExitStack, store: EmbeddingStore | None = None) -> EmbeddingStore:

@@ -28,8 +28,6 @@ class TestPlacedStore(StoreContract):
 
 
 class TestMemoryAndRedis(StoreContract):
-    sees_whole_commits = True
-
     @pytest.fixture
     def make_store(self, redis_url: str) -> MakeStore:
         made = 0
@@ -189,16 +187,6 @@ def test_a_commit_of_another_process_is_neither_taken_for_ours_nor_taken_back(re
         with pytest.raises(StaleVersion, match=r"the a store: .*holds no version 1: version 2 is written"):
             store.recover()
         assert store.keeps_records
-
-
-def test_reset_versions_end_it(three: tuple[PlacedStore, FailingShard]) -> None:
-    store, flaky = three
-    flaky.failure = Unavailable("gone for a moment")
-    with pytest.raises(Unavailable):
-        store.commit(step(2))
-    store.reset_version(1)
-    store.commit(step(2, seed=1))
-    assert store.version() == 2
 
 
 def test_what_one_place_refuses_changes_nothing_anywhere() -> None:

@@ -14,8 +14,7 @@ from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import ShardLost, StaleVersion, StoreFailed
-from elastable.embedding_store.open_reader import open_reader
-from elastable.embedding_store.open_store import open_store
+from elastable.embedding_store.open_store import open_reader, open_store
 from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, undisturbed
 from tests.embedding_store.dying_writer import Died, abandon, dying_after
 

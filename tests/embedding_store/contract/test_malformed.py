@@ -19,7 +19,7 @@ from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, require_shapes
 from elastable.embedding_store.tiers.redis.records.record_replies import Awaited, RecordReplies, WriteReplies
 from elastable.embedding_store.tiers.redis.records.record_requests import PART
-from elastable.embedding_store.tiers.redis.records.record_tables import RecordTable
+from elastable.embedding_store.tiers.redis.records.record_transfer import RecordTable
 from elastable.embedding_store.tiers.redis.records.tier_registry import TierState
 from elastable.embedding_store.tiers.redis.streams.stream_records import read_ends
 

@@ -38,7 +38,6 @@ from elastable.embedding_store.errors import (
     StoreFailed,
     TableNotFound,
 )
-from elastable.embedding_store.tables.initial_values import initial_rows
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.remote_store import RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
@@ -90,13 +89,7 @@ class Served:
             for spec in SPECS.values():
                 store.create_table(spec)
         for name in MODELLED:
-            spec = SPECS[name]
-            self.models[name] = ModelTable(
-                lambda one, spec=spec: initial_rows(spec, np.array([one], np.int64))[0],  # type: ignore[misc]
-                spec.optimizer.name,
-                0.5,
-                admitted_at=1 if spec.admission is None else spec.admission.sightings,
-            )
+            self.models[name] = ModelTable(SPECS[name])
 
     def everything(self, store: EmbeddingStore) -> list[object]:
         """All that can be read of a store, to the bit."""

@@ -9,11 +9,11 @@ import pytest
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.row_source import LookupRequest
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.tier import Records
 from elastable.embedding_store.engine.tiered import tiered_rows
 from elastable.embedding_store.log.contract import NoLog
-from elastable.embedding_store.tables import LookupRequest
 from elastable.embedding_store.tables.lookups import lookup_request
 from tests.embedding_store.engine.tiered_stores import tiered_store
 from tests.embedding_store.tiers.dict_tier import DictTier, Kept

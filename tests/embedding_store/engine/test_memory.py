@@ -16,7 +16,7 @@ from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.engine import MemoryStore, StoreHistory
 from elastable.embedding_store.errors import BadSpec, StoreFailed
 from elastable.embedding_store.tables.initial_values import initial_rows
-from tests.contracts.reference_optimizers import adagrad_row
+from tests.contracts.reference_rows import row_step
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, rows_by_id
 
@@ -71,7 +71,7 @@ class Model:
 
     def commit(self, update: TableUpdate, step: int) -> None:
         for one, gradient in zip(update.ids.tolist(), update.gradients, strict=True):
-            self.rows[one] = adagrad_row(*self.row(one), gradient, step, np.float32(0.1))
+            self.rows[one] = row_step(OPTIMIZER)(*self.row(one), gradient, step)
 
 
 OPTIMIZER = OptimizerSpec.of("adagrad", learning_rate=0.1)

@@ -14,8 +14,7 @@ from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput, NotFinite, SpecConflict, TableNotFound, Unsupported
 from elastable.embedding_store.native.slab import anonymous_slab
 from elastable.embedding_store.tables.conversion import convert_table
-from elastable.embedding_store.tables.initial_values import initial_rows
-from elastable.embedding_store.tables.row_dtypes import Int8Rows
+from elastable.embedding_store.tables.row_dtypes import row_values
 from tests.contracts.store_samples import commit, rows_by_id, update
 
 DIM = 5
@@ -25,7 +24,7 @@ SERVED = TableSpec("t", DIM, None, "int8", InitializerSpec("normal", 0, 0.1), op
 
 def written(rows: np.ndarray) -> np.ndarray:
     """What rows float32 `[n, dim]` read once they are written."""
-    values = Int8Rows(TableSpec("t", rows.shape[1], dtype="int8"), len(rows), anonymous_slab)
+    values = row_values(TableSpec("t", rows.shape[1], dtype="int8"), len(rows), anonymous_slab)
     values.write(np.arange(len(rows)), rows)
     out = np.empty_like(rows)
     values.read(np.arange(len(rows)), out)
@@ -67,10 +66,6 @@ def test_rows_of_zeros_and_of_the_largest_numbers() -> None:
     np.testing.assert_allclose(read[1, :2], rows[1, :2], rtol=2.0**-16)
 
 
-def test_a_table_takes_a_quarter_of_the_memory() -> None:
-    assert TableSpec("t", 64, dtype="int8").weight_bytes == 68
-
-
 def test_a_commit_is_refused_and_says_what_to_do() -> None:
     trained = TableSpec("trained", DIM)
     with MemoryStore(threads=1) as store:
@@ -81,13 +76,6 @@ def test_a_commit_is_refused_and_says_what_to_do() -> None:
             commit(store, {"trained": update(ids, DIM), "t": update(ids, DIM)})
         assert (store.version(), store.row_count("trained"), store.row_count("t")) == (0, 0, 0)
         commit(store, {"trained": update(ids, DIM)})
-
-
-def test_unseen_ids_read_their_initial_values_whole() -> None:
-    ids = np.array([-5, 2**50])
-    with MemoryStore(threads=1) as store:
-        store.create_table(SERVED)
-        np.testing.assert_array_equal(store.lookup({"t": ids})["t"], initial_rows(SERVED, ids))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from tests.untyped import Keywords
 
 SGD = OptimizerSpec.of("sgd")
 ROWS = 500
-DLRM = Path(__file__).parents[4] / "shared" / "data" / "dlrm_reference_single.npz"
 
 
 def rows_of(ids: Int64, weights: Float32) -> list[RowBlock]:
@@ -210,23 +208,3 @@ def test_an_error_of_one_table_reaches_the_caller() -> None:
                     lookup_many(tables, ids, strategy)
         with pytest.raises(FutureVersion):
             lookup_many(tables, [[1]] * 4, version=3)
-
-
-@pytest.mark.skipif(not DLRM.exists(), reason="the shared test data are not beside this checkout")
-def test_the_lookups_of_a_dlrm_computed_by_pytorch() -> None:
-    with np.load(DLRM) as reference:
-        weights = [reference[f"emb_{k}"] for k in range(7)]
-        ids = [reference[f"input_emb_{k}"] for k in range(7)]
-        expected = reference["concatenated_result"][:, 1:].reshape(128, 7 * 16)
-        bottom = reference["mlp_bottom"]
-    with MemoryStore() as store:
-        tables = [store.table(TableSpec(f"emb_{k}", 16, 1000, optimizer=SGD)) for k in range(7)]
-        for table, rows in zip(tables, weights, strict=True):
-            table.put(rows_of(np.arange(1000), rows))
-        out = np.empty((128, 8 * 16), np.float32)
-        out[:, :16] = bottom
-        lookup_many(tables, ids, "preallocated", out, prepend_columns=16)
-        assert out[:, 16:].tobytes() == np.ascontiguousarray(expected).tobytes()
-        assert out[:, :16].tobytes() == bottom.tobytes()
-        bags = [Bags(of[:, None], "sum") for of in ids]
-        np.testing.assert_array_equal(lookup_many(tables, bags), expected)

@@ -1,14 +1,4 @@
-"""Bulk requests and replies on several connections at once, by one thread.
-
-A server is asked for a little more while it answers what it was asked before,
-and never for everything at once. It writes the replies to a command into memory
-as fast as it executes it, however slowly they are sent: of requests that all
-lie ready it piles up megabytes, which wash the table out of its processor's
-cache. With a window on what is outstanding, replies stay in the cache from the
-row to the socket, and a lookup costs the server half the time. Several servers
-work at the same time. One thread suffices: it moves bytes faster than a server
-makes them.
-"""
+"""Bulk requests and replies on several connections at once, by one thread."""
 
 from __future__ import annotations
 
@@ -92,6 +82,11 @@ class Conversation:
 
 def exchange(pool: ConnectionPool, conversations: Sequence[Conversation], deadline: Deadline) -> None:
     """Holds all conversations to their end.
+
+    A server is asked for a little more while it answers what it was asked before, and never for everything at once: it
+    writes the replies to a command into memory as fast as it executes it, however slowly they are sent, and megabytes
+    of them wash the table out of its processor's cache. With a window on what is outstanding a lookup costs the server
+    half the time. One thread suffices: it moves bytes faster than a server makes them.
 
     Raises:
         Unavailable, DeadlineExceeded: naming address and deadline.

@@ -1,8 +1,4 @@
-"""One socket to one Redis server, and idle ones kept for the next caller.
-
-Every wait ends at a `Deadline`. Control commands go through `call`; bulk
-replies are received straight into `inbox` by `elastable.embedding_store.tiers.redis.connections.exchange`.
-"""
+"""One socket to one Redis server, whose every wait ends at a `Deadline`, and idle ones kept for the next caller."""
 
 from __future__ import annotations
 
@@ -342,9 +338,9 @@ class ConnectionPool:
         self.drop_idle()
 
 
-def named_clients(told: bytes) -> Iterator[tuple[str, str]]:
-    """(name, number) of each connection that has a name, from what CLIENT LIST tells."""
-    for line in told.decode(errors="replace").splitlines():
+def named_clients(answer: bytes) -> Iterator[tuple[str, str]]:
+    """(name, number) of each connection that has a name, from the answer to CLIENT LIST."""
+    for line in answer.decode(errors="replace").splitlines():
         words = dict(word.partition("=")[::2] for word in line.split(" "))
         if words.get("name") and "id" in words:
             yield words["name"], words["id"]
@@ -352,8 +348,8 @@ def named_clients(told: bytes) -> Iterator[tuple[str, str]]:
 
 def _end(names: Set[str], connection: Connection, deadline: Deadline) -> None:
     """Ends connections of these names at the server, where it allows that; taking over warned where it does not."""
-    (told,) = connection.call([("CLIENT", "LIST")], deadline)
-    if not isinstance(told, hiredis.ReplyError):
-        numbers = [number for name, number in named_clients(told) if name in names]
+    (answer,) = connection.call([("CLIENT", "LIST")], deadline)
+    if not isinstance(answer, hiredis.ReplyError):
+        numbers = [number for name, number in named_clients(answer) if name in names]
         kills: list[Command] = [("CLIENT", "KILL", "ID", number) for number in numbers]
         connection.call(kills, deadline)

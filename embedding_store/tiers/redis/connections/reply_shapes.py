@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeGuard, cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 import hiredis
 
@@ -18,8 +18,6 @@ Command = tuple[str | bytes | int | float, ...]
 Reply = Any
 """What a server answers to a command, as hiredis reads it: bytes, an int, None, a list of these, or its `ReplyError`.
 `require_shapes` has refused it unless its shape is that of the command."""
-
-_Fits = Callable[[object, Command], bool]
 
 
 def packed_command(command: Command) -> bytes:
@@ -48,9 +46,9 @@ def require_shapes(commands: Sequence[Command], replies: Sequence[object], who: 
         elif name == "EXEC":
             fits = reply is None or _executed(queued or [], reply)
         elif queued is not None:
-            fits = _is_text(reply, command)
+            fits = isinstance(reply, bytes)
         else:
-            fits = _SHAPES[name](reply, command)
+            fits = _fits(command, reply)
         if name in ("MULTI", "EXEC"):
             queued = [] if name == "MULTI" else None
         elif queued is not None:
@@ -64,104 +62,49 @@ def _executed(commands: Sequence[Command], replies: object) -> bool:
         isinstance(replies, list)
         and len(replies) == len(commands)
         and all(
-            isinstance(reply, hiredis.ReplyError) or _SHAPES[str(command[0])](reply, command)
+            isinstance(reply, hiredis.ReplyError) or _fits(command, reply)
             for command, reply in zip(commands, replies, strict=True)
         )
     )
 
 
-def _is_text(reply: object, command: Command) -> bool:
-    return isinstance(reply, bytes)
+def _fits(command: Command, reply: object) -> bool:
+    """Whether a reply outside of a transaction has the shape of those to the command."""
+    match str(command[0]), reply:
+        case "CLUSTER", list(ranges):
+            return all(map(_is_slot_range, ranges))
+        case "HMGET", list(values):
+            return len(values) == len(command) - 2 and all(isinstance(one, bytes | None) for one in values)
+        case "HGETALL", list(pairs):
+            return _are_texts(pairs) and len(pairs) % 2 == 0
+        case "HSCAN", [bytes(), list(pairs)]:
+            return _are_texts(pairs) and len(pairs) % 2 == 0
+        case ("HKEYS", list(keys)) | ("SCAN", [bytes(), list(keys)]):
+            return _are_texts(keys)
+        case ("XRANGE" | "XREVRANGE" | "XREAD" | "WAITAOF", list()) | ("GET" | "HGET" | "XREAD", None):
+            return True
+        case "CLIENT", bytes():
+            return command[1] != "KILL"
+        case "CLIENT", int(count):
+            return command[1] == "KILL" and count >= 0
+        case (("DEL" | "EXISTS" | "HDEL" | "HLEN" | "HSET" | "HSETNX" | "UNLINK" | "XDEL" | "XTRIM"), int(count)):
+            return count >= 0
+        case (("ASKING" | "AUTH" | "BGREWRITEAOF" | "INFO" | "MULTI" | "PING" | "SELECT"), bytes()):
+            return True
+        case (("GET" | "HGET" | "SET" | "TYPE" | "UNWATCH" | "WATCH" | "XSETID"), bytes()):
+            return True
+    return False
 
 
-def _is_count(reply: object, command: Command) -> bool:
-    return isinstance(reply, int) and reply >= 0
+def _are_texts(reply: list[object]) -> bool:
+    return all(isinstance(one, bytes) for one in reply)
 
 
-def _is_value(reply: object, command: Command) -> bool:
-    return reply is None or isinstance(reply, bytes)
-
-
-def _are_texts(reply: object, command: Command) -> TypeGuard[list[bytes]]:
-    return isinstance(reply, list) and all(isinstance(one, bytes) for one in reply)
-
-
-def _are_pairs(reply: object, command: Command) -> bool:
-    return _are_texts(reply, command) and len(reply) % 2 == 0
-
-
-def _are_values(reply: object, command: Command) -> bool:
-    asked = len(command) - 2
-    return isinstance(reply, list) and len(reply) == asked and all(_is_value(one, command) for one in reply)
-
-
-def _is_page(reply: object, command: Command) -> bool:
-    return isinstance(reply, list) and len(reply) == 2 and _is_text(reply[0], command) and _are_pairs(reply[1], command)
-
-
-def _are_keys(reply: object, command: Command) -> bool:
-    return isinstance(reply, list) and len(reply) == 2 and _is_text(reply[0], command) and _are_texts(reply[1], command)
-
-
-def _is_of_client(reply: object, command: Command) -> bool:
-    return _is_count(reply, command) if command[1] == "KILL" else _is_text(reply, command)
-
-
-def _is_list(reply: object, command: Command) -> bool:
-    return isinstance(reply, list)
-
-
-def _are_streams(reply: object, command: Command) -> bool:
-    return reply is None or isinstance(reply, list)
-
-
-def _are_slots(reply: object, command: Command) -> bool:
-    return isinstance(reply, list) and all(
-        isinstance(one, list)
-        and len(one) >= 3
-        and all(_is_count(number, command) for number in one[:2])
-        and isinstance(one[2], list)
-        and len(one[2]) >= 2
-        and _is_value(one[2][0], command)
-        and _is_count(one[2][1], command)
-        for one in reply
-    )
-
-
-_SHAPES: dict[str, _Fits] = {
-    **dict.fromkeys(
-        (
-            "ASKING",
-            "AUTH",
-            "BGREWRITEAOF",
-            "INFO",
-            "MULTI",
-            "PING",
-            "RENAME",
-            "SELECT",
-            "SET",
-            "TYPE",
-            "UNWATCH",
-            "WATCH",
-        ),
-        _is_text,
-    ),
-    **dict.fromkeys(("DEL", "EXISTS", "HDEL", "HLEN", "HSET", "HSETNX", "UNLINK"), _is_count),
-    **dict.fromkeys(("ZADD", "ZCARD", "ZCOUNT"), _is_count),
-    **dict.fromkeys(("GET", "HGET"), _is_value),
-    "CLIENT": _is_of_client,
-    "CLUSTER": _are_slots,
-    "HGETALL": _are_pairs,
-    "HKEYS": _are_texts,
-    "HMGET": _are_values,
-    "HSCAN": _is_page,
-    "SCAN": _are_keys,
-    **dict.fromkeys(("XDEL", "XTRIM"), _is_count),
-    **dict.fromkeys(("XRANGE", "XREVRANGE", "WAITAOF"), _is_list),
-    "XREAD": _are_streams,
-    "XSETID": _is_text,
-    "ZRANGE": _are_pairs,
-}
+def _is_slot_range(entry: object) -> bool:
+    match entry:
+        case [int(first), int(last), [bytes() | None, int(port), *_], *_]:
+            return min(first, last, port) >= 0
+    return False
 
 
 # What an error reply of a Redis server means: a failure that lasts, or one that another attempt may mend

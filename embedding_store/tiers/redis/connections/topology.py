@@ -1,16 +1,11 @@
-"""Which server owns which hash slot, and how a redirected command finds its way.
-
-One server and a Cluster look alike from here: one server owns every slot. So
-does the master that Sentinels watch; which server that is, they are asked again
-whenever a connection fails.
-"""
+"""Which server owns which hash slot, and how a redirected command finds its way."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import Self
@@ -68,7 +63,11 @@ class Route:
 
 
 class Topology:
-    """The servers of one store, with connections to them. For many threads at once."""
+    """The servers of one store, with connections to them. For many threads at once.
+
+    One server and a Cluster look alike from here: one server owns every slot. So does the master that Sentinels watch;
+    which server that is, they are asked again whenever a connection fails.
+    """
 
     def __init__(self, url: RedisUrl, admit: Admit | None = None) -> None:
         """Asks the seeds who they are.
@@ -114,19 +113,19 @@ class Topology:
                     raise
 
     def _ask_master(self, address: Address, deadline: Deadline) -> SlotMap:
-        """Makes sure that the server which the Sentinels name is a master by now; it may not have been told yet."""
-        (told,) = self.call_at(address, [("INFO", "replication")], deadline)
-        if isinstance(told, hiredis.ReplyError):
-            raise reply_error(f"redis at {address} does not say what it is", str(told), self.url)
-        if b"role:master" not in told:
+        """Makes sure that the server which the Sentinels name is a master by now; it may not know yet."""
+        (answer,) = self.call_at(address, [("INFO", "replication")], deadline)
+        if isinstance(answer, hiredis.ReplyError):
+            raise reply_error(f"redis at {address} does not say what it is", str(answer), self.url)
+        if b"role:master" not in answer:
             raise NotReady(f"redis at {address}, which the Sentinels of {self.url} name, is no master (yet)")
         return SlotMap.of_one(address)
 
     def _ask(self, address: Address, deadline: Deadline) -> SlotMap:
-        told, ranges = self.call_at(address, [("INFO", "cluster"), ("CLUSTER", "SLOTS")], deadline)
-        if isinstance(told, hiredis.ReplyError):
-            raise reply_error(f"redis at {address} does not say what it is", str(told), self.url)
-        if b"cluster_enabled:1" not in told:
+        answer, ranges = self.call_at(address, [("INFO", "cluster"), ("CLUSTER", "SLOTS")], deadline)
+        if isinstance(answer, hiredis.ReplyError):
+            raise reply_error(f"redis at {address} does not say what it is", str(answer), self.url)
+        if b"cluster_enabled:1" not in answer:
             if len(self.url.seeds) > 1:
                 raise BadInput(f"{self.url} names several servers, but {address} is no node of a Cluster: name one")
             return SlotMap.of_one(address)
@@ -171,7 +170,7 @@ class Topology:
         return self.call_at(route.address, pairs, deadline)[1::2]
 
     def call_at(self, address: Address, commands: Sequence[Command], deadline: Deadline) -> list[Reply]:
-        """Runs commands in order on one connection to one server; errors stand among the replies."""
+        """Runs commands in order on one connection to one server; errors are among the replies."""
         with self.connection_to(address, deadline) as connection:
             return connection.call(commands, deadline)
 
@@ -185,10 +184,6 @@ class Topology:
             self.pool.abandon(connection)
             raise
         self.pool.give_back(connection)
-
-    def connection(self, key: bytes, deadline: Deadline) -> AbstractContextManager[Connection]:
-        """A connection to the owner of a key, as far as that is known; as `connection_to`."""
-        return self.connection_to(self.address_of(key), deadline)
 
     def address_of(self, key: bytes) -> Address:
         """The server that owns a key, as far as that is known. Raises `NotReady` where none does."""
@@ -436,7 +431,7 @@ def change_if_unchanged(
     """
     while True:
         topology.call([(watched[0], ("TYPE", watched[0]))], deadline)  # whoever owns the slot now is known
-        with topology.connection(watched[0], deadline) as connection:
+        with topology.connection_to(topology.address_of(watched[0]), deadline) as connection:
             answers = connection.call([("WATCH", *watched), *questions], deadline)
             error = _first_error([*answers, []])
             if error is None:

@@ -1,1 +1,1 @@
-"""Records of tables in Redis: requests and replies in bulk, the registry of tables, and the state kept beside them."""
+"""Records of tables in Redis: requests and replies in bulk, the registry of tables, and the state kept with them."""

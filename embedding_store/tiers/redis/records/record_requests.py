@@ -136,7 +136,17 @@ def _put_records(part: np.void, ids: Int64, positions: Int64, rows: UInt8, width
 
 
 @kernel
-def _encode_reads(parts: Parts, text: UInt8, key_at: Int64, ids: Int64, asking: bool, out: UInt8, at: int) -> int:
+def encode_reads(parts: Parts, text: UInt8, key_at: Int64, ids: Int64, asking: bool, out: UInt8, at: int) -> int:
+    """Puts the reads of some partitions into `out` from `at` on; returns the place behind them.
+
+    Args:
+        parts: `PART` `[p]`.
+        text, key_at: `Keys` of the table's partitions.
+        ids: int64; a part reads `ids[row_at:row_at + rows]`.
+        asking: An ASKING goes before each.
+        out: uint8, with room for `read_sizes`.
+        at: Where to begin.
+    """
     for c in range(len(parts)):
         part = parts[c]
         if asking:
@@ -151,10 +161,24 @@ def _encode_reads(parts: Parts, text: UInt8, key_at: Int64, ids: Int64, asking: 
 
 
 @kernel
-def _encode_writes(
+def encode_writes(
     parts: Parts, text: UInt8, key_at: Int64, ids: Int64, positions: Int64, gone: Int64, rows: UInt8, width: int,
     sequence: int, asking: bool, out: UInt8, at: int,
 ) -> int:  # fmt: skip
+    """Puts the writes of some partitions into `out` from `at` on; returns the place behind them.
+
+    Args:
+        parts: `PART` `[p]`.
+        text, key_at: `Keys` of the table's partitions.
+        ids: int64; a part writes `ids[row_at:row_at + rows]`.
+        positions: int64: the record of `ids[i]` is `rows[positions[i] * width:]`.
+        gone: int64; a part deletes `gone[gone_at:gone_at + gone]`.
+        rows: uint8, records of `width` bytes.
+        sequence: The partitions' new stamp.
+        asking: An ASKING goes before what needs one.
+        out: uint8, with room for `write_sizes`.
+        at: Where to begin.
+    """
     for c in range(len(parts)):
         part = parts[c]
         key = text[key_at[part["partition"]] : key_at[part["partition"] + 1]]
@@ -181,44 +205,6 @@ def _encode_writes(
         if part["gone"]:
             at = put_text(out, at, _EXEC)
     return at
-
-
-def encode_reads(parts: Parts, keys: Keys, ids: Int64, asking: bool, out: UInt8, at: int) -> int:
-    """Puts the reads of some partitions into `out` from `at` on; returns the place behind them.
-
-    Args:
-        parts: `PART` `[p]`.
-        keys: Of the table's partitions.
-        ids: int64; a part reads `ids[row_at:row_at + rows]`.
-        asking: An ASKING goes before each.
-        out: uint8, with room for `read_sizes`.
-        at: Where to begin.
-    """
-    return _encode_reads(parts, keys.text, keys.at, ids, asking, out, at)
-
-
-def encode_writes(
-    parts: Parts, keys: Keys, ids: Int64, positions: Int64, gone: Int64, rows: UInt8, sequence: int, asking: bool,
-    out: UInt8, at: int,
-) -> int:  # fmt: skip
-    """Puts the writes of some partitions into `out` from `at` on; returns the place behind them.
-
-    Args:
-        parts: `PART` `[p]`.
-        keys: Of the table's partitions.
-        ids: int64; a part writes `ids[row_at:row_at + rows]`.
-        positions: int64: the record of `ids[i]` is `rows[positions[i]]`.
-        gone: int64; a part deletes `gone[gone_at:gone_at + gone]`.
-        rows: uint8 `[n, record_bytes]`.
-        sequence: The partitions' new stamp.
-        asking: An ASKING goes before what needs one.
-        out: uint8, with room for `write_sizes`.
-        at: Where to begin.
-    """
-    width = rows.shape[1]
-    return _encode_writes(
-        parts, keys.text, keys.at, ids, positions, gone, rows.reshape(-1), width, sequence, asking, out, at,
-    )  # fmt: skip
 
 
 # Words of RESP2 in a buffer: texts, headers and numbers, for the kernels that encode requests

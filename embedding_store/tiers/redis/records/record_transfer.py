@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 import hiredis
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
-from elastable.embedding_store.contract.tier import Records
-from elastable.embedding_store.errors import BadInput, StoreBroken
+from elastable.embedding_store.contract.malformed import MALFORMED, Document
+from elastable.embedding_store.contract.tier import Records, TierTable
+from elastable.embedding_store.errors import BadInput, StoreBroken, Unsupported
 from elastable.embedding_store.tiers.redis.connections.exchange import Conversation, Requests, exchange
 from elastable.embedding_store.tiers.redis.connections.redis_connection import Connection, Deadline
 from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
@@ -19,6 +23,7 @@ from elastable.embedding_store.tiers.redis.connections.topology import Route, To
 from elastable.embedding_store.tiers.redis.records.record_replies import NO_STAMP, Awaited, RecordReplies, WriteReplies
 from elastable.embedding_store.tiers.redis.records.record_requests import (
     PART,
+    Keys,
     Parts,
     encode_reads,
     encode_writes,
@@ -26,10 +31,83 @@ from elastable.embedding_store.tiers.redis.records.record_requests import (
     reply_sizes,
     write_sizes,
 )
-from elastable.embedding_store.tiers.redis.records.record_tables import RecordTable
-from elastable.embedding_store.tiers.redis.schema import STAMP, grouped_by_partition, stamp_name
+from elastable.embedding_store.tiers.redis.schema import (
+    SCHEMA,
+    STAMP,
+    check_partitions,
+    grouped_by_partition,
+    hash_slot,
+    rows_key,
+    stamp_name,
+)
 
-__all__ = ["Batch", "LostPartition", "read_records", "scanned", "stamp_of", "write_records"]
+__all__ = ["Batch", "LostPartition", "RecordTable", "read_records", "scanned", "stamp_of", "write_records"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordTable:
+    """A table and where its partitions are.
+
+    Attributes:
+        table: As the tier's contract describes it.
+        partitions: How many.
+        made: Random text, of this table and no other one of its name.
+        dropped: Whether its deletion has begun.
+        names: Key of each partition.
+        keys: The same, encoded.
+        hash_slots: int64 `[partitions]`.
+    """
+
+    table: TierTable
+    partitions: int
+    made: str
+    dropped: bool
+    names: tuple[bytes, ...] = field(repr=False)
+    keys: Keys = field(repr=False)
+    hash_slots: Int64 = field(repr=False)
+
+    @classmethod
+    def of(cls, namespace: str, table: TierTable, partitions: int, made: str = "", dropped: bool = False) -> Self:
+        """A table under a namespace; `made` is drawn where none is given."""
+        names = tuple(rows_key(namespace, table.name, p) for p in range(check_partitions(partitions)))
+        slots = np.array([hash_slot(name) for name in names], np.int64)
+        return cls(table, partitions, made or secrets.token_hex(8), dropped, names, Keys.of(list(names)), slots)
+
+    def to_json(self, dropped: bool = False) -> str:
+        """The registry's value."""
+        fields = {
+            "schema": SCHEMA,
+            "partitions": self.partitions,
+            "record_bytes": self.table.record_bytes,
+            "description": base64.b64encode(self.table.description).decode(),
+            "made": self.made,
+            **({"dropped": True} if dropped else {}),
+        }
+        return json.dumps(fields, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, namespace: str, name: bytes, text: bytes) -> Self:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            StoreBroken: it is something else.
+            Unsupported: it is of another key schema.
+        """
+        try:
+            fields: Document = json.loads(text)
+            if int(fields["schema"]) != SCHEMA:
+                raise Unsupported(
+                    f"table {name.decode(errors='replace')!r} in Redis has key schema {int(fields['schema'])}, this "
+                    f"release reads {SCHEMA}: use the release that wrote it"
+                )
+            description = base64.b64decode(fields["description"], validate=True)
+            table = TierTable(name.decode(), int(fields["record_bytes"]), description)
+            if table.record_bytes < 1:
+                raise ValueError("record_bytes must be at least 1")
+            made, dropped = str(fields["made"]), bool(fields.get("dropped", False))
+            return cls.of(namespace, table, int(fields["partitions"]), made, dropped)
+        except MALFORMED as error:
+            raise StoreBroken(f"the registry of tables holds {text[:200]!r}, no table: {error}") from error
 
 
 class LostPartition(StoreBroken):
@@ -159,7 +237,8 @@ class _Reads(Requests):
         room = sum(int(read_sizes(parts, share.batch.table.keys).sum()) for share, parts in chosen)
         out, at = np.empty(room, np.uint8), 0
         for share, parts in chosen:
-            at = encode_reads(parts, share.batch.table.keys, share.batch.ids, self._asking, out, at)
+            keys = share.batch.table.keys
+            at = encode_reads(parts, keys.text, keys.at, share.batch.ids, self._asking, out, at)
         return out[:at]
 
 
@@ -251,10 +330,10 @@ class _Writes(Requests):
         room = sum(int(_write_sizes(share, parts).sum()) for share, parts in chosen)
         out, at = np.empty(room, np.uint8), 0
         for share, parts in chosen:
-            batch = share.batch
+            batch, keys = share.batch, share.batch.table.keys
             at = encode_writes(
-                parts, batch.table.keys, batch.ids, batch.positions, batch.gone, batch.rows, self._sequence,
-                self._asking, out, at,
+                parts, keys.text, keys.at, batch.ids, batch.positions, batch.gone, batch.rows.reshape(-1),
+                batch.rows.shape[1], self._sequence, self._asking, out, at,
             )  # fmt: skip
         return out[:at]
 
@@ -271,9 +350,6 @@ def stamp_of(reply: object) -> int:
 
 
 # What a read or a write has to do with each partition of a table. Pure planning
-
-
-_NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,27 +379,27 @@ class Batch:
     known: Int64
 
     @classmethod
-    def of(cls, table: RecordTable, ids: Int64, rows: UInt8, gone: Int64, known: Int64, whole: bool) -> Self:
+    def of(cls, table: RecordTable, ids: Int64, rows: UInt8, known: Int64, gone: Int64 | None = None) -> Self:
         """Groups ids by partition.
 
         Args:
             table: The table.
             ids: int64 `[n]`, each once.
             rows: uint8 `[n, w]`.
-            gone: int64: ids to delete.
             known: int64 `[partitions]`; it is copied.
-            whole: Whether rows must be whole records, to be written.
+            gone: int64: ids to delete, where whole records are to be written; None: records are to be read.
 
         Raises:
             BadInput: rows of another number or width.
         """
-        width = table.table.record_bytes
+        width, whole = table.table.record_bytes, gone is not None
         fits = rows.dtype == np.uint8 and rows.ndim == 2 and len(rows) == len(ids) and rows.flags.c_contiguous
         if not fits or (rows.shape[1] != width if whole else rows.shape[1] > width):
             raise BadInput(
                 f"table {table.table.name!r}: rows are {rows.dtype} {rows.shape} for {len(ids)} ids; they must be "
                 f"C-contiguous uint8 [{len(ids)}, {'' if whole else 'at most '}{width}]"
             )
+        gone = np.empty(0, np.int64) if gone is None else gone
         grouped, positions, counts = grouped_by_partition(np.ascontiguousarray(ids, np.int64), table.partitions)
         gone_ids, _, gone_counts = grouped_by_partition(np.ascontiguousarray(gone, np.int64), table.partitions)
         held = np.flatnonzero(counts + gone_counts)
@@ -335,16 +411,6 @@ class Batch:
         missing = np.zeros(0 if whole else len(ids), np.uint8)
         stamps = np.full(len(parts), NO_STAMP, np.int64)
         return cls(table, parts, grouped, positions, gone_ids, rows, missing, stamps, known.copy())
-
-    @classmethod
-    def to_read(cls, table: RecordTable, ids: Int64, rows: UInt8, known: Int64) -> Self:
-        """As `of`."""
-        return cls.of(table, ids, rows, _NONE, known, whole=False)
-
-    @classmethod
-    def to_write(cls, table: RecordTable, ids: Int64, rows: UInt8, gone: Int64, known: Int64) -> Self:
-        """As `of`."""
-        return cls.of(table, ids, rows, gone, known, whole=True)
 
 
 # Every record of a table in Redis, a bounded piece at a time

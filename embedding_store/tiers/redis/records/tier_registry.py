@@ -18,8 +18,7 @@ from elastable.embedding_store.support.retry import Retry
 from elastable.embedding_store.tiers.redis.connections.redis_connection import Deadline
 from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.records.record_replies import NO_STAMP
-from elastable.embedding_store.tiers.redis.records.record_tables import RecordTable
-from elastable.embedding_store.tiers.redis.records.record_transfer import LostPartition, stamp_of
+from elastable.embedding_store.tiers.redis.records.record_transfer import LostPartition, RecordTable, stamp_of
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.schema import STAMP, tier_state_key, tier_tables_key
 
@@ -249,7 +248,7 @@ class TierRegistry:
         Retry(deadline.left(self._place.url), broke).call(act)
 
 
-# What a tier in Redis keeps beside records: the engine's state, and the stamps confirmed when it was written
+# What a tier in Redis keeps next to records: the engine's state, and the stamps confirmed when it was written
 
 
 SEQUENCE = b"sequence"

@@ -32,9 +32,8 @@ from elastable.embedding_store.tiers.redis.streams.stream_records import (
     StreamEnd,
     StreamEnds,
     ends_questions,
+    first_part,
     joined_entries,
-    last_part,
-    oldest_part,
     part_of,
     read_ends,
     stream_entries,
@@ -192,16 +191,14 @@ class RedisLog(Log):
         if keep <= self.first:
             return
 
-        there: Command = ("XREVRANGE", self._key, b"%d-%d" % (keep, LAST_PART), b"%d-0" % keep, "COUNT", 1)
-
         def trimmed(answers: list[Reply]) -> list[Command]:
             if not answers.pop():
                 raise StoreBroken(f"{self._name} is corrupt: entry {keep} is missing, which was appended")
             before, self._server = self._server, server_start(answers)
             return [("XTRIM", self._key, "MINID", "=", b"%d-0" % keep)] if before == self._server else []
 
-        self._place.change([*START_QUESTIONS, there], trimmed, deadline)
-        oldest = oldest_part(self._place.topology, self._name, deadline)
+        self._place.change([*START_QUESTIONS, self._last_part_of(keep)], trimmed, deadline)
+        oldest = first_part(self._place.topology, self._name, ends_questions(self._key)[0], deadline)
         with self._guard:
             if oldest is not None and oldest.sequence <= self._ends.end.last:
                 self._ends = StreamEnds(oldest.sequence, oldest.begin, self._ends.end)
@@ -216,7 +213,7 @@ class RedisLog(Log):
             self._appender.settle(deadline)
             if after >= self.last:
                 return
-            part = last_part(self._place.topology, self._name, after, deadline) if after else None
+            part = first_part(self._place.topology, self._name, self._last_part_of(after), deadline) if after else None
             if after and (part is None or part.header is None):
                 raise StoreBroken(f"{self._name} is corrupt: the last part of entry {after} is missing")
             self._appender.cut(StreamEnd() if part is None else StreamEnd.of(part), deadline)
@@ -247,6 +244,10 @@ class RedisLog(Log):
 
     def _taken_back(self, sequence: int) -> StaleVersion:
         return StaleVersion(f"{self._name}: entry {sequence} or one after it was taken back since it was read")
+
+    def _last_part_of(self, sequence: int) -> Command:
+        """Asks for the last part of an entry."""
+        return ("XREVRANGE", self._key, b"%d-%d" % (sequence, LAST_PART), b"%d-0" % sequence, "COUNT", 1)
 
     def _publish(self) -> None:
         """Makes what the appender knows of the end known to everybody."""

@@ -228,7 +228,7 @@ class StreamAppender:
             for answer in answers:
                 if isinstance(answer, hiredis.ReplyError):
                     raise self._refusal("cannot be appended to", str(answer))
-            self._place.ownership.require(owner)
+            self._place.require(owner)
             self._owned_by = owner
             found = read_ends(stream, self._name).end
             if found == self.end:
@@ -266,7 +266,7 @@ _MOST_REPLY_BYTES = 1 << 20
 def converse(
     connection: Connection, requests: Iterator[Sequence[Buffer]], wanted: int, deadline: Deadline
 ) -> list[object]:
-    """Sends all requests and receives so many replies; errors of the server stand among them.
+    """Sends all requests and receives so many replies; errors of the server are among them.
 
     Args:
         connection: On which no reply is outstanding.

@@ -37,9 +37,8 @@ __all__ = [
     "StreamEnds",
     "StreamPart",
     "ends_questions",
+    "first_part",
     "joined_entries",
-    "last_part",
-    "oldest_part",
     "part_of",
     "read_ends",
     "stream_entries",
@@ -308,7 +307,7 @@ _AT_ONCE = 16  # of half a MiB each they are 8 MiB
 
 
 def stream_entries(topology: Topology, begin: bytes, end: bytes) -> Iterator[Reply]:
-    """The stream entries from one id to another, as hiredis gives them; each round trip has a deadline of its own.
+    """The stream entries from one id to another, as hiredis gives them; each round trip has its own deadline.
 
     Raises:
         StoreBroken: the answer is no list of stream entries.
@@ -327,19 +326,10 @@ def stream_entries(topology: Topology, begin: bytes, end: bytes) -> Iterator[Rep
         begin = b"(%b" % found[-1][0]
 
 
-def oldest_part(topology: Topology, name: str, deadline: Deadline) -> StreamPart | None:
-    """The first part of the log; None: it is empty. Raises what `stream_entries` and `part_of` raise."""
-    key = log_key(topology.url.namespace)
-    return _one(topology, name, key, ("XRANGE", key, "-", "+", "COUNT", 1), deadline)
+def first_part(topology: Topology, name: str, words: Command, deadline: Deadline) -> StreamPart | None:
+    """The first part in the answer to XRANGE or XREVRANGE; None: there is none.
 
-
-def last_part(topology: Topology, name: str, sequence: int, deadline: Deadline) -> StreamPart | None:
-    """The last part of an entry; None: it is not there. Raises as `oldest_part`."""
-    key = log_key(topology.url.namespace)
-    words = ("XREVRANGE", key, b"%d-%d" % (sequence, LAST_PART), b"%d-0" % sequence, "COUNT", 1)
-    return _one(topology, name, key, words, deadline)
-
-
-def _one(topology: Topology, name: str, key: bytes, words: Command, deadline: Deadline) -> StreamPart | None:
-    (found,) = topology.call([(key, words)], deadline)
+    Raises what `stream_entries` and `part_of` raise.
+    """
+    (found,) = topology.call([(log_key(topology.url.namespace), words)], deadline)
     return part_of(found[0], name) if found else None

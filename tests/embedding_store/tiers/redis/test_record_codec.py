@@ -82,8 +82,9 @@ def test_reads_are_hmgets(request_: Request, asking: bool) -> None:
         expected += packed("ASKING") if asking else b""
         expected += packed("HMGET", key, "stamp", *(id_bytes(one) for one in ids[at : at + count]))
         at += count
-    out = np.zeros(7 + int(read_sizes(parts, Keys.of(KEYS)).sum()), np.uint8)
-    end = encode_reads(parts, Keys.of(KEYS), ids, asking, out, 7)
+    keys = Keys.of(KEYS)
+    out = np.zeros(7 + int(read_sizes(parts, keys).sum()), np.uint8)
+    end = encode_reads(parts, keys.text, keys.at, ids, asking, out, 7)
     assert out[7:end].tobytes() == expected
 
 
@@ -105,8 +106,9 @@ def test_writes_are_atomic_in_a_partition(
         expected += packed("MULTI") + packed("HDEL", key, *deleted) if deleted else b""
         expected += packed("HSET", key, "stamp", id_bytes(sequence), *words)
         expected += packed("EXEC") if deleted else b""
-    out = np.zeros(7 + int(write_sizes(parts, Keys.of(KEYS), width).sum()), np.uint8)
-    end = encode_writes(parts, Keys.of(KEYS), ids, positions, gone, rows, sequence, asking, out, 7)
+    keys, flat = Keys.of(KEYS), rows.reshape(-1)
+    out = np.zeros(7 + int(write_sizes(parts, keys, width).sum()), np.uint8)
+    end = encode_writes(parts, keys.text, keys.at, ids, positions, gone, flat, width, sequence, asking, out, 7)
     assert out[7:end].tobytes() == expected
 
 
@@ -157,7 +159,8 @@ def test_records_of_any_length_there_and_back(width: int) -> None:
     records = [rows[position].tobytes() for position in positions]
     words = [word for one, record in zip(ids, records, strict=True) for word in (id_bytes(one), record)]
     out = np.empty(int(write_sizes(parts, keys, width).sum()), np.uint8)
-    end = encode_writes(parts, keys, ids, positions, np.empty(0, np.int64), rows, 3, False, out, 0)
+    flat, none = rows.reshape(-1), np.empty(0, np.int64)
+    end = encode_writes(parts, keys.text, keys.at, ids, positions, none, flat, width, 3, False, out, 0)
     stamped = packed("HSTRLEN", KEYS[0], "stamp") + packed("HSET", KEYS[0], "stamp", id_bytes(3), *words)
     assert out[:end].tobytes() == stamped
     back = awaited([3], positions, width, width)

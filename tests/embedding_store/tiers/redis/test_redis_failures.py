@@ -31,8 +31,7 @@ from elastable.embedding_store.errors import (
     TableNotFound,
     Unavailable,
 )
-from elastable.embedding_store.open_reader import open_reader
-from elastable.embedding_store.open_store import open_store
+from elastable.embedding_store.open_store import open_reader, open_store
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.tiers.redis.schema import partition_of
 from tests.cutting_proxy import cutting_proxy

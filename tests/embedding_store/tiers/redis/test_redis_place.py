@@ -33,7 +33,7 @@ def test_a_change_of_a_superseded_writer_is_refused(server: str, request: pytest
     first, second = RedisPlace(url), RedisPlace(url)
     first.change([], lambda answers: set_to(1), first.deadline())
     second.take_over()
-    first.ownership.admit = lambda connection, deadline: None  # type: ignore[method-assign]  # as if it had read before
+    first._admit = lambda connection, deadline: None  # type: ignore[method-assign]  # as if it had read before
     with pytest.raises(TakenOver, match="was taken over, its owner is now process"):
         first.change([], lambda answers: set_to(2), first.deadline())
     with pytest.raises(TakenOver):
@@ -48,7 +48,7 @@ def test_a_writer_that_is_superseded_between_question_and_change(redis_url: str)
     first.take_over()
 
     def overtaken(answers: list[object]) -> list[Command]:
-        second.ownership.owner = "other:1:x"
+        second.owner = "other:1:x"
         second.topology.call([(KEY, ("SET", "{elastable}:owner", "other:1:x:0"))], second.deadline())
         return set_to(3)
 

@@ -10,34 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.arrays import Int64, UInt8
-from elastable.embedding_store.contract.tier import Records, TierTable
 from elastable.embedding_store.errors import BadInput, StoreFailed, Unavailable
 from elastable.embedding_store.tiers.redis.records.record_transfer import LostPartition
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.url import RedisUrl
+from tests.embedding_store.tiers.redis.tier_samples import TABLE, changed, read_back, rows_of
 from tests.sentinels import Watched, running_watched
 
 pytestmark = pytest.mark.process
 
-IDS = np.arange(2_000, dtype=np.int64)
-TABLE = TierTable("t", 16)
-_PATIENCE_S = 120.0
-
-
-def rows_of(sequence: int) -> UInt8:
-    return np.random.default_rng(sequence).integers(0, 256, (len(IDS), 16), dtype=np.uint8)
-
-
-def changed(sequence: int, ids: Int64 = IDS) -> list[Records]:
-    return [Records("t", ids, ids, rows_of(sequence)[ids])]
-
-
-def rows_in(tier: RedisTier) -> UInt8:
-    rows = np.zeros((len(IDS), 16), np.uint8)
-    (missing,) = tier.read([Records("t", IDS, IDS, rows)])
-    assert not len(missing)
-    return rows
+_DEADLINE_S = 120.0
 
 
 @pytest.fixture
@@ -46,13 +28,13 @@ def watched(server_binary: Path, tmp_path: Path) -> Iterator[Watched]:
         yield watched
 
 
-def url_of(watched: Watched, deadline_s: float = _PATIENCE_S) -> str:
+def url_of(watched: Watched, deadline_s: float = _DEADLINE_S) -> str:
     return f"{watched.url}&deadline={deadline_s:g}&partitions=8"
 
 
 def wait_until_replicated(watched: Watched) -> None:
     with watched.master().client() as client:
-        assert client.wait(1, int(1000 * _PATIENCE_S)) == 1
+        assert client.wait(1, int(1000 * _DEADLINE_S)) == 1
 
 
 def test_the_master_is_killed_in_the_middle_of_writes(watched: Watched) -> None:
@@ -62,7 +44,7 @@ def test_the_master_is_killed_in_the_middle_of_writes(watched: Watched) -> None:
         tier.write(changed(1), {}, 1)
         tier.put_state(b"one")
         assert reader.state() == b"one"
-        np.testing.assert_array_equal(rows_in(reader), rows_of(1))
+        np.testing.assert_array_equal(read_back(reader), rows_of(1))
         wait_until_replicated(watched)
         old = watched.master()
         written = 1
@@ -80,12 +62,12 @@ def test_the_master_is_killed_in_the_middle_of_writes(watched: Watched) -> None:
         while watched.master() is old and writing.is_alive():
             done.wait(0.05)
         done.set()
-        writing.join(_PATIENCE_S)
+        writing.join(_DEADLINE_S)
         assert not writing.is_alive()
         assert written >= 4
         tier.write(changed(2), {}, 2)
         tier.put_state(b"two")
-        np.testing.assert_array_equal(rows_in(reader), rows_of(2))
+        np.testing.assert_array_equal(read_back(reader), rows_of(2))
         assert reader.state() == b"two"
         assert watched.master() is not old
     with RedisTier(url_of(watched)) as again:
@@ -109,7 +91,7 @@ def test_a_master_that_hangs_is_left_within_the_deadline_of_the_next_try(watched
                 except Unavailable:
                     pass
             assert watched.master() is not old
-            np.testing.assert_array_equal(rows_in(tier), rows_of(2))
+            np.testing.assert_array_equal(read_back(tier), rows_of(2))
         finally:
             old.process.send_signal(signal.SIGCONT)
 
@@ -138,7 +120,7 @@ def test_a_replica_that_lagged_takes_over(watched: Watched) -> None:
         ):
             tier.write(changed(3), {}, 3)
         with pytest.raises(LostPartition):
-            rows_in(tier)
+            read_back(tier)
         with pytest.raises(LostPartition, match="'t'"):
             tier.tables()
     with RedisTier(url_of(watched)) as later, pytest.raises(LostPartition, match="a writer found it gone"):

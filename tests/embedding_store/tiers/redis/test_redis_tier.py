@@ -79,39 +79,6 @@ def test_the_loss_of_one_of_two_writes_of_the_same_entry_is_noticed(redis_url: s
             read_back(tier)
 
 
-@pytest.mark.parametrize("width", [0, 1, 7, 8, 23, 24])
-def test_the_first_bytes_of_records(tier: RedisTier, width: int) -> None:
-    rows = rows_of(2)
-    tier.write([records(IDS[:900], rows[:900])], {}, 1)
-    found, missing = read_back(tier, IDS, width)
-    np.testing.assert_array_equal(found[:900], rows[:900, :width])
-    np.testing.assert_array_equal(missing, np.arange(900, 1000))
-
-
-@pytest.mark.parametrize("record_bytes", [1, 2, 3, 4, 5, 8, 9, 95, 99_996, 100_000])
-def test_records_of_every_size(url: str, record_bytes: int) -> None:
-    ids = IDS[: 50 if record_bytes > 100 else 1000]
-    with RedisTier(f"{url}?partitions=4") as tier:
-        tier.create(TierTable("t", record_bytes))
-        rows = rows_of(3, ids, record_bytes)
-        tier.write([records(ids, rows)], {}, 1)
-        found, missing = read_back(tier, ids, record_bytes)
-        np.testing.assert_array_equal(found, rows)
-        assert not len(missing)
-
-
-def test_deletions_go_before_records(tier: RedisTier) -> None:
-    before, after = rows_of(4), rows_of(5)
-    tier.write([records(IDS, before)], {}, 1)
-    changed = IDS[:10]
-    tier.write([records(changed, after[:10])], {"t": (IDS[5:30], np.arange(25))}, 2)
-    tier.write([], {"t": (np.append(IDS[30:40], 77), np.arange(11))}, 3)
-    found, missing = read_back(tier)
-    np.testing.assert_array_equal(found, np.concatenate((after[:10], np.zeros((30, 24), np.uint8), before[40:])))
-    np.testing.assert_array_equal(missing, np.arange(10, 40))
-    assert tier.sequence == 3
-
-
 @pytest.mark.parametrize("width", [None, 0, 5])
 @pytest.mark.parametrize("most_bytes", [1 << 30, 1 << 10])
 def test_scans_in_one_piece_and_in_many(
@@ -268,5 +235,5 @@ def test_a_tier_and_a_log_share_one_place(redis_url: str) -> None:
         tier.create(TABLE)
     with RedisTier(place) as tier:
         tier.write([records(IDS, rows_of(1))], {}, 1)
-        assert place.ownership.owner is not None
+        assert place.owner is not None
     place.close()

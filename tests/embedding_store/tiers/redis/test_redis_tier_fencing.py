@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from elastable.embedding_store.errors import StoreFailed, TakenOver, Unavailable
-from elastable.embedding_store.tiers.redis.redis_place import Ownership
+from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from tests.embedding_store.tiers.redis.tier_samples import IDS, TABLE, changed, read_back, rows_of
 from tests.servers import Server
@@ -154,14 +154,14 @@ def test_a_server_that_forbids_to_end_connections(
 def test_one_that_is_taken_over_while_it_takes_over(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first connection was admitted, and is closed by another process before it is used."""
     with RedisTier(redis_url) as first, RedisTier(redis_url) as second:
-        require = Ownership.require
+        require = RedisPlace.require
         others = iter([second.take_over])
 
-        def overtaken(ownership: Ownership, owner: bytes | None) -> None:
+        def overtaken(place: RedisPlace, owner: bytes | None) -> None:
             next(others, lambda: None)()
-            require(ownership, owner)
+            require(place, owner)
 
-        monkeypatch.setattr(Ownership, "require", overtaken)
+        monkeypatch.setattr(RedisPlace, "require", overtaken)
         with pytest.raises(TakenOver, match="was taken over"):
             first.take_over()
         second.create(TABLE)
