@@ -22,7 +22,7 @@ from elastable.embedding_store.errors import BadSpec, StoreFailed, Unsupported
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.row_moves import copy_row
 from elastable.embedding_store.optimizers.base import RowOptimizer
-from elastable.embedding_store.optimizers.fused.rowwise_adagrad import row_squares
+from elastable.embedding_store.optimizers.fused import row_squares
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables import LookupRequest, deliver
 

@@ -28,7 +28,7 @@ def adagrad_row(
 
 def adam_row(weights: np.ndarray, slots: np.ndarray | None, gradient: np.ndarray, step: int, rate: np.float32) -> Row:
     m, v = np.split(np.zeros(2 * len(weights), np.float32) if slots is None else slots, 2)
-    # Powers in double, rounded once: see elastable.embedding_store.optimizers.fused.power.
+    # Powers in double, rounded once: see elastable.embedding_store.optimizers.fused.
     beta_1_power = np.float32(float(np.float32(0.9)) ** (step + 1))
     beta_2_power = np.float32(float(np.float32(0.999)) ** (step + 1))
     alpha = rate * np.sqrt(ONE - beta_2_power) / (ONE - beta_1_power)

@@ -30,7 +30,7 @@ from elastable.embedding_store.optimizers.dense_replay.replay_kernels import (
     shrunk,
     stamp_rows,
 )
-from elastable.embedding_store.optimizers.fused.adam import adam_step
+from elastable.embedding_store.optimizers.fused import adam_step
 
 __all__ = ["PIECE_BYTES", "StepsAt", "update_adam"]
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from elastable.embedding_store.contract.row_data import UpdateBatch
 from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.errors import BadSpec
-from elastable.embedding_store.optimizers.fused import nadam
-from elastable.embedding_store.optimizers.fused.power import float32_power
+from elastable.embedding_store.optimizers import fused
+from elastable.embedding_store.optimizers.fused import float32_power
 from elastable.embedding_store.optimizers.registry import known_row_optimizers, row_optimizer
 from tests.contracts.reference_rows import stepped
 from tests.untyped import Keywords
@@ -180,7 +180,7 @@ def test_a_step_of_nadam_takes_no_longer_however_many_came_before(monkeypatch: p
         next(left)
         return float32_power(base, exponent)
 
-    monkeypatch.setattr(nadam, "float32_power", power)
+    monkeypatch.setattr(fused, "float32_power", power)
     far = row_optimizer(make("nadam", {"beta_1": 0.999}))
     weights, slots = np.ones((1, 3), np.float32), far.initial_slots(3).reshape(1, -1)
     far.apply(weights, slots, UpdateBatch(np.arange(1), np.arange(1), np.ones((1, 3), np.float32), 2**53 - 1, 0.05))
@@ -190,7 +190,7 @@ def test_a_step_of_nadam_takes_no_longer_however_many_came_before(monkeypatch: p
     beta, product = np.float32(0.999), np.float32(1)
     for step in range(1, 2001):
         product = product * beta * (np.float32(1) - np.float32(0.5) * float32_power(0.96, step))
-        assert product == nadam._momentum_product(0.999, step)
+        assert product == fused._momentum_product(0.999, step)
 
 
 def test_slots() -> None:
