@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.native.kernel import inlined, kernel, prefetch_line
+from elastable.embedding_store.native.intrinsics import prefetch_line
+from elastable.embedding_store.native.kernel import inlined, kernel
 from elastable.embedding_store.native.number_formats import mixed_bits
 from elastable.embedding_store.native.row_directory import RowDirectory
 from elastable.embedding_store.native.slab import Slab, SlabMaker, anonymous_slab

@@ -7,24 +7,17 @@ rows that have a gradient at every step the numbers are Keras' own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
 import numpy as np
-from llvmlite import ir
-from llvmlite.ir import IRBuilder, Value
-from numba.core import cgutils, types
-from numba.core.base import BaseContext
-from numba.core.types import Type
-from numba.core.typing import Signature
-from numba.core.typing.context import BaseContext as TypingContext
-from numba.extending import intrinsic
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import UpdateBatch
 from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.errors import BadSpec
+from elastable.embedding_store.native.intrinsics import lane_squares
 from elastable.embedding_store.native.kernel import inlined, kernel, prefetch, prefetch_distance
 from elastable.embedding_store.native.update_kernel import Scalars, UpdateKernel, update_kernel
 from elastable.embedding_store.optimizers.base import Factory, RowOptimizer, SlotSpec
@@ -472,40 +465,6 @@ def row_squares(gradients: Float32) -> Float32:
     return squares
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _lane_squares(
-    typing_context: TypingContext, array: Type, row: Type, blocks: Type
-) -> tuple[Signature, Callable[..., Value]]:
-    """float32: the squares of the first 16 * blocks values of `array[row]`, added as `_mean_of_squares` says.
-
-    Written in LLVM's own words: without fast-math LLVM may not reorder a sum,
-    and a loop over an array of 16 sums goes through memory (measured: 2 to 3
-    times the time of the whole kernel).
-    """
-
-    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, arguments: Sequence[Value]) -> Value:
-        source = context.make_array(signature.args[0])(context, builder, arguments[0])
-        lanes, word = ir.VectorType(ir.FloatType(), _LANES), ir.IntType(32)
-        at = [context.cast(builder, value, kind, types.intp)
-              for value, kind in zip(arguments[1:], signature.args[1:], strict=True)]  # fmt: skip
-        row_bytes = cgutils.unpack_tuple(builder, source.strides)[0]
-        start = builder.gep(builder.bitcast(source.data, ir.IntType(8).as_pointer()), [builder.mul(at[0], row_bytes)])
-        sums = cgutils.alloca_once_value(builder, ir.Constant(lanes, [0.0] * _LANES))
-        with cgutils.for_range(builder, at[1]) as loop:
-            values = builder.load(builder.gep(builder.bitcast(start, lanes.as_pointer()), [loop.index]))
-            values.align = 4
-            builder.store(builder.fadd(builder.load(sums), builder.fmul(values, values)), sums)
-        total = builder.load(sums)
-        for width in (8, 4, 2, 1):
-            low, high = (
-                ir.Constant(ir.VectorType(word, width), list(range(first, first + width))) for first in (0, width)
-            )
-            total = builder.fadd(builder.shuffle_vector(total, total, low), builder.shuffle_vector(total, total, high))
-        return builder.extract_element(total, word(0))
-
-    return types.float32(array, row, blocks), generate
-
-
 @kernel
 def _mean_of_squares(gradients: Float32, row: int) -> F:
     """Of one row: in 16 sums, joined pairwise, then what is left over of 16 values, one by one.
@@ -513,7 +472,7 @@ def _mean_of_squares(gradients: Float32, row: int) -> F:
     An order of its own, so that the processor may add 16 numbers at once.
     """
     dim = gradients.shape[1]
-    total = _lane_squares(gradients, row, dim // _LANES)
+    total = lane_squares(gradients, row, dim // _LANES)
     for j in range(dim - dim % _LANES, dim):
         total += gradients[row, j] * gradients[row, j]
     mean: F = total / np.float32(dim)

@@ -13,14 +13,8 @@ from collections.abc import Callable
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int32, Int64, UInt8
-from elastable.embedding_store.native.kernel import (
-    inlined,
-    kernel,
-    loads_in_order,
-    prefetch,
-    prefetch_distance,
-    prefetch_line,
-)
+from elastable.embedding_store.native.intrinsics import loads_in_order, prefetch_line
+from elastable.embedding_store.native.kernel import inlined, kernel, prefetch, prefetch_distance
 
 __all__ = [
     "CAUGHT_UP",

@@ -8,14 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Float32, Int32, Int64, UInt8
-from elastable.embedding_store.native.kernel import (
-    by_whole_lines,
-    inlined,
-    kernel,
-    prefetch,
-    prefetch_distance,
-    prefetch_line,
-)
+from elastable.embedding_store.native.intrinsics import prefetch_line
+from elastable.embedding_store.native.kernel import by_whole_lines, inlined, kernel, prefetch, prefetch_distance
 from elastable.embedding_store.native.row_gather import gather, scatter_rows
 from elastable.embedding_store.native.update_kernel import Scalars
 from elastable.embedding_store.optimizers.dense_replay.dense_form import DenseForm
