@@ -219,10 +219,10 @@ def test_positions_beyond_32_bits() -> None:
     fresh, scratch = np.empty(1000, np.int64), np.empty((id_index.GROUP_LINES, 8), np.uint64)
     # The ids by position would fill 32 GiB: every position is kept at the place of its last bits.
     wrapped = np.lib.stride_tricks.as_strided(np.zeros(1, np.int64), (2**33,), (0,))
-    assert id_index.claim(cells_needed, wrapped, state, scratch, ids, claimed, fresh, 0) == (1000, 1000)
+    assert id_index._claim(cells_needed, wrapped, state, scratch, ids, claimed, fresh, 0) == (1000, 1000)
     assert claimed.tolist() == list(range(2**32 - 500, 2**32 + 500))
     found = np.empty(1000, np.int64)
-    assert id_index.find(cells_needed, state, ids, found) == 0
+    assert id_index._find(cells_needed, state, ids, found) == 0
     assert found.tolist() == claimed.tolist()
 
 
@@ -242,7 +242,7 @@ def test_a_find_in_the_midst_of_a_change_stays_inside_its_memory() -> None:
     for _ in range(200):
         torn = state.copy()
         torn[random.integers(0, 4)] = random.integers(0, 2**62) >> random.integers(0, 62)
-        id_index.find(index._cells.array, torn, ids, positions)
+        id_index._find(index._cells.array, torn, ids, positions)
 
 
 def test_eight_threads_find_at_once() -> None:
