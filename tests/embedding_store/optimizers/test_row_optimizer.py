@@ -84,40 +84,6 @@ def test_equals_keras_where_every_row_is_touched(name: str, hyperparameters: dic
 
 
 @pytest.mark.parametrize(("name", "hyperparameters"), CASES + OURS_ALONE, ids=repr)
-def test_lazy_over_positions_and_splits(name: str, hyperparameters: dict[str, object]) -> None:
-    """Each row alone, in any order and any split, gives the same bits; others stay as they are."""
-    optimizer = row_optimizer(make(name, hyperparameters))
-    random = np.random.default_rng(1)
-    dim = 19
-    weights = random.normal(size=(30, dim)).astype(np.float32)
-    slots = np.tile(optimizer.initial_slots(dim), (30, 1))
-    alone, alone_slots = weights.copy(), slots.copy()
-    split, split_slots = weights.copy(), slots.copy()
-    touched: set[int] = set()
-    before = weights.copy()
-    for step in range(5):
-        positions = random.permutation(30)[:11].astype(np.int64)
-        positions = positions[positions != 3]
-        touched |= set(positions.tolist())
-        gradients = random.normal(size=(len(positions), dim)).astype(np.float32)
-        optimizer.apply(weights, slots, UpdateBatch(positions, positions, gradients, step, 0.05))
-        for p, gradient in reversed(list(zip(positions, gradients, strict=True))):
-            row, row_slots = alone[p : p + 1].copy(), alone_slots[p : p + 1].copy()
-            first = np.zeros(1, np.int64)
-            optimizer.apply(row, row_slots, UpdateBatch(first, first, gradient[None], step, 0.05))
-            alone[p], alone_slots[p] = row, row_slots
-        for part in (slice(4, None), slice(0, 4)):
-            optimizer.apply(
-                split, split_slots, UpdateBatch(positions[part], positions[part], gradients[part], step, 0.05)
-            )
-    for other, other_slots in ((alone, alone_slots), (split, split_slots)):
-        assert (weights.tobytes(), slots.tobytes()) == (other.tobytes(), other_slots.tobytes())
-    untouched = [row for row in range(30) if row not in touched]
-    assert 3 in untouched
-    np.testing.assert_array_equal(weights[untouched], before[untouched])
-
-
-@pytest.mark.parametrize(("name", "hyperparameters"), CASES + OURS_ALONE, ids=repr)
 @given(
     st.integers(1, 40),
     st.lists(st.tuples(st.integers(0, 100), st.sets(st.integers(0, 3), max_size=4)), max_size=6),
@@ -144,18 +110,6 @@ def test_lazy_rows_are_those_of_a_naive_loop(
     for found, found_slots, (row, own) in zip(weights, slots, naive, strict=True):
         assert found.tobytes() == row.tobytes()
         assert found_slots.tobytes() == b"".join(slot.tobytes() for slot in own)
-
-
-def test_sgd_example_of_embedding_tables_jl() -> None:
-    # Source: the tests of EmbeddingTables.jl: learning rate 0.1 on zeros, rows 0, 2 and 3.
-    weights = np.zeros((4, 4), np.float32)
-    optimizer = row_optimizer(OptimizerSpec.of("sgd"))
-    gradients = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
-    at = np.array([0, 2, 3])
-    optimizer.apply(weights, np.empty((4, 0), np.float32), UpdateBatch(at, at, gradients, 0, 0.1))
-    expected = np.zeros((4, 4))
-    expected[[0, 2, 3]] = -0.1 * gradients
-    np.testing.assert_allclose(weights, expected, rtol=1e-6)
 
 
 def test_amsgrad_ends_where_squares_overflow_as_in_keras() -> None:
