@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
-from elastable.embedding_store.contract.row_data import Commit, EvictionCut, StayingRows, TableUpdate
+from elastable.embedding_store.contract.row_data import Commit, EvictionCut, StayingRows, TableState, TableUpdate
 from elastable.embedding_store.contract.spec import AdmissionSpec, TableSpec
 from elastable.embedding_store.engine.eviction import RowTouches, TouchTimes, UInt32
 from elastable.embedding_store.errors import BadInput
@@ -162,17 +162,6 @@ class RowMembership:
         """`TableState.touch_times`, a copy."""
         return None if self._times is None else self._times.read()
 
-    def require_touch_times(self, times: Int64) -> None:
-        """Raises `BadInput` for what `put_touch_times` cannot take."""
-        if self._times is None:
-            raise BadInput(f"table {self._table!r}: rows do not go with time, so there are no touch times to put")
-        self._times.require(times)
-
-    def put_touch_times(self, times: Int64) -> None:
-        """As `TableState.touch_times`, of what `require_touch_times` takes."""
-        if self._times is not None:
-            self._times.write(times)
-
     def counts_anew(self, version: int) -> bool:
         """Whether `evict` at this version begins to count anew how often rows are touched."""
         return self._touches is not None and self._touches.counts_anew(version)
@@ -196,16 +185,23 @@ class RowMembership:
         """`TableState.admission_counts`, a copy."""
         return None if self._sketch is None else self._sketch.read()
 
-    def require_admission_counts(self, counters: UInt8) -> None:
-        """Raises `BadInput` for what `put_admission_counts` cannot take."""
-        if self._sketch is None:
-            raise BadInput(f"table {self._table!r} has no admission, so there are no admission counts to restore")
-        self._sketch.require(counters)
+    def require_state(self, state: TableState) -> None:
+        """Raises `BadInput` for what `put_state` cannot take."""
+        if state.touch_times is not None:
+            if self._times is None:
+                raise BadInput(f"table {self._table!r}: rows do not go with time, so there are no touch times to put")
+            self._times.require(state.touch_times)
+        if state.admission_counts is not None:
+            if self._sketch is None:
+                raise BadInput(f"table {self._table!r} has no admission, so there are no admission counts to restore")
+            self._sketch.require(state.admission_counts)
 
-    def put_admission_counts(self, counters: UInt8) -> None:
-        """As `TableState.admission_counts`, of what `require_admission_counts` takes."""
-        if self._sketch is not None:
-            self._sketch.write(counters)
+    def put_state(self, state: TableState) -> None:
+        """Restores admission counts and touch times, of what `require_state` takes."""
+        if self._times is not None and state.touch_times is not None:
+            self._times.write(state.touch_times)
+        if self._sketch is not None and state.admission_counts is not None:
+            self._sketch.write(state.admission_counts)
 
 
 _PLACES = 4

@@ -279,35 +279,25 @@ class MemoryStore(BaseStore):
         for block in blocks:
             checked = require_block(found.spec, found.optimizer, block)
             self._make_way()
-            with self._lock.writing():
-                self._require_open()
-                self._own()
-                found = self._table(table)
+            with self._changing(table) as found:
                 found.make_ready_to_put(checked.ids)
                 self._log(changes.PutRows(table, checked))
                 with self._whole_or_broken():
                     found.put(checked)
-                self._changes += 1
 
     def delete(self, table: str, ids: Int64) -> int:
         self._make_way()
-        with self._lock.writing():
-            self._own()
-            found = self._table(table)
+        with self._changing(table) as found:
             checked = require_ids(found.spec, ids)
             found.make_ready_to_delete(checked)
             self._log(changes.DeleteRows(table, checked))
             with self._whole_or_broken():
-                count = found.delete(checked)
-            self._changes += 1
-            return count
+                return found.delete(checked)
 
     def put_table_state(self, table: str, state: TableState) -> None:
         if state.untouched_decay is not None:
             self._abandon_base()
-        with self._lock.writing():
-            self._own()
-            found = self._table(table)
+        with self._changing(table) as found:
             if state.untouched_decay is not None:  # of which pins keep no image: it follows steps
                 self._pins.refuse_change(f"the decay of other rows of table {table!r} cannot be restored")
             before = found.state()
@@ -317,29 +307,22 @@ class MemoryStore(BaseStore):
             except BaseException:
                 found.put_state(before)
                 raise
-            self._changes += 1
 
     def clear(self, table: str) -> None:
         self._abandon_base()
-        with self._lock.writing():
-            self._own()
-            found = self._table(table)
+        with self._changing(table) as found:
             self._pins.refuse_change(f"table {table!r} cannot be cleared")
             self._log(changes.ClearTable(table))
             found.clear()
-            self._changes += 1
 
     def drop_table(self, table: str) -> None:
         self._abandon_base()
-        with self._lock.writing():
-            self._own()
-            dropped = self._table(table)
+        with self._changing(table) as dropped:
             self._pins.refuse_change(f"table {table!r} cannot be dropped")
             self._log(changes.DropTable(table))
             del self._tables[table]
             self._gone[table] = dropped.written_once_gone
             dropped.drop()
-            self._changes += 1
 
     def reset_version(self, version: int, record: bytes | None = None) -> None:
         require_version(version)
@@ -349,6 +332,15 @@ class MemoryStore(BaseStore):
             self._pins.refuse_change(f"the version cannot be reset to {version}")
             self._log(changes.ResetVersion(record), version)
             self._version, self._record = version, record
+            self._changes += 1
+
+    @contextmanager
+    def _changing(self, table: str) -> Iterator[MemoryTable]:
+        """A table, to be changed by the process that writes to the store, which is held alone."""
+        with self._lock.writing():
+            self._require_open()
+            self._own()
+            yield self._table(table)
             self._changes += 1
 
     def _has_table(self, spec: TableSpec) -> bool:

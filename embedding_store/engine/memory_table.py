@@ -167,22 +167,18 @@ class MemoryTable(TableReader):
 
     def put_state(self, state: TableState) -> None:
         """Restores what `state` returned. Raises `BadInput`, and nothing has changed."""
-        counts, decay, times = state.admission_counts, state.untouched_decay, state.touch_times
-        if times is not None:
-            self.members.require_touch_times(times)
-        if counts is not None:
-            self.members.require_admission_counts(counts)
-        if decay is not None and self.replay is None:
-            raise BadInput(f"table {self.spec.name!r} has lazy=True, so there is no decay of other rows to restore")
-        if decay is not None and self.replay is not None:
+        self.members.require_state(state)
+        decay = state.untouched_decay
+        if decay is not None:
+            if self.replay is None:
+                raise BadInput(f"table {self.spec.name!r} has lazy=True, so there is no decay of other rows to restore")
             self.replay.require_decay(decay)
             self.replay.steps.put_untouched(decay)
-        if counts is not None:
+        if state.admission_counts is not None:
             self.versions.save_admission_counts(self.members)
-            self.members.put_admission_counts(counts)
-        if times is not None:
+        if state.touch_times is not None:
             self.versions.save_touch_times(self.members)
-            self.members.put_touch_times(times)
+        self.members.put_state(state)
 
     # A commit, step by step
 

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from elastable.embedding_store.closing import Closing
@@ -35,6 +36,7 @@ _SPARE_S = 300.0  # for which memory of a pin is kept for the next one: pages co
 _REMEMBERED = 256  # versions whose pins are gone, for messages
 
 
+@dataclass(slots=True, eq=False)
 class PinLease:
     """What one pin has of a version.
 
@@ -42,14 +44,13 @@ class PinLease:
         version: That is pinned.
         seconds: Of the lease.
         ends: When it runs out, by the store's clock.
-        gone: Why it is no more; None: it stands.
+        gone: Why it is no more; None: it holds.
     """
 
-    __slots__ = ("ends", "gone", "seconds", "version")
-
-    def __init__(self, version: int, seconds: float, ends: float) -> None:
-        self.version, self.seconds, self.ends = version, seconds, ends
-        self.gone: str | None = None
+    version: int
+    seconds: float
+    ends: float
+    gone: str | None = None
 
 
 class StorePins:

@@ -78,13 +78,12 @@ class TableRows(ABC):
     def block(self, positions: Int64) -> tuple[Float32, Float32]:
         """Copies of weights float32 `[n, dim]` and slots float32 `[n, slot_width]`; no negative positions."""
 
+    @abstractmethod
     def copy(self, positions: Int64, weights: Float32, slots: Float32, stream: bool = False) -> None:
         """Rows as they lie, into `weights` float32 `[n, dim]` and `slots` float32 `[n, kept_width]`, both contiguous.
 
         Rows of both at negative positions are left alone. `stream` as in `RowValues.read`, for the weights.
         """
-        live = np.flatnonzero(positions >= 0)
-        weights[live], slots[live] = self.block(positions[live])
 
     @property
     def follows(self) -> bool:

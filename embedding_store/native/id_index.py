@@ -8,36 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.native.kernel import inlined, kernel, prefetch_line
+from elastable.embedding_store.native.intrinsics import prefetch_line
+from elastable.embedding_store.native.kernel import inlined, kernel
 from elastable.embedding_store.native.number_formats import mixed_bits
 from elastable.embedding_store.native.row_directory import RowDirectory
 from elastable.embedding_store.native.slab import Slab, SlabMaker, anonymous_slab
 from elastable.embedding_store.support.scratch import Scratch
 
-__all__ = [
-    "Cells",
-    "IdIndex",
-    "Place",
-    "all_lines",
-    "append_cell",
-    "cells_used",
-    "claim",
-    "drop_cell",
-    "find",
-    "free_positions",
-    "grow_to_load",
-    "home_of",
-    "must_grow",
-    "next_size",
-    "place_of",
-    "position_in",
-    "put_cell",
-    "refill",
-    "remove",
-    "rows_before_growth",
-    "seek_cell",
-    "set_cell",
-]
+__all__ = ["IdIndex"]
 
 _FIRST_ROWS = 512
 _MOST_ROWS = 1 << 37  # positions have so many bits
@@ -47,7 +25,7 @@ _SEED = int.from_bytes(b"elastabl", "little")
 
 
 class IdIndex(RowDirectory):
-    """Rows in first-come order, found by open addressing over lines of the cache (`id_cells`).
+    """Rows in first-come order, found by open addressing over cache lines.
 
     At least half of the cells are in use. With the ids by position a row takes
     33 bytes at most, also while the index grows: it grows by one segment, for
@@ -98,11 +76,11 @@ class IdIndex(RowDirectory):
     @property
     def bytes(self) -> int:
         """Lines of all segments, and ids by position."""
-        in_cells: int = 64 * int(all_lines(self._state))
+        in_cells: int = 64 * int(_all_lines(self._state))
         return in_cells + 8 * self.positions_given
 
     def find(self, ids: Int64, positions: Int64) -> int:
-        return int(find(self._cells.array, self._state, ids, positions))
+        return int(_find(self._cells.array, self._state, ids, positions))
 
     @property
     def sound(self) -> bool:
@@ -129,7 +107,7 @@ class IdIndex(RowDirectory):
     def places(self, ids: Int64) -> Int64:
         """Free positions, the last one first, and then new ones."""
         positions = self._free.take(len(ids))
-        free_positions(self._ids.array[:, 0], self._state, positions)
+        _free_positions(self._ids.array[:, 0], self._state, positions)
         return positions
 
     def claim(self, ids: Int64, positions: Int64) -> Int64:
@@ -137,14 +115,14 @@ class IdIndex(RowDirectory):
         count = done = 0
         while True:
             row_ids, state = self._ids.array[:, 0], self._state
-            found, done = claim(self._cells.array, row_ids, state, self._scratch, ids, positions, fresh[count:], done)
+            found, done = _claim(self._cells.array, row_ids, state, self._scratch, ids, positions, fresh[count:], done)
             count += found
-            if done == len(ids) and not must_grow(state):
+            if done == len(ids) and not _must_grow(state):
                 return fresh[:count]
             self._hash_anew()
 
     def remove(self, ids: Int64) -> int:
-        return int(remove(self._cells.array, self._ids.array[:, 0], self._state, ids))
+        return int(_remove(self._cells.array, self._ids.array[:, 0], self._state, ids))
 
     def scan(self, cursor: int, limit: int) -> tuple[Int64, Int64, int]:
         """By position; the cursor is the next position.
@@ -179,12 +157,12 @@ class IdIndex(RowDirectory):
     def _lines_for(self, rows: int) -> int:
         """Lines that there must be to grow to so many rows."""
         state = self._state.copy()
-        while rows > rows_before_growth(state):
+        while rows > _rows_before_growth(state):
             state[GROWN] = (1 << state[BITS]) - 1
-            if rows <= rows_before_growth(state):
+            if rows <= _rows_before_growth(state):
                 break
-            next_size(state)
-        return int(all_lines(state)) + SEGMENT_LINES
+            _next_size(state)
+        return int(_all_lines(state)) + SEGMENT_LINES
 
     def _hash_anew(self) -> None:
         """Somebody has found ids that fall together: under a seed that nobody knows they are strewn again."""
@@ -192,7 +170,7 @@ class IdIndex(RowDirectory):
             state = self._state.copy()
             state[SEED] = int.from_bytes(os.urandom(8), "little", signed=True)
             cells = self._new_slab("cells", len(self._cells.array), 8, np.uint64)
-            if refill(self._cells.array, cells.array, state):
+            if _refill(self._cells.array, cells.array, state):
                 self._cells = cells
                 self._state[:] = state
                 return
@@ -207,14 +185,14 @@ _RING = np.uint64(2 * _BLOCK - 1)  # homes of two blocks
 
 
 @kernel
-def find(cells: Cells, state: Int64, ids: Int64, positions: Int64) -> int:
+def _find(cells: Cells, state: Int64, ids: Int64, positions: Int64) -> int:
     """`RowDirectory.find`; writes nothing but `positions`.
 
     In blocks, so that the lines of one arrive while those of the block before
     it are looked at, and without a branch where an id lies in its home line:
     no processor foresees a branch on what memory holds.
     """
-    place = place_of(state)
+    place = _place_of(state)
     if not _fits(len(cells), place):
         positions[:] = -1  # read by another process in the midst of a change, which it finds out
         return len(ids)
@@ -236,8 +214,8 @@ def find(cells: Cells, state: Int64, ids: Int64, positions: Int64) -> int:
             k = np.uint64(2) if cells[line, 2] == wanted else k
             k = np.uint64(1) if cells[line, 1] == wanted else k
             k = np.uint64(0) if cells[line, 0] == wanted else k
-            used = cells_used(cells, line)
-            position = position_in(cells, line, k)
+            used = _cells_used(cells, line)
+            position = _position_in(cells, line, k)
             positions[i] = position if k < used else -1
             missing += 0 if k < used else 1
             overflows = (k >= used) & (used == FULL)
@@ -246,10 +224,10 @@ def find(cells: Cells, state: Int64, ids: Int64, positions: Int64) -> int:
             prefetch_line(cells, line + np.uint64(overflows), 0)
         for j in range(count):
             i = crowded[np.uint64(j)]
-            first, at = home_of(ids[i], place)
-            line, k = seek_cell(cells, first, at, ids[i])
+            first, at = _home_of(ids[i], place)
+            line, k = _seek_cell(cells, first, at, ids[i])
             if k < FULL:
-                positions[i] = position_in(cells, line, k)
+                positions[i] = _position_in(cells, line, k)
                 missing -= 1
     return missing
 
@@ -260,7 +238,7 @@ def _ask_for_homes(cells: Cells, place: Place, ids: Int64, start: int, homes: np
     begin, count = np.uint64(start), min(_BLOCK, len(ids) - start)
     for j in range(count):
         i = begin + np.uint64(j)
-        first, line = home_of(ids[i], place)
+        first, line = _home_of(ids[i], place)
         homes[i & _RING] = first + line
     for j in range(count):
         prefetch_line(cells, homes[(begin + np.uint64(j)) & _RING], 0)
@@ -276,25 +254,25 @@ def _fits(there: int, place: Place) -> bool:
 
 
 @kernel
-def claim(
+def _claim(
     cells: Cells, row_ids: Int64, state: Int64, scratch: Cells, ids: Int64, positions: Int64, fresh: Int64, begin: int
 ) -> tuple[int, int]:
     """`RowDirectory.claim` of ids[begin:]; the index grows by a segment at a time as it fills.
 
     Returns:
         How many were fresh, and the next of `ids`: their end, or where ids fall together too much to go on, as one
-        finds its segment full, or the index cannot grow (`must_grow`).
+        finds its segment full, or the index cannot grow (`_must_grow`).
     """
     count = 0
-    if not grow_to_load(cells, state, scratch):
+    if not _grow_to_load(cells, state, scratch):
         return count, begin
     for i in range(begin, len(ids)):
-        first, at = home_of(ids[min(i + _AHEAD, len(ids) - 1)], place_of(state))
+        first, at = _home_of(ids[min(i + _AHEAD, len(ids) - 1)], _place_of(state))
         prefetch_line(cells, first + at, 0)
-        first, at = home_of(ids[i], place_of(state))
-        line, k = seek_cell(cells, first, at, ids[i])
+        first, at = _home_of(ids[i], _place_of(state))
+        line, k = _seek_cell(cells, first, at, ids[i])
         if k < FULL:
-            positions[i] = position_in(cells, line, k)
+            positions[i] = _position_in(cells, line, k)
             continue
         if k > FULL:
             return count, i
@@ -305,12 +283,12 @@ def claim(
             position = state[HIGH]
             state[HIGH] += 1
         row_ids[position] = ids[i]
-        append_cell(cells, line, ids[i], position)
+        _append_cell(cells, line, ids[i], position)
         positions[i] = position
         fresh[count] = i
         count += 1
         state[COUNT] += 1
-        if not grow_to_load(cells, state, scratch):
+        if not _grow_to_load(cells, state, scratch):
             return count, i + 1
     return count, len(ids)
 
@@ -325,14 +303,14 @@ def _close_gap(cells: Cells, place: Place, hole: Word) -> None:
         at = (at + ONE) & last
         if at == hole:
             return
-        used = cells_used(cells, first + at)
+        used = _cells_used(cells, first + at)
         moved = False
         for k in range(used):
             wanted = np.int64(cells[first + at, k])
-            _, home = home_of(wanted, place)
+            _, home = _home_of(wanted, place)
             if ((at - home) & last) >= ((at - hole) & last):
-                append_cell(cells, first + hole, wanted, position_in(cells, first + at, np.uint64(k)))
-                drop_cell(cells, first + at, np.uint64(k))
+                _append_cell(cells, first + hole, wanted, _position_in(cells, first + at, np.uint64(k)))
+                _drop_cell(cells, first + at, np.uint64(k))
                 moved = True
                 break
         if used < FULL:
@@ -342,20 +320,20 @@ def _close_gap(cells: Cells, place: Place, hole: Word) -> None:
 
 
 @kernel
-def remove(cells: Cells, row_ids: Int64, state: Int64, ids: Int64) -> int:
+def _remove(cells: Cells, row_ids: Int64, state: Int64, ids: Int64) -> int:
     """`RowDirectory.remove`; free positions are chained through `row_ids`, the last one first."""
-    place = place_of(state)
+    place = _place_of(state)
     count = 0
     for i in range(len(ids)):
-        first, at = home_of(ids[min(i + _AHEAD, len(ids) - 1)], place)
+        first, at = _home_of(ids[min(i + _AHEAD, len(ids) - 1)], place)
         prefetch_line(cells, first + at, 0)
-        first, at = home_of(ids[i], place)
-        line, k = seek_cell(cells, first, at, ids[i])
+        first, at = _home_of(ids[i], place)
+        line, k = _seek_cell(cells, first, at, ids[i])
         if k >= FULL:
             continue
-        position = position_in(cells, line, k)
-        full = cells_used(cells, line) == FULL
-        drop_cell(cells, line, k)
+        position = _position_in(cells, line, k)
+        full = _cells_used(cells, line) == FULL
+        _drop_cell(cells, line, k)
         if full:
             _close_gap(cells, place, line)
         row_ids[position] = state[FREE]
@@ -366,7 +344,7 @@ def remove(cells: Cells, row_ids: Int64, state: Int64, ids: Int64) -> int:
 
 
 @kernel
-def free_positions(row_ids: Int64, state: Int64, positions: Int64) -> None:
+def _free_positions(row_ids: Int64, state: Int64, positions: Int64) -> None:
     """Writes the positions that come next into `positions`: free ones, then new ones."""
     following, high = state[FREE], state[HIGH]
     for i in range(len(positions)):
@@ -385,18 +363,18 @@ LEAST_LOAD = 0.52  # of all cells, after every step of growth; a group that is n
 
 
 @kernel
-def grow_to_load(cells: Cells, state: Int64, scratch: Cells) -> bool:
+def _grow_to_load(cells: Cells, state: Int64, scratch: Cells) -> bool:
     """Grows as long as there are too many ids; False where a step of it does not fit."""
-    while must_grow(state):
+    while _must_grow(state):
         if not _grow(cells, state, scratch):
             return False
     return True
 
 
 @kernel
-def must_grow(state: Int64) -> bool:
+def _must_grow(state: Int64) -> bool:
     """Whether there are more ids than the segments are meant to hold."""
-    return bool(state[COUNT] > rows_before_growth(state))
+    return bool(state[COUNT] > _rows_before_growth(state))
 
 
 @kernel
@@ -411,7 +389,7 @@ def _grow(cells: Cells, state: Int64, scratch: Cells) -> bool:
         scratch[way * SEGMENT_LINES : (way + 1) * SEGMENT_LINES] = cells[first : first + SEGMENT_LINES]
         cells[first : first + SEGMENT_LINES] = np.uint64(0)
     state[GROWN] += 1
-    moved = _spread(scratch[: ways * SEGMENT_LINES], cells, place_of(state))
+    moved = _spread(scratch[: ways * SEGMENT_LINES], cells, _place_of(state))
     if moved < 0:
         state[GROWN] -= 1
         for way in range(ways):
@@ -422,7 +400,7 @@ def _grow(cells: Cells, state: Int64, scratch: Cells) -> bool:
         return False
     state[MOVED] += moved
     if state[GROWN] == groups:
-        _next_size(state)
+        _next_size_inlined(state)
     return True
 
 
@@ -431,42 +409,42 @@ def _spread(source: Cells, cells: Cells, place: Place) -> int:
     """Puts every id in some lines into empty segments; returns how many there were, -1 where a segment is too full."""
     moved = 0
     for line in range(len(source)):
-        used = cells_used(source, np.uint64(line))
+        used = _cells_used(source, np.uint64(line))
         for k in range(used):
             wanted = np.int64(source[line, k])
-            first, at = home_of(wanted, place)
-            if not put_cell(cells, first, at, wanted, position_in(source, np.uint64(line), np.uint64(k))):
+            first, at = _home_of(wanted, place)
+            if not _put_cell(cells, first, at, wanted, _position_in(source, np.uint64(line), np.uint64(k))):
                 return -1
         moved += int(used)
     return moved
 
 
-def next_size(state: Int64) -> None:
+def _next_size(state: Int64) -> None:
     """What all groups have grown to is what they grow from."""
     state[BITS], state[WAYS] = state[BITS] + (state[WAYS] == 3), 5 - state[WAYS]
     state[GROWN] = 0
 
 
-_next_size = inlined(next_size)  # for kernels; a large table's first growth has nothing to compile
+_next_size_inlined = inlined(_next_size)  # for kernels; a large table's first growth has nothing to compile
 
 
 @kernel
-def all_lines(state: Int64) -> int:
+def _all_lines(state: Int64) -> int:
     """Lines of all segments."""
     lines: int = SEGMENT_LINES * ((state[WAYS] << state[BITS]) + state[GROWN])
     return lines
 
 
 @kernel
-def rows_before_growth(state: Int64) -> np.int64:
+def _rows_before_growth(state: Int64) -> np.int64:
     """Ids that there may be before there is another segment."""
-    return np.int64(LEAST_LOAD * LINE_CELLS * (all_lines(state) + SEGMENT_LINES))
+    return np.int64(LEAST_LOAD * LINE_CELLS * (_all_lines(state) + SEGMENT_LINES))
 
 
 @kernel
-def refill(source: Cells, cells: Cells, state: Int64) -> bool:
+def _refill(source: Cells, cells: Cells, state: Int64) -> bool:
     """Puts every id of an index into the empty cells of another of the same size; False where one is too full."""
-    return bool(_spread(source[: all_lines(state)], cells, place_of(state)) >= 0)
+    return bool(_spread(source[: _all_lines(state)], cells, _place_of(state)) >= 0)
 
 
 # The lines of the id index: how ids are hashed to lines of memory, and what a line holds
@@ -511,13 +489,13 @@ _HIGH_BITS = np.uint64(35)  # where in word 7 the high bits of positions begin
 
 
 @kernel
-def place_of(state: Int64) -> Place:
+def _place_of(state: Int64) -> Place:
     """Where ids lie at present."""
     return np.uint64(state[BITS]), np.uint64(state[WAYS]), np.uint64(state[GROWN]), np.uint64(state[SEED])
 
 
 @kernel
-def home_of(wanted: Integer, place: Place) -> tuple[Word, Word]:
+def _home_of(wanted: Integer, place: Place) -> tuple[Word, Word]:
     """First line of an id's segment, and its home line within it."""
     bits, ways, grown, seed = place
     h = mixed_bits(np.uint64(wanted) ^ seed)
@@ -532,19 +510,19 @@ def home_of(wanted: Integer, place: Place) -> tuple[Word, Word]:
 
 
 @kernel
-def cells_used(cells: Cells, line: Word) -> Word:
+def _cells_used(cells: Cells, line: Word) -> Word:
     return np.uint64((cells[line, 7] >> _IN_USE) & np.uint64(7))
 
 
 @kernel
-def position_in(cells: Cells, line: Word, k: Word) -> np.int64:
+def _position_in(cells: Cells, line: Word, k: Word) -> np.int64:
     low = (cells[line, _FIVE + (k >> ONE)] >> (np.uint64(32) * (k & ONE))) & _LOW
     high = (cells[line, 7] >> (_HIGH_BITS + _FIVE * k)) & np.uint64(31)
     return np.int64(low | (high << np.uint64(32)))
 
 
 @kernel
-def set_cell(cells: Cells, line: Word, k: Word, wanted: Integer, position: Integer) -> None:
+def _set_cell(cells: Cells, line: Word, k: Word, wanted: Integer, position: Integer) -> None:
     cells[line, k] = np.uint64(wanted)
     word, shift = _FIVE + (k >> ONE), np.uint64(32) * (k & ONE)
     cells[line, word] = (cells[line, word] & ~(_LOW << shift)) | ((np.uint64(position) & _LOW) << shift)
@@ -554,43 +532,43 @@ def set_cell(cells: Cells, line: Word, k: Word, wanted: Integer, position: Integ
 
 
 @kernel
-def append_cell(cells: Cells, line: Word, wanted: Integer, position: Integer) -> None:
+def _append_cell(cells: Cells, line: Word, wanted: Integer, position: Integer) -> None:
     """Into a line that has room; what words 5 to 7 hold of a cell not in use is 0."""
-    k = cells_used(cells, line)
+    k = _cells_used(cells, line)
     cells[line, k] = np.uint64(wanted)
     cells[line, _FIVE + (k >> ONE)] |= (np.uint64(position) & _LOW) << (np.uint64(32) * (k & ONE))
     cells[line, 7] += (ONE << _IN_USE) + ((np.uint64(position) >> np.uint64(32)) << (_HIGH_BITS + _FIVE * k))
 
 
 @kernel
-def put_cell(cells: Cells, first: Word, at: Word, wanted: Integer, position: Integer) -> bool:
+def _put_cell(cells: Cells, first: Word, at: Word, wanted: Integer, position: Integer) -> bool:
     """An id that is not there yet, into the first line from its home that has room; False where none has."""
     for _ in range(SEGMENT_LINES):
-        if cells_used(cells, first + at) < FULL:
-            append_cell(cells, first + at, wanted, position)
+        if _cells_used(cells, first + at) < FULL:
+            _append_cell(cells, first + at, wanted, position)
             return True
         at = (at + ONE) & (LINES - ONE)
     return False
 
 
 @kernel
-def drop_cell(cells: Cells, line: Word, k: Word) -> None:
+def _drop_cell(cells: Cells, line: Word, k: Word) -> None:
     """The last cell of the line takes the place of cell k."""
-    last = cells_used(cells, line) - ONE
-    set_cell(cells, line, k, np.int64(cells[line, last]), position_in(cells, line, last))
-    set_cell(cells, line, last, 0, 0)
+    last = _cells_used(cells, line) - ONE
+    _set_cell(cells, line, k, np.int64(cells[line, last]), _position_in(cells, line, last))
+    _set_cell(cells, line, last, 0, 0)
     cells[line, 7] -= ONE << _IN_USE
 
 
 @kernel
-def seek_cell(cells: Cells, first: Word, at: Word, wanted: Integer) -> tuple[Word, Word]:
+def _seek_cell(cells: Cells, first: Word, at: Word, wanted: Integer) -> tuple[Word, Word]:
     """The line and cell of an id; of one that is not there the line with room for it, and 5.
 
     Where it is not there and its whole segment is full, the cell is 6.
     """
     for _ in range(SEGMENT_LINES):
         line = first + at
-        used = cells_used(cells, line)
+        used = _cells_used(cells, line)
         for k in range(used):
             if cells[line, k] == np.uint64(wanted):
                 return line, np.uint64(k)

@@ -1,6 +1,6 @@
 """How numba kernels are compiled: without the GIL, without fast-math, cached on disk.
 
-A kernel may call kernels of any file: see `kernel_cache`.
+A kernel may call kernels of any file: see `sources_of`.
 """
 
 from __future__ import annotations
@@ -10,32 +10,25 @@ import hashlib
 import inspect
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numba
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir
-from numba.core import caching, cgutils, event, types
+from numba.core import caching, event
 from numba.core.base import BaseContext
 from numba.core.codegen import Codegen
 from numba.core.compiler import CompileResult
 from numba.core.dispatcher import Dispatcher
 from numba.core.extending import _Intrinsic
 from numba.core.typing import Signature
-from numba.extending import intrinsic
 
-if TYPE_CHECKING:
-    from llvmlite.ir import IRBuilder, Value
-    from numba.core.base import BaseContext
-    from numba.core.types import Type
-    from numba.core.typing import Signature
-    from numba.core.typing.context import BaseContext as TypingContext
+from elastable.embedding_store.native.intrinsics import prefetch_line
 
 __all__ = [
     "CompileTurns",
@@ -43,13 +36,10 @@ __all__ = [
     "inlined",
     "keep_on_disk",
     "kernel",
-    "loads_in_order",
     "prefetch",
     "prefetch_columns",
     "prefetch_distance",
-    "prefetch_line",
     "sources_of",
-    "stores_in_order",
     "summing_inlined",
     "summing_kernel",
 ]
@@ -127,50 +117,6 @@ def _compiled(function: F, fastmath: bool | set[str]) -> F:
     return compiled
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def prefetch_line(
-    typing_context: TypingContext, array: Type, row: Type, column: Type
-) -> tuple[Signature, Callable[..., Value]]:
-    """Asks for the cache line of `array[row, column]`; never faults, whatever the address."""
-
-    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, arguments: Sequence[Value]) -> Value:
-        array_type, row_type, column_type = signature.args
-        parts = context.make_array(array_type)(context, builder, arguments[0])
-        address = builder.bitcast(parts.data, ir.IntType(8).as_pointer())
-        strides = cgutils.unpack_tuple(builder, parts.strides)
-        for value, kind, stride in zip(arguments[1:], (row_type, column_type), strides, strict=True):
-            address = builder.gep(address, [builder.mul(context.cast(builder, value, kind, types.intp), stride)])
-        word = ir.IntType(32)
-        call = ir.FunctionType(ir.VoidType(), [address.type, word, word, word])
-        prefetch_instruction = builder.module.declare_intrinsic("llvm.prefetch", [address.type], call)
-        builder.call(prefetch_instruction, [address, word(0), word(3), word(1)])
-        return context.get_dummy_value()
-
-    return types.void(array, row, column), generate
-
-
-def _fence(order: str) -> Callable[[], None]:
-    @intrinsic  # type: ignore[untyped-decorator]
-    def fence(typing_context: TypingContext) -> tuple[Signature, Callable[..., Value]]:
-        def generate(
-            context: BaseContext, builder: IRBuilder, signature: Signature, arguments: Sequence[Value]
-        ) -> Value:
-            builder.fence(order)
-            return context.get_dummy_value()
-
-        return types.void(), generate
-
-    made: Callable[[], None] = fence
-    return made
-
-
-stores_in_order = _fence("release")
-"""`stores_in_order()`: who sees a store that comes after it sees those before it, if it reads `loads_in_order`."""
-
-loads_in_order = _fence("acquire")
-"""`loads_in_order()`: what is read after it is at least as new as what was read before it."""
-
-
 @inlined
 def prefetch(array: npt.NDArray[np.generic], row: int | np.integer) -> None:
     """Asks for the cache lines of `array[row]`; any row will do, even one that does not exist.
@@ -191,9 +137,6 @@ def prefetch_columns(array: npt.NDArray[np.generic], row: int | np.integer, colu
 def prefetch_distance(dim: int) -> int:
     """How many rows ahead of the update a row of `dim` values is asked for."""
     return max(_FEWEST_AHEAD, min(_MOST_AHEAD, _VALUES_AHEAD // dim))
-
-
-# Compiled kernels on disk, keyed by the sources of everything that they call
 
 
 # One process at a time compiles a kernel; the others wait, and load what it saved

@@ -10,30 +10,16 @@ below. Where it would go up to infinity, rounding is to nearest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.native.intrinsics import bits_of, float_of
 from elastable.embedding_store.native.kernel import inlined, kernel, prefetch
-
-if TYPE_CHECKING:
-    from llvmlite.ir import IRBuilder, Value
-    from numba.core.base import BaseContext
-    from numba.core.types import Type
-    from numba.core.typing import Signature
-    from numba.core.typing.context import BaseContext as TypingContext
 
 __all__ = [
     "HALF_DTYPES",
     "UInt16",
-    "bits_of",
-    "float_of",
     "gather_half",
     "mixed_bits",
     "round_half",
@@ -236,29 +222,6 @@ def with_gaps(rows: Float32) -> Float32:
     if rows.flags.c_contiguous or column != rows.itemsize or row % column or row < column * rows.shape[1]:
         return rows
     return np.lib.stride_tricks.as_strided(rows, (len(rows), row // column), (row, column))
-
-
-# Bits within kernels: those of a float32, reinterpreted and never converted, and those of an integer, mixed
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def bits_of(typing_context: TypingContext, value: Type) -> tuple[Signature, Callable[..., Value]]:
-    """The 32 bits of a float32, as uint32."""
-
-    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, arguments: Sequence[Value]) -> Value:
-        return builder.bitcast(arguments[0], ir.IntType(32))
-
-    return types.uint32(types.float32), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def float_of(typing_context: TypingContext, bits: Type) -> tuple[Signature, Callable[..., Value]]:
-    """The float32 that has these 32 bits, a uint32."""
-
-    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, arguments: Sequence[Value]) -> Value:
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.uint32), generate
 
 
 @inlined

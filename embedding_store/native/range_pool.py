@@ -18,23 +18,13 @@ from functools import lru_cache
 from itertools import count as numbers
 from itertools import pairwise
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
 
 import numpy as np
-from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.native.intrinsics import adding
 from elastable.embedding_store.native.kernel import kernel
-
-if TYPE_CHECKING:
-    from llvmlite.ir import IRBuilder, Value
-    from numba.core.base import BaseContext
-    from numba.core.types import Type
-    from numba.core.typing import Signature
-    from numba.core.typing.context import BaseContext as TypingContext
 
 __all__ = [
     "SERIAL",
@@ -89,25 +79,8 @@ class WorkCounter:
             time.sleep(_SLEEP_S)
 
 
-def _adding(word: int, order: str) -> Callable[[Int64, int], int]:
-    @intrinsic  # type: ignore[untyped-decorator]
-    def add(typing_context: TypingContext, state: Type, more: Type) -> tuple[Signature, Callable[..., Value]]:
-        def generate(
-            context: BaseContext, builder: IRBuilder, signature: Signature, arguments: Sequence[Value]
-        ) -> Value:
-            data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-            place = builder.gep(data, [ir.IntType(64)(word)])
-            more = context.cast(builder, arguments[1], signature.args[1], types.int64)
-            return builder.atomic_rmw("add", place, more, order)
-
-        return types.int64(state, more), generate
-
-    made: Callable[[Int64, int], int] = add
-    return made
-
-
 _add_next, _add_inside, _add_failed = (
-    _adding(word, order) for word, order in ((_NEXT, "monotonic"), (_INSIDE, "seq_cst"), (_FAILED, "monotonic"))
+    adding(word, order) for word, order in ((_NEXT, "monotonic"), (_INSIDE, "seq_cst"), (_FAILED, "monotonic"))
 )
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import UInt8
-from elastable.embedding_store.native.kernel import inlined, kernel, prefetch_line
-from elastable.embedding_store.native.row_moves import copy_bytes, word_at
+from elastable.embedding_store.native.intrinsics import copy_bytes, prefetch_line, word_at
+from elastable.embedding_store.native.kernel import inlined, kernel
 
 __all__ = [
     "FACTOR",

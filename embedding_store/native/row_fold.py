@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.native.intrinsics import fold_row
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.range_pool import WorkCounter, fail_work, join_work, leave_work, next_pieces
 from elastable.embedding_store.native.row_gather import rows_ahead
-from elastable.embedding_store.native.row_moves import fold_row
 
 __all__ = ["COMBINERS", "fold_bags", "fold_bags_shared"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64, UInt64
+from elastable.embedding_store.native.intrinsics import copy_row, fence, prefetch_row, stream_row
 from elastable.embedding_store.native.kernel import inlined, kernel
 from elastable.embedding_store.native.range_pool import WorkCounter, fail_work, join_work, leave_work, next_pieces
-from elastable.embedding_store.native.row_moves import copy_row, fence, prefetch_row, stream_row
 
 __all__ = [
     "can_stream",

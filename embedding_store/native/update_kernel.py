@@ -11,21 +11,23 @@ from elastable.embedding_store.native.kernel import by_whole_lines, inlined, ker
 
 __all__ = ["Scalars", "UpdateKernel", "ValueStep", "update_kernel"]
 
+F = np.float32
+
 Scalars = tuple[float | np.floating, ...]
 """What a step needs besides the rows, the same for all of them."""
 
-ValueStep = Callable[..., tuple[np.float32, ...]]
+ValueStep = Callable[..., tuple[F, ...]]
 """`step(weight, gradient, *slots, rate, scalars)`: the new weight and the new slots, all float32.
 
 The weight has been decayed already. Compiled into the loop, so it calls kernels and numpy's functions alone.
 """
 
-_Arguments = tuple[Float32, Int64, Float32, Int64, Float32, np.float32, np.float32, Scalars]
+_Arguments = tuple[Float32, Int64, Float32, Int64, Float32, F, F, Scalars]
 
 UpdateKernel = Callable[[int, _Arguments], None]
 """`update(dim, (weights, places, slots, positions, gradients, rate, decay, scalars))`, as of `RowOptimizer`."""
 
-_Columns = Callable[[Float32, Float32, Float32, int, np.float32, np.float32, Scalars], None]
+_Columns = Callable[[Float32, Float32, Float32, int, F, F, Scalars], None]
 """All values of one row: `columns(weights, slots, gradients, dim, rate, decay, scalars)`."""
 
 
@@ -55,9 +57,7 @@ def update_kernel(step: ValueStep, slots: int, twice: bool = False) -> UpdateKer
 
 def _without_slots(step: ValueStep) -> _Columns:
     @inlined
-    def columns(
-        w: Float32, s: Float32, g: Float32, dim: int, rate: np.float32, decay: np.float32, scalars: Scalars
-    ) -> None:
+    def columns(w: Float32, s: Float32, g: Float32, dim: int, rate: F, decay: F, scalars: Scalars) -> None:
         for j in range(dim):
             (w[j],) = step(w[j] - w[j] * decay * rate, g[j], rate, scalars)
 
@@ -66,9 +66,7 @@ def _without_slots(step: ValueStep) -> _Columns:
 
 def _with_slot(step: ValueStep) -> _Columns:
     @inlined
-    def columns(
-        w: Float32, s: Float32, g: Float32, dim: int, rate: np.float32, decay: np.float32, scalars: Scalars
-    ) -> None:
+    def columns(w: Float32, s: Float32, g: Float32, dim: int, rate: F, decay: F, scalars: Scalars) -> None:
         for j in range(dim):
             w[j], s[j] = step(w[j] - w[j] * decay * rate, g[j], s[j], rate, scalars)
 
@@ -77,9 +75,7 @@ def _with_slot(step: ValueStep) -> _Columns:
 
 def _with_2_slots(step: ValueStep) -> _Columns:
     @inlined
-    def columns(
-        w: Float32, s: Float32, g: Float32, dim: int, rate: np.float32, decay: np.float32, scalars: Scalars
-    ) -> None:
+    def columns(w: Float32, s: Float32, g: Float32, dim: int, rate: F, decay: F, scalars: Scalars) -> None:
         a, b = s[:dim], s[dim : 2 * dim]
         for j in range(dim):
             w[j], a[j], b[j] = step(w[j] - w[j] * decay * rate, g[j], a[j], b[j], rate, scalars)
@@ -89,9 +85,7 @@ def _with_2_slots(step: ValueStep) -> _Columns:
 
 def _with_3_slots(step: ValueStep) -> _Columns:
     @inlined
-    def columns(
-        w: Float32, s: Float32, g: Float32, dim: int, rate: np.float32, decay: np.float32, scalars: Scalars
-    ) -> None:
+    def columns(w: Float32, s: Float32, g: Float32, dim: int, rate: F, decay: F, scalars: Scalars) -> None:
         a, b, c = s[:dim], s[dim : 2 * dim], s[2 * dim : 3 * dim]
         for j in range(dim):
             w[j], a[j], b[j], c[j] = step(w[j] - w[j] * decay * rate, g[j], a[j], b[j], c[j], rate, scalars)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from elastable.embedding_store.errors import NotInstalled
 
@@ -48,22 +49,17 @@ def not_installed(error: BaseException, what: str, extra: str | None = None) -> 
     )
 
 
-class needs:  # noqa: N801 - reads as the `with` statement that it is for
+@contextmanager
+def needs(what: str, extra: str | None = None) -> Iterator[None]:
     """Around imports of what an extra brings: one that is not installed becomes `NotInstalled`.
 
     Args:
         what, extra: As of `not_installed`.
     """
-
-    def __init__(self, what: str, extra: str | None = None) -> None:
-        self._what, self._extra = what, extra
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        told = None if error is None else not_installed(error, self._what, self._extra)
-        if told is not None:
-            raise told from error
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = not_installed(error, what, extra)
+        if missing is None:
+            raise
+        raise missing from error

@@ -13,7 +13,7 @@ from elastable.embedding_store.errors import DeadlineExceeded
 __all__ = ["ReadersWriterLock"]
 
 
-class ReadersWriterLock:
+class ReadersWriterLock(AbstractContextManager[None]):
     """Readers share, a writer excludes all. A waiting writer goes before new readers.
 
     Not reentrant: a holder that asks again may wait for itself.
@@ -27,7 +27,6 @@ class ReadersWriterLock:
         self._writers_waiting = 0
         self._timeout_s = timeout_s
         self._name = name
-        self._reading = _Reading(self._begin_reading, self._end_reading)
 
     def reading(self) -> AbstractContextManager[None]:
         """Holds the lock together with other readers.
@@ -35,15 +34,17 @@ class ReadersWriterLock:
         Raises:
             DeadlineExceeded: a writer held it for the whole timeout.
         """
-        return self._reading
+        return self  # making a generator takes as long as a lookup of one row
 
-    def _begin_reading(self) -> None:
+    def __enter__(self) -> None:
         with self._changed:
             if self._writing or self._writers_waiting:
                 self._wait(lambda: not self._writing and not self._writers_waiting, "read")
             self._readers += 1
 
-    def _end_reading(self) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         with self._changed:
             self._readers -= 1
             if not self._readers:
@@ -82,21 +83,3 @@ class ReadersWriterLock:
             raise DeadlineExceeded(
                 f"waited {time.monotonic() - started:.1f} s to {wish} {self._name}; the limit is {self._timeout_s} s"
             )
-
-
-class _Reading:
-    """One for all readers of a lock: a lookup of one row takes no longer than making a generator."""
-
-    __slots__ = ("_begin", "_end")
-
-    def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
-        self._begin = begin
-        self._end = end
-
-    def __enter__(self) -> None:
-        self._begin()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end()

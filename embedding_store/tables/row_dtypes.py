@@ -12,12 +12,11 @@ from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8, UIn
 from elastable.embedding_store.contract.row_data import UpdateBatch
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import Unsupported
+from elastable.embedding_store.native.intrinsics import bits_of, float_of
 from elastable.embedding_store.native.kernel import kernel, prefetch
 from elastable.embedding_store.native.number_formats import (
     HALF_DTYPES,
     UInt16,
-    bits_of,
-    float_of,
     gather_half,
     round_half,
     round_half_randomly,

@@ -28,9 +28,9 @@ from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import FutureVersion
+from elastable.embedding_store.native.intrinsics import copy_row
 from elastable.embedding_store.native.kernel import kernel
-from elastable.embedding_store.native.row_moves import copy_row
-from elastable.embedding_store.optimizers.fused.rowwise_adagrad import row_squares
+from elastable.embedding_store.optimizers.fused import row_squares
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables import GradientPart, IndexedSlices, TableSlices, update_tables
 from elastable.replicas.groups.agreement import fail_together

@@ -21,7 +21,7 @@ Rule = Callable[[np.ndarray, Slots, np.ndarray, int, F, Values], tuple[np.ndarra
 
 
 def power(base: float, exponent: int) -> np.float32:
-    """In double, rounded once: see elastable.embedding_store.optimizers.fused.power."""
+    """In double, rounded once: see elastable.embedding_store.optimizers.fused."""
     return F(float(F(base)) ** exponent)
 
 

@@ -54,7 +54,7 @@ def train(
     In an asynchronous job, 200 versions of one micro-batch.
 
     Args:
-        home: Directory for everything.
+        home: Directory for everything, made where there is none.
         workers: How many.
         optimizer: Of the model.
         store: Of the master, where there are no `stores`.
@@ -65,6 +65,7 @@ def train(
         mode: Of the job.
         options: Further words of the master's command.
     """
+    home.mkdir(exist_ok=True)
     environment = {
         **os.environ,
         "EQUALITY_OPTIMIZER": optimizer,

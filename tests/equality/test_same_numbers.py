@@ -148,7 +148,4 @@ def test_readers_of_redis_read_the_same_bits(alone: Numbers, tmp_path: Path, red
 
 @pytest.mark.parametrize("optimizer", [pytest.param("sgd", marks=pytest.mark.slow), "momentum"])
 def test_other_optimizers_do_not_see_the_number_of_workers(optimizer: str, tmp_path: Path) -> None:
-    homes = [tmp_path / "one", tmp_path / "two"]
-    for home in homes:
-        home.mkdir()
-    assert differing(train(homes[0], 1, optimizer), train(homes[1], 2, optimizer)) == []
+    assert differing(train(tmp_path / "one", 1, optimizer), train(tmp_path / "two", 2, optimizer)) == []

@@ -105,35 +105,27 @@ def test_numbers_do_not_depend_on_store_servers(
 
 @pytest.mark.slow  # tests/master/commits compares asynchronous versions in one process
 def test_one_worker_trains_the_same_numbers_asynchronously(tmp_path: Path, servers: Servers) -> None:
-    homes = [tmp_path / "one", tmp_path / "two"]
-    for home in homes:
-        home.mkdir()
     stores = [server.address for server in servers("memory", "memory")]
-    ours = train(homes[1], 1, "adagrad", stores=stores, mode="async")
-    assert differing(train(homes[0], 1, "adagrad", mode="async"), ours) == []
+    ours = train(tmp_path / "two", 1, "adagrad", stores=stores, mode="async")
+    assert differing(train(tmp_path / "one", 1, "adagrad", mode="async"), ours) == []
 
 
 @pytest.mark.slow  # tests/elastable/models/test_table_places.py prepares such a job
 def test_small_tables_stay_on_the_workers_beside_store_servers(tmp_path: Path, servers: Servers) -> None:
     file = tmp_path / "locations.toml"
     file.write_text("[weight]\nmin_elements_for_off_worker = 300\n")
-    homes = [tmp_path / "one", tmp_path / "two"]
-    for home in homes:
-        home.mkdir()
     stores = [server.address for server in servers("memory", "memory")]
     placed = ("--locations", str(file))
-    ours = train(homes[0], 2, "adagrad", stores=stores, options=placed)
+    ours = train(tmp_path / "one", 2, "adagrad", stores=stores, options=placed)
     assert 0 < len([name for name in ours if name.endswith("/ids")]) < 3
-    assert differing(train(homes[1], 1, "adagrad", options=placed), ours) == []
+    assert differing(train(tmp_path / "two", 1, "adagrad", options=placed), ours) == []
 
 
 @pytest.mark.slow  # tests/embedding_store/shards compares norms over servers, and their commits
 def test_a_norm_over_servers_clips_to_the_same_bits(tmp_path: Path, servers: Servers) -> None:
-    homes = [tmp_path / "one", tmp_path / "three"]
-    for home in homes:
-        home.mkdir()
     stores = [server.address for server in servers("memory", "memory", "memory")]
-    assert differing(train(homes[0], 1, "clipped"), train(homes[1], 2, "clipped", stores=stores)) == []
+    ours = train(tmp_path / "three", 2, "clipped", stores=stores)
+    assert differing(train(tmp_path / "one", 1, "clipped"), ours) == []
 
 
 def test_a_store_server_is_killed_twice_in_mid_job(alone: Numbers, tmp_path: Path, servers: Servers) -> None:

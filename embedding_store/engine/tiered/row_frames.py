@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int32, Int64, UInt8
-from elastable.embedding_store.contract.tier import MappedRecords
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.range_pool import WorkCounter, fail_work, next_pieces
 from elastable.embedding_store.native.record_checks import load_first, part_stride, prefetch_bytes, record_key
@@ -30,89 +29,65 @@ __all__ = [
 # Rows in frames gathered by position, a piece at a time; those without a frame are read from mapped memory
 
 
-@dataclass(frozen=True, slots=True)
-class ColdSource:
+class ColdSource(NamedTuple):
     """Where rows without a frame are read on the way.
 
     Attributes:
-        records: Of the table; their first part is a row, in float32.
+        file, begin, items, first, stride: As of `MappedRecords`, of the table; the first part is a row, in float32.
         ids: int64 `[rows]`, of every position; empty: an id is its position.
         out: uint8: all bytes of the target, whose rows lie side by side.
     """
 
-    records: MappedRecords
+    file: UInt8
+    begin: int
+    items: int
+    first: int
+    stride: int
     ids: Int64
     out: UInt8
 
 
-NOWHERE = ColdSource(MappedRecords(np.empty(0, np.uint8), 0, 0, 0, 0), np.empty(0, np.int64), np.empty(0, np.uint8))
+NOWHERE = ColdSource(np.empty(0, np.uint8), 0, 0, 0, 0, np.empty(0, np.int64), np.empty(0, np.uint8))
 """Rows without a frame are left alone."""
+
+_Frames = tuple[Float32, Int32, UInt8]
+"""Rows by frame, and `frame_of` and `heat` as of `_frames_at`."""
+
+_How = tuple[bool, int, int]
+"""Whether rows go past the caches, how many rows ahead one is asked for, and the rows of a piece."""
 
 
 @kernel
 def _gather_shared(
-    rows: Float32,
-    frame_of: Int32,
-    heat: UInt8,
-    positions: Int64,
-    out: Float32,
-    stream: bool,
-    file: UInt8,
-    begin: int,
-    items: int,
-    first_bytes: int,
-    stride: int,
-    ids: Int64,
-    flat: UInt8,
-    cold: Int64,
-    unread: Int64,
-    ahead: int,
-    size: int,
-    counter: Int64,
+    hot: _Frames, source: ColdSource, positions: Int64, out: Float32, how: _How, cold: Int64, unread: Int64, work: Int64
 ) -> tuple[int, int]:
+    size = how[2]
     count, missed, total = 0, 0, (len(positions) + size - 1) // size
-    first, last = next_pieces(counter, total)
+    first, last = next_pieces(work, total)
     while first < last:
         start, stop = first * size, min(last * size, len(positions))
-        if any_outside(positions[start:stop], len(frame_of)):
-            fail_work(counter)
+        if any_outside(positions[start:stop], len(hot[1])):
+            fail_work(work)
         else:
             some, its = positions[start:stop], out[start:stop]
-            more, left = _gather(
-                rows, frame_of, heat, some, its, stream, file, begin, items, first_bytes, stride, ids, flat,
-                cold[count:], unread[missed:], start, ahead, size,
-            )  # fmt: skip
+            more, left = _gather(hot, source, some, its, how, cold[count:], unread[missed:], start)
             count += more
             missed += left
-        first, last = next_pieces(counter, total)
+        first, last = next_pieces(work, total)
     return count, missed
 
 
 @kernel
 def _gather(
-    rows: Float32,
-    frame_of: Int32,
-    heat: UInt8,
-    positions: Int64,
-    out: Float32,
-    stream: bool,
-    file: UInt8,
-    begin: int,
-    items: int,
-    first_bytes: int,
-    stride: int,
-    ids: Int64,
-    flat: UInt8,
-    cold: Int64,
-    unread: Int64,
-    base: int,
-    ahead: int,
-    size: int,
+    hot: _Frames, source: ColdSource, positions: Int64, out: Float32, how: _How, cold: Int64, unread: Int64, base: int
 ) -> tuple[int, int]:
     """In loops a piece: reads of the first, which finds the frames, do not wait for those of the second.
 
     Records of rows without a frame are asked for before the others are copied, and are there afterwards.
     """
+    rows, frame_of, heat = hot
+    file, begin, items, first_bytes, stride, ids, flat = source
+    stream, ahead, size = how
     count, missed, frames = 0, 0, np.empty(min(size, len(positions)), np.int64)
     staged, lines, part = np.empty(part_stride(first_bytes), np.uint8), file.reshape(-1, 1), part_stride(first_bytes)
     for start in range(0, len(positions), size):
@@ -343,14 +318,12 @@ class RowFrames:
             The indices of those that have no frame, and of those that `source` did not have either.
         """
         cold, unread = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
-        ahead, size = rows_ahead(rows.shape[1]), rows_in_piece(rows.shape[1])
-        place, records = (rows, self._frame_of.array[:, 0], self._heat, positions, out), source.records
-        of_source = records.file, records.begin, records.items, records.first, records.stride, source.ids, source.out
+        hot, dim = (rows, self._frame_of.array[:, 0], self._heat), rows.shape[1]
+        how = stream and (counter is None or can_stream(out)), rows_ahead(dim), rows_in_piece(dim)
         if counter is None:
-            count, missed = _gather(*(*place, stream, *of_source, cold, unread), 0, ahead, size)
+            count, missed = _gather(hot, source, positions, out, how, cold, unread, 0)
         else:
-            given = *place, stream and can_stream(out), *of_source, cold, unread
-            count, missed = _gather_shared(*given, ahead, size, counter.state)
+            count, missed = _gather_shared(hot, source, positions, out, how, cold, unread, counter.state)
         return cold[: int(count)], unread[: int(missed)]
 
     def take(self, count: int, passes: int = _PASSES) -> Int64:

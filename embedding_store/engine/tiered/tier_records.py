@@ -13,8 +13,8 @@ from elastable.embedding_store.contract.row_data import NEXT_VERSION
 from elastable.embedding_store.contract.tier import MappedRecords, Records, Tier
 from elastable.embedding_store.errors import StoreBroken
 from elastable.embedding_store.measures import Total
+from elastable.embedding_store.native.intrinsics import copy_bytes
 from elastable.embedding_store.native.kernel import kernel
-from elastable.embedding_store.native.row_moves import copy_bytes
 from elastable.embedding_store.native.slab import Slab, SlabMaker
 from elastable.embedding_store.support.memory_budget import RowBudget
 

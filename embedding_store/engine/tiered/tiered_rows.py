@@ -149,7 +149,8 @@ class ColdRows:
         records = self._behind.mapped()
         if records is None or records.first != width or out.shape[1] * out.itemsize != width:
             return NOWHERE
-        return ColdSource(records, self._behind.row_ids(), out.view(np.uint8).reshape(-1))
+        of = records.file, records.begin, records.items, records.first, records.stride
+        return ColdSource(*of, self._behind.row_ids(), out.view(np.uint8).reshape(-1))
 
     def rows(self, positions: Int64, cold: Int64, whole: bool = False) -> Iterator[tuple[Int64, ResidentRows]]:
         """Rows that are not in memory, some at a time, in the first rows of a scratch, and their indices."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from elastable.embedding_store.errors import BadSpec, Unsupported
 from elastable.embedding_store.optimizers.base import DenseForm, RowOptimizer
-from elastable.embedding_store.optimizers.fused.power import adam_rate, float32_power
+from elastable.embedding_store.optimizers.fused import adam_rate, float32_power
 
 __all__ = ["DenseForm", "dense_form", "known_dense_forms"]
 

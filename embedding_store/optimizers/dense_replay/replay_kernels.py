@@ -13,17 +13,14 @@ from collections.abc import Callable
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int32, Int64, UInt8
-from elastable.embedding_store.native.kernel import (
-    inlined,
-    kernel,
-    loads_in_order,
-    prefetch,
-    prefetch_distance,
-    prefetch_line,
-)
+from elastable.embedding_store.native.intrinsics import loads_in_order, prefetch_line
+from elastable.embedding_store.native.kernel import inlined, kernel, prefetch, prefetch_distance
+from elastable.embedding_store.optimizers.dense_replay.dense_form import DenseForm
 
 __all__ = [
     "CAUGHT_UP",
+    "DIVIDED",
+    "LINEAR",
     "OF_STEPS",
     "UNTOUCHED",
     "cubic",
@@ -187,7 +184,6 @@ def _itself(value: np.float32) -> np.float32:
 def _over_rows(columns: Columns) -> Callable[..., None]:
     """The loop over rows around what moves the columns of one."""
 
-    @inlined
     def rows(
         weights: Float32,
         places: Int64,
@@ -212,13 +208,14 @@ def _over_rows(columns: Columns) -> Callable[..., None]:
     return rows
 
 
-_decay, _move = _over_rows(_decayed), _over_rows(_linear)
-_move_evenly, _move_evenly_by_root = _over_rows(_of_degree_0(_itself)), _over_rows(_of_degree_0(_root))
-_move_cubic, _move_cubic_by_root = _over_rows(_of_degree_3(_itself)), _over_rows(_of_degree_3(_root))
-_move_seventh, _move_seventh_by_root = _over_rows(_of_degree_7(_itself)), _over_rows(_of_degree_7(_root))
+_DECAY, LINEAR = kernel(_over_rows(_decayed)), kernel(_over_rows(_linear))
+DIVIDED = {  # by the degree of the polynomials, and whether the divisor's root divides
+    (degree, root): kernel(_over_rows(columns(_root if root else _itself)))
+    for degree, columns in ((0, _of_degree_0), (3, _of_degree_3), (7, _of_degree_7))
+    for root in (False, True)
+}
 
 
-@kernel
 def move_rows(
     weights: Float32,
     places: Int64,
@@ -226,11 +223,7 @@ def move_rows(
     positions: Int64,
     which: Int64,
     coefficients: Float32,
-    factors: int,
-    moving: int,
-    divisor: int,
-    root: bool,
-    epsilon: np.float32,
+    form: DenseForm,
     degree: int,
 ) -> None:
     """Brings the weights of rows to the step of the coefficients, in place; slots stay as they are.
@@ -242,27 +235,12 @@ def move_rows(
         positions: int64 `[m]`, of the same rows.
         which: int64 `[m]`, as of `rows_behind`.
         coefficients: float32 `[rows, columns]`.
-        factors: Slots that steps multiply, the first ones.
-        moving, divisor, root, epsilon: As of `DenseForm`.
+        form: Of the optimizer.
         degree: As of `Segments`.
     """
-    c, at = coefficients, 1 + factors
-    if moving < 0:
-        _decay(weights, places, slots, positions, which, c, at, 0, 0, epsilon)
-    elif divisor < 0:
-        _move(weights, places, slots, positions, which, c, at, moving, 0, epsilon)
-    elif degree == 0 and root:
-        _move_evenly_by_root(weights, places, slots, positions, which, c, at, moving, divisor, epsilon)
-    elif degree == 0:
-        _move_evenly(weights, places, slots, positions, which, c, at, moving, divisor, epsilon)
-    elif degree == 3 and root:
-        _move_cubic_by_root(weights, places, slots, positions, which, c, at, moving, divisor, epsilon)
-    elif degree == 3:
-        _move_cubic(weights, places, slots, positions, which, c, at, moving, divisor, epsilon)
-    elif root:
-        _move_seventh_by_root(weights, places, slots, positions, which, c, at, moving, divisor, epsilon)
-    else:
-        _move_seventh(weights, places, slots, positions, which, c, at, moving, divisor, epsilon)
+    move = _DECAY if form.moving < 0 else LINEAR if form.divisor < 0 else DIVIDED[degree, form.root]
+    at, moving, divisor = 1 + len(form.factors), max(form.moving, 0), max(form.divisor, 0)
+    move(weights, places, slots, positions, which, coefficients, at, moving, divisor, np.float32(form.epsilon))
 
 
 @kernel

@@ -8,14 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Float32, Int32, Int64, UInt8
-from elastable.embedding_store.native.kernel import (
-    by_whole_lines,
-    inlined,
-    kernel,
-    prefetch,
-    prefetch_distance,
-    prefetch_line,
-)
+from elastable.embedding_store.native.intrinsics import prefetch_line
+from elastable.embedding_store.native.kernel import by_whole_lines, inlined, kernel, prefetch, prefetch_distance
 from elastable.embedding_store.native.row_gather import gather, scatter_rows
 from elastable.embedding_store.native.update_kernel import Scalars
 from elastable.embedding_store.optimizers.dense_replay.dense_form import DenseForm
@@ -30,7 +24,7 @@ from elastable.embedding_store.optimizers.dense_replay.replay_kernels import (
     shrunk,
     stamp_rows,
 )
-from elastable.embedding_store.optimizers.fused.adam import adam_step
+from elastable.embedding_store.optimizers.fused import adam_step
 
 __all__ = ["PIECE_BYTES", "StepsAt", "update_adam"]
 
@@ -77,7 +71,7 @@ class StepsAt:
             self.coefficients[row, 0], self.coefficients[row, 1 : 1 + len(form.factors)] = factor, 1.0
             self.known[row] = 1
         self._fill, self._before = fill, before
-        self._scalars = (form.moving, form.divisor, form.root, np.float32(form.epsilon), degree)
+        self._form, self._degree = form, degree
         self._factors = len(form.factors)
         self.cubic = degree == 3 and form.root and self.coefficients.shape[1] == 1 + self._factors + 5
 
@@ -97,7 +91,7 @@ class StepsAt:
         if behind:
             late = np.flatnonzero(which != CAUGHT_UP) if behind < len(which) else slice(None)
             there, here, of = places[late], positions[late], which[late]
-            move_rows(weights, there, slots, here, of, self.coefficients, self._factors, *self._scalars)
+            move_rows(weights, there, slots, here, of, self.coefficients, self._form, self._degree)
             shrink_slots(slots, here, of, self.coefficients, weights.shape[1], self._factors)
         stamp_rows(slots.view(np.int32), positions, self.step if stamp is None else stamp)
 
@@ -128,7 +122,8 @@ class StepsAt:
         if self.cubic:
             _, which, older = self._learn(slots, positions)
             if older < len(positions):
-                read_cubic(weights, slots, positions, which, out, self.coefficients, self._factors, *self._scalars[:4])
+                form = self._form.moving, self._form.divisor, np.float32(self._form.epsilon)
+                read_cubic(weights, slots, positions, which, out, self.coefficients, 1 + self._factors, *form)
         else:
             rows = _rows_of_a_piece(weights, slots)
             for start in range(0, len(positions), rows):
@@ -139,7 +134,7 @@ class StepsAt:
                 if behind:
                     late = np.flatnonzero(which != CAUGHT_UP)
                     of = which[late]
-                    move_rows(some, late, slots, here[late], of, self.coefficients, self._factors, *self._scalars)
+                    move_rows(some, late, slots, here[late], of, self.coefficients, self._form, self._degree)
         if older:
             self._read_older(weights, slots, positions, out)
 
@@ -204,17 +199,16 @@ def read_cubic(
     which: Int64,
     out: Float32,
     coefficients: Float32,
-    factors: int,
+    at: int,
     moving: int,
     divisor: int,
-    root: bool,
     epsilon: np.float32,
 ) -> None:
     """out[i] = the weights at positions[i], none of which is negative, as of the step of the coefficients.
 
-    Arguments are as of `replay_kernels.move_rows`; the divisor's root divides.
+    Arguments are as of `replay_kernels.move_rows`; segments begin in column `at`, and the divisor's root divides.
     """
-    c, at, dim, one = coefficients, 1 + factors, weights.shape[1], np.float32(1)
+    c, dim, one = coefficients, weights.shape[1], np.float32(1)
     far, end, last = prefetch_distance(dim), len(positions) - 1, slots.shape[1] - 1
     for i in range(len(positions)):
         prefetch(weights, positions[min(i + far, end)])

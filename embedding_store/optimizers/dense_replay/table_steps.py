@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Float32, Float64, Int64, UInt8
 from elastable.embedding_store.errors import BadInput, StoreFailed
-from elastable.embedding_store.native.kernel import kernel, stores_in_order
+from elastable.embedding_store.native.intrinsics import stores_in_order
+from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.optimizers.dense_replay.dense_form import DenseForm
 from elastable.embedding_store.optimizers.dense_replay.replay_kernels import OF_STEPS, missing_rows
 from elastable.embedding_store.optimizers.dense_replay.steps_at import StepsAt

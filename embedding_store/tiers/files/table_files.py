@@ -13,6 +13,7 @@ from numba import types
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.tier import MappedRecords, Records, TierTable
 from elastable.embedding_store.errors import BadInput, StoreBroken
+from elastable.embedding_store.native.intrinsics import copy_bytes, put_word, word_at
 from elastable.embedding_store.native.kernel import inlined, kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.embedding_store.native.record_checks import (
@@ -24,7 +25,6 @@ from elastable.embedding_store.native.record_checks import (
     record_key,
     record_stride,
 )
-from elastable.embedding_store.native.row_moves import copy_bytes, put_word, word_at
 from elastable.embedding_store.tiers.files.mapped_file import MappedFile
 
 __all__ = ["MOST_POSITIONS", "TableFiles", "store_checked"]

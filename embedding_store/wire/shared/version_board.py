@@ -11,8 +11,8 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.native.intrinsics import fence
 from elastable.embedding_store.native.kernel import kernel
-from elastable.embedding_store.native.row_moves import fence
 from elastable.embedding_store.support.memory_mapping import FileMapping
 from elastable.embedding_store.wire.shared.sealed_memory import SealedMemory, require_sealed
 

@@ -93,7 +93,7 @@ STORES: dict[str, Make] = {
     "memory": lambda held, path: MemoryStore(threads=2),
     "indexed": lambda held, path: MemoryStore(threads=1, direct_bytes=0),
     "file": lambda held, path: file_store(path / "file", 1 << 20, threads=1),
-    "crowded": lambda held, path: crowded_store(held, FailingTier(False), path / "log"),
+    "crowded": lambda held, path: crowded_store(held, FailingTier(), path / "log"),
     "token": lambda held, path: PartitionedStore([MemoryStore(1), MemoryStore(1), MemoryStore(1)], "token"),
     "encoding": lambda held, path: PartitionedStore([MemoryStore(1), file_store(path / "half", 1 << 20)], "encoding"),
     "placed": lambda held, path: PlacedStore(
@@ -174,7 +174,7 @@ def test_what_was_cleared_begins_anew(store: EmbeddingStore) -> None:
 @pytest.mark.parametrize("kind", ["file", "crowded"])
 def test_stores_open_again_with_rows_that_are_behind(kind: str, tmp_path: Path, expected: dict[int, Float32]) -> None:
     with ExitStack() as held:
-        tier = FailingTier(False)
+        tier = FailingTier()
         for first, last in ((1, 15), (16, 16), (17, 60)):
             with file_store(tmp_path) if kind == "file" else crowded_store(held, tier, tmp_path) as store:
                 store.create_table(table())

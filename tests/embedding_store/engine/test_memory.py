@@ -145,18 +145,6 @@ def test_a_table_of_a_thousand_million_rows_costs_nothing_until_touched() -> Non
         assert store.lookup({"largest": last})["largest"].shape == (1, 16)
 
 
-def test_a_whole_fixed_table_laid_out_directly_equals_one_behind_an_index() -> None:
-    spec = TableSpec("t", 4, 1000, optimizer=OPTIMIZER)
-    update = TableUpdate(np.arange(0, 1000, 3), np.ones((334, 4), np.float32))
-    found = []
-    for direct_bytes in (0, 1 << 20):
-        with MemoryStore(threads=1, direct_bytes=direct_bytes) as store:
-            store.create_table(spec)
-            store.commit(Commit(1, {"t": update}, 0, {}))
-            found.append(rows_by_id(store, "t"))
-    assert found[0] == found[1]
-
-
 def test_unknown_optimizer_is_refused_before_there_is_a_table() -> None:
     with MemoryStore(threads=1) as store:
         with pytest.raises(BadSpec, match="unknown optimizer 'newton'"):

@@ -18,42 +18,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
 from elastable.embedding_store.contract.snapshot import Snapshot
-from elastable.embedding_store.contract.spec import (
-    AdmissionSpec,
-    EvictionSpec,
-    InitializerSpec,
-    OptimizerSpec,
-    TableSpec,
-)
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.engine.pins import StorePins
 from elastable.embedding_store.errors import StaleVersion
 from elastable.embedding_store.tables.initial_values import initial_rows
 from tests.embedding_store.engine.failing_tier import FailingTier
+from tests.embedding_store.engine.test_store_history import IDS, MOST
+from tests.embedding_store.engine.test_store_history import SPECS as HISTORY_SPECS
 from tests.embedding_store.engine.tiered_stores import crowded_store
 from tests.file_stores import file_store
 from tests.plugins.seeds import examples
 
-NORMAL = InitializerSpec("normal", 0, 1)
-SPECS = {
-    spec.name: spec
-    for spec in (
-        TableSpec("fixed", 3, 14, initializer=NORMAL, optimizer=OptimizerSpec.of("adam", learning_rate=0.1), seed=1),
-        TableSpec("dynamic", 2, initializer=NORMAL, optimizer=OptimizerSpec.of("adagrad")),
-        TableSpec("half", 2, None, "bfloat16", NORMAL, 4, OptimizerSpec.of("sgd")),
-        TableSpec("rare", 2, admission=AdmissionSpec(2, 64), eviction=EvictionSpec(max_age=2, every=2)),
-        TableSpec("often", 2, optimizer=OptimizerSpec.of("adam"), eviction=EvictionSpec(min_frequency=2, every=3)),
-        TableSpec("every", 2, optimizer=OptimizerSpec.of("adam", lazy=False), initializer=NORMAL),
-        TableSpec("few", 1, eviction=EvictionSpec(max_rows=5)),
-        TableSpec("timed", 2, optimizer=OptimizerSpec.of("adagrad"), eviction=EvictionSpec(ttl=2.0, every=2)),
-    )
-}
+SPECS = {name: spec for name, spec in HISTORY_SPECS.items() if name not in ("byte", "decayed", "admitted")}
 NAMES = sorted(SPECS)
-MOST = 13
-"""Few ids, so that whatever happens to a row has happened to it before."""
-
-IDS = st.lists(st.integers(0, MOST), min_size=1, max_size=8, unique=True)
-
 Rows = dict[int, tuple[bytes, bytes, tuple[int, ...] | None]]
 
 
@@ -109,7 +86,7 @@ class PinsInAnyHistory(RuleBasedStateMachine):
         if kind == "files":
             self.store: MemoryStore = file_store(self.folder / "store", 1 << 20, 1)
         elif kind == "crowded":
-            self.store = crowded_store(self.held, FailingTier(False), self.folder / "log")
+            self.store = crowded_store(self.held, FailingTier(), self.folder / "log")
         else:
             self.store = MemoryStore(2, direct_bytes=0 if kind == "indexed" else 1 << 20)
         self.store._pins = StorePins(self.store._tables, 1 << 30, lambda: self.now)

@@ -18,8 +18,9 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import FutureVersion, StaleVersion, StoreFailed, TableNotFound
 from elastable.embedding_store.tables.initial_values import initial_rows
-from tests.contracts.store_samples import JOIN_S, rows_by_id
+from tests.contracts.store_samples import rows_by_id
 from tests.file_stores import file_store
+from tests.threads import JOIN_S, on_threads
 
 THREADS = 8
 VERSIONS_EACH = 12
@@ -44,29 +45,6 @@ STORES: dict[str, MakeStore] = {
     ),
     "token over encoding": lambda _: PartitionedStore([PartitionedStore(memories(2), "encoding") for _ in range(2)]),
 }
-
-
-def on_threads(works: list[Callable[[], None]], done: threading.Event) -> None:
-    """Runs all of them at once; raises what the first of them raised. `done` tells those that go on until then."""
-    failures: list[BaseException] = []
-    started = threading.Barrier(len(works))
-
-    def run(work: Callable[[], None]) -> None:
-        try:
-            started.wait(JOIN_S)
-            work()
-        except BaseException as failure:  # noqa: BLE001 - the test raises it in its own thread
-            failures.append(failure)
-            done.set()
-
-    threads = [threading.Thread(target=run, args=(work,), daemon=True) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(JOIN_S)
-        assert not thread.is_alive()
-    if failures:
-        raise failures[0]
 
 
 @pytest.mark.parametrize("kind", STORES)

@@ -303,7 +303,7 @@ class ReplayEpochsInAnyHistory(RuleBasedStateMachine):
         if kind == "file":
             self.open_again = functools.partial(file_store, folder)
         if kind == "crowded":
-            self.open_again = functools.partial(crowded_store, self.held, FailingTier(False), folder)
+            self.open_again = functools.partial(crowded_store, self.held, FailingTier(), folder)
         if self.open_again is not None:
             return self.open_again()
         if kind == "encoding":

@@ -15,6 +15,7 @@ from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec,
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import staged_commit
 from elastable.embedding_store.open_store import open_store
+from tests.contracts.store_pins import whole
 
 SPEC = TableSpec("t", 2, optimizer=OptimizerSpec.of("adagrad"), eviction=EvictionSpec(ttl=5.0, every=2))
 VERSIONS = 24
@@ -28,14 +29,8 @@ def train(store: EmbeddingStore, versions: int) -> None:
         store.commit(Commit(version + 1, {"t": update}, version, {}, time=1000.0 + 0.7 * version))
 
 
-def everything(store: EmbeddingStore) -> tuple[object, ...]:
-    rows = {
-        one: (block.weights[i].tobytes(), block.slots[i].tobytes(), tuple(block.touches[i].tolist()))
-        for block in store.scan("t")
-        if block.touches is not None
-        for i, one in enumerate(block.ids.tolist())
-    }
-    return store.version(), rows, store.table_state("t")
+def everything(store: EmbeddingStore) -> tuple[int, dict[str, object]]:
+    return store.version(), whole(store, ["t"])
 
 
 @pytest.mark.process

@@ -384,20 +384,7 @@ def test_a_commit_that_cannot_be_written_is_not_there_when_the_store_is_opened_a
         assert everything(store) == after
 
 
-def test_a_log_whose_base_is_gone_is_refused(tmp_path: Path) -> None:
-    with opened(tmp_path, log_bytes=100) as store:
-        store.create_table(SPECS["dynamic"])
-        for seed in range(60):
-            step(store, [seed], seed, ["dynamic"])
-        base_written(store)
-    bases = list(tmp_path.glob("*.base"))
-    assert len(bases) == 1
-    bases[0].unlink()
-    with pytest.raises(StoreBroken, match="is incomplete: its base includes entries up to 0"):
-        opened(tmp_path)
-
-
-def test_a_corrupt_base_is_refused(tmp_path: Path) -> None:
+def test_a_base_that_is_corrupt_or_gone_is_refused(tmp_path: Path) -> None:
     with opened(tmp_path, log_bytes=100) as store:
         store.create_table(SPECS["dynamic"])
         for seed in range(60):
@@ -409,3 +396,6 @@ def test_a_corrupt_base_is_refused(tmp_path: Path) -> None:
         base.write_bytes(broken)
         with pytest.raises(StoreBroken, match=r"is corrupt|cannot be applied"):
             opened(tmp_path)
+    base.unlink()
+    with pytest.raises(StoreBroken, match="is incomplete: its base includes entries up to 0"):
+        opened(tmp_path)

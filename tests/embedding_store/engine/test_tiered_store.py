@@ -29,7 +29,7 @@ from elastable.embedding_store.log.contract import Buffer, LogEntry, NoLog
 from elastable.embedding_store.log.file_log import FileLog
 from tests.embedding_store.engine.failing_tier import FailingTier
 from tests.embedding_store.engine.test_store_history import MOST, NAMES, SPECS, TRAINED, TwoStores, everything, step
-from tests.embedding_store.engine.tiered_stores import tiered_store
+from tests.embedding_store.engine.tiered_stores import flushed, tiered_store
 
 TINY, HUGE = 1, 1 << 30
 
@@ -62,8 +62,7 @@ class AnyFlush(TwoStores):
     @rule()
     def flush(self) -> None:
         self.kept.flush()
-        status = self.kept.flush_status()
-        assert status is not None
+        status = flushed(self.kept)
         assert (status.changed_rows, status.flushed_version) == (0, self.kept.version())
 
     @rule(left=st.integers(0, 40))
@@ -152,7 +151,7 @@ def test_frames_that_one_large_change_took_are_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
     ids, ones = np.arange(5_000), np.ones((5_000, 2), np.float32)
-    with tiered_store(FailingTier(keeps_positions=False), FileLog(tmp_path), 1_000) as store, MemoryStore(1) as plain:
+    with tiered_store(FailingTier(), FileLog(tmp_path), 1_000) as store, MemoryStore(1) as plain:
         for each in (store, plain):
             each.create_table(SPECS["dynamic"])
             each.put("dynamic", [RowBlock(ids, ones, ones)])
@@ -176,7 +175,7 @@ def test_frames_that_one_large_change_took_are_given_back(
 
 def test_without_a_log_a_store_that_is_opened_again_keeps_its_pins(tmp_path: Path) -> None:
     """Nobody else has changed it: its first change reads nothing anew."""
-    tier = FailingTier(keeps_positions=False)
+    tier = FailingTier()
     with tiered_store(tier, NoLog(), TINY) as store:
         trained(store)
     with tiered_store(tier, NoLog(), TINY) as store, store.pin() as pin:
@@ -186,7 +185,7 @@ def test_without_a_log_a_store_that_is_opened_again_keeps_its_pins(tmp_path: Pat
 
 
 def test_a_log_that_has_lost_its_end_or_its_beginning_is_refused(tmp_path: Path) -> None:
-    tier = FailingTier(keeps_positions=False)
+    tier = FailingTier()
     with tiered_store(tier, FileLog(tmp_path / "log"), HUGE) as store:
         trained(store, 2)
         store.flush()
@@ -204,13 +203,12 @@ def test_a_log_that_has_lost_its_end_or_its_beginning_is_refused(tmp_path: Path)
 
 
 def test_commits_wait_for_a_tier_that_is_slow_and_fail_where_it_is_gone(tmp_path: Path) -> None:
-    tier = FailingTier(keeps_positions=False)
+    tier = FailingTier()
     with tiered_store(tier, FileLog(tmp_path, segment_bytes=4096), HUGE, log_bytes=20_000, timeout_s=3) as store:
         store.create_table(SPECS["dynamic"])
         for seed in range(300):
             step(store, list(range(MOST)), seed, ["dynamic"])
-        status = store.flush_status()
-        assert status is not None
+        status = flushed(store)
         assert status.log_bytes < 40_000
         assert status.flushed_version > 0
         tier.left = 0
@@ -246,7 +244,7 @@ def test_a_store_that_is_closed_waits_for_a_tier_that_is_away(tmp_path: Path) ->
 
 def test_rows_that_change_again_and_again_are_written_when_half_of_the_log_is_full(tmp_path: Path) -> None:
     log = FileLog(tmp_path, segment_bytes=4096)
-    with tiered_store(FailingTier(keeps_positions=False), log, HUGE, log_bytes=200_000) as store:
+    with tiered_store(FailingTier(), log, HUGE, log_bytes=200_000) as store:
         store.create_table(SPECS["dynamic"])
         assert store._flusher is not None
         while log.bytes <= 100_000:
@@ -257,7 +255,7 @@ def test_rows_that_change_again_and_again_are_written_when_half_of_the_log_is_fu
 
 @pytest.mark.parametrize("budget", [TINY, HUGE])
 def test_a_version_that_was_staged_can_be_taken_back_until_the_next_one_is(tmp_path: Path, budget: int) -> None:
-    tier = FailingTier(keeps_positions=False)
+    tier = FailingTier()
     with tiered_store(tier, FileLog(tmp_path), budget) as store:
         trained(store, 3)
         before = everything(store)
@@ -265,18 +263,14 @@ def test_a_version_that_was_staged_can_be_taken_back_until_the_next_one_is(tmp_p
         change = {"dynamic": TableUpdate(ids, np.ones((2, 2), np.float32))}
         store.stage(Commit(4, change, 3, {}))()
         store.flush()
-        status = store.flush_status()
-        assert status is not None
-        assert status.flushed_version < 4, "a version that may be taken back was written"
+        assert flushed(store).flushed_version < 4, "a version that may be taken back was written"
         assert store.recover(3) == 2
         assert everything(store) == before
         store.stage(Commit(4, change, 3, {}))()
         store.stage(Commit(5, {}, 4, {}))
         after = everything(store)
         store.flush()
-        status = store.flush_status()
-        assert status is not None
-        assert status.flushed_version == 4
+        assert flushed(store).flushed_version == 4
     with tiered_store(tier, FileLog(tmp_path), budget) as store:
         assert everything(store) == after
 
@@ -285,7 +279,7 @@ class _SlowTier(FailingTier):
     """Stops before a write of rows, or of a state, until it may go on."""
 
     def __init__(self) -> None:
-        super().__init__(keeps_positions=False)
+        super().__init__()
         self.slow = ""
         self.reached, self.go_on = threading.Event(), threading.Event()
 
@@ -362,7 +356,7 @@ def test_a_pass_that_has_begun_writes_nothing_of_a_commit_that_was_taken_back(
 
 
 def test_a_process_that_takes_over_goes_on_from_what_the_other_one_wrote(tmp_path: Path) -> None:
-    tier = FailingTier(keeps_positions=False)
+    tier = FailingTier()
     with tiered_store(tier, FileLog(tmp_path / "a"), HUGE) as store:
         trained(store, 2)
         shutil.copytree(tmp_path / "a", tmp_path / "b")
@@ -405,7 +399,7 @@ class _LosingLog(NoLog):
 def test_a_commit_that_could_not_be_logged_is_seen_by_nobody_and_made_again(lost: str, again: bool) -> None:
     log = _LosingLog()
     with (
-        tiered_store(FailingTier(keeps_positions=False), log, TINY) as store,
+        tiered_store(FailingTier(), log, TINY) as store,
         MemoryStore(1, direct_bytes=100) as plain,
     ):
         for each in (store, plain):

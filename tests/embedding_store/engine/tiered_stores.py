@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
+from elastable.embedding_store.contract.row_data import FlushStatus
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.contract.tier import Tier
 from elastable.embedding_store.engine import MemoryStore, StoreTier
@@ -14,7 +15,7 @@ from elastable.embedding_store.engine.tiered import tiered_rows
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.log.file_log import FileLog
 
-__all__ = ["crowded_store", "tiered_store", "tiered_stores"]
+__all__ = ["crowded_store", "flushed", "tiered_store", "tiered_stores"]
 
 
 def tiered_store(
@@ -43,6 +44,14 @@ def tiered_store(
         )
         stack.pop_all()
     return store
+
+
+def flushed(store: EmbeddingStore) -> FlushStatus:
+    """How far a store's tier is behind."""
+    assert isinstance(store, MemoryStore)
+    status = store.flush_status()
+    assert status is not None
+    return status
 
 
 def crowded_store(held: ExitStack, tier: Tier, folder: Path, every_s: float = 0.005) -> MemoryStore:

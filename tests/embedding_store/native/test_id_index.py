@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,9 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.native import id_index
 from elastable.embedding_store.native.id_index import IdIndex
+from elastable.embedding_store.native.row_directory import RowDirectory
 from elastable.embedding_store.tiers.redis.schema import mixed_partitions
+from tests.threads import on_threads
 
-JOIN_S = 60.0
 _INT64 = np.iinfo(np.int64)
 _WORD = 2**64 - 1
 
@@ -27,14 +28,14 @@ def claim(index: IdIndex, ids: Int64) -> Int64:
     return positions
 
 
-def find(index: IdIndex, ids: Int64) -> Int64:
+def find(index: RowDirectory, ids: Int64) -> Int64:
     positions = np.empty(len(ids), np.int64)
     missing = index.find(ids, positions)
     assert missing == np.count_nonzero(positions < 0)
     return positions
 
 
-def scanned(index: IdIndex, limit: int) -> list[tuple[int, int]]:
+def scanned(index: RowDirectory, limit: int) -> list[tuple[int, int]]:
     found, cursor = list[tuple[int, int]](), 0
     while True:
         ids, positions, cursor = index.scan(cursor, limit)
@@ -219,10 +220,10 @@ def test_positions_beyond_32_bits() -> None:
     fresh, scratch = np.empty(1000, np.int64), np.empty((id_index.GROUP_LINES, 8), np.uint64)
     # The ids by position would fill 32 GiB: every position is kept at the place of its last bits.
     wrapped = np.lib.stride_tricks.as_strided(np.zeros(1, np.int64), (2**33,), (0,))
-    assert id_index.claim(cells_needed, wrapped, state, scratch, ids, claimed, fresh, 0) == (1000, 1000)
+    assert id_index._claim(cells_needed, wrapped, state, scratch, ids, claimed, fresh, 0) == (1000, 1000)
     assert claimed.tolist() == list(range(2**32 - 500, 2**32 + 500))
     found = np.empty(1000, np.int64)
-    assert id_index.find(cells_needed, state, ids, found) == 0
+    assert id_index._find(cells_needed, state, ids, found) == 0
     assert found.tolist() == claimed.tolist()
 
 
@@ -242,27 +243,20 @@ def test_a_find_in_the_midst_of_a_change_stays_inside_its_memory() -> None:
     for _ in range(200):
         torn = state.copy()
         torn[random.integers(0, 4)] = random.integers(0, 2**62) >> random.integers(0, 62)
-        id_index.find(index._cells.array, torn, ids, positions)
+        id_index._find(index._cells.array, torn, ids, positions)
 
 
 def test_eight_threads_find_at_once() -> None:
     index, ids = IdIndex(), np.random.default_rng(5).integers(_INT64.min, _INT64.max, 100_000)
     expected = claim(index, ids)
-    wrong = list[int]()
 
     def work(seed: int) -> None:
         random = np.random.default_rng(seed)
         for _ in range(20):
             some = random.integers(0, len(ids), 10_000)
-            wrong.append(int(np.count_nonzero(find(index, ids[some]) != expected[some])))
+            np.testing.assert_array_equal(find(index, ids[some]), expected[some])
 
-    threads = [threading.Thread(target=work, args=(seed,), daemon=True) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(JOIN_S)
-        assert not thread.is_alive()
-    assert wrong == [0] * 160
+    on_threads([partial(work, seed) for seed in range(8)])
 
 
 def test_a_row_takes_at_most_33_bytes_also_while_the_index_grows() -> None:

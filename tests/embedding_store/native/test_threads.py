@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from functools import partial
 
 import pytest
 
@@ -16,34 +17,23 @@ WAIT_S = 60.0
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize(("count", "minimum"), [(0, 1), (1, 1), (7, 1), (100, 9), (100, 1000)])
-def test_parts_make_the_whole(threads: int, count: int, minimum: int) -> None:
-    pool, parts, guard = RangePool(threads), list[tuple[int, int]](), threading.Lock()
+@pytest.mark.parametrize(("count", "size"), [(0, 1), (1, 1), (7, 1), (7, 2), (100, 9), (100, 1000)])
+def test_parts_and_shared_pieces_make_the_whole(threads: int, count: int, size: int) -> None:
+    pool, guard = RangePool(threads), threading.Lock()
+    parts, pieces = list[tuple[int, int]](), list[tuple[int, int]]()
 
-    def work(start: int, stop: int) -> None:
+    def noted(found: list[tuple[int, int]], start: int, stop: int) -> None:
         with guard:
-            parts.append((start, stop))
+            found.append((start, stop))
 
-    pool.run(work, count, minimum)
+    pool.run(partial(noted, parts), count, size)
+    pool.share(partial(noted, pieces), count, size)
     pool.close()
-    assert [i for start, stop in sorted(parts) for i in range(start, stop)] == list(range(count))
+    for found in (parts, pieces):
+        assert [i for start, stop in sorted(found) for i in range(start, stop)] == list(range(count))
     assert len(parts) <= threads
-    assert all(stop - start >= min(minimum, count) for start, stop in parts)
-
-
-@pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize(("count", "piece"), [(0, 1), (1, 1), (7, 2), (100, 9), (100, 1000)])
-def test_shared_pieces_make_the_whole(threads: int, count: int, piece: int) -> None:
-    pool, parts, guard = RangePool(threads), list[tuple[int, int]](), threading.Lock()
-
-    def work(start: int, stop: int) -> None:
-        with guard:
-            parts.append((start, stop))
-
-    pool.share(work, count, piece)
-    pool.close()
-    assert [i for start, stop in sorted(parts) for i in range(start, stop)] == list(range(count))
-    assert all(start % piece == 0 and stop == min(count, start + piece) for start, stop in parts)
+    assert all(stop - start >= min(size, count) for start, stop in parts)
+    assert all(start % size == 0 and stop == min(count, start + size) for start, stop in pieces)
 
 
 def test_shared_pieces_do_not_wait_for_threads_that_are_busy_elsewhere() -> None:
@@ -53,29 +43,17 @@ def test_shared_pieces_do_not_wait_for_threads_that_are_busy_elsewhere() -> None
         assert done == [0, 1, 2, 3, 4]
 
 
-def test_errors_of_shared_pieces_reach_the_caller() -> None:
+def test_errors_of_any_part_or_piece_reach_the_caller() -> None:
     pool = RangePool(3)
     for failing in range(6):
 
         def work(start: int, stop: int, failing: int = failing) -> None:
-            if start == failing:
-                raise ValueError(f"piece {start}")
-
-        with pytest.raises(ValueError, match="piece"):
-            pool.share(work, 6, 1)
-    pool.close()
-
-
-def test_errors_of_any_part_reach_the_caller() -> None:
-    pool = RangePool(3)
-    for failing in (0, 10, 20):
-
-        def work(start: int, stop: int, failing: int = failing) -> None:
             if start <= failing < stop:
-                raise ValueError(f"part at {start}")
+                raise ValueError(f"from {start}")
 
-        with pytest.raises(ValueError, match="part at"):
-            pool.run(work, 30, 1)
+        for share_out in (pool.run, pool.share):
+            with pytest.raises(ValueError, match="from"):
+                share_out(work, 6, 1)
     pool.close()
 
 

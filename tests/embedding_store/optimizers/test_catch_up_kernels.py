@@ -13,11 +13,10 @@ from elastable.embedding_store.optimizers.dense_replay import steps_at
 
 ROWS, ONE = numba.float32[:, ::1], numba.int64[::1]
 TYPES = {
-    **dict.fromkeys(("weights", "slots", "gradients", "out", "coefficients"), ROWS),
+    **dict.fromkeys(("weights", "slots", "gradients", "out", "coefficients", "c"), ROWS),
     **dict.fromkeys(("places", "positions", "which"), ONE),
-    **dict.fromkeys(("factors", "moving", "divisor", "degree", "dim", "stamp"), numba.int64),
+    **dict.fromkeys(("factors", "at", "moving", "divisor", "dim", "stamp"), numba.int64),
     "steps": numba.int32[:, ::1],
-    "root": numba.boolean,
     "scalars": numba.types.UniTuple(numba.float32, 4),
 }
 
@@ -25,7 +24,8 @@ TYPES = {
 @pytest.mark.parametrize(
     ("kernel", "divides"),
     [
-        (kernels.move_rows, True),
+        (kernels.LINEAR, False),
+        *((kernel, True) for kernel in kernels.DIVIDED.values()),
         (kernels.shrink_slots, False),
         (steps_at.read_cubic, True),
         (steps_at.update_adam, True),

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.contract.spec import OptimizerSpec
-from elastable.embedding_store.optimizers.fused import rowwise_adagrad
-from elastable.embedding_store.optimizers.fused.kernel_optimizer import KernelOptimizer
+from elastable.embedding_store.optimizers import fused
+from elastable.embedding_store.optimizers.fused import KernelOptimizer
 from elastable.embedding_store.optimizers.registry import row_optimizer
 
 ROWS, PLACES, ONE = numba.float32[:, ::1], numba.int64[::1], numba.float32
@@ -48,7 +48,7 @@ def test_columns_are_computed_in_vectors(spec: OptimizerSpec) -> None:
 
 
 def test_columns_of_rowwise_adagrad_are_computed_in_vectors() -> None:
-    function = rowwise_adagrad._rowwise_adagrad.py_func  # type: ignore[attr-defined]
+    function = fused._rowwise_adagrad.py_func  # type: ignore[attr-defined]
     types = (ROWS, PLACES, ROWS, PLACES, ROWS, numba.float32[::1], ONE, ONE, ONE)
     (text,) = numba.njit(types, **COMPILED)(function).inspect_llvm().values()
     assert re.search(r"fsub <\d+ x float>", text)

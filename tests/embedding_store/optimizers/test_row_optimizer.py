@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from elastable.embedding_store.contract.row_data import UpdateBatch
 from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.errors import BadSpec
-from elastable.embedding_store.optimizers.fused import nadam
-from elastable.embedding_store.optimizers.fused.power import float32_power
+from elastable.embedding_store.optimizers import fused
+from elastable.embedding_store.optimizers.fused import float32_power
 from elastable.embedding_store.optimizers.registry import known_row_optimizers, row_optimizer
 from tests.contracts.reference_rows import stepped
 from tests.untyped import Keywords
@@ -84,40 +84,6 @@ def test_equals_keras_where_every_row_is_touched(name: str, hyperparameters: dic
 
 
 @pytest.mark.parametrize(("name", "hyperparameters"), CASES + OURS_ALONE, ids=repr)
-def test_lazy_over_positions_and_splits(name: str, hyperparameters: dict[str, object]) -> None:
-    """Each row alone, in any order and any split, gives the same bits; others stay as they are."""
-    optimizer = row_optimizer(make(name, hyperparameters))
-    random = np.random.default_rng(1)
-    dim = 19
-    weights = random.normal(size=(30, dim)).astype(np.float32)
-    slots = np.tile(optimizer.initial_slots(dim), (30, 1))
-    alone, alone_slots = weights.copy(), slots.copy()
-    split, split_slots = weights.copy(), slots.copy()
-    touched: set[int] = set()
-    before = weights.copy()
-    for step in range(5):
-        positions = random.permutation(30)[:11].astype(np.int64)
-        positions = positions[positions != 3]
-        touched |= set(positions.tolist())
-        gradients = random.normal(size=(len(positions), dim)).astype(np.float32)
-        optimizer.apply(weights, slots, UpdateBatch(positions, positions, gradients, step, 0.05))
-        for p, gradient in reversed(list(zip(positions, gradients, strict=True))):
-            row, row_slots = alone[p : p + 1].copy(), alone_slots[p : p + 1].copy()
-            first = np.zeros(1, np.int64)
-            optimizer.apply(row, row_slots, UpdateBatch(first, first, gradient[None], step, 0.05))
-            alone[p], alone_slots[p] = row, row_slots
-        for part in (slice(4, None), slice(0, 4)):
-            optimizer.apply(
-                split, split_slots, UpdateBatch(positions[part], positions[part], gradients[part], step, 0.05)
-            )
-    for other, other_slots in ((alone, alone_slots), (split, split_slots)):
-        assert (weights.tobytes(), slots.tobytes()) == (other.tobytes(), other_slots.tobytes())
-    untouched = [row for row in range(30) if row not in touched]
-    assert 3 in untouched
-    np.testing.assert_array_equal(weights[untouched], before[untouched])
-
-
-@pytest.mark.parametrize(("name", "hyperparameters"), CASES + OURS_ALONE, ids=repr)
 @given(
     st.integers(1, 40),
     st.lists(st.tuples(st.integers(0, 100), st.sets(st.integers(0, 3), max_size=4)), max_size=6),
@@ -146,18 +112,6 @@ def test_lazy_rows_are_those_of_a_naive_loop(
         assert found_slots.tobytes() == b"".join(slot.tobytes() for slot in own)
 
 
-def test_sgd_example_of_embedding_tables_jl() -> None:
-    # Source: the tests of EmbeddingTables.jl: learning rate 0.1 on zeros, rows 0, 2 and 3.
-    weights = np.zeros((4, 4), np.float32)
-    optimizer = row_optimizer(OptimizerSpec.of("sgd"))
-    gradients = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
-    at = np.array([0, 2, 3])
-    optimizer.apply(weights, np.empty((4, 0), np.float32), UpdateBatch(at, at, gradients, 0, 0.1))
-    expected = np.zeros((4, 4))
-    expected[[0, 2, 3]] = -0.1 * gradients
-    np.testing.assert_allclose(weights, expected, rtol=1e-6)
-
-
 def test_amsgrad_ends_where_squares_overflow_as_in_keras() -> None:
     keras = pytest.importorskip("keras")
     theirs, ours = keras.optimizers.Adam(0.05, amsgrad=True), row_optimizer(make("adam", {"amsgrad": True}))
@@ -180,7 +134,7 @@ def test_a_step_of_nadam_takes_no_longer_however_many_came_before(monkeypatch: p
         next(left)
         return float32_power(base, exponent)
 
-    monkeypatch.setattr(nadam, "float32_power", power)
+    monkeypatch.setattr(fused, "float32_power", power)
     far = row_optimizer(make("nadam", {"beta_1": 0.999}))
     weights, slots = np.ones((1, 3), np.float32), far.initial_slots(3).reshape(1, -1)
     far.apply(weights, slots, UpdateBatch(np.arange(1), np.arange(1), np.ones((1, 3), np.float32), 2**53 - 1, 0.05))
@@ -190,7 +144,7 @@ def test_a_step_of_nadam_takes_no_longer_however_many_came_before(monkeypatch: p
     beta, product = np.float32(0.999), np.float32(1)
     for step in range(1, 2001):
         product = product * beta * (np.float32(1) - np.float32(0.5) * float32_power(0.96, step))
-        assert product == nadam._momentum_product(0.999, step)
+        assert product == fused._momentum_product(0.999, step)
 
 
 def test_slots() -> None:

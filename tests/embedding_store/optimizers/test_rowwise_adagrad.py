@@ -11,7 +11,7 @@ from elastable.embedding_store.contract.row_data import Commit, TableUpdate, Upd
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadGradient
-from elastable.embedding_store.optimizers.fused.rowwise_adagrad import row_squares
+from elastable.embedding_store.optimizers.fused import row_squares
 from elastable.embedding_store.optimizers.registry import row_optimizer
 
 SPEC = OptimizerSpec.of("rowwise_adagrad", learning_rate=0.05, epsilon=1e-6)

@@ -19,7 +19,7 @@ class Kept:
     """What outlives a `DictTier`, as a server outlives its clients."""
 
     tables: dict[str, TierTable] = field(default_factory=dict)
-    rows: dict[str, dict[int, bytes]] = field(default_factory=dict)
+    rows: dict[str, dict[int, tuple[int, bytes]]] = field(default_factory=dict)  # by id or position: id and record
     sequence: int = 0
     state: bytes | None = None
 
@@ -46,10 +46,20 @@ class Steps:
 
 
 class DictTier(Tier):
-    place, keeps_positions = "a dictionary", False
+    place = "a dictionary"
 
-    def __init__(self, kept: Kept, step: Callable[[], None] = Steps()) -> None:  # noqa: B008 - it counts for nobody
+    def __init__(
+        self,
+        kept: Kept,
+        step: Callable[[], None] = Steps(),  # noqa: B008 - it counts for nobody
+        keeps_positions: bool = False,
+    ) -> None:
         self.kept, self.step = kept, step
+        self._keeps_positions = keeps_positions
+
+    @property
+    def keeps_positions(self) -> bool:
+        return self._keeps_positions
 
     @property
     def sequence(self) -> int:
@@ -73,31 +83,37 @@ class DictTier(Tier):
         self.step()
         missing = []
         for records in wanted:
-            found = [self._rows(records.table).get(row_id) for row_id in records.ids.tolist()]
-            for target, row in zip(records.rows, found, strict=True):
+            rows = self._rows(records.table)
+            found = [rows.get(key) for key in self._keys(records.ids, records.positions)]
+            for target, row_id, row in zip(records.rows, records.ids.tolist(), found, strict=True):
                 if row is not None:
-                    target[:] = np.frombuffer(row, np.uint8)[: len(target)]
+                    assert row[0] == row_id
+                    target[:] = np.frombuffer(row[1], np.uint8)[: len(target)]
             missing.append(np.array([index for index, row in enumerate(found) if row is None], np.int64))
         return missing
 
     def write(self, changed: Sequence[Records], deleted: Mapping[str, tuple[Int64, Int64]], sequence: int) -> None:
         self.step()
+        assert sequence >= self.kept.sequence
         self.kept.sequence = sequence
-        for table, (ids, _) in deleted.items():
-            for row_id in ids.tolist():
+        for table, (ids, positions) in deleted.items():
+            for key in self._keys(ids, positions):
                 self.step()
-                self._rows(table).pop(row_id, None)
+                self._rows(table).pop(key, None)
         for records in changed:
-            for row_id, row in zip(records.ids.tolist(), records.rows, strict=True):
+            rows = self._rows(records.table)
+            assert records.rows.shape == (len(records.ids), self.kept.tables[records.table].record_bytes)
+            keys = self._keys(records.ids, records.positions)
+            for key, row_id, row in zip(keys, records.ids.tolist(), records.rows, strict=True):
                 self.step()
-                self._rows(records.table)[row_id] = row.tobytes()
+                rows[key] = row_id, row.tobytes()
 
     def scan(self, table: str, block_rows: int = 65_536, width: int | None = None) -> Iterator[Records]:
-        ids = list(self._rows(table))
-        for start in range(0, len(ids), block_rows):
-            some = np.array(ids[start : start + block_rows], np.int64)
-            rows = np.empty((len(some), self.kept.tables[table].record_bytes if width is None else width), np.uint8)
-            records = Records(table, some, np.full(len(some), -1), rows)
+        found = [(row_id, key if self._keeps_positions else -1) for key, (row_id, _) in self._rows(table).items()]
+        for start in range(0, len(found), block_rows):
+            ids, positions = np.array(found[start : start + block_rows], np.int64).T.copy()
+            rows = np.empty((len(ids), self.kept.tables[table].record_bytes if width is None else width), np.uint8)
+            records = Records(table, ids, positions, rows)
             self.read([records])
             yield records
 
@@ -111,7 +127,11 @@ class DictTier(Tier):
     def close(self) -> None:
         pass
 
-    def _rows(self, table: str) -> dict[int, bytes]:
+    def _keys(self, ids: Int64, positions: Int64) -> list[int]:
+        keys: list[int] = (positions if self._keeps_positions else ids).tolist()
+        return keys
+
+    def _rows(self, table: str) -> dict[int, tuple[int, bytes]]:
         if table not in self.kept.rows:
             raise TableNotFound(f"there is no table {table!r}")
         return self.kept.rows[table]

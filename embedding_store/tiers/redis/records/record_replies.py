@@ -14,8 +14,8 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.native.intrinsics import copy_bytes, word_at
 from elastable.embedding_store.native.kernel import kernel
-from elastable.embedding_store.native.row_moves import copy_bytes, word_at
 from elastable.embedding_store.tiers.redis.connections.exchange import Replies
 from elastable.embedding_store.tiers.redis.records.record_requests import Parts
 

@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
+from elastable.embedding_store.native.intrinsics import copy_bytes, put_word
 from elastable.embedding_store.native.kernel import kernel
-from elastable.embedding_store.native.row_moves import copy_bytes, put_word
 
 __all__ = [
     "PART",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastable.embedding_store.contract.tier import TierTable
-from elastable.embedding_store.errors import SpecConflict, Unavailable
+from elastable.embedding_store.errors import Unavailable
 from elastable.embedding_store.log.contract import NoLog
 from tests.embedding_store.disturbed_job import SPECS, commit_of, everything, undisturbed
 from tests.embedding_store.engine.failing_tier import FailingTier
@@ -16,12 +16,10 @@ class LosingTier(FailingTier):
     """Makes each table, and the first time it seems to have failed."""
 
     def __init__(self) -> None:
-        super().__init__(keeps_positions=False)
+        super().__init__()
         self.lost = set[str]()
 
     def create(self, table: TierTable) -> None:
-        if table.name in self._tables:
-            raise SpecConflict(f"there is a table {table.name!r}")
         super().create(table)
         if table.name not in self.lost:
             self.lost.add(table.name)

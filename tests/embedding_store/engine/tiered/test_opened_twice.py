@@ -14,6 +14,7 @@ from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import SpecConflict, TakenOver
 from elastable.embedding_store.open_store import open_store
 from tests.contracts.store_samples import rows_by_id
+from tests.embedding_store.engine.tiered_stores import flushed
 from tests.waiting import until
 
 SPEC = TableSpec("t", 64, 5_000, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.1))
@@ -51,9 +52,7 @@ def test_who_only_reads_takes_the_store_from_nobody(redis_url: str) -> None:
             after_passes(second)
             commit(first)  # the store is its own all the time
             first.flush()
-            status = second.flush_status()
-            assert status is not None
-            assert (status.flushed_version, second.version(), first.version()) == (0, 2, 3)
+            assert (flushed(second).flushed_version, second.version(), first.version()) == (0, 2, 3)
             np.testing.assert_array_equal(second.lookup({"t": np.arange(5_000)})["t"], rows)
         first.require_owner()
         expected = rows_by_id(first, "t")
@@ -114,8 +113,7 @@ def test_a_flush_of_what_another_process_left_changes_no_version_and_gives_up_no
     with opened(redis_url, SELDOM) as second:
         with second.pin() as pin:
             second.flush()
-            status = second.flush_status()
-            assert status is not None
+            status = flushed(second)
             assert (status.flushed_version, status.changed_rows) == (1, 0)
             before = pin.lookup({"t": np.arange(100)})["t"]
             commit(second)
@@ -133,8 +131,7 @@ def test_a_store_whose_log_is_full_is_written_before_the_first_change(redis_url:
     with opened(redis_url, "log_bytes=64KiB&flush=100000") as second:
         commit(second)
         second.flush()
-        status = second.flush_status()
-        assert status is not None
+        status = flushed(second)
         assert (status.version, status.flushed_version) == (5, 5)
     with pytest.raises(TakenOver):  # it would write what it has not written yet
         first.close()
@@ -145,6 +142,4 @@ def test_commits_whose_entries_are_larger_than_the_log_may_be_are_written_one_by
         store.create_table(SPEC)
         for _ in range(5):
             commit(store, 2_000)
-        status = store.flush_status()
-        assert status is not None
-        assert status.flushed_version >= 4
+        assert flushed(store).flushed_version >= 4

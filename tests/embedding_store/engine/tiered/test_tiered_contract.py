@@ -24,7 +24,7 @@ class TestEveryRowInMemory(StoreContract):
     @pytest.fixture
     def make_store(self, tmp_path: Path) -> Iterator[MakeStore]:
         def make(number: int) -> tuple[Tier, Log]:
-            return FailingTier(keeps_positions=False), FileLog(tmp_path / str(number))
+            return FailingTier(), FileLog(tmp_path / str(number))
 
         with tiered_stores(make, HUGE) as stores:
             yield stores
@@ -34,7 +34,7 @@ class TestFewRowsInMemory(StoreContract):
     @pytest.fixture
     def make_store(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStore]:
         monkeypatch.setattr(tiered_rows, "_LEAST_FRAMES", 1)
-        with tiered_stores(lambda number: (FailingTier(keeps_positions=False), NoLog()), TINY) as stores:
+        with tiered_stores(lambda number: (FailingTier(), NoLog()), TINY) as stores:
             yield stores
 
 
