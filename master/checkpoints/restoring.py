@@ -25,10 +25,9 @@ def restore_tables(
 ) -> dict[str, int]:
     """Makes the tables of a checkpoint in the store, as they were, and declares the checkpoint's version.
 
-    Rows that the store holds of a table by the same name are forgotten; that
-    happens only after all files were read and are whole. An empty store is
-    filled while files are read, and emptied where one of them is damaged: tables
-    that were made are dropped again.
+    Rows that the store holds of a table by the same name are forgotten; that happens only after all files were read and
+    are whole. An empty store is filled while files are read, and emptied where one of them is damaged: tables that were
+    made are dropped again.
 
     Args:
         checkpoint: What to restore.
@@ -123,9 +122,6 @@ def _restore(checkpoint: Checkpoint, store: EmbeddingStore, spec: TableSpec) -> 
     return rows
 
 
-# Restores the weights of a checkpoint into the store of a job that has continued since
-
-
 def restore_weights(checkpoint: Checkpoint, store: EmbeddingStore, changed: Callable[[str, Int64], None]) -> None:
     """Every row reads what it read at the version of the checkpoint; slots and the store's version stay.
 
@@ -169,17 +165,13 @@ def _restore_decay(checkpoint: Checkpoint, store: EmbeddingStore, table: str) ->
         store.put_table_state(table, state)
 
 
-# A new job that begins with rows of another model's checkpoint
-
-
 def warm_start(
     checkpoint: Checkpoint, store: EmbeddingStore, tables: Mapping[str, TableSpec], names: Sequence[str] = ()
 ) -> dict[str, int]:
     """Puts the rows of a checkpoint's tables into the tables of a new job, at its version 0.
 
-    Weights are taken; slots only where both tables have the same optimizer, with
-    the same settings, else they are reset, as are counts for admission and eviction.
-    Dtypes and initial values may differ.
+    Weights are taken; slots only where both tables have the same optimizer, with the same settings, else they are
+    reset, as are counts for admission and eviction. Dtypes and initial values may differ.
 
     Args:
         checkpoint: Of any model.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 
 import numpy as np
@@ -23,11 +24,11 @@ from elastable.embedding_store.shards import (
     TakenChanges,
 )
 from elastable.embedding_store.tiers.redis.url import redacted
+from elastable.master.api import Tensor
 from elastable.master.checkpoints.dirty_rows import Changes, DirtyRows
 from elastable.master.checkpoints.row_files import write_blocks
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import files_at, version_named
-from elastable.master.checkpoints.storage.manifest import FileEntry
 from elastable.master.checkpoints.storage.tensor_file import FileWriter
 
 __all__ = ["CheckpointRowSaver"]
@@ -132,32 +133,24 @@ class _Attempt:
     def __init__(self, files: CheckpointFiles, save: RowSave, source: Snapshot, changes: Changes | None) -> None:
         self.save = save
         self._files, self._source, self._changes = files, source, changes
-        self._stopped, self._ended = threading.Event(), threading.Event()
-        self._saved: SavedRows | None = None
-        self._error: Exception | None = None
+        self._stopped, self._ended = threading.Event(), Future[SavedRows]()
         threading.Thread(target=self._run, name="elastable-checkpoint", daemon=True).start()
 
     def result(self, wait_s: float) -> SavedRows | None:
         """What was saved; None: it has not ended. Raises what ended it."""
-        if not self._ended.wait(wait_s):
-            return None
-        if self._error is not None:
-            raise self._error
-        return self._saved
+        return self._ended.result() if wait((self._ended,), wait_s).done else None
 
     def stop(self) -> None:
         """Ends it before its next file; returns once nothing is written any more."""
         self._stopped.set()
-        self._ended.wait()
+        wait((self._ended,))
 
     def _run(self) -> None:
         try:
             with _named(self._files):
-                self._saved = self._write()
-        except Exception as error:  # noqa: BLE001 - raised to whoever asks
-            self._error = error
-        finally:
-            self._ended.set()
+                self._ended.set_result(self._write())
+        except BaseException as error:  # noqa: BLE001 - raised to whoever asks
+            self._ended.set_exception(error)
 
     def _write(self) -> SavedRows:
         save = self.save
@@ -184,10 +177,10 @@ class _Writer(FileWriter):
         super().__init__(files, save.draft, save.note, background)
         self._stopped = stopped
 
-    def do(self, work: Callable[[], tuple[str, FileEntry]]) -> None:
+    def put(self, name: str, tensors: Mapping[str, Sequence[Tensor]]) -> None:
         if self._stopped.is_set():
             raise CheckpointError("another attempt has taken the place of this one")
-        super().do(work)
+        super().put(name, tensors)
 
 
 def _files(save: RowSave) -> CheckpointFiles:

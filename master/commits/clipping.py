@@ -1,10 +1,4 @@
-"""Keras' gradient clipping, over dense gradients and tables together.
-
-Norms are taken in float64, of gradients whose duplicate ids have been summed.
-Keras itself, on `IndexedSlices`, clips before it sums duplicates; here a table
-is clipped as the equivalent dense gradient. Of a table's gradient only its
-square is needed: whoever holds the rows may be elsewhere, and applies what comes of it.
-"""
+"""Keras' gradient clipping, over dense gradients and tables together."""
 
 from __future__ import annotations
 
@@ -55,9 +49,11 @@ def clip(
 ) -> Clipped:
     """The gradient, clipped as `keras.optimizers.Optimizer` does.
 
-    clipnorm: each variable and each table by itself is scaled down to that L2
-    norm. global_clipnorm: all of them by one factor. clipvalue: each value is
-    cut to [-clipvalue, clipvalue].
+    clipnorm: each variable and each table by itself is scaled down to that L2 norm. global_clipnorm: all of them by one
+    factor. clipvalue: each value is cut to [-clipvalue, clipvalue].
+
+    Norms are taken in float64, of gradients whose duplicate ids have been summed: a table is clipped as the equivalent
+    dense gradient, where Keras itself, on `IndexedSlices`, clips before it sums duplicates.
 
     Args:
         dense: Gradients of the dense variables.

@@ -75,8 +75,7 @@ class Sequences:
 class PushProtocol(ABC):
     """How pushes become versions, from the lease of a micro-batch to what a checkpoint keeps.
 
-    A job chooses one of the implementations when it starts; nothing else on the master asks for the mode. Each is also
-    the `TaskGrouping` of its board. Not thread-safe: the master's lock guards it.
+    A job chooses one of the implementations when it starts. Not thread-safe: the master's lock guards it.
 
     Attributes:
         board: Leases the job's micro-batches.
@@ -91,38 +90,11 @@ class PushProtocol(ABC):
     replies_after_commit: bool
     """Whether the sender of a push gets its reply only once the push is committed."""
 
-    leases_ahead: bool
-    """Whether workers may fetch the micro-batches of a group before it is open."""
-
     def __init__(self, schedule: Schedule, options: MasterOptions, start: Progress, now: Callable[[], float]) -> None:
         self.schedule = schedule
         self._uneven = options.uneven
-        self.board = TaskBoard(self, now, options, self.first_group(start), start.done)
-
-    @property
-    @abstractmethod
-    def group_count(self) -> int:
-        """How many groups the job has."""
-
-    @abstractmethod
-    def first_group(self, start: Progress) -> int:
-        """The group at which a job resumes."""
-
-    @abstractmethod
-    def micro_batches(self, group: int) -> range:
-        """The numbers within the job of the group's micro-batches."""
-
-    @abstractmethod
-    def epoch(self, group: int) -> int:
-        """The epoch that a group belongs to, counted from 0."""
-
-    @abstractmethod
-    def epoch_stop(self, group: int) -> int:
-        """The first group behind the epoch that `group` belongs to."""
-
-    @abstractmethod
-    def starts_epoch(self, group: int) -> bool:
-        """Whether the group, which is not the first one, begins an epoch."""
+        position = start.epoch if schedule.by_epoch else start.version
+        self.board = TaskBoard(schedule, now, options, position, start.done)
 
     @abstractmethod
     def judge(self, push: Push, version: int) -> Verdict | Ticket | None:
@@ -168,9 +140,6 @@ class PushProtocol(ABC):
             )
 
 
-# Asynchronous pushes: named by their sender's sequence, and each is a version when its turn comes
-
-
 class AsyncPushes(PushProtocol):
     """A group is an epoch, which is a pass over the records; pushes are committed in the order of their arrival.
 
@@ -179,31 +148,11 @@ class AsyncPushes(PushProtocol):
     """
 
     replies_after_commit = True
-    leases_ahead = False
 
     def __init__(self, schedule: Schedule, options: MasterOptions, start: Progress, now: Callable[[], float]) -> None:
         super().__init__(schedule, options, start, now)
         self._committed = Sequences(start.sequences)
         self._queue: deque[Ticket] = deque()
-
-    @property
-    def group_count(self) -> int:
-        return self.schedule.job.epochs
-
-    def first_group(self, start: Progress) -> int:
-        return start.epoch
-
-    def micro_batches(self, group: int) -> range:
-        return self.schedule.micro_batches_of_epoch(group)
-
-    def epoch(self, group: int) -> int:
-        return group
-
-    def epoch_stop(self, group: int) -> int:
-        return group + 1
-
-    def starts_epoch(self, group: int) -> bool:
-        return True
 
     def judge(self, push: Push, version: int) -> Verdict | Ticket | None:
         name = push.id
@@ -289,37 +238,14 @@ class AsyncPushes(PushProtocol):
         return ResumePoint(self.board.training.position + ends, done, sequences)
 
 
-# Synchronous pushes: named by what they computed, and a version is due once it has all of its micro-batches
-
-
 class SyncPushes(PushProtocol):
     """A group is a version; the version says where a resumed job continues."""
 
     replies_after_commit = False
-    leases_ahead = True
 
     def __init__(self, schedule: Schedule, options: MasterOptions, start: Progress, now: Callable[[], float]) -> None:
         super().__init__(schedule, options, start, now)
         self._tickets: dict[int, Ticket] = {}
-
-    @property
-    def group_count(self) -> int:
-        return self.schedule.versions_total
-
-    def first_group(self, start: Progress) -> int:
-        return start.version
-
-    def micro_batches(self, group: int) -> range:
-        return self.schedule.micro_batches(group)
-
-    def epoch(self, group: int) -> int:
-        return self.schedule.epoch(group)
-
-    def epoch_stop(self, group: int) -> int:
-        return self.schedule.first_version(self.schedule.epoch(group) + 1)
-
-    def starts_epoch(self, group: int) -> bool:
-        return self.schedule.ends_epoch(group)
 
     def judge(self, push: Push, version: int) -> Verdict | Ticket | None:
         name = push.id

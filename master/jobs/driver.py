@@ -19,18 +19,14 @@ from elastable.master.commits.committer import Committer
 from elastable.master.commits.dense_part import DensePart
 from elastable.master.commits.push_protocol import Ticket
 from elastable.master.commits.row_gradients import PushesLost
-from elastable.master.jobs.concurrent_evaluation import LEASE_S, ConcurrentEvaluation
 from elastable.master.jobs.hooks import Hooks
-from elastable.master.jobs.job_state import JobState, Work, as_elastable_error
+from elastable.master.jobs.job_state import LEASE_S, ConcurrentEvaluation, JobState, Work, as_elastable_error
 from elastable.master.jobs.waits import Waits
 from elastable.master.keras.metrics import LazyLogs, ModelMetrics
 from elastable.master.master_options import MasterOptions, is_due
 from elastable.master.tasks.progress import Progress
 
 __all__ = ["Driver", "JobMeasures"]
-
-
-# What a job's master counts and logs for those who watch it
 
 
 PHASES = {
@@ -320,9 +316,6 @@ class Driver:
         limit = self._options.no_worker_timeout_s
         if limit is not None and seconds > limit:
             raise JobFailed(f"no worker for {limit} s while work remains")
-
-
-# The evaluations of a job: while it is trained on, or while training waits for them
 
 
 # Versions that are evaluated concurrently with training. Training waits before another one starts, so that every

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
+from elastable.embedding_store.contract.snapshot import Snapshot
+from elastable.embedding_store.engine import PinKeeper
 from elastable.embedding_store.errors import ElastableError, FutureVersion, JobFailed, ShardLost, StaleVersion
 from elastable.master.api import (
     DenseSnapshot,
@@ -21,14 +24,18 @@ from elastable.master.api import (
 )
 from elastable.master.commits.accumulate import Accumulated, add_metrics
 from elastable.master.commits.push_protocol import AsyncPushes, PushProtocol, SyncPushes, Ticket, Verdict
-from elastable.master.jobs.concurrent_evaluation import ConcurrentEvaluation
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
 from elastable.master.tasks.worker_records import Refusals, Sessions, Throughput, WorkerRecords
 
-__all__ = ["JobState", "Work"]
+__all__ = ["LEASE_S", "ConcurrentEvaluation", "JobState", "Work"]
 
+_log = logging.getLogger(__name__)
+
+LEASE_S = 30.0
+"""Seconds that the pin of a master that died outlives it at most."""
+_RENEW_EVERY_S = LEASE_S / 6
 _PROTOCOLS: Mapping[str, type[PushProtocol]] = {"sync": SyncPushes, "async": AsyncPushes}
 
 
@@ -45,6 +52,31 @@ class Work:
     tickets: tuple[Ticket, ...] | None = None
     evaluated: int | None = None
     over: bool = False
+
+
+class ConcurrentEvaluation:
+    """Keeps the rows and the dense part of a version readable until `end`.
+
+    Args:
+        snapshot: The dense part of the version.
+        pin: Keeps its rows readable; taken over.
+        renew_every_s: Seconds from one renewal of the pin to the next.
+    """
+
+    def __init__(self, snapshot: DenseSnapshot, pin: Snapshot, renew_every_s: float = _RENEW_EVERY_S) -> None:
+        self.snapshot = snapshot
+        self._keeper = PinKeeper(pin, renew_every_s, f"the evaluation of version {snapshot.version}")
+
+    def readable(self) -> bool:
+        """Whether the version is still readable, as far as is known."""
+        if self._keeper.gone is None:
+            return True
+        _log.warning("the evaluation of version %d is given up: %s", self.snapshot.version, self._keeper.gone)
+        return False
+
+    def end(self) -> None:
+        """Releases the version."""
+        self._keeper.close()
 
 
 class JobState:
@@ -81,7 +113,7 @@ class JobState:
     @property
     def epoch(self) -> int:
         """The current epoch, counted from 0; after the last one, the number of epochs."""
-        return self.pushes.epoch(self.board.training.position)
+        return self.schedule.epoch_of_group(self.board.training.position)
 
     @property
     def ending(self) -> bool:

@@ -71,8 +71,7 @@ class KerasBlockOptimizer(RowOptimizer):
 
     Raises (from the constructor):
         BadSpec: the spec holds no config of a Keras optimizer, or of one that takes no step.
-        Unsupported: the optimizer has state that cannot be split by row, or
-            treats the rows of a table jointly.
+        Unsupported: the optimizer has state that cannot be split by row, or treats the rows of a table jointly.
     """
 
     fused = False
@@ -222,9 +221,6 @@ class _Block:
 
 
 register_row_optimizer(KERAS_BLOCK, KerasBlockOptimizer)
-
-
-# Which serialised Keras objects are made here: optimizers and learning-rate schedules, and nothing else
 
 
 _MOST_BYTES = 64 << 10

@@ -206,9 +206,6 @@ def _require_in_folder(names: Iterable[object]) -> None:
             raise ValueError(f"it names {name!r}, which is no name of a file in its folder")
 
 
-# What became of the touches of a table's rows between two checkpoints, where no commit changed the rows
-
-
 @dataclass(frozen=True, slots=True)
 class AgedTouches:
     """Of a table with eviction, from one checkpoint to the next.

@@ -256,5 +256,5 @@ def test_a_job_fails_whose_version_cannot_be_logged_and_its_dense_part_is_that_o
     with pytest.raises(StoreFailed, match="full"):
         drive(bench, [worker], Unheard())
     worker.join(timeout=WAIT_S)
-    assert (bench.master.status().state, bench.dense.step()) == ("failed", 3)
+    assert (bench.master.status().state, bench.dense.steps()[0].number) == ("failed", 3)
     bench.store.close()
