@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from elastable.embedding_store.composite import PartitionedStore
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import RowBlock, TableState
-from elastable.embedding_store.contract.spec import EvictionSpec, TableSpec
+from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput, CheckpointError
@@ -45,7 +45,7 @@ from tests.master.checkpoints.jobs import (
     rows,
     train,
 )
-from tests.master.checkpoints.test_malformed import sealed
+from tests.master.checkpoints.test_damage import sealed
 from tests.plugins.seeds import examples
 
 
@@ -500,3 +500,25 @@ def test_what_ages_ages_in_increments_too(tmp_path: Path) -> None:
                 commit(other, {"aged": [3]})
             assert rows(other) == rows(store)
             assert len(rows(store)) == 1
+
+
+def test_increments_of_tables_whose_rows_follow_every_step_restore_the_version_that_they_are_of(tmp_path: Path) -> None:
+    """They are whole each time, as every row changes with every step."""
+    adamw = OptimizerSpec.of("adamw", lazy=False, learning_rate=0.01, weight_decay=0.1)
+    ids = {"t": np.arange(20)}
+    with created(MemoryStore(), [TableSpec("t", 4, 20, optimizer=adamw)]) as store:
+        job = Job(tmp_path, store)
+        for _ in range(3):
+            job.train(7, most=15)
+            version, pin = store.version(), store.pin()
+            finish = job.series.begin(pin, dense_of(version), JOB, progress_of(version))
+            expected = store.lookup(ids)["t"]
+            job.train(1, most=15)  # training goes on while it is written
+            checkpoint = open_checkpoint(finish())
+            pin.close()
+            for other in (MemoryStore(), PartitionedStore([MemoryStore(), MemoryStore()], "encoding")):
+                with other:
+                    restore_tables(checkpoint, other)
+                    assert np.array_equal(other.lookup(ids)["t"], expected)
+                    train(other, 1, most=15)
+                    assert np.allclose(other.lookup(ids)["t"], store.lookup(ids)["t"], rtol=1e-6, atol=1e-7)
