@@ -359,7 +359,7 @@ def chained_rows(chain: Sequence[Checkpoint], table: str) -> Iterator[RowBlock]:
     """
     newer = _IdSet()
     live: _IdSet | None = None  # the newest list holds all that older ones could say
-    aged = AgedTouches()  # from the checkpoint at hand to the newest
+    aged = AgedTouches()  # from this checkpoint to the newest
     for place, checkpoint in enumerate(chain):
         entry = checkpoint.manifest.tables[table]
         last = entry.whole or place == len(chain) - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 
 import numpy as np
 
@@ -50,24 +51,19 @@ def restore_tables(
     there = store.specs()
     if any(name in there and store.row_count(name) for name in names):
         checkpoint.verify()
-    made: list[str] = []
-    begun: list[str] = []
     restored: dict[str, int] = {}
-    try:
+    with ExitStack() as undo:
+        made = set()
         for name, spec in specs.items():
             if store.create_table(spec):
-                made.append(name)
+                undo.callback(store.drop_table, name)
+                made.add(name)
         for name, spec in specs.items():
-            begun.append(name)
             if name not in made:
+                undo.callback(store.clear, name)
                 store.clear(name)
             restored[name] = _restore(checkpoint, store, spec)
-    except BaseException:
-        for name in made:
-            store.drop_table(name)
-        for name in sorted(set(begun) - set(made)):
-            store.clear(name)
-        raise
+        undo.pop_all()
     store.reset_version(checkpoint.version)
     return restored
 

@@ -42,11 +42,7 @@ _KNOWN = re.compile(r"[a-z]+\.safetensors")
 
 
 class CheckpointRowSaver(RowSaver):
-    """Writes files as the master of a job without store servers does. One attempt at a time.
-
-    Args:
-        store: The server's rows.
-    """
+    """Writes files as the master of a job without store servers does. One attempt at a time."""
 
     def __init__(self, store: EmbeddingStore) -> None:
         self._store = store
@@ -121,14 +117,7 @@ class CheckpointRowSaver(RowSaver):
 
 
 class _Attempt:
-    """Rows on their way into a draft, in a thread of their own.
-
-    Args:
-        files: Where the draft is.
-        save: What is saved.
-        source: The rows.
-        changes: Whose rows are saved of tables that are not saved whole.
-    """
+    """Rows that a thread writes into a draft; `changes` say which, of tables that are not saved whole."""
 
     def __init__(self, files: CheckpointFiles, save: RowSave, source: Snapshot, changes: Changes | None) -> None:
         self.save = save

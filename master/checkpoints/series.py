@@ -170,9 +170,6 @@ class TouchHistory:
     """Notes `AgedTouches` of every table with eviction, commit by commit, from checkpoint to checkpoint.
 
     `add` and `take` are called by the thread that commits; `give_back` by any.
-
-    Args:
-        specs: Of the tables.
     """
 
     def __init__(self, specs: Mapping[str, TableSpec]) -> None:

@@ -31,7 +31,7 @@ class Ticket:
         id: Its name.
         worker: The worker that the micro-batch was leased to, if any.
         committed: Whether the version that contains it is committed.
-        why_not: Why it is not, where its sender is told so.
+        why_not: Why it is not, for its sender.
     """
 
     push: Push | None
@@ -79,12 +79,6 @@ class PushProtocol(ABC):
 
     Attributes:
         board: Leases the job's micro-batches.
-
-    Args:
-        schedule: Of the job.
-        options: Of the board, and whether micro-batches are `uneven`.
-        start: Where the job begins or resumes.
-        now: Monotonic clock, in seconds.
     """
 
     replies_after_commit: bool
@@ -271,7 +265,7 @@ class SyncPushes(PushProtocol):
 
     def _refuse_unlike(self, push: Push) -> None:
         """Raises `BadGradient` where the loss is divided otherwise than in the version's other micro-batches."""
-        # They are all alike: one of them stands for all.
+        # They are all alike: any of them represents all.
         other = next((ticket.push for ticket in self._tickets.values() if ticket.push is not None), None)
         if other is not None and _divisor_kinds(other) != _divisor_kinds(push):
             raise BadGradient(

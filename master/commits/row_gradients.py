@@ -45,13 +45,11 @@ class RowGradients:
     """The summed gradients of all tables of one version.
 
     Args:
-        shard: Who sums them.
-        sums: What is summed.
-        tables: Those that have a gradient, or may have one.
         deadline_s: How long measuring is tried again while a server is away.
 
     Attributes:
-        sums, tables: As given.
+        sums: What is summed, by a shard.
+        tables: Those that have a gradient, or may have one.
         clips, dropped: Of the commit: how tables are clipped, and whether all is left out because it overflowed.
         changed: Tables that had a gradient, once it is committed.
     """

@@ -96,15 +96,7 @@ _LONGEST_WAIT_S = 0.25
 class Driver:
     """Drives a job from its start to its end in one thread.
 
-    Args:
-        state: Shared with the threads that serve workers.
-        waits: The calls that wait for it.
-        changed: Guards both, and is notified when there may be something to do.
-        store: Holds the job's tables.
-        dense: The dense part of the model.
-        metrics: The model's metrics.
-        options: Deadlines and intervals.
-        measures: Where versions are timed.
+    `changed` guards `state` and `waits`, and is notified when there may be something to do.
     """
 
     def __init__(
@@ -326,16 +318,7 @@ _MOST_CONCURRENT = 2
 class Evaluations:
     """Has versions evaluated, which the store has logged. Used by the thread that drives the job.
 
-    Args:
-        state: Of the job.
-        waits: The calls that wait for it.
-        store: Holds the job's tables.
-        metrics: The model's metrics.
-        options: Deadlines and intervals.
-        next_work: Waits for something to do.
-
-    Attributes:
-        hooks: Are told how evaluations end.
+    `next_work` waits for something to do; `hooks` are informed of how evaluations end.
     """
 
     def __init__(

@@ -55,13 +55,7 @@ class Work:
 
 
 class ConcurrentEvaluation:
-    """Keeps the rows and the dense part of a version readable until `end`.
-
-    Args:
-        snapshot: The dense part of the version.
-        pin: Keeps its rows readable; taken over.
-        renew_every_s: Seconds from one renewal of the pin to the next.
-    """
+    """Keeps the rows and the dense part of a version readable until `end`; the pin is taken over, and renewed."""
 
     def __init__(self, snapshot: DenseSnapshot, pin: Snapshot, renew_every_s: float = _RENEW_EVERY_S) -> None:
         self.snapshot = snapshot
@@ -80,14 +74,7 @@ class ConcurrentEvaluation:
 
 
 class JobState:
-    """A job between its first version and its last.
-
-    Args:
-        job: What is computed.
-        options: Leases and look-ahead.
-        start: Where it begins or resumes.
-        now: Monotonic clock, in seconds.
-    """
+    """A job between its first version and its last; `now` is a monotonic clock, in seconds."""
 
     def __init__(self, job: JobSpec, options: MasterOptions, start: Progress, now: Callable[[], float]) -> None:
         self.schedule = Schedule(job)

@@ -62,10 +62,6 @@ class Waits:
 
     Calls are answered once the lock is free again, as answers are sent by whoever sets a result: whatever changes the
     job is done in `changing`.
-
-    Args:
-        state: The job.
-        lock: Guards both.
     """
 
     def __init__(self, state: JobState, lock: AbstractContextManager[object]) -> None:

@@ -486,10 +486,6 @@ class MultiUpdateState(DenseTensors):
 
     Variables are the weights that any update changes; states are all others.
 
-    Args:
-        model: A compiled and built model.
-        steps: What a step of it does.
-
     Raises:
         Unsupported: naming what of an optimizer cannot be honoured.
     """

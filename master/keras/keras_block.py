@@ -26,7 +26,7 @@ _BLOCK_ROWS = 1024
 # Keras' name of the variable that a table replaces; patterns of exclude_from_weight_decay are matched with it.
 TABLE_VARIABLE = "embeddings"
 
-_UNDECAYED = "excluded_from_weight_decay"  # beside the config, of tables that are
+_UNDECAYED = "excluded_from_weight_decay"  # next to the config, of tables that are
 
 # Of the steps that show how an optimizer treats rows and columns: its own rate may be too small for them to show
 # anything, and is 0 where a schedule warms up.

@@ -22,9 +22,6 @@ class LeaseBook:
     cannot be worked on before), and the last micro-batch its worker finished (its others wait in the worker's queue).
     Then the micro-batch may be given to another worker, while the first one may still answer.
 
-    Attributes:
-        lease_seconds: As given.
-
     Args:
         now: Monotonic clock, in seconds.
         lease_seconds: How long a worker may take for a micro-batch.
@@ -191,11 +188,8 @@ class TaskBoard:
         evaluations: The versions that are being evaluated.
 
     Args:
-        schedule: Of the job; says what groups are.
         now: Monotonic clock, in seconds.
-        options: Lease times, look-ahead and backups.
-        position: The number of the group that is trained next.
-        done: Micro-batches of that group that are done.
+        position, done: The group that is trained next, and its micro-batches that are done.
     """
 
     def __init__(

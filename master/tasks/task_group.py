@@ -96,10 +96,8 @@ class TrainingGroups:
         position: The number of the current group.
 
     Args:
-        schedule: Of the job.
         look_ahead: How many groups behind the current one workers may fetch.
-        position: The number of the group that is trained next.
-        done: Micro-batches of that group that are done.
+        position, done: The group that is trained next, and its micro-batches that are done.
     """
 
     def __init__(self, schedule: Schedule, look_ahead: int, position: int, done: Iterable[int]) -> None:

@@ -32,11 +32,7 @@ class _Gone:
 
 
 class WorkerRecords:
-    """By incarnation. Not thread-safe: the master's lock guards it.
-
-    Args:
-        now: Monotonic clock, in seconds.
-    """
+    """By incarnation. Not thread-safe: the master's lock guards it. `now` is a monotonic clock, in seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -95,11 +91,7 @@ _SILENT_GAPS = 3  # usual gaps between two notes, after which a silence counts a
 
 
 class Throughput:
-    """Records a second over the last minute. Whoever uses it guards it.
-
-    Args:
-        points: Notes that are kept at most.
-    """
+    """Records a second over the last minute, of at most `points` notes. Whoever uses it guards it."""
 
     def __init__(self, points: int = 256) -> None:
         self._notes: deque[tuple[float, int]] = deque(maxlen=points)

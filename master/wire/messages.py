@@ -52,12 +52,7 @@ MASTER_SERVICE: str = master_pb2.DESCRIPTOR.services_by_name["Master"].full_name
 
 _JOB_FIELDS = tuple(field.name for field in master_pb2.JobDescription.DESCRIPTOR.fields)
 _KINDS = {TaskKind.TRAIN: master_pb2.TASK_KIND_TRAIN, TaskKind.EVALUATE: master_pb2.TASK_KIND_EVALUATE}
-_OUTCOMES = {
-    PushOutcome.ACCEPTED: master_pb2.PUSH_OUTCOME_ACCEPTED,
-    PushOutcome.DUPLICATE: master_pb2.PUSH_OUTCOME_DUPLICATE,
-    PushOutcome.STALE: master_pb2.PUSH_OUTCOME_STALE,
-    PushOutcome.SKIPPED: master_pb2.PUSH_OUTCOME_SKIPPED,
-}
+_OUTCOMES = {outcome: master_pb2.PushOutcome.Value(f"PUSH_OUTCOME_{outcome.name}") for outcome in PushOutcome}
 _KINDS_BACK = {value: kind for kind, value in _KINDS.items()}
 _OUTCOMES_BACK = {value: outcome for outcome, value in _OUTCOMES.items()}
 
@@ -199,7 +194,7 @@ def status_from_message(message: master_pb2.GetStatusReply) -> JobStatus:
             Refusal(WorkerIdentity("", _name(it.host), it.pid), _name(it.error), printable(it.message), it.count)
             for it in message.refusals
         ),
-        flush=_flush_from_message(message) if message.HasField("flush") else None,
+        flush=_flush_from_message(message.version, message.flush) if message.HasField("flush") else None,
         records_total=message.records_total,
         records_per_s=message.records_per_s,
         gone=tuple(GoneWorker(_identity(it), it.leases, it.micro_batches, it.seconds_ago) for it in message.gone),
@@ -217,12 +212,9 @@ def _server_from_message(message: master_pb2.ServerStatus) -> ServerStatus:
     return ServerStatus(_name(message.address), shard, message.waited_s, printable(message.failure, 1024))
 
 
-def _flush_from_message(message: master_pb2.GetStatusReply) -> FlushStatus:
-    it = message.flush
+def _flush_from_message(version: int, it: master_pb2.FlushStatus) -> FlushStatus:
     failure = printable(it.failure) or None
-    return FlushStatus(
-        message.version, it.flushed_version, it.changed_rows, it.log_bytes, it.waits, it.waited_s, failure
-    )
+    return FlushStatus(version, it.flushed_version, it.changed_rows, it.log_bytes, it.waits, it.waited_s, failure)
 
 
 def _name(text: str) -> str:

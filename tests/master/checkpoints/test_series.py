@@ -143,31 +143,42 @@ def test_a_table_of_which_half_changed_is_written_whole(tmp_path: Path) -> None:
         assert (entries["fixed"].whole, entries["dynamic"].whole) == (True, False)
 
 
-def test_rows_deleted_by_hand_are_gone(tmp_path: Path) -> None:
+def deleted(store: EmbeddingStore) -> None:
+    store.delete("fixed", np.array([5, 6]))
+    store.delete("dynamic", np.array([5, 6, 999]))
+
+
+def put(store: EmbeddingStore) -> None:
+    ones: Float32 = np.ones((1, 2), np.float32)
+    store.put("dynamic", [RowBlock(np.array([77]), ones, ones)])
+
+
+def made_again(store: EmbeddingStore) -> None:
+    store.drop_table("dynamic")
+    created(store, [DYNAMIC])
+
+
+def made_anew(store: EmbeddingStore) -> None:
+    store.drop_table("dynamic")
+    created(store, [TableSpec("dynamic", 5, optimizer=ADAGRAD)])
+
+
+@pytest.mark.parametrize(
+    ("change", "whole", "live"),
+    [(deleted, False, True), (put, True, False), (made_again, True, False), (made_anew, True, False)],
+)
+def test_what_was_done_to_rows_and_tables_by_hand_is_in_it(
+    tmp_path: Path, change: Callable[[EmbeddingStore], None], whole: bool, live: bool
+) -> None:
     with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
         job = Job(tmp_path, store)
         job.commit(fixed=list(range(40)), dynamic=list(range(40)))
         job.save()
-        store.delete("fixed", np.array([5, 6]))
-        store.delete("dynamic", np.array([5, 6, 999]))
-        job.commit(dynamic=[6])
+        change(store)
+        job.commit(fixed=[1], dynamic=[6])
         found = job.save()
-        assert found.manifest.kind == "increment"
-        assert found.manifest.tables["dynamic"].live is not None
-        assert restored(found) == rows(store)
-        assert len(restored(found)) == 38 + 39
-
-
-def test_rows_put_by_hand_are_in_it(tmp_path: Path) -> None:
-    with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
-        job = Job(tmp_path, store)
-        job.commit(fixed=list(range(40)), dynamic=list(range(40)))
-        job.save()
-        ones: Float32 = np.ones((1, 2), np.float32)
-        store.put("dynamic", [RowBlock(np.array([77]), ones, ones)])
-        job.commit(fixed=[1])
-        found = job.save()
-        assert (found.manifest.kind, found.manifest.tables["dynamic"].whole) == ("increment", True)
+        dynamic = found.manifest.tables["dynamic"]
+        assert (found.manifest.kind, dynamic.whole, dynamic.live is not None) == ("increment", whole, live)
         assert restored(found) == rows(store)
 
 
@@ -179,23 +190,6 @@ def test_a_table_that_came_later_is_in_it(tmp_path: Path) -> None:
         created(store, [DYNAMIC])
         job.commit(fixed=[1], dynamic=[4])
         assert restored(job.save()) == rows(store)
-        store.drop_table("dynamic")
-        created(store, [TableSpec("dynamic", 5, optimizer=ADAGRAD)])
-        job.commit(fixed=[1], dynamic=[9])
-        assert restored(job.save()) == rows(store)
-
-
-def test_a_table_that_was_dropped_and_made_again_is_in_it_as_it_is(tmp_path: Path) -> None:
-    with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
-        job = Job(tmp_path, store)
-        job.commit(fixed=list(range(40)), dynamic=list(range(40)))
-        job.save()
-        store.drop_table("dynamic")
-        created(store, [DYNAMIC])
-        job.commit(fixed=[1])
-        found = job.save()
-        assert found.manifest.kind == "increment"
-        assert restored(found) == rows(store)
 
 
 def test_rows_evicted_before_the_store_was_read_from_its_log_again_are_gone(tmp_path: Path) -> None:
