@@ -18,9 +18,7 @@ from elastable.embedding_store.shards import (
     ChangedTable,
     RowSave,
     RowSaver,
-    SavedFile,
     SavedRows,
-    SavedTable,
     TakenChanges,
 )
 from elastable.embedding_store.tiers.redis.url import redacted
@@ -152,11 +150,8 @@ class _Attempt:
             for of in save.tables:
                 spec = self._source.specs()[of.table]
                 changes = None if of.whole else self._changes
-                rows = write_blocks(out, of.prefix, self._source, spec, changes, of.live)
-                tables[of.table] = SavedTable(rows.rows, rows.written, rows.files, rows.live)
-            entries = out.entries()
-        files = {name: SavedFile(entry.sha256, entry.bytes) for name, entry in entries.items()}
-        return SavedRows(tables, files)
+                tables[of.table] = write_blocks(out, of.prefix, self._source, spec, changes, of.live)
+            return SavedRows(tables, out.entries())
 
 
 class _Writer(FileWriter):

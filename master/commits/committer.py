@@ -220,10 +220,10 @@ def _clipped(dense: tuple[Tensor, ...], rows: RowGradients, steps: Sequence[Opti
     for step in steps:
         places = range(len(dense)) if step.places is None else step.places
         of_step = {table: square for table, square in squares.items() if step.tables is None or table in step.tables}
-        clipped = clip([dense[place] for place in places], of_step, step.clipping, _own(step))
-        of_place = dict(zip(places, clipped.dense, strict=True))
+        clipped, of_tables = clip([dense[place] for place in places], of_step, step.clipping, _own(step))
+        of_place = dict(zip(places, clipped, strict=True))
         dense = tuple(of_place.get(place, values) for place, values in enumerate(dense))
-        clips.update(clipped.tables)
+        clips.update(of_tables)
     rows.clips = clips
     return dense
 
@@ -241,8 +241,9 @@ def _rates(tables: Iterable[str], steps: Sequence[OptimizerStep]) -> dict[str, f
     rates = {}
     for table in tables:
         for step in steps:
-            if step.rate is not None and (step.tables is None or table in step.tables):
-                rates[table] = step.own[table].rate if table in step.own else step.rate
+            rate = step.own.get(table, step).rate
+            if rate is not None and (step.tables is None or table in step.tables):
+                rates[table] = rate
     return rates
 
 

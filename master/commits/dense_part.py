@@ -9,20 +9,7 @@ from elastable.master.api import DenseSnapshot, Tensor
 from elastable.master.commits.clipping import Clipping
 from elastable.master.push_check import TensorSpec
 
-__all__ = ["DensePart", "OptimizerStep", "TableStep"]
-
-
-@dataclass(frozen=True, slots=True)
-class TableStep:
-    """What a step needs of the optimizer of a single table.
-
-    Attributes:
-        rate: Its learning rate.
-        clipping: How it clips the table's gradient.
-    """
-
-    rate: float
-    clipping: Clipping
+__all__ = ["DensePart", "OptimizerStep"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +20,7 @@ class OptimizerStep:
         number: Steps that it has taken (Keras' `iterations`); None: no optimizer, every version is one.
         rate: Its learning rate; None: no optimizer, tables have their own.
         clipping: How it clips, all of its gradients together.
-        own: By name: those of its tables that have an optimizer of their own.
+        own: By name: rate and clipping of its tables that have a separate optimizer.
         places: Of the dense variables that it trains; None: all.
         tables: That it trains; None: all.
     """
@@ -41,7 +28,7 @@ class OptimizerStep:
     number: int | None = None
     rate: float | None = None
     clipping: Clipping = field(default_factory=Clipping)
-    own: Mapping[str, TableStep] = field(default_factory=dict)
+    own: Mapping[str, OptimizerStep] = field(default_factory=dict)
     places: tuple[int, ...] | None = None
     tables: tuple[str, ...] | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from elastable.embedding_store.errors import BadGradient, BadInput, FutureVersion
 from elastable.master.api import AsyncPushId, DivisorKind, Push, PushId, PushOutcome, SyncPushId, TaskKind
@@ -14,7 +14,7 @@ from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
 from elastable.master.tasks.task_board import TaskBoard
 
-__all__ = ["AsyncPushes", "PushProtocol", "ResumePoint", "Sequences", "SyncPushes", "Ticket", "Verdict"]
+__all__ = ["AsyncPushes", "PushProtocol", "Sequences", "SyncPushes", "Ticket", "Verdict"]
 
 # Incarnations remembered: more than a job ever has, and still a bound.
 _INCARNATIONS = 65_536
@@ -39,15 +39,6 @@ class Ticket:
     worker: str | None = None
     committed: bool = False
     why_not: str = "the job ended before the push was committed"
-
-
-@dataclass(frozen=True, slots=True)
-class ResumePoint:
-    """What a resumed job needs besides the version; see `elastable.master.tasks.progress.Progress`."""
-
-    epoch: int = 0
-    done: tuple[int, ...] = ()
-    sequences: Mapping[str, int] = field(default_factory=dict)
 
 
 class Sequences:
@@ -123,8 +114,8 @@ class PushProtocol(ABC):
         """Records that what was ready is committed; returns whether an epoch has ended."""
 
     @abstractmethod
-    def resume_point(self, after_next: bool = False) -> ResumePoint:
-        """What a checkpoint keeps: now, or once what is ready is committed."""
+    def resume_point(self, after_next: bool = False) -> Progress:
+        """What a checkpoint keeps of the mode alone: now, or once what is ready is committed."""
 
     def _check_records(self, push: Push, version: int, micro_batch: int) -> None:
         task = self.schedule.task(version, micro_batch)
@@ -218,7 +209,7 @@ class AsyncPushes(PushProtocol):
         self.board.training.advance()
         return True
 
-    def resume_point(self, after_next: bool = False) -> ResumePoint:
+    def resume_point(self, after_next: bool = False) -> Progress:
         waiting = list(self._queue)
         sequences = self._committed.as_dict()
         ends = False
@@ -229,7 +220,7 @@ class AsyncPushes(PushProtocol):
                 sequences[first.incarnation] = first.sequence
         coming = {ticket.id.micro_batch for ticket in waiting}
         done = () if ends else tuple(number for number in self.board.training.done() if number not in coming)
-        return ResumePoint(self.board.training.position + ends, done, sequences)
+        return Progress(epoch=self.board.training.position + ends, done=done, sequences=sequences)
 
 
 class SyncPushes(PushProtocol):
@@ -294,8 +285,8 @@ class SyncPushes(PushProtocol):
         self.board.training.advance()
         return self.board.training.ends_epoch
 
-    def resume_point(self, after_next: bool = False) -> ResumePoint:
-        return ResumePoint()
+    def resume_point(self, after_next: bool = False) -> Progress:
+        return Progress()
 
 
 def _divisor_kinds(push: Push) -> tuple[DivisorKind | None, ...]:

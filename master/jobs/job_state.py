@@ -256,25 +256,19 @@ class JobState:
 
     def progress(self) -> Progress:
         """Where the job is between two versions."""
-        point = self.pushes.resume_point()
-        return Progress(
-            self.version, self.evaluated, self.records, self.epoch_metrics, point.epoch, point.done, point.sequences,
-            self.logs, self.hooks,
-        )  # fmt: skip
+        return self._progress(self.pushes.resume_point(), self.version, self.evaluated, self.records)
 
     def progress_after(self, made: Accumulated) -> Progress:
         """Where the job is once the version that is ready is committed."""
-        point = self.pushes.resume_point(after_next=True)
+        point, records = self.pushes.resume_point(after_next=True), self.records + made.records
+        found = self._progress(point, self.version + 1, False, records)
+        return replace(found, metrics=add_metrics(found.metrics, [made.metrics])) if made.metrics else found
+
+    def _progress(self, point: Progress, version: int, evaluated: bool, records: int) -> Progress:
         return replace(
-            self.progress(),
-            version=self.version + 1,
-            evaluated=False,
-            records=self.records + made.records,
-            metrics=add_metrics(self.epoch_metrics, [made.metrics]) if made.metrics else self.epoch_metrics,
-            epoch=point.epoch,
-            done=point.done,
-            sequences=point.sequences,
-        )
+            point, version=version, evaluated=evaluated, records=records, metrics=self.epoch_metrics, logs=self.logs,
+            hooks=self.hooks,
+        )  # fmt: skip
 
     def status(self) -> JobStatus:
         """How far the job is, without metrics and the store's address."""

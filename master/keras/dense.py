@@ -15,7 +15,7 @@ import tensorflow as tf
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import CheckpointError, Unsupported
 from elastable.master.api import DenseSnapshot, Tensor
-from elastable.master.commits.dense_part import DensePart, OptimizerStep, TableStep
+from elastable.master.commits.dense_part import DensePart, OptimizerStep
 from elastable.master.keras.discovery import table_optimizers
 from elastable.master.keras.keras_optimizer import (
     accumulation_of,
@@ -258,7 +258,7 @@ class DenseState(DenseTensors):
         number, own = self._update.number(), {}
         for table, optimizer in self._table_optimizers.items():
             optimizer.iterations.assign(number)  # schedules count the job's steps, as the model's optimizer does
-            own[table] = TableStep(learning_rate_of(optimizer), clipping_of(optimizer))
+            own[table] = OptimizerStep(number, learning_rate_of(optimizer), clipping_of(optimizer))
         return (OptimizerStep(number, self._update.learning_rate(), clipping_of(self._optimizer), own),)
 
     def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor], rate_share: float = 1.0) -> None:

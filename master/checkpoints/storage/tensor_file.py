@@ -20,9 +20,9 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import UInt8
 from elastable.embedding_store.contract.malformed import MALFORMED, DocumentFields
 from elastable.embedding_store.native.range_pool import available_cores
+from elastable.embedding_store.shards import SavedFile
 from elastable.master.api import Tensor
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles, Part
-from elastable.master.checkpoints.storage.manifest import FileEntry
 
 __all__ = ["FileWriter", "Throttle", "in_order", "parts_of", "tensors_in"]
 
@@ -174,8 +174,8 @@ class FileWriter:
         self._pool = ThreadPoolExecutor(
             self._threads, "elastable-checkpoint", initializer=_give_way if background else None
         )
-        self._waiting: deque[Future[tuple[str, FileEntry]]] = deque()
-        self._written: list[tuple[str, FileEntry]] = []
+        self._waiting: deque[Future[tuple[str, SavedFile]]] = deque()
+        self._written: list[tuple[str, SavedFile]] = []
 
     def put(self, name: str, tensors: Mapping[str, Sequence[Tensor]]) -> None:
         """Submits a file, once there is room: `tensors` as for `parts_of`; they must not change afterwards.
@@ -187,7 +187,7 @@ class FileWriter:
             self._written.append(self._waiting.popleft().result())
         self._waiting.append(self._pool.submit(self._write, name, tensors))
 
-    def entries(self) -> dict[str, FileEntry]:
+    def entries(self) -> dict[str, SavedFile]:
         """Every file by name, once all are written. Raises `OSError`."""
         while self._waiting:
             self._written.append(self._waiting.popleft().result())
@@ -199,7 +199,7 @@ class FileWriter:
     def __exit__(self, *raised: object) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _write(self, name: str, tensors: Mapping[str, Sequence[Tensor]]) -> tuple[str, FileEntry]:
+    def _write(self, name: str, tensors: Mapping[str, Sequence[Tensor]]) -> tuple[str, SavedFile]:
         parts = parts_of(tensors, self.note)
         digest = hashlib.sha256()
         for part in parts:
@@ -207,7 +207,7 @@ class FileWriter:
                 digest.update(part)
         with self._working():
             self._files.write(f"{self._draft}/{name}", parts)
-        return name, FileEntry(digest.hexdigest(), sum(len(part) for part in parts))
+        return name, SavedFile(digest.hexdigest(), sum(len(part) for part in parts))
 
     def _working(self) -> AbstractContextManager[None]:
         return nullcontext() if self._throttle is None else self._throttle.working()

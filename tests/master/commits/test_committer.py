@@ -201,8 +201,8 @@ def clipped(parts: list[Array], clipping: Clipping) -> tuple[tuple[Tensor, ...],
     update = TableUpdate(IDS, parts[2][IDS])
     square = exact_squares(update.gradients)
     assert square is not None
-    got = clip(parts[:2], {"t": square_of(square)}, clipping)
-    return got.dense, clipped_update(update, got.tables.get("t", TableClip()))
+    dense, tables = clip(parts[:2], {"t": square_of(square)}, clipping)
+    return dense, clipped_update(update, tables.get("t", TableClip()))
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 50.0])
