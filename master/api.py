@@ -1,8 +1,4 @@
-"""The calls between a worker and its master, as plain data.
-
-`MasterApi` is implemented by the master itself (in one process) and by its gRPC
-client, so the same worker runs in both places.
-"""
+"""The calls between a worker and its master, as plain data."""
 
 from __future__ import annotations
 
@@ -59,10 +55,8 @@ class Task:
     Attributes:
         version: The version to compute on (in async mode the version that was
             current at the lease; the worker uses whatever is current).
-        kind: Train on it, or evaluate it. Evaluation tasks of version v sort
-            before training tasks of version v.
-        micro_batch: Number within the whole job (for EVALUATE: within the
-            validation split).
+        kind: Train on it, or evaluate it. Evaluation tasks of version v sort before training tasks of version v.
+        micro_batch: Number within the whole job (for EVALUATE: within the validation split).
         epoch: The pass over the records, counted from 0.
         start, stop: Positions in the record order of that pass.
     """
@@ -82,8 +76,7 @@ class Lease:
     Attributes:
         tasks: The worker's until done or its lease ends.
         finished: No task will ever come again.
-        revoked: Of what it said it holds: done by now, another worker's, or of
-            no version in work. It is to drop them.
+        revoked: Of what it said it holds: done by now, another worker's, or of no version in work. It is to drop them.
     """
 
     tasks: tuple[Task, ...] = ()
@@ -148,7 +141,9 @@ class Session(Protocol):
 
 
 class MasterApi(Protocol):
-    """The calls of a worker to its master. Every wait ends after its `wait_s`.
+    """The calls of a worker to its master: the master itself in one process, else its gRPC client.
+
+    Every wait ends after its `wait_s`.
 
     Every call may raise `JobFailed`, once the job has failed; a call to another process also `Unavailable` and
     `DeadlineExceeded`, which name the address.
@@ -208,9 +203,6 @@ class MasterApi(Protocol):
         """Ends the job cleanly at the current version, or the one that is being committed."""
 
 
-# What a worker pushes: the gradient of a micro-batch, and what its loss was divided by
-
-
 Tensor = Array
 
 
@@ -237,10 +229,9 @@ PushId = SyncPushId | AsyncPushId
 class DivisorKind(StrEnum):
     """What a micro-batch divided terms of its loss by, and so how much it weighs in its version.
 
-    `RECORDS`: as many as it has records. `NOTHING`: they are sums; every
-    micro-batch weighs 1. `AMOUNT`: a separate number, of weights or of what a
-    mask let through. `ROWS`: they are of rows, and not of records: each row that
-    the version touches counts once.
+    `RECORDS`: as many as it has records. `NOTHING`: they are sums; every micro-batch weighs 1. `AMOUNT`: a separate
+    number, of weights or of what a mask let through. `ROWS`: they are of rows, and not of records: each row that the
+    version touches counts once.
     """
 
     RECORDS = "records"
@@ -289,10 +280,8 @@ class Push:
         states: Every non-trainable variable after the micro-batch, in model order.
         metrics: Keras metric state of this micro-batch alone (from reset), flat.
         job: The job it was computed for; "": whichever the master runs.
-        computed_on: Async: the version of the dense variables it was computed
-            on; None: unknown, and taken for fresh.
-        incarnation: Sync: the worker that computed it, for the status; "":
-            the holder of the lease.
+        computed_on: Async: the version of the dense variables it was computed on; None: unknown, and taken for fresh.
+        incarnation: Sync: the worker that computed it, for the status; "": the holder of the lease.
         divisor: What the terms behind `dense` and `slices` were divided by;
             None: as the job's `average` says, by records or by nothing.
         losses: See `GradientPart`; of those terms.
@@ -317,9 +306,6 @@ class Push:
     parts: tuple[GradientPart, ...] = ()
     not_finite: str = ""
     once: tuple[int, ...] = ()
-
-
-# What a job computes: the description that the master sends to every worker
 
 
 KNOWN_VALUES = {
@@ -363,8 +349,7 @@ class JobSpec:
         store_url: "master": rows are looked up at the master; or grpc://host:port of the store's server.
         model_file: Path of the model file as the master knows it; "" in process.
         model_sha256: Of that file's bytes.
-        offload_above: Keras embeddings of more than this many elements move to
-            the store; 0 leaves them alone.
+        offload_above: Keras embeddings of more than this many elements move to the store; 0 leaves them alone.
         on_worker: Tables that are Keras variables of the workers and in no store.
         train_records, validation_records: Sizes of the splits.
         shuffle: Whether the record order is a seeded permutation.
@@ -373,9 +358,8 @@ class JobSpec:
             each weighs its records, whatever its loss was divided by. "batches": all weigh the same, as in Keras'
             gradient_accumulation_steps. "sum": each weighs 1.
         not_finite: "refuse" a push with NaN or Inf (an error), or "skip" it.
-        staleness_bound: Async: by how many versions a push may be behind when
-            it is committed; one that is older is refused, and its micro-batch
-            computed again. None: any number.
+        staleness_bound: Async: by how many versions a push may be behind when it is committed; one that is older is
+            refused, and its micro-batch computed again. None: any number.
         staleness_modulation: Async: "none", or "inverse": the learning rate of
             a push that is s versions behind is divided by 1 + s.
         steps_per_epoch: Sync: steps in an epoch, where it is not a whole pass
@@ -433,9 +417,6 @@ class JobSpec:
 
 
 _DEFAULTS = {each.name: each.default for each in fields(JobSpec)}
-
-
-# How far a job is, and who works on it: what a master tells whoever asks
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ __all__ = ["MasterOptions", "is_due"]
 
 @dataclass(frozen=True, slots=True)
 class MasterOptions:
-    """How patient a master is; no option but `checkpoint_every` changes a bit of the result.
+    """Time limits and intervals; no option but `checkpoint_every` changes a bit of the result.
 
     Attributes:
         lease_seconds: Seconds before an unfinished micro-batch is reassigned.

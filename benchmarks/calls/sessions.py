@@ -26,7 +26,7 @@ from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master.api import JobSpec
-from elastable.master.commits.dense_part import NoDense
+from elastable.master.commits.dense_part import DensePart
 from elastable.master.jobs.job_master import Master
 from elastable.master.wire.master_service import master_service
 from elastable.process.heap import keep_collections_short
@@ -138,7 +138,7 @@ def _serve(grads_to_wait: int, runs: bool) -> None:
     with MemoryStore() as store:
         store.create_table(TableSpec(TABLE, DIM, ROWS))
         store.create_table(TableSpec(STILL, DIM, ROWS))
-        master = Master(job, store, NoDense())
+        master = Master(job, store, DensePart())
         keep_collections_short()
         with GrpcServer("127.0.0.1:0", [store_service(store), master_service(master)]) as server:
             if runs:

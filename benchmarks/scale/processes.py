@@ -24,7 +24,7 @@ from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master.api import DenseSnapshot, JobSpec, Slices, Task, Tensor, WorkerIdentity
-from elastable.master.commits.dense_part import NoDense
+from elastable.master.commits.dense_part import DensePart
 from elastable.master.jobs.hooks import Hooks
 from elastable.master.jobs.job_master import Master
 from elastable.master.push_check import TensorSpec
@@ -106,7 +106,7 @@ class _Pauses:
         return StepResult(0.0, (self._dense,), {TABLE: Slices(ids, self._rows[: len(ids)])}, (), ())
 
 
-class _ArrayDense(NoDense):
+class _ArrayDense(DensePart):
     """One variable, and a step of plain gradient descent."""
 
     def __init__(self, values: int) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -89,7 +88,7 @@ class Checkpoint:
             CheckpointError: a file's bytes are not the ones that were written.
         """
         with suggesting_older(self):
-            yield from chained_rows(self.chain(), table, _tensors_of)
+            yield from chained_rows(self.chain(), table)
 
     def table_state(self, table: str) -> TableState:
         """What the table kept besides its rows. Raises `CheckpointError`."""
@@ -295,9 +294,6 @@ def _refuse_other_files(home: CheckpointFiles, name: str, manifest: Manifest) ->
         )
 
 
-# Lists the checkpoints of a directory, intact or damaged
-
-
 @dataclass(frozen=True, slots=True)
 class ListedCheckpoint:
     """One checkpoint of a directory.
@@ -348,19 +344,10 @@ def list_checkpoints(directory: str | Path, verify: bool = False) -> list[Listed
     return found
 
 
-# The rows of an increment together with those of what it builds upon: the newest first, each row once
-
-
-class Read(Protocol):
-    """Reads a file of a checkpoint that holds tensors of these names."""
-
-    def __call__(self, checkpoint: Checkpoint, file: str, names: Collection[str]) -> Mapping[str, Tensor]: ...
-
-
 _ROWS, _IDS = ("ids", "weights", "slots"), ("ids",)
 
 
-def chained_rows(chain: Sequence[Checkpoint], table: str, read: Read) -> Iterator[RowBlock]:
+def chained_rows(chain: Sequence[Checkpoint], table: str) -> Iterator[RowBlock]:
     """All rows of a table.
 
     A row of a base counts if no newer checkpoint of the chain has it, and if
@@ -369,15 +356,14 @@ def chained_rows(chain: Sequence[Checkpoint], table: str, read: Read) -> Iterato
     Args:
         chain: Checkpoints, the newest first; the last holds the table whole.
         table: Its name; every checkpoint of the chain has it, down to the first that is whole.
-        read: Reads a file of a checkpoint; `names` of tensors must be there.
     """
     newer = _IdSet()
     live: _IdSet | None = None  # the newest list holds all that older ones could say
-    aged = AgedTouches()  # from the checkpoint at hand to the newest
+    aged = AgedTouches()  # from this checkpoint to the newest
     for place, checkpoint in enumerate(chain):
         entry = checkpoint.manifest.tables[table]
         last = entry.whole or place == len(chain) - 1
-        for tensors in in_order(partial(read, checkpoint, names=_ROWS), entry.files):
+        for tensors in in_order(partial(_tensors_of, checkpoint, names=_ROWS), entry.files):
             block = RowBlock(tensors["ids"], tensors["weights"], tensors["slots"], tensors.get("touches"))
             counts = ~newer.hold(block.ids)
             if live is not None:
@@ -391,15 +377,13 @@ def chained_rows(chain: Sequence[Checkpoint], table: str, read: Read) -> Iterato
             return
         if entry.live is not None and live is None:
             live = _IdSet()
-            for tensors in in_order(partial(read, checkpoint, names=_IDS), entry.live):
+            for tensors in in_order(partial(_tensors_of, checkpoint, names=_IDS), entry.live):
                 live.add(tensors["ids"])
         before = chain[place + 1].version
         aged = (entry.aged or AgedTouches.of_trained(entry.spec, before, checkpoint.version)).then(aged)
 
 
 class _IdSet:
-    """Ids that were added."""
-
     def __init__(self) -> None:
         self._index = IdIndex()
 

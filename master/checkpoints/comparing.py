@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.tables.row_blocks import joined_rows
 from elastable.master.api import Tensor
 from elastable.master.checkpoints.checkpoint import Checkpoint
@@ -100,18 +99,15 @@ def _compare(first: Checkpoint, second: Checkpoint, name: str) -> TableDifferenc
     if spec.dim != second.manifest.tables[name].spec.dim:
         rows = (first.manifest.tables[name].rows, second.manifest.tables[name].rows)
         return TableDifference(name, differences, *rows)
-    whole, places = joined_rows(spec, list(first.rows(name))), IdIndex()
-    where = np.empty(len(whole.ids), np.int64)
-    places.reserve(len(whole.ids))
-    places.claim(whole.ids, where)
-    order = np.empty(len(whole.ids), np.int64)
-    order[where] = np.arange(len(where))
+    whole = joined_rows(spec, list(first.rows(name)))
+    order = np.argsort(whole.ids)
+    sorted_ids = whole.ids[order]
     both, only_second = 0, 0
     counts, largest, ids = [0, 0], [0.0, 0.0], list[int]()
     for block in second.rows(name):
-        at = np.empty(len(block.ids), np.int64)
-        places.find(block.ids, at)
-        known = at >= 0
+        at = np.searchsorted(sorted_ids, block.ids)
+        known = at < len(sorted_ids)
+        known[known] = sorted_ids[at[known]] == block.ids[known]
         both, only_second = both + int(known.sum()), only_second + int((~known).sum())
         rows_at = order[at[known]]
         differing = np.zeros(len(rows_at), np.bool_)

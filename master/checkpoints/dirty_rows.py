@@ -19,9 +19,6 @@ from elastable.embedding_store.optimizers.registry import follows_steps
 __all__ = ["Changes", "DirtyRows", "IdBitmap"]
 
 
-# A set of the ids of a fixed table: a bit each
-
-
 class IdBitmap:
     """Ids from 0 to `size` - 1 that were added. Words without an id take no memory until one is added near them."""
 
@@ -172,14 +169,12 @@ class Changes:
 class DirtyRows:
     """The ids of every update since the last checkpoint, table by table.
 
-    Of a fixed table a bit of every id is kept, of a dynamic one an index, at
-    most 33 bytes an id. If all together come to take more than `most_bytes`, the
-    table that takes the most is given up until the next `take`: all of its rows
+    Of a fixed table a bit of every id is kept, of a dynamic one an index, at most 33 bytes an id. If all together come
+    to take more than `most_bytes`, the table that takes the most is given up until the next `take`: all of its rows
     count as changed.
 
-    What is done to a table by hand and not by commits is seen in its statistics:
-    rows put or forgotten make all of its rows count as changed, rows deleted make
-    it a table that gave up rows, as rows evicted do. All rows of a table whose
+    What is done to a table by hand and not by commits is seen in its statistics: rows put or forgotten make all of its
+    rows count as changed, rows deleted make it a table that gave up rows, as rows evicted do. All rows of a table whose
     optimizer moves untouched rows (`lazy=False`) change with every commit.
 
     `add` and `take` are called by the thread that commits; `give_back` by any.
@@ -265,7 +260,6 @@ class DirtyRows:
 
 
 def _joined(older: Changes, newer: Changes) -> Changes:
-    """The changes of both, in the collections of the older ones."""
     tables: dict[str, _Ids | None] = {}
     for name, ids in newer.tables.items():
         before = older.tables.get(name)

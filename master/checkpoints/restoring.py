@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 
 import numpy as np
 
@@ -25,10 +26,9 @@ def restore_tables(
 ) -> dict[str, int]:
     """Makes the tables of a checkpoint in the store, as they were, and declares the checkpoint's version.
 
-    Rows that the store holds of a table by the same name are forgotten; that
-    happens only after all files were read and are whole. An empty store is
-    filled while files are read, and emptied where one of them is damaged: tables
-    that were made are dropped again.
+    Rows that the store holds of a table by the same name are forgotten; that happens only after all files were read and
+    are whole. An empty store is filled while files are read, and emptied where one of them is damaged: tables that were
+    made are dropped again.
 
     Args:
         checkpoint: What to restore.
@@ -51,24 +51,19 @@ def restore_tables(
     there = store.specs()
     if any(name in there and store.row_count(name) for name in names):
         checkpoint.verify()
-    made: list[str] = []
-    begun: list[str] = []
     restored: dict[str, int] = {}
-    try:
+    with ExitStack() as undo:
+        made = set()
         for name, spec in specs.items():
             if store.create_table(spec):
-                made.append(name)
+                undo.callback(store.drop_table, name)
+                made.add(name)
         for name, spec in specs.items():
-            begun.append(name)
             if name not in made:
+                undo.callback(store.clear, name)
                 store.clear(name)
             restored[name] = _restore(checkpoint, store, spec)
-    except BaseException:
-        for name in made:
-            store.drop_table(name)
-        for name in sorted(set(begun) - set(made)):
-            store.clear(name)
-        raise
+        undo.pop_all()
     store.reset_version(checkpoint.version)
     return restored
 
@@ -123,9 +118,6 @@ def _restore(checkpoint: Checkpoint, store: EmbeddingStore, spec: TableSpec) -> 
     return rows
 
 
-# Restores the weights of a checkpoint into the store of a job that has continued since
-
-
 def restore_weights(checkpoint: Checkpoint, store: EmbeddingStore, changed: Callable[[str, Int64], None]) -> None:
     """Every row reads what it read at the version of the checkpoint; slots and the store's version stay.
 
@@ -169,17 +161,13 @@ def _restore_decay(checkpoint: Checkpoint, store: EmbeddingStore, table: str) ->
         store.put_table_state(table, state)
 
 
-# A new job that begins with rows of another model's checkpoint
-
-
 def warm_start(
     checkpoint: Checkpoint, store: EmbeddingStore, tables: Mapping[str, TableSpec], names: Sequence[str] = ()
 ) -> dict[str, int]:
     """Puts the rows of a checkpoint's tables into the tables of a new job, at its version 0.
 
-    Weights are taken; slots only where both tables have the same optimizer, with
-    the same settings, else they are reset, as are counts for admission and eviction.
-    Dtypes and initial values may differ.
+    Weights are taken; slots only where both tables have the same optimizer, with the same settings, else they are
+    reset, as are counts for admission and eviction. Dtypes and initial values may differ.
 
     Args:
         checkpoint: Of any model.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,26 +12,17 @@ from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.embedding_store.shards import SavedTable
 from elastable.master.api import Tensor
 from elastable.master.checkpoints.dirty_rows import Changes
 from elastable.master.checkpoints.storage.manifest import TableEntry
 from elastable.master.checkpoints.storage.tensor_file import FileWriter
 
-__all__ = ["WrittenRows", "write_blocks", "write_rows", "write_state"]
+__all__ = ["write_blocks", "write_rows", "write_state"]
 
 _FILE_BYTES = 32 << 20
 _BLOCK_BYTES = 4 << 20
 _IDS_A_FILE = 1 << 22
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenRows:
-    """Rows of one table in files: how many there are, how many in `files`, and files of the ids of all rows."""
-
-    rows: int
-    written: int
-    files: tuple[str, ...]
-    live: tuple[str, ...]
 
 
 def write_rows(out: FileWriter, prefix: str, source: Snapshot, spec: TableSpec, changes: Changes | None) -> TableEntry:
@@ -55,7 +45,7 @@ def write_rows(out: FileWriter, prefix: str, source: Snapshot, spec: TableSpec, 
 
 def write_blocks(
     out: FileWriter, prefix: str, source: Snapshot, spec: TableSpec, changes: Changes | None, live: bool
-) -> WrittenRows:
+) -> SavedTable:
     """Hands the rows of one table over, by the ids of the whole table where `source` is a shard of it.
 
     Args:
@@ -80,7 +70,7 @@ def write_blocks(
         files.append(file)
         written += sum(len(block.ids) for block in group)
     names = _write_live(out, prefix, source, spec, block_rows) if live else ()
-    return WrittenRows(source.row_count(spec.name), written, tuple(files), names)
+    return SavedTable(source.row_count(spec.name), written, tuple(files), names)
 
 
 def _whole_ids(spec: TableSpec, ids: Int64) -> Int64:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 
 import numpy as np
@@ -17,17 +18,15 @@ from elastable.embedding_store.shards import (
     ChangedTable,
     RowSave,
     RowSaver,
-    SavedFile,
     SavedRows,
-    SavedTable,
     TakenChanges,
 )
 from elastable.embedding_store.tiers.redis.url import redacted
+from elastable.master.api import Tensor
 from elastable.master.checkpoints.dirty_rows import Changes, DirtyRows
 from elastable.master.checkpoints.row_files import write_blocks
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import files_at, version_named
-from elastable.master.checkpoints.storage.manifest import FileEntry
 from elastable.master.checkpoints.storage.tensor_file import FileWriter
 
 __all__ = ["CheckpointRowSaver"]
@@ -41,11 +40,7 @@ _KNOWN = re.compile(r"[a-z]+\.safetensors")
 
 
 class CheckpointRowSaver(RowSaver):
-    """Writes files as the master of a job without store servers does. One attempt at a time.
-
-    Args:
-        store: The server's rows.
-    """
+    """Writes files as the master of a job without store servers does. One attempt at a time."""
 
     def __init__(self, store: EmbeddingStore) -> None:
         self._store = store
@@ -120,44 +115,29 @@ class CheckpointRowSaver(RowSaver):
 
 
 class _Attempt:
-    """Rows on their way into a draft, in a thread of their own.
-
-    Args:
-        files: Where the draft is.
-        save: What is saved.
-        source: The rows.
-        changes: Whose rows are saved of tables that are not saved whole.
-    """
+    """Rows that a thread writes into a draft; `changes` say which, of tables that are not saved whole."""
 
     def __init__(self, files: CheckpointFiles, save: RowSave, source: Snapshot, changes: Changes | None) -> None:
         self.save = save
         self._files, self._source, self._changes = files, source, changes
-        self._stopped, self._ended = threading.Event(), threading.Event()
-        self._saved: SavedRows | None = None
-        self._error: Exception | None = None
+        self._stopped, self._ended = threading.Event(), Future[SavedRows]()
         threading.Thread(target=self._run, name="elastable-checkpoint", daemon=True).start()
 
     def result(self, wait_s: float) -> SavedRows | None:
         """What was saved; None: it has not ended. Raises what ended it."""
-        if not self._ended.wait(wait_s):
-            return None
-        if self._error is not None:
-            raise self._error
-        return self._saved
+        return self._ended.result() if wait((self._ended,), wait_s).done else None
 
     def stop(self) -> None:
         """Ends it before its next file; returns once nothing is written any more."""
         self._stopped.set()
-        self._ended.wait()
+        wait((self._ended,))
 
     def _run(self) -> None:
         try:
             with _named(self._files):
-                self._saved = self._write()
-        except Exception as error:  # noqa: BLE001 - raised to whoever asks
-            self._error = error
-        finally:
-            self._ended.set()
+                self._ended.set_result(self._write())
+        except BaseException as error:  # noqa: BLE001 - raised to whoever asks
+            self._ended.set_exception(error)
 
     def _write(self) -> SavedRows:
         save = self.save
@@ -170,11 +150,8 @@ class _Attempt:
             for of in save.tables:
                 spec = self._source.specs()[of.table]
                 changes = None if of.whole else self._changes
-                rows = write_blocks(out, of.prefix, self._source, spec, changes, of.live)
-                tables[of.table] = SavedTable(rows.rows, rows.written, rows.files, rows.live)
-            entries = out.entries()
-        files = {name: SavedFile(entry.sha256, entry.bytes) for name, entry in entries.items()}
-        return SavedRows(tables, files)
+                tables[of.table] = write_blocks(out, of.prefix, self._source, spec, changes, of.live)
+            return SavedRows(tables, out.entries())
 
 
 class _Writer(FileWriter):
@@ -184,10 +161,10 @@ class _Writer(FileWriter):
         super().__init__(files, save.draft, save.note, background)
         self._stopped = stopped
 
-    def do(self, work: Callable[[], tuple[str, FileEntry]]) -> None:
+    def put(self, name: str, tensors: Mapping[str, Sequence[Tensor]]) -> None:
         if self._stopped.is_set():
             raise CheckpointError("another attempt has taken the place of this one")
-        super().do(work)
+        super().put(name, tensors)
 
 
 def _files(save: RowSave) -> CheckpointFiles:

@@ -16,6 +16,7 @@ from elastable.embedding_store.errors import CheckpointError
 from elastable.embedding_store.shards import (
     ChangedTable,
     RowSave,
+    SavedFile,
     SavedRows,
     SavedTable,
     ServedRows,
@@ -25,7 +26,7 @@ from elastable.embedding_store.shards import (
 from elastable.master.checkpoints.row_files import write_state
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import checkpoint_name
-from elastable.master.checkpoints.storage.manifest import FileEntry, TableEntry
+from elastable.master.checkpoints.storage.manifest import TableEntry
 from elastable.master.checkpoints.storage.tensor_file import FileWriter
 
 __all__ = ["ServerChanges", "ServersDirtyRows", "require_reached", "save_tables", "stop_saving"]
@@ -111,7 +112,7 @@ def save_tables(
     known: str,
     changes: ServerChanges | None,
     whole: frozenset[str],
-) -> tuple[dict[str, TableEntry], dict[str, FileEntry]]:
+) -> tuple[dict[str, TableEntry], dict[str, SavedFile]]:
     """Has every server write its rows; the tables, and all files of the draft.
 
     Args:
@@ -140,7 +141,7 @@ def save_tables(
     )  # fmt: skip
     _require_seen(files, draft, saved)
     tables = {of.table: _entry(specs[of.table], of, saved, states[of.table]) for of in saves}
-    return tables, {**entries, **{name: FileEntry(file.sha256, file.bytes) for name, file in saved.files.items()}}
+    return tables, {**entries, **saved.files}
 
 
 def _table_save(table: str, prefix: str, changed: ChangedTable | None) -> TableSave:

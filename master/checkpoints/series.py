@@ -30,9 +30,8 @@ __all__ = ["CheckpointSeries"]
 class CheckpointSeries:
     """Writes the checkpoints of a job.
 
-    An increment holds the dense part, and the rows that changed since the
-    checkpoint before. It is written unless every `full_every`-th is due, nothing is
-    known of what changed, or the checkpoint before is not there any more.
+    An increment holds the dense part, and the rows that changed since the checkpoint before. It is written unless every
+    `full_every`-th is due, nothing is known of what changed, or the checkpoint before is not there any more.
 
     Args:
         directory: Where they lie side by side: a path, or a URL that fsspec knows.
@@ -105,9 +104,8 @@ class CheckpointSeries:
     ) -> Callable[[], str]:
         """Starts the checkpoint of the current version: takes what changed since the previous one.
 
-        Called by the thread that commits. The function it returns writes the checkpoint;
-        any thread calls it, once, and calls of others wait meanwhile. If it
-        raises, the next checkpoint also holds the changes of this one.
+        Called by the thread that commits. The function it returns writes the checkpoint; any thread calls it, once, and
+        calls of others wait meanwhile. If it raises, the next checkpoint also holds the changes of this one.
 
         Args:
             source: A pin of the version, or the store if nothing is committed until all is written.
@@ -159,7 +157,6 @@ class CheckpointSeries:
         return changes, partial(self._dirty.give_back, changes)
 
     def _usable_base(self) -> Checkpoint | None:
-        """The checkpoint that an increment may be based on now."""
         if self._base is None or len(self._base.chain()) >= self._full_every:
             return None
         try:
@@ -169,16 +166,10 @@ class CheckpointSeries:
         return found if found.manifest.checksum == self._base.manifest.checksum else None
 
 
-# Notes between checkpoints what commits do to the touches of rows that they do not change
-
-
 class TouchHistory:
     """Notes `AgedTouches` of every table with eviction, commit by commit, from checkpoint to checkpoint.
 
     `add` and `take` are called by the thread that commits; `give_back` by any.
-
-    Args:
-        specs: Of the tables.
     """
 
     def __init__(self, specs: Mapping[str, TableSpec]) -> None:

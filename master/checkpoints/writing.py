@@ -146,9 +146,6 @@ def _refuse_other_version(source: Snapshot, progress: Progress) -> None:
         )
 
 
-# Removes old checkpoints
-
-
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
     """One checkpoint of a directory.

@@ -45,10 +45,9 @@ class Accumulated:
 def accumulate(pushes: Sequence[Push], average: str) -> Accumulated:
     """One gradient out of the pushes of a version, but that of the rows; see `row_sums`.
 
-    Every part of a push weighs as its divisor says (`elastable.master.api.DivisorKind`),
-    in dense variables and tables alike, so that the sum is the gradient of one
-    batch of all records. Sums are left folds in the order given. A state is the
-    mean over records in any case; integer and boolean states are the last push's.
+    Every part of a push weighs as its divisor says (`elastable.master.api.DivisorKind`), in dense variables and tables
+    alike, so that the sum is the gradient of one batch of all records. Sums are left folds in the order given. A state
+    is the mean over records in any case; integer and boolean states are the last push's.
 
     Args:
         pushes: In micro-batch order; checked (`elastable.master.push_check`), all with the same kinds of divisors.

@@ -1,16 +1,10 @@
-"""Keras' gradient clipping, over dense gradients and tables together.
-
-Norms are taken in float64, of gradients whose duplicate ids have been summed.
-Keras itself, on `IndexedSlices`, clips before it sums duplicates; here a table
-is clipped as the equivalent dense gradient. Of a table's gradient only its
-square is needed: whoever holds the rows may be elsewhere, and applies what comes of it.
-"""
+"""Keras' gradient clipping, over dense gradients and tables together."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,17 +28,8 @@ class Clipping:
         return self.clipnorm is not None or self.global_clipnorm is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Clipped:
-    """What clipping makes of a gradient.
-
-    Attributes:
-        dense: Gradients of the dense variables, clipped.
-        tables: Table name -> how its gradient is clipped; those that are left alone are missing.
-    """
-
-    dense: tuple[Tensor, ...]
-    tables: Mapping[str, TableClip] = field(default_factory=dict)
+Clipped = tuple[tuple[Tensor, ...], dict[str, TableClip]]
+"""Gradients of dense variables, clipped; table name -> how its gradient is, where it is not left alone."""
 
 
 def clip(
@@ -55,9 +40,11 @@ def clip(
 ) -> Clipped:
     """The gradient, clipped as `keras.optimizers.Optimizer` does.
 
-    clipnorm: each variable and each table by itself is scaled down to that L2
-    norm. global_clipnorm: all of them by one factor. clipvalue: each value is
-    cut to [-clipvalue, clipvalue].
+    clipnorm: each variable and each table by itself is scaled down to that L2 norm. global_clipnorm: all of them by one
+    factor. clipvalue: each value is cut to [-clipvalue, clipvalue].
+
+    Norms are taken in float64, of gradients whose duplicate ids have been summed: a table is clipped as the equivalent
+    dense gradient, where Keras itself, on `IndexedSlices`, clips before it sums duplicates.
 
     Args:
         dense: Gradients of the dense variables.
@@ -66,30 +53,28 @@ def clip(
         own: Of tables with an optimizer of their own, which the model's neither clips nor counts.
     """
     own = own or {}
-    clipped = _clip_jointly(dense, {table: square for table, square in squares.items() if table not in own}, clipping)
-    tables = dict(clipped.tables)
+    alike = {table: square for table, square in squares.items() if table not in own}
+    clipped, tables = _clip_jointly(dense, alike, clipping)
     for table, of_table in own.items():
         if table in squares:
-            tables.update(_clip_jointly((), {table: squares[table]}, of_table).tables)
-    return Clipped(clipped.dense, tables)
+            tables |= _clip_jointly((), {table: squares[table]}, of_table)[1]
+    return clipped, tables
 
 
 def _clip_jointly(dense: Sequence[Tensor], squares: Mapping[str, float], clipping: Clipping) -> Clipped:
     if clipping.clipnorm is not None:
         limit = clipping.clipnorm
         scales = {table: _factor(square, limit) for table, square in squares.items()}
-        return Clipped(tuple(_scaled(values, _factor(_square(values), limit)) for values in dense), _clips(scales))
+        return tuple(_scaled(values, _factor(_square(values), limit)) for values in dense), _clips(scales)
     if clipping.global_clipnorm is not None:
         square = math.fsum([*(_square(values) for values in dense), *squares.values()])
         factor = _factor(square, clipping.global_clipnorm)
-        return Clipped(tuple(_scaled(values, factor) for values in dense), _clips(dict.fromkeys(squares, factor)))
+        return tuple(_scaled(values, factor) for values in dense), _clips(dict.fromkeys(squares, factor))
     if clipping.clipvalue is not None:
         bound = clipping.clipvalue
-        return Clipped(
-            tuple(np.clip(values, values.dtype.type(-bound), values.dtype.type(bound)) for values in dense),
-            dict.fromkeys(squares, TableClip(bound=bound)),
-        )
-    return Clipped(tuple(dense))
+        cut = tuple(np.clip(values, values.dtype.type(-bound), values.dtype.type(bound)) for values in dense)
+        return cut, dict.fromkeys(squares, TableClip(bound=bound))
+    return tuple(dense), {}
 
 
 def _clips(scales: Mapping[str, float]) -> dict[str, TableClip]:

@@ -13,12 +13,12 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.measures import Durations
 from elastable.embedding_store.optimizers.registry import follows_steps
-from elastable.embedding_store.shards import ShardStore, TableClip
+from elastable.embedding_store.shards import PushedCommit, ShardStore, TableClip
 from elastable.master.api import DenseSnapshot, JobSpec, Push, Tensor
 from elastable.master.commits.accumulate import Accumulated, accumulate, row_parts, row_sums
 from elastable.master.commits.clipping import Clipping, clip
 from elastable.master.commits.dense_part import DensePart, OptimizerStep
-from elastable.master.commits.row_gradients import LOGGED, EmbeddedShard, RowGradients, RowShard, RowStep
+from elastable.master.commits.row_gradients import EmbeddedShard, RowGradients
 from elastable.master.commits.version_record import VersionRecord, job_as_json
 from elastable.master.tasks.progress import Progress
 
@@ -56,7 +56,7 @@ class Committer:
         self._embedded: EmbeddedShard | None = None
         if isinstance(store, ShardStore):
             store.begin_job(job.job, dense.may_overflow)
-            self._shard: RowShard = store
+            self._shard: ShardStore | EmbeddedShard = store
         else:
             self._shard = self._embedded = EmbeddedShard(store, ahead)
         self._dense = dense
@@ -67,7 +67,7 @@ class Committer:
         self._ends_replay_epoch = ends_replay_epoch
         self._phases = phases or Durations()
         self._clock = clock
-        self._logging, self._before = LOGGED, dict[str, Tensor]()
+        self._before: Mapping[str, Tensor] | None = None  # of the version before one that the store may still log
         # Those of the version that was recorded last, while nothing has changed them: reading all takes a millisecond.
         self._recorded: dict[str, Tensor] | None = None
         self._prepared: tuple[OptimizerStep, ...] | None = None
@@ -93,8 +93,7 @@ class Committer:
 
         Args:
             version: The version to commit.
-            pushes: In micro-batch order, checked; none: a version that changes
-                nothing but the step count.
+            pushes: In micro-batch order, checked; none: a version that changes nothing but the step count.
             progress: How far the job is once `version` is committed.
 
         Raises:
@@ -116,7 +115,8 @@ class Committer:
         rates = {table: _times(rate, share) for table, rate in _rates(self._tables(rows), steps).items()}
         number = next((step.number for step in steps if step.tables != ()), steps[0].number)
         number = version - 1 if number is None else number
-        step = RowStep(version, number, rates, self._ends_replay_epoch(version), self._clock())
+        ends = self._ends_replay_epoch(version)
+        step = PushedCommit(rows.sums, number, rates, ends_replay_epoch=ends, time=self._clock())
         if self._store.keeps_records:
             self._commit_with_record(rows, step, gradient, share, progress(gradient))
         else:
@@ -130,7 +130,7 @@ class Committer:
     @property
     def unlogged(self) -> int | None:
         """The version that was committed and is not logged yet; None: there is none."""
-        return self._logging.unlogged()
+        return None if self._before is None or self._embedded is None else self._embedded.unlogged
 
     def settle(self, wait: bool = True) -> None:
         """Waits until the store has logged the version that was committed last.
@@ -141,14 +141,15 @@ class Committer:
         Raises:
             StoreFailed, Unavailable: the store failed until the deadline; the dense part is that of the version before.
         """
-        if not wait and not self._logging.over():
+        before, shard = self._before, self._embedded
+        if before is None or shard is None or not (wait or shard.logging_over()):
             return
         try:
-            self._logging.wait()
+            shard.wait_logged(self._deadline_s)
         except BaseException:
-            self._restore(self._before)
+            self._restore(before)
             raise
-        self._logging, self._before = LOGGED, {}
+        self._before = None
 
     def _accumulated(
         self, version: int, pushes: Sequence[Push], frozen: tuple[str, ...]
@@ -160,11 +161,10 @@ class Committer:
             gradient, rows = self._sum(version, pushes, frozen)
         if all(np.isfinite(part).all() for part in gradient.dense) and (not gradient.records or rows.finite()):
             return gradient, rows
-        rows.drop()
+        rows.dropped = True
         return replace(gradient, dense=(), overflowed=True), rows
 
     def _sum(self, version: int, pushes: Sequence[Push], frozen: tuple[str, ...]) -> tuple[Accumulated, RowGradients]:
-        """The gradient of dense variables and that of rows."""
         gradient, sums = accumulate(pushes, self._average), row_sums(version - 1, pushes, self._average, frozen)
         if self._embedded is not None:
             self._embedded.take(sums, row_parts(pushes))
@@ -182,9 +182,8 @@ class Committer:
         return self._known_specs
 
     def _commit_with_record(
-        self, rows: RowGradients, step: RowStep, gradient: Accumulated, share: float, progress: Progress
+        self, rows: RowGradients, step: PushedCommit, gradient: Accumulated, share: float, progress: Progress
     ) -> None:
-        """Commits rows, dense part and progress together, in the store."""
         before = self._dense.tensors() if self._recorded is None else self._recorded
         self._recorded = None
         self._apply(gradient, share)
@@ -198,7 +197,7 @@ class Committer:
             raise
         self._recorded = after
         if self._embedded is not None:
-            self._logging, self._before = self._embedded.logging(self._deadline_s), before
+            self._before = before
 
     def _restore(self, tensors: Mapping[str, Tensor]) -> None:
         self._recorded = None
@@ -221,11 +220,11 @@ def _clipped(dense: tuple[Tensor, ...], rows: RowGradients, steps: Sequence[Opti
     for step in steps:
         places = range(len(dense)) if step.places is None else step.places
         of_step = {table: square for table, square in squares.items() if step.tables is None or table in step.tables}
-        clipped = clip([dense[place] for place in places], of_step, step.clipping, _own(step))
-        of_place = dict(zip(places, clipped.dense, strict=True))
+        clipped, of_tables = clip([dense[place] for place in places], of_step, step.clipping, _own(step))
+        of_place = dict(zip(places, clipped, strict=True))
         dense = tuple(of_place.get(place, values) for place, values in enumerate(dense))
-        clips.update(clipped.tables)
-    rows.clip(clips)
+        clips.update(of_tables)
+    rows.clips = clips
     return dense
 
 
@@ -242,8 +241,9 @@ def _rates(tables: Iterable[str], steps: Sequence[OptimizerStep]) -> dict[str, f
     rates = {}
     for table in tables:
         for step in steps:
-            if step.rate is not None and (step.tables is None or table in step.tables):
-                rates[table] = step.own[table].rate if table in step.own else step.rate
+            rate = step.own.get(table, step).rate
+            if rate is not None and (step.tables is None or table in step.tables):
+                rates[table] = rate
     return rates
 
 

@@ -1,29 +1,15 @@
-"""What a master asks of the dense part of a model, and the dense part of a server without a model. No Keras here."""
+"""What a master asks of the dense part of a model. No Keras here."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from elastable.master.api import DenseSnapshot, Tensor
 from elastable.master.commits.clipping import Clipping
 from elastable.master.push_check import TensorSpec
 
-__all__ = ["DensePart", "NoDense", "OptimizerStep", "TableStep"]
-
-
-@dataclass(frozen=True, slots=True)
-class TableStep:
-    """What a step needs of the optimizer of a single table.
-
-    Attributes:
-        rate: Its learning rate.
-        clipping: How it clips the table's gradient.
-    """
-
-    rate: float
-    clipping: Clipping
+__all__ = ["DensePart", "OptimizerStep"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +20,7 @@ class OptimizerStep:
         number: Steps that it has taken (Keras' `iterations`); None: no optimizer, every version is one.
         rate: Its learning rate; None: no optimizer, tables have their own.
         clipping: How it clips, all of its gradients together.
-        own: By name: those of its tables that have an optimizer of their own.
+        own: By name: rate and clipping of its tables that have a separate optimizer.
         places: Of the dense variables that it trains; None: all.
         tables: That it trains; None: all.
     """
@@ -42,13 +28,15 @@ class OptimizerStep:
     number: int | None = None
     rate: float | None = None
     clipping: Clipping = field(default_factory=Clipping)
-    own: Mapping[str, TableStep] = field(default_factory=dict)
+    own: Mapping[str, OptimizerStep] = field(default_factory=dict)
     places: tuple[int, ...] | None = None
     tables: tuple[str, ...] | None = None
 
 
-class DensePart(Protocol):
-    """What a master needs of the dense part of a model. Used by one thread at a time.
+class DensePart:
+    """The dense part of a model; this class itself, of a server without one: no variables, and nothing to change.
+
+    Used by one thread at a time.
 
     Attributes:
         variables: Trainable variables, in model order.
@@ -57,15 +45,14 @@ class DensePart(Protocol):
         may_overflow: Whether gradients may hold NaN or Inf: then `overflow` is called instead of `apply`.
     """
 
-    variables: tuple[TensorSpec, ...]
-    states: tuple[TensorSpec, ...]
-    frozen_tables: tuple[str, ...]
-
-    @property
-    def may_overflow(self) -> bool: ...
+    variables: tuple[TensorSpec, ...] = ()
+    states: tuple[TensorSpec, ...] = ()
+    frozen_tables: tuple[str, ...] = ()
+    may_overflow: bool = False
 
     def steps(self) -> tuple[OptimizerStep, ...]:
         """The optimizer steps that lead on from the current version, to which all later calls refer."""
+        return (OptimizerStep(),)
 
     def snapshot(self, version: int, tensors: Mapping[str, Tensor] | None = None) -> DenseSnapshot:
         """Read-only copies of all variables and states.
@@ -74,6 +61,7 @@ class DensePart(Protocol):
             version: Of the snapshot.
             tensors: What `tensors` returned, if nothing has changed since; None: all is read.
         """
+        return DenseSnapshot(version, (), ())
 
     def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor], rate_share: float = 1.0) -> None:
         """One optimizer step.
@@ -92,36 +80,7 @@ class DensePart(Protocol):
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that belongs to a version, by key; read-only."""
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restores what `tensors` returned."""
-
-
-class NoDense(DensePart):
-    """The dense part of a parameter server without a model: no variables, and nothing to change."""
-
-    variables: tuple[TensorSpec, ...] = ()
-    states: tuple[TensorSpec, ...] = ()
-    frozen_tables: tuple[str, ...] = ()
-    may_overflow = False
-
-    def steps(self) -> tuple[OptimizerStep, ...]:
-        return (OptimizerStep(),)
-
-    def snapshot(self, version: int, tensors: Mapping[str, Tensor] | None = None) -> DenseSnapshot:
-        return DenseSnapshot(version, (), ())
-
-    def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor], rate_share: float = 1.0) -> None:
-        pass
-
-    def overflow(self, states: Sequence[Tensor]) -> None:
-        pass
-
-    def skip(self) -> None:
-        pass
-
-    def tensors(self) -> dict[str, Tensor]:
         return {}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        pass
+        """Restores what `tensors` returned."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from elastable.embedding_store.errors import BadGradient, BadInput, FutureVersion
 from elastable.master.api import AsyncPushId, DivisorKind, Push, PushId, PushOutcome, SyncPushId, TaskKind
@@ -14,7 +14,7 @@ from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
 from elastable.master.tasks.task_board import TaskBoard
 
-__all__ = ["AsyncPushes", "PushProtocol", "ResumePoint", "Sequences", "SyncPushes", "Ticket", "Verdict"]
+__all__ = ["AsyncPushes", "PushProtocol", "Sequences", "SyncPushes", "Ticket", "Verdict"]
 
 # Incarnations remembered: more than a job ever has, and still a bound.
 _INCARNATIONS = 65_536
@@ -31,7 +31,7 @@ class Ticket:
         id: Its name.
         worker: The worker that the micro-batch was leased to, if any.
         committed: Whether the version that contains it is committed.
-        why_not: Why it is not, where its sender is told so.
+        why_not: Why it is not, for its sender.
     """
 
     push: Push | None
@@ -39,15 +39,6 @@ class Ticket:
     worker: str | None = None
     committed: bool = False
     why_not: str = "the job ended before the push was committed"
-
-
-@dataclass(frozen=True, slots=True)
-class ResumePoint:
-    """What a resumed job needs besides the version; see `elastable.master.tasks.progress.Progress`."""
-
-    epoch: int = 0
-    done: tuple[int, ...] = ()
-    sequences: Mapping[str, int] = field(default_factory=dict)
 
 
 class Sequences:
@@ -75,54 +66,20 @@ class Sequences:
 class PushProtocol(ABC):
     """How pushes become versions, from the lease of a micro-batch to what a checkpoint keeps.
 
-    A job chooses one of the implementations when it starts; nothing else on the master asks for the mode. Each is also
-    the `TaskGrouping` of its board. Not thread-safe: the master's lock guards it.
+    A job chooses one of the implementations when it starts. Not thread-safe: the master's lock guards it.
 
     Attributes:
         board: Leases the job's micro-batches.
-
-    Args:
-        schedule: Of the job.
-        options: Of the board, and whether micro-batches are `uneven`.
-        start: Where the job begins or resumes.
-        now: Monotonic clock, in seconds.
     """
 
     replies_after_commit: bool
     """Whether the sender of a push gets its reply only once the push is committed."""
 
-    leases_ahead: bool
-    """Whether workers may fetch the micro-batches of a group before it is open."""
-
     def __init__(self, schedule: Schedule, options: MasterOptions, start: Progress, now: Callable[[], float]) -> None:
         self.schedule = schedule
         self._uneven = options.uneven
-        self.board = TaskBoard(self, now, options, self.first_group(start), start.done)
-
-    @property
-    @abstractmethod
-    def group_count(self) -> int:
-        """How many groups the job has."""
-
-    @abstractmethod
-    def first_group(self, start: Progress) -> int:
-        """The group at which a job resumes."""
-
-    @abstractmethod
-    def micro_batches(self, group: int) -> range:
-        """The numbers within the job of the group's micro-batches."""
-
-    @abstractmethod
-    def epoch(self, group: int) -> int:
-        """The epoch that a group belongs to, counted from 0."""
-
-    @abstractmethod
-    def epoch_stop(self, group: int) -> int:
-        """The first group behind the epoch that `group` belongs to."""
-
-    @abstractmethod
-    def starts_epoch(self, group: int) -> bool:
-        """Whether the group, which is not the first one, begins an epoch."""
+        position = start.epoch if schedule.by_epoch else start.version
+        self.board = TaskBoard(schedule, now, options, position, start.done)
 
     @abstractmethod
     def judge(self, push: Push, version: int) -> Verdict | Ticket | None:
@@ -157,8 +114,8 @@ class PushProtocol(ABC):
         """Records that what was ready is committed; returns whether an epoch has ended."""
 
     @abstractmethod
-    def resume_point(self, after_next: bool = False) -> ResumePoint:
-        """What a checkpoint keeps: now, or once what is ready is committed."""
+    def resume_point(self, after_next: bool = False) -> Progress:
+        """What a checkpoint keeps of the mode alone: now, or once what is ready is committed."""
 
     def _check_records(self, push: Push, version: int, micro_batch: int) -> None:
         task = self.schedule.task(version, micro_batch)
@@ -166,9 +123,6 @@ class PushProtocol(ABC):
             raise BadInput(
                 f"micro-batch {micro_batch} has {task.stop - task.start} records, but the push reports {push.records}"
             )
-
-
-# Asynchronous pushes: named by their sender's sequence, and each is a version when its turn comes
 
 
 class AsyncPushes(PushProtocol):
@@ -179,31 +133,11 @@ class AsyncPushes(PushProtocol):
     """
 
     replies_after_commit = True
-    leases_ahead = False
 
     def __init__(self, schedule: Schedule, options: MasterOptions, start: Progress, now: Callable[[], float]) -> None:
         super().__init__(schedule, options, start, now)
         self._committed = Sequences(start.sequences)
         self._queue: deque[Ticket] = deque()
-
-    @property
-    def group_count(self) -> int:
-        return self.schedule.job.epochs
-
-    def first_group(self, start: Progress) -> int:
-        return start.epoch
-
-    def micro_batches(self, group: int) -> range:
-        return self.schedule.micro_batches_of_epoch(group)
-
-    def epoch(self, group: int) -> int:
-        return group
-
-    def epoch_stop(self, group: int) -> int:
-        return group + 1
-
-    def starts_epoch(self, group: int) -> bool:
-        return True
 
     def judge(self, push: Push, version: int) -> Verdict | Ticket | None:
         name = push.id
@@ -275,7 +209,7 @@ class AsyncPushes(PushProtocol):
         self.board.training.advance()
         return True
 
-    def resume_point(self, after_next: bool = False) -> ResumePoint:
+    def resume_point(self, after_next: bool = False) -> Progress:
         waiting = list(self._queue)
         sequences = self._committed.as_dict()
         ends = False
@@ -286,40 +220,17 @@ class AsyncPushes(PushProtocol):
                 sequences[first.incarnation] = first.sequence
         coming = {ticket.id.micro_batch for ticket in waiting}
         done = () if ends else tuple(number for number in self.board.training.done() if number not in coming)
-        return ResumePoint(self.board.training.position + ends, done, sequences)
-
-
-# Synchronous pushes: named by what they computed, and a version is due once it has all of its micro-batches
+        return Progress(epoch=self.board.training.position + ends, done=done, sequences=sequences)
 
 
 class SyncPushes(PushProtocol):
     """A group is a version; the version says where a resumed job continues."""
 
     replies_after_commit = False
-    leases_ahead = True
 
     def __init__(self, schedule: Schedule, options: MasterOptions, start: Progress, now: Callable[[], float]) -> None:
         super().__init__(schedule, options, start, now)
         self._tickets: dict[int, Ticket] = {}
-
-    @property
-    def group_count(self) -> int:
-        return self.schedule.versions_total
-
-    def first_group(self, start: Progress) -> int:
-        return start.version
-
-    def micro_batches(self, group: int) -> range:
-        return self.schedule.micro_batches(group)
-
-    def epoch(self, group: int) -> int:
-        return self.schedule.epoch(group)
-
-    def epoch_stop(self, group: int) -> int:
-        return self.schedule.first_version(self.schedule.epoch(group) + 1)
-
-    def starts_epoch(self, group: int) -> bool:
-        return self.schedule.ends_epoch(group)
 
     def judge(self, push: Push, version: int) -> Verdict | Ticket | None:
         name = push.id
@@ -345,7 +256,7 @@ class SyncPushes(PushProtocol):
 
     def _refuse_unlike(self, push: Push) -> None:
         """Raises `BadGradient` where the loss is divided otherwise than in the version's other micro-batches."""
-        # They are all alike: one of them stands for all.
+        # They are all alike: any of them represents all.
         other = next((ticket.push for ticket in self._tickets.values() if ticket.push is not None), None)
         if other is not None and _divisor_kinds(other) != _divisor_kinds(push):
             raise BadGradient(
@@ -374,8 +285,8 @@ class SyncPushes(PushProtocol):
         self.board.training.advance()
         return self.board.training.ends_epoch
 
-    def resume_point(self, after_next: bool = False) -> ResumePoint:
-        return ResumePoint()
+    def resume_point(self, after_next: bool = False) -> Progress:
+        return Progress()
 
 
 def _divisor_kinds(push: Push) -> tuple[DivisorKind | None, ...]:

@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import replace
 
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.store import EmbeddingStore
@@ -19,6 +18,7 @@ from elastable.embedding_store.shards import (
     PushedCommit,
     Pushes,
     RowSums,
+    ShardStore,
     TableClip,
     VersionSums,
     square_of,
@@ -26,7 +26,7 @@ from elastable.embedding_store.shards import (
 from elastable.embedding_store.support.futures import at_once
 from elastable.embedding_store.support.retry import retry
 
-__all__ = ["LOGGED", "EmbeddedShard", "PushesLost", "RowGradients", "RowShard", "RowStep"]
+__all__ = ["EmbeddedShard", "PushesLost", "RowGradients"]
 
 
 class PushesLost(Exception):
@@ -41,48 +41,27 @@ class PushesLost(Exception):
         self.numbers = tuple(numbers)
 
 
-@dataclass(frozen=True, slots=True)
-class RowStep:
-    """What belongs to a commit besides gradients; see `elastable.embedding_store.contract.row_data.Commit`."""
-
-    version: int
-    step: int
-    rates: Mapping[str, float]
-    ends_replay_epoch: bool = False
-    time: float | None = None
-    record: bytes | None = None
-
-
-class RowShard(Protocol):
-    """Whoever holds a job's rows and the pushes of the next version: store servers, or an `EmbeddedShard`."""
-
-    def measure(self, sums: RowSums) -> Measured:
-        """As `ShardStore.measure`."""
-
-    def commit_pushed(self, commit: PushedCommit) -> Committed:
-        """As `ShardStore.commit_pushed`."""
-
-
 class RowGradients:
     """The summed gradients of all tables of one version.
 
     Args:
-        shard: Who sums them.
-        sums: What is summed.
-        tables: Those that have a gradient, or may have one.
         deadline_s: How long measuring is tried again while a server is away.
 
     Attributes:
-        tables: As given.
+        sums: What is summed, by a shard.
+        tables: Those that have a gradient, or may have one.
+        clips, dropped: Of the commit: how tables are clipped, and whether all is left out because it overflowed.
         changed: Tables that had a gradient, once it is committed.
     """
 
-    def __init__(self, shard: RowShard, sums: RowSums, tables: Sequence[str], deadline_s: float) -> None:
-        self._shard, self._sums = shard, sums
+    def __init__(
+        self, shard: ShardStore | EmbeddedShard, sums: RowSums, tables: Sequence[str], deadline_s: float
+    ) -> None:
+        self._shard, self.sums = shard, sums
         self._deadline_s = deadline_s
         self._known: Measured | None = None
-        self._clips: Mapping[str, TableClip] = {}
-        self._dropped = False
+        self.clips: Mapping[str, TableClip] = {}
+        self.dropped = False
         self.tables = tables
         self.changed: Iterable[str] = ()
 
@@ -96,17 +75,9 @@ class RowGradients:
         squares = {table: square_of(square) for table, square in measured.squares.items()}
         return {**squares, **dict.fromkeys(measured.not_finite, math.inf)}
 
-    def clip(self, clips: Mapping[str, TableClip]) -> None:
-        """Has the gradients clipped."""
-        self._clips = clips
-
-    def drop(self) -> None:
-        """Leaves the gradients out: they overflowed."""
-        self._dropped = True
-
     def commit(
         self,
-        step: RowStep,
+        commit: PushedCommit,
         deadline_s: float,
         now: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -114,7 +85,7 @@ class RowGradients:
         """Commits, and tries the same commit again while the store fails.
 
         Args:
-            step: What else belongs to the commit.
+            commit: Of `sums`; without `clips` and `dropped`.
             deadline_s: No new attempt is made after that many seconds.
             now: Monotonic clock, in seconds.
             sleep: Waits that many seconds.
@@ -124,62 +95,31 @@ class RowGradients:
             StoreFailed, Unavailable: the last failure before the deadline.
             StoreBroken: the store is at an earlier version than was committed to it.
         """
-        commit = PushedCommit(
-            self._sums,
-            step.step,
-            step.rates,
-            self._clips,
-            step.record,
-            step.ends_replay_epoch,
-            self._dropped,
-            step.time,
-        )
+        commit = replace(commit, clips=self.clips, dropped=self.dropped)
 
         def attempt() -> Committed:
             with refusing_an_older_store():
                 return self._shard.commit_pushed(commit)
 
-        made = retry(attempt, f"commit of version {step.version}", deadline_s, now=now, sleep=sleep)
+        made = retry(attempt, f"commit of version {commit.version}", deadline_s, now=now, sleep=sleep)
         if made.missing:
             raise PushesLost(made.missing)
         self.changed = made.tables
 
     def _measured(self) -> Measured:
         if self._known is None:
-            self._known = retry(lambda: self._shard.measure(self._sums), "measuring gradients", self._deadline_s)
+            self._known = retry(lambda: self._shard.measure(self.sums), "measuring gradients", self._deadline_s)
         if self._known.missing:
             raise PushesLost(self._known.missing)
         return self._known
 
 
-# The one shard of a job whose master holds the store itself: what store servers do with pushes, without a server
-
-
-@dataclass(frozen=True, slots=True)
-class Logging:
-    """What becomes of a version that is committed, and may not be logged yet.
-
-    Attributes:
-        unlogged: Its version, while the store has not logged it; else None. Does not wait, and asks no server.
-        over: Whether it has, or has failed to. Does not wait.
-        wait: Waits until it has, and commits again while the store fails; raises the last failure.
-    """
-
-    unlogged: Callable[[], int | None]
-    over: Callable[[], bool]
-    wait: Callable[[], None]
-
-
-LOGGED = Logging(lambda: None, lambda: True, lambda: None)
-"""Of a version that is logged, or needs no log."""
-
-
 class EmbeddedShard:
-    """Used by one thread at a time.
+    """The one shard of a job whose master holds the store. Used by one thread at a time, `unlogged` by any.
 
     Args:
         store: The rows.
-        ahead: Whether `commit_pushed` may return while a store that keeps records still logs the version (`logging`).
+        ahead: Whether `commit_pushed` may return while a store that keeps records still logs the version.
 
     Attributes:
         updates: Table name -> the gradient that was committed last, clipped.
@@ -223,22 +163,29 @@ class EmbeddedShard:
         self.updates = self._commit.updates
         return Committed(tables=tuple(self.updates))
 
-    def logging(self, deadline_s: float) -> Logging:
-        """Of the version that was committed last; `deadline_s`: how long a commit is tried again if the log fails."""
-        begun, version = self._begun, self._commit.version
+    @property
+    def unlogged(self) -> int | None:
+        """The version that was committed last, while the store has not logged it. Does not wait, and asks no server."""
+        begun = self._begun
+        return None if begun.done() and begun.exception() is None else self._commit.version
 
-        def attempt(first: list[Future[None]]) -> None:
+    def logging_over(self) -> bool:
+        """Whether the store has logged the version that was committed last, or has failed to. Does not wait."""
+        return self._begun.done()
+
+    def wait_logged(self, deadline_s: float) -> None:
+        """Waits until the store has logged it; commits again while the store fails, and raises the last failure."""
+        first = [self._begun]
+
+        def attempt() -> None:
             with refusing_an_older_store():
                 if first:
                     first.pop().result()
                 else:
                     self._commit_again()
 
-        def wait() -> None:
-            first = [begun]
-            retry(lambda: attempt(first), f"commit of version {version}", deadline_s)
-
-        return Logging(lambda: None if _is_logged(begun) else version, begun.done, wait)
+        retry(attempt, f"commit of version {self._commit.version}", deadline_s)
+        self._begun = at_once(None)
 
     def _commit_again(self) -> None:
         # Only the reply of the attempt before may have been lost.
@@ -258,7 +205,3 @@ def refusing_an_older_store() -> Iterator[None]:
         yield
     except FutureVersion as error:
         raise StoreBroken(f"the store has lost versions that were committed to it: {error}") from error
-
-
-def _is_logged(begun: Future[None]) -> bool:
-    return begun.done() and begun.exception() is None

@@ -1,9 +1,4 @@
-"""Everything of a version but its rows, as the bytes that a store keeps with it.
-
-A store that outlives the master keeps this record in the transaction that commits
-the version. A master that takes over continues
-from that version: dense variables, states, optimizer, progress of the job.
-"""
+"""Everything of a version but its rows, as the bytes that a store keeps with it."""
 
 from __future__ import annotations
 
@@ -36,6 +31,9 @@ def job_as_json(job: JobSpec) -> dict[str, object]:
 @dataclass(frozen=True, slots=True)
 class VersionRecord:
     """The part of a version that is not rows.
+
+    A store that outlives the master keeps it in the transaction that commits the version: a master that takes over
+    continues from there.
 
     Attributes:
         job: The description of the job (`job_as_json`).

@@ -28,7 +28,7 @@ from elastable.master.api import (
     WorkerStatus,
 )
 from elastable.master.commits.committer import Committer
-from elastable.master.commits.dense_part import NoDense
+from elastable.master.commits.dense_part import DensePart
 from elastable.master.commits.push_protocol import Sequences
 from elastable.master.commits.version_record import VersionRecord
 from elastable.master.jobs.served_master import ServedMaster
@@ -46,9 +46,8 @@ _MOST_COUNTED = 65_536  # clients whose pushes are counted; of more, those that 
 class BareMaster(ServedMaster):
     """Commits every push at once, with the learning rates of the tables' own optimizers.
 
-    There are no tasks and no dense variables; after `stop` leases are returned as finished. A store that keeps
-    records keeps the clients' sequences with the version: a server that takes over
-    knows every push that was committed.
+    There are no tasks and no dense variables; after `stop` leases are returned as finished. A store that keeps records
+    keeps the clients' sequences with the version: a server that takes over knows every push that was committed.
 
     Args:
         store: Where tables are created and rows change.
@@ -60,7 +59,7 @@ class BareMaster(ServedMaster):
         self.job = job or JobSpec(job="bare", mode="async")
         options = options or MasterOptions()
         self._store = store
-        self._committer = Committer(store, NoDense(), replace(self.job, average="sum"), options.commit_deadline_s)
+        self._committer = Committer(store, DensePart(), replace(self.job, average="sum"), options.commit_deadline_s)
         before = self._taken_over()
         self._sequences = Sequences(before.sequences)
         self._tables: Mapping[str, TableSpec] = {}

@@ -19,18 +19,14 @@ from elastable.master.commits.committer import Committer
 from elastable.master.commits.dense_part import DensePart
 from elastable.master.commits.push_protocol import Ticket
 from elastable.master.commits.row_gradients import PushesLost
-from elastable.master.jobs.concurrent_evaluation import LEASE_S, ConcurrentEvaluation
 from elastable.master.jobs.hooks import Hooks
-from elastable.master.jobs.job_state import JobState, Work, as_elastable_error
+from elastable.master.jobs.job_state import LEASE_S, ConcurrentEvaluation, JobState, Work, as_elastable_error
 from elastable.master.jobs.waits import Waits
 from elastable.master.keras.metrics import LazyLogs, ModelMetrics
 from elastable.master.master_options import MasterOptions, is_due
 from elastable.master.tasks.progress import Progress
 
 __all__ = ["Driver", "JobMeasures"]
-
-
-# What a job's master counts and logs for those who watch it
 
 
 PHASES = {
@@ -100,15 +96,7 @@ _LONGEST_WAIT_S = 0.25
 class Driver:
     """Drives a job from its start to its end in one thread.
 
-    Args:
-        state: Shared with the threads that serve workers.
-        waits: The calls that wait for it.
-        changed: Guards both, and is notified when there may be something to do.
-        store: Holds the job's tables.
-        dense: The dense part of the model.
-        metrics: The model's metrics.
-        options: Deadlines and intervals.
-        measures: Where versions are timed.
+    `changed` guards `state` and `waits`, and is notified when there may be something to do.
     """
 
     def __init__(
@@ -322,9 +310,6 @@ class Driver:
             raise JobFailed(f"no worker for {limit} s while work remains")
 
 
-# The evaluations of a job: while it is trained on, or while training waits for them
-
-
 # Versions that are evaluated concurrently with training. Training waits before another one starts, so that every
 # version that is due is evaluated however slow the workers are, and before-images do not pile up.
 _MOST_CONCURRENT = 2
@@ -333,16 +318,7 @@ _MOST_CONCURRENT = 2
 class Evaluations:
     """Has versions evaluated, which the store has logged. Used by the thread that drives the job.
 
-    Args:
-        state: Of the job.
-        waits: The calls that wait for it.
-        store: Holds the job's tables.
-        metrics: The model's metrics.
-        options: Deadlines and intervals.
-        next_work: Waits for something to do.
-
-    Attributes:
-        hooks: Are told how evaluations end.
+    `next_work` waits for something to do; `hooks` are informed of how evaluations end.
     """
 
     def __init__(

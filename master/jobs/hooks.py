@@ -12,10 +12,9 @@ __all__ = ["Hooks"]
 class Hooks:
     """Called by the thread in `Master.run`, without any lock; override what is wanted.
 
-    While a hook runs nothing is committed and no worker has anything to train
-    on, so a hook may read the model and the store, write a checkpoint, assign the
-    optimizer's learning rate, or call `Master.stop`. A hook that raises fails
-    the job.
+    While a hook runs nothing is committed and no worker has anything to train on, so a hook may read the model and the
+    store, write a checkpoint, assign the optimizer's learning rate, or call `Master.stop`. A hook that raises fails the
+    job.
     """
 
     def state(self) -> Mapping[str, object]:

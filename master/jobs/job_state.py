@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
+from elastable.embedding_store.contract.snapshot import Snapshot
+from elastable.embedding_store.engine import PinKeeper
 from elastable.embedding_store.errors import ElastableError, FutureVersion, JobFailed, ShardLost, StaleVersion
 from elastable.master.api import (
     DenseSnapshot,
@@ -21,14 +24,18 @@ from elastable.master.api import (
 )
 from elastable.master.commits.accumulate import Accumulated, add_metrics
 from elastable.master.commits.push_protocol import AsyncPushes, PushProtocol, SyncPushes, Ticket, Verdict
-from elastable.master.jobs.concurrent_evaluation import ConcurrentEvaluation
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
 from elastable.master.tasks.worker_records import Refusals, Sessions, Throughput, WorkerRecords
 
-__all__ = ["JobState", "Work"]
+__all__ = ["LEASE_S", "ConcurrentEvaluation", "JobState", "Work"]
 
+_log = logging.getLogger(__name__)
+
+LEASE_S = 30.0
+"""Seconds that the pin of a master that died outlives it at most."""
+_RENEW_EVERY_S = LEASE_S / 6
 _PROTOCOLS: Mapping[str, type[PushProtocol]] = {"sync": SyncPushes, "async": AsyncPushes}
 
 
@@ -47,15 +54,27 @@ class Work:
     over: bool = False
 
 
-class JobState:
-    """A job between its first version and its last.
+class ConcurrentEvaluation:
+    """Keeps the rows and the dense part of a version readable until `end`; the pin is taken over, and renewed."""
 
-    Args:
-        job: What is computed.
-        options: Leases and look-ahead.
-        start: Where it begins or resumes.
-        now: Monotonic clock, in seconds.
-    """
+    def __init__(self, snapshot: DenseSnapshot, pin: Snapshot, renew_every_s: float = _RENEW_EVERY_S) -> None:
+        self.snapshot = snapshot
+        self._keeper = PinKeeper(pin, renew_every_s, f"the evaluation of version {snapshot.version}")
+
+    def readable(self) -> bool:
+        """Whether the version is still readable, as far as is known."""
+        if self._keeper.gone is None:
+            return True
+        _log.warning("the evaluation of version %d is given up: %s", self.snapshot.version, self._keeper.gone)
+        return False
+
+    def end(self) -> None:
+        """Releases the version."""
+        self._keeper.close()
+
+
+class JobState:
+    """A job between its first version and its last; `now` is a monotonic clock, in seconds."""
 
     def __init__(self, job: JobSpec, options: MasterOptions, start: Progress, now: Callable[[], float]) -> None:
         self.schedule = Schedule(job)
@@ -81,7 +100,7 @@ class JobState:
     @property
     def epoch(self) -> int:
         """The current epoch, counted from 0; after the last one, the number of epochs."""
-        return self.pushes.epoch(self.board.training.position)
+        return self.schedule.epoch_of_group(self.board.training.position)
 
     @property
     def ending(self) -> bool:
@@ -237,25 +256,19 @@ class JobState:
 
     def progress(self) -> Progress:
         """Where the job is between two versions."""
-        point = self.pushes.resume_point()
-        return Progress(
-            self.version, self.evaluated, self.records, self.epoch_metrics, point.epoch, point.done, point.sequences,
-            self.logs, self.hooks,
-        )  # fmt: skip
+        return self._progress(self.pushes.resume_point(), self.version, self.evaluated, self.records)
 
     def progress_after(self, made: Accumulated) -> Progress:
         """Where the job is once the version that is ready is committed."""
-        point = self.pushes.resume_point(after_next=True)
+        point, records = self.pushes.resume_point(after_next=True), self.records + made.records
+        found = self._progress(point, self.version + 1, False, records)
+        return replace(found, metrics=add_metrics(found.metrics, [made.metrics])) if made.metrics else found
+
+    def _progress(self, point: Progress, version: int, evaluated: bool, records: int) -> Progress:
         return replace(
-            self.progress(),
-            version=self.version + 1,
-            evaluated=False,
-            records=self.records + made.records,
-            metrics=add_metrics(self.epoch_metrics, [made.metrics]) if made.metrics else self.epoch_metrics,
-            epoch=point.epoch,
-            done=point.done,
-            sequences=point.sequences,
-        )
+            point, version=version, evaluated=evaluated, records=records, metrics=self.epoch_metrics, logs=self.logs,
+            hooks=self.hooks,
+        )  # fmt: skip
 
     def status(self) -> JobStatus:
         """How far the job is, without metrics and the store's address."""

@@ -1,8 +1,4 @@
-"""What workers wait for at a job: tasks, versions, commits. Whoever waits is answered once it is there.
-
-Nothing here blocks or looks again and again: whoever changes the job calls the method that says so, and the calls that
-this concerns get their answers.
-"""
+"""What workers wait for at a job: tasks, versions, commits. Nothing here blocks: whoever changes the job says so."""
 
 from __future__ import annotations
 
@@ -30,16 +26,12 @@ _LEAST_S = 0.01  # between two looks
 
 @dataclass(frozen=True, slots=True)
 class _Asker:
-    """A worker that waits for tasks."""
-
     want: int
     result: Future[Lease]
 
 
 @dataclass(frozen=True, slots=True)
 class _Pusher:
-    """A call that waits for the commit of its push."""
-
     ticket: Ticket
     reply: Callable[[bool], PushReply]
     result: Future[PushReply]
@@ -70,10 +62,6 @@ class Waits:
 
     Calls are answered once the lock is free again, as answers are sent by whoever sets a result: whatever changes the
     job is done in `changing`.
-
-    Args:
-        state: The job.
-        lock: Guards both.
     """
 
     def __init__(self, state: JobState, lock: AbstractContextManager[object]) -> None:
@@ -242,7 +230,6 @@ class Waits:
                 self._readers.pop(version, None)
 
     def _until(self, result: Future[T], wait_s: float, give_up: Callable[[], None]) -> None:
-        """Gives up after so many seconds."""
         timer = self._timers.call_at(time.monotonic() + wait_s, give_up)
         result.add_done_callback(lambda _: timer.cancel())
 

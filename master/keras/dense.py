@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import keras
@@ -15,8 +15,7 @@ import tensorflow as tf
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import CheckpointError, Unsupported
 from elastable.master.api import DenseSnapshot, Tensor
-from elastable.master.commits.clipping import Clipping
-from elastable.master.commits.dense_part import DensePart, OptimizerStep, TableStep
+from elastable.master.commits.dense_part import DensePart, OptimizerStep
 from elastable.master.keras.discovery import table_optimizers
 from elastable.master.keras.keras_optimizer import (
     accumulation_of,
@@ -30,15 +29,12 @@ from elastable.master.push_check import TensorSpec
 __all__ = ["DenseModel", "DenseState", "DenseTensors", "KerasUpdate", "ModelPart", "dense_part"]
 
 
-# The variables of a model's dense part: read for workers and checkpoints, and restored
-
-
 #: How the keys of a version's tensors begin; the learning rates are those of the optimizers of single tables, which
 #: a callback may assign.
 _KINDS = ("variables", "states", "optimizer", "table_learning_rates")
 
 
-class DenseTensors(DensePart):
+class DenseTensors(DensePart, ABC):
     """What every dense part of a Keras model shares: its variables, read and written.
 
     Variables are the weights that an optimizer changes; states are all other weights (no metric and no seed of a
@@ -76,6 +72,9 @@ class DenseTensors(DensePart):
         """All that train the model, each once."""
         found = (*self._optimizers(), *self._table_optimizers.values())
         return list({id(each): each for each in found}.values())
+
+    def finalize_averages(self) -> None:
+        """What Keras does at the end of `fit`: trained variables become their moving averages, if they have some."""
 
     @abstractmethod
     def _optimizers(self) -> Sequence[keras.Optimizer]:
@@ -220,6 +219,8 @@ class DenseState(DenseTensors):
         states = [weight for weight in weights if id(weight) not in known]
         # A changing loss scale goes to the workers as one more state, and comes back unchanged.
         super().__init__(model, trained, states, [] if self._update.scale is None else [self._update.scale])
+        # Then a gradient that is not finite is the optimizer's to answer, by a smaller loss scale.
+        self.may_overflow = self._update.scale is not None
         _refuse_accumulated(self._optimizer, trained)
         self.hold(trainable)
 
@@ -253,29 +254,12 @@ class DenseState(DenseTensors):
         self._counts = any_table or bool(self._active)
         self._applies = {}
 
-    @property
-    def clipping(self) -> Clipping:
-        """How the optimizer would clip."""
-        return clipping_of(self._optimizer)
-
-    def step(self) -> int | None:
-        """The optimizer's `iterations`."""
-        return self._update.number()
-
-    def learning_rate(self) -> float | None:
-        """The schedule's, or what was last assigned, also by a callback."""
-        return self._update.learning_rate()
-
-    def table_steps(self) -> Mapping[str, TableStep]:
-        """Schedules count the job's steps, as the model's optimizer does."""
-        for optimizer in self._table_optimizers.values():
-            optimizer.iterations.assign(self._update.number())
-        return {
-            table: TableStep(learning_rate_of(own), clipping_of(own)) for table, own in self._table_optimizers.items()
-        }
-
     def steps(self) -> tuple[OptimizerStep, ...]:
-        return (OptimizerStep(self.step(), self.learning_rate(), self.clipping, self.table_steps()),)
+        number, own = self._update.number(), {}
+        for table, optimizer in self._table_optimizers.items():
+            optimizer.iterations.assign(number)  # schedules count the job's steps, as the model's optimizer does
+            own[table] = OptimizerStep(number, learning_rate_of(optimizer), clipping_of(optimizer))
+        return (OptimizerStep(number, self._update.learning_rate(), clipping_of(self._optimizer), own),)
 
     def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor], rate_share: float = 1.0) -> None:
         whole = rate_share == 1.0
@@ -284,11 +268,6 @@ class DenseState(DenseTensors):
         share = () if whole else (np.float32(rate_share),)
         self._applies[whole](*(tf.constant(tensor) for tensor in (*gradients, *states, *share)))
         self._snapshot_states = None
-
-    @property
-    def may_overflow(self) -> bool:
-        """Whether a gradient that is not finite is the optimizer's to answer, by a smaller loss scale."""
-        return self._update.scale is not None
 
     def overflow(self, states: Sequence[Tensor]) -> None:
         """Replaces `apply` where the gradient is not finite: no step, and a smaller loss scale."""
@@ -301,7 +280,6 @@ class DenseState(DenseTensors):
             self._update.count()
 
     def finalize_averages(self) -> None:
-        """What Keras does at the end of `fit`: trained variables become their moving averages, if they have some."""
         self._update.finalize_averages([self.trained[number] for number in self._active])
 
     def _optimizers(self) -> Sequence[keras.Optimizer]:
@@ -344,9 +322,6 @@ def _refuse_accumulated(optimizer: keras.Optimizer, trained: Sequence[keras.Vari
         )
 
 
-# The model's Keras optimizer, as a master drives it: one update for each version
-
-
 class KerasUpdate:
     """Updates of a Keras optimizer.
 
@@ -369,11 +344,6 @@ class KerasUpdate:
     def scale(self) -> keras.Variable | None:
         """The variable of a loss scale that changes; None: there is none."""
         return None if self._scaling is None else self._scaling.dynamic_scale
-
-    @property
-    def rate(self) -> keras.Variable | keras.optimizers.schedules.LearningRateSchedule:
-        """The learning rate's variable, or its schedule."""
-        return self._optimizer._learning_rate
 
     def number(self) -> int:
         """Updates made so far."""
@@ -459,9 +429,6 @@ class KerasUpdate:
                 del optimizer._get_current_learning_rate
 
 
-# The dense part of a model whose own `train_step` applies gradients several times, or by several optimizers
-
-
 class Apply(Protocol):
     """One `step.apply`; see `elastable.worker.step.traced.step_trace.PlannedApply`, which says what each member is."""
 
@@ -519,15 +486,9 @@ class MultiUpdateState(DenseTensors):
 
     Variables are the weights that any update changes; states are all others.
 
-    Args:
-        model: A compiled and built model.
-        steps: What a step of it does.
-
     Raises:
         Unsupported: naming what of an optimizer cannot be honoured.
     """
-
-    may_overflow = False
 
     def __init__(self, model: keras.Model, steps: Steps) -> None:
         super().__init__(model, steps.variables, steps.states)
@@ -571,9 +532,9 @@ class MultiUpdateState(DenseTensors):
     def steps(self) -> tuple[OptimizerStep, ...]:
         found = []
         for update, planned, positions in zip(self._updates, self._steps.applies, self._positions, strict=True):
-            tables = planned.tables
-            own = {table: each for table, each in update.table_steps().items() if table in tables}
-            found.append(OptimizerStep(update.step(), update.learning_rate(), update.clipping, own, positions, tables))
+            (step,), tables = update.steps(), planned.tables
+            own = {table: each for table, each in step.own.items() if table in tables}
+            found.append(replace(step, own=own, places=positions, tables=tables))
         _refuse_other_numbers([step for step in found if step.tables])
         return tuple(found)
 
@@ -587,16 +548,10 @@ class MultiUpdateState(DenseTensors):
             update.apply(given, (), rate_share)
         self._take_states(states)
 
-    def overflow(self, states: Sequence[Tensor]) -> None:
-        """Never called: no optimizer of several scales its loss."""
-
     def skip(self) -> None:
         self.rewind()
         for update in self._updates:
             update.skip()
-
-    def finalize_averages(self) -> None:
-        """Nothing: no optimizer of several keeps averages."""
 
     def _optimizers(self) -> Sequence[keras.Optimizer]:
         return list({id(each.optimizer): each.optimizer for each in self._steps.applies}.values())

@@ -26,7 +26,7 @@ _BLOCK_ROWS = 1024
 # Keras' name of the variable that a table replaces; patterns of exclude_from_weight_decay are matched with it.
 TABLE_VARIABLE = "embeddings"
 
-_UNDECAYED = "excluded_from_weight_decay"  # beside the config, of tables that are
+_UNDECAYED = "excluded_from_weight_decay"  # next to the config, of tables that are
 
 # Of the steps that show how an optimizer treats rows and columns: its own rate may be too small for them to show
 # anything, and is 0 where a schedule warms up.
@@ -71,8 +71,7 @@ class KerasBlockOptimizer(RowOptimizer):
 
     Raises (from the constructor):
         BadSpec: the spec holds no config of a Keras optimizer, or of one that takes no step.
-        Unsupported: the optimizer has state that cannot be split by row, or
-            treats the rows of a table jointly.
+        Unsupported: the optimizer has state that cannot be split by row, or treats the rows of a table jointly.
     """
 
     fused = False
@@ -222,9 +221,6 @@ class _Block:
 
 
 register_row_optimizer(KERAS_BLOCK, KerasBlockOptimizer)
-
-
-# Which serialised Keras objects are made here: optimizers and learning-rate schedules, and nothing else
 
 
 _MOST_BYTES = 64 << 10

@@ -244,12 +244,10 @@ def table_optimizer(
 ) -> OptimizerSpec:
     """The optimizer of a model's tables.
 
-    One of Keras' own, by its exact class, becomes the fused optimizer of that
-    name. Any other is run by Keras itself on the block of rows in question,
-    where it treats rows separately. `weight_decay` is lazy: it decays the rows
-    that have a gradient, unless `lazy` is False: then every row follows every
-    step, as in Keras. Clipping is left out: it is done jointly, before. With
-    `use_ema` the rows that a step touches have a moving average each.
+    One of Keras' own, by its exact class, becomes the fused optimizer of that name. Any other is run by Keras itself on
+    the block of rows in question, where it treats rows separately. `weight_decay` is lazy: it decays the rows that have
+    a gradient, unless `lazy` is False: then every row follows every step, as in Keras. Clipping is left out: it is done
+    jointly, before. With `use_ema` the rows that a step touches have a moving average each.
 
     Args:
         optimizer: A Keras optimizer.

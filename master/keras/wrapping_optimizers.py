@@ -37,9 +37,6 @@ __all__ = [
 ]
 
 
-# An optimizer of rows around another one, which does something more with the rows that the inner one updated
-
-
 OuterConfig = DocumentFields
 """What `outer_spec` was given, as parsed JSON."""
 
@@ -180,9 +177,6 @@ class AveragedRowOptimizer(OuterRowOptimizer):
 register_row_optimizer(_AVERAGED, AveragedRowOptimizer)
 
 
-# `embeddings_constraint` on tables: applied to the rows that an update touched
-
-
 _CONSTRAINED = "constrained"
 # Keras' own; `constrained` notes another one, so that a server without Keras computes with it, too.
 _EPSILON = 1e-7
@@ -276,9 +270,6 @@ def _scaled(rows: Float32, epsilon: float, desired: Callable[[Float32], Float32]
 
 
 register_row_optimizer(_CONSTRAINED, ConstrainedRowOptimizer)
-
-
-# The optimizers of rows beyond the store's own, made known to a process that has not imported Keras
 
 
 def register_job_optimizers(import_keras: Callable[[], None] = lambda: None) -> None:

@@ -20,10 +20,8 @@ class Progress:
     """How far a job is, between two versions; `Progress(version)` is enough for a sync job.
 
     Attributes:
-        version: The current version; in sync mode it is the position in the
-            schedule.
-        evaluated: Whether `version` ends an epoch that has been evaluated and
-            reported to the hooks.
+        version: The current version; in sync mode it is the position in the schedule.
+        evaluated: Whether `version` ends an epoch that has been evaluated and reported to the hooks.
         records: Records trained.
         metrics: Summed metric state of the running epoch.
         epoch: Async: the current epoch.

@@ -1,13 +1,9 @@
-"""The seeded order of an epoch's records: the same in every process, on every NumPy.
-
-Permutations are the stable argsort of Philox's raw 64-bit words, because NumPy
-promises those words for ever but not what `Generator.permutation` makes of them.
-"""
+"""The seeded order of an epoch's records: the same in every process, on every NumPy."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 
@@ -17,8 +13,11 @@ from elastable.embedding_store.errors import BadInput
 __all__ = ["RecordOrder", "record_order"]
 
 
-class RecordOrder(Protocol):
+class RecordOrder(ABC):
     """Positions of an epoch's order -> record indices."""
+
+    def __init__(self, records: int) -> None:
+        self._records = records
 
     def take(self, start: int, stop: int) -> Int64:
         """Record indices, int64 `[stop - start]`, at positions start .. stop - 1.
@@ -26,6 +25,12 @@ class RecordOrder(Protocol):
         Raises:
             BadInput: the positions do not lie within the records.
         """
+        if not 0 <= start <= stop <= self._records:
+            raise BadInput(f"record order: positions {start}..{stop} do not lie within {self._records} records")
+        return self._taken(start, stop)
+
+    @abstractmethod
+    def _taken(self, start: int, stop: int) -> Int64: ...
 
 
 @lru_cache(maxsize=4)
@@ -37,9 +42,8 @@ def record_order(records: int, epoch: int, seed: int, shuffle: bool, block: int 
         epoch: Counted from 0; every epoch has a separate order.
         seed: The job's.
         shuffle: False: 0, 1, 2, ... in every epoch.
-        block: Records that a reader fetches in one range. Blocks are permuted,
-            and the records within each, so that a micro-batch touches few
-            ranges. None: one permutation of all records.
+        block: Records that a reader fetches in one range. Blocks are permuted, and the records within each, so that a
+            micro-batch touches few ranges. None: one permutation of all records.
     """
     if records < 0 or epoch < 0:
         raise BadInput(f"record order: records and epoch must not be negative, got {records} and {epoch}")
@@ -53,47 +57,39 @@ def record_order(records: int, epoch: int, seed: int, shuffle: bool, block: int 
 
 
 def _permutation(count: int, seed: int, epoch: int, stream: int) -> Int64:
+    # NumPy promises Philox's raw words for ever, but not what `Generator.permutation` makes of them.
     # SeedSequence takes non-negative words; a negative seed is its two's complement.
     words = np.random.SeedSequence((seed & (2**64 - 1), epoch, stream))
     return np.argsort(np.random.Philox(words).random_raw(count), kind="stable").astype(np.int64, copy=False)
 
 
-def _refuse_outside(start: int, stop: int, records: int) -> None:
-    if not 0 <= start <= stop <= records:
-        raise BadInput(f"record order: positions {start}..{stop} do not lie within {records} records")
-
-
-class _InOrder:
-    def __init__(self, records: int) -> None:
-        self._records = records
-
-    def take(self, start: int, stop: int) -> Int64:
-        _refuse_outside(start, stop, self._records)
+class _InOrder(RecordOrder):
+    def _taken(self, start: int, stop: int) -> Int64:
         return np.arange(start, stop, dtype=np.int64)
 
 
-class _Permuted:
+class _Permuted(RecordOrder):
     def __init__(self, order: Int64) -> None:
+        super().__init__(order.size)
         self._order = order
 
-    def take(self, start: int, stop: int) -> Int64:
-        _refuse_outside(start, stop, self._order.size)
+    def _taken(self, start: int, stop: int) -> Int64:
         return self._order[start:stop].copy()
 
 
-class _Blocked:
+class _Blocked(RecordOrder):
     """Only the order of the blocks is held; the order within one is made when it is touched."""
 
     def __init__(self, records: int, block: int, seed: int, epoch: int) -> None:
-        self._records, self._block, self._seed, self._epoch = records, block, seed, epoch
+        super().__init__(records)
+        self._block, self._seed, self._epoch = block, seed, epoch
         blocks = -(-records // block)
         self._blocks = _permutation(blocks, seed, epoch, 0)
         sizes = np.where(self._blocks == blocks - 1, records - (blocks - 1) * block, block)
         self._ends = np.cumsum(sizes)
         self._within = lru_cache(maxsize=8)(self._order_of_block)
 
-    def take(self, start: int, stop: int) -> Int64:
-        _refuse_outside(start, stop, self._records)
+    def _taken(self, start: int, stop: int) -> Int64:
         parts = [np.empty(0, np.int64)]
         place = int(np.searchsorted(self._ends, start, side="right"))
         while start < stop:

@@ -11,19 +11,21 @@ __all__ = ["Schedule"]
 class Schedule:
     """The whole plan of a job: version -> training tasks, and what is evaluated when.
 
-    A pass over the records has M = ceil(train_records / micro_batch_size)
-    micro-batches and ceil(M / grads_to_wait) steps; its last micro-batch and
-    its last step may be smaller, and no step spans two passes. In async mode
-    every micro-batch is a separate step.
+    A pass over the records has M = ceil(train_records / micro_batch_size) micro-batches and ceil(M / grads_to_wait)
+    steps; its last micro-batch and its last step may be smaller, and no step spans two passes. In async mode every
+    micro-batch is a separate step.
 
     A step makes one version.
 
-    An epoch is a pass. With `steps_per_epoch` an epoch has that many steps,
-    the next one continues where it ended, and the last epoch of a pass has what
-    is left of it, as in `model.fit` of arrays. The pass at which
-    `initial_epoch` begins has its number.
+    An epoch is a pass. With `steps_per_epoch` an epoch has that many steps, the next one continues where it ended, and
+    the last epoch of a pass has what is left of it, as in `model.fit` of arrays. The pass at which `initial_epoch`
+    begins has its number.
 
-    Micro-batches are numbered within the job in the order of their versions.
+    Micro-batches are numbered within the job in the order of their versions. They are leased in groups, which are
+    numbered from 0 and trained one after the other: in sync mode a group is a version, in async mode an epoch.
+
+    Attributes:
+        by_epoch: Whether groups are epochs; if not, workers may fetch the micro-batches of one before it is open.
 
     Raises:
         BadInput: the job has no training records.
@@ -34,6 +36,7 @@ class Schedule:
             raise BadInput("the job has no training records: data('train') must hold at least one")
         self.job = job
         self.group = job.micro_batches_per_version
+        self.by_epoch = job.mode == "async"
         self.micro_batches_per_pass = _ceil(job.train_records, job.micro_batch_size)
         self.versions_per_pass = _ceil(self.micro_batches_per_pass, self.group)
         self.steps_per_epoch = min(job.steps_per_epoch or self.versions_per_pass, self.versions_per_pass)
@@ -68,10 +71,29 @@ class Schedule:
         first = number * self.micro_batches_per_pass + start
         return range(first, first + min(self.group, self.micro_batches_per_pass - start))
 
-    def micro_batches_of_epoch(self, epoch: int) -> range:
-        """Numbers within the job of the micro-batches of an epoch that is a pass."""
-        first = epoch * self.micro_batches_per_pass
+    @property
+    def group_count(self) -> int:
+        """How many groups the job has."""
+        return self.job.epochs if self.by_epoch else self.versions_total
+
+    def of_group(self, group: int) -> range:
+        """Numbers within the job of the micro-batches of a group."""
+        if not self.by_epoch:
+            return self.micro_batches(group)
+        first = group * self.micro_batches_per_pass
         return range(first, first + self.micro_batches_per_pass)
+
+    def epoch_of_group(self, group: int) -> int:
+        """The epoch, counted from 0, that a group belongs to."""
+        return group if self.by_epoch else self.epoch(group)
+
+    def epoch_stop(self, group: int) -> int:
+        """The first group behind the epoch that `group` belongs to."""
+        return group + 1 if self.by_epoch else self.first_version(self.epoch(group) + 1)
+
+    def starts_epoch(self, group: int) -> bool:
+        """Whether the group, which is not the first one, begins an epoch."""
+        return self.by_epoch or self.ends_epoch(group)
 
     def task(self, version: int, micro_batch: int) -> Task:
         """The training task of micro-batch `micro_batch` (its number within the job) on `version`."""

@@ -1,4 +1,4 @@
-"""Leases a job's micro-batches to workers. Not thread-safe: the master's lock guards it."""
+"""Which worker gets which micro-batch, who holds it and until when. Not thread-safe: the master's lock guards it."""
 
 from __future__ import annotations
 
@@ -7,61 +7,205 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from elastable.embedding_store.errors import NotJoined
 from elastable.master.api import Lease, Task, TaskKind
 from elastable.master.master_options import MasterOptions
-from elastable.master.tasks.leases import LeaseBook, Offers
-from elastable.master.tasks.task_group import EvaluationGroups, TaskGroup, TaskGrouping, TrainingGroups, Unit
+from elastable.master.tasks.schedule import Schedule
+from elastable.master.tasks.task_group import EvaluationGroups, TaskGroup, TrainingGroups, Unit
 
 __all__ = ["TaskBoard"]
 
 _AT_ONCE = 4  # evaluation tasks that a worker holds while training waits for them: an answer is a round trip
 
 
+class LeaseBook:
+    """The leases of all workers that have joined.
+
+    A lease ends `lease_seconds` after the latest of: its grant, the opening of its group (a micro-batch fetched ahead
+    cannot be worked on before), and the last micro-batch its worker finished (its others wait in the worker's queue).
+    Then the micro-batch may be given to another worker, while the first one may still answer.
+
+    Args:
+        now: Monotonic clock, in seconds.
+        lease_seconds: How long a worker may take for a micro-batch.
+    """
+
+    def __init__(self, now: Callable[[], float], lease_seconds: float) -> None:
+        self._now = now
+        self.lease_seconds = lease_seconds
+        self._granted: dict[Unit, dict[str, float]] = {}
+        self._held: dict[str, set[Unit]] = {}
+        self._progress: dict[str, float] = {}
+
+    def has_joined(self, worker: str) -> bool:
+        """Whether the worker takes part now."""
+        return worker in self._held
+
+    def join(self, worker: str) -> None:
+        """Adds a worker; joining twice is harmless."""
+        self._held.setdefault(worker, set())
+        self._progress.setdefault(worker, self._now())
+
+    def leave(self, worker: str) -> tuple[Unit, ...]:
+        """Removes a worker and frees everything it holds; returns that."""
+        units = tuple(self._held.pop(worker, ()))
+        for unit in units:
+            self._drop_holder(unit, worker)
+        self._progress.pop(worker, None)
+        return units
+
+    def grant(self, unit: Unit, worker: str) -> None:
+        """Gives the unit to the worker; earlier holders may still answer."""
+        holders = self._granted.setdefault(unit, {})
+        holders.pop(worker, None)  # dicts keep the position of a key: the latest grant must be last
+        holders[worker] = self._now()
+        self._held[worker].add(unit)
+
+    def grant_share(self, group: TaskGroup, worker: str, want: int) -> list[int]:
+        """Grants up to `want` free micro-batches of the group, and no more than the worker's fair share.
+
+        The share is the group's undone micro-batches divided by the workers, rounded up: an idle worker always gets
+        what is free, and the first worker to ask does not get everything.
+        """
+        if want < 1 or not group.undone_count:
+            return []
+        fair = -(-group.undone_count // max(1, len(self._held)))
+        held = sum(group.holds(unit) and self.is_live(worker, unit, group.opened) for unit in self.units(worker))
+        room = min(want, fair - held)
+        granted: list[int] = []
+        while len(granted) < room and (number := self.lowest_free(group)) is not None:
+            self.grant(group.unit(number), worker)
+            granted.append(number)
+        return granted
+
+    def lowest_free(self, group: TaskGroup) -> int | None:
+        """The lowest undone micro-batch of the group that nobody has a lease of that has not ended."""
+        if group.opened is not None and self._now() >= group.look_at:
+            self._return_ended(group, group.opened)
+        return group.lowest_free(lambda number: self.is_free(group.unit(number), group.opened))
+
+    def _return_ended(self, group: TaskGroup, opened: float) -> None:
+        """Finds the leases that have ended: whoever holds one may still be working, and does not say so."""
+        now = self._now()
+        # A lease that is granted, or prolonged, from now on ends later than that.
+        group.look_at = now + self.lease_seconds
+        for unit, holders in self._granted.items():
+            if not group.holds(unit):
+                continue
+            begun = max(max(at, self._progress[worker]) for worker, at in holders.items())
+            if self.is_free(unit, opened):
+                group.return_(unit[2])
+            else:
+                group.look_at = min(group.look_at, max(begun, opened) + self.lease_seconds)
+
+    def units(self, worker: str) -> tuple[Unit, ...]:
+        """Unfinished units that were granted to the worker."""
+        return tuple(self._held.get(worker, ()))
+
+    def is_live(self, worker: str, unit: Unit, opened: float | None) -> bool:
+        """Whether the worker has a lease of the unit that has not ended.
+
+        Args:
+            worker: Its incarnation.
+            unit: The unit.
+            opened: When its group opened; None: not yet, so no lease of it ends.
+        """
+        granted = self._granted.get(unit, {}).get(worker)
+        if granted is None or opened is None:
+            return granted is not None
+        return self._now() - max(granted, opened, self._progress[worker]) <= self.lease_seconds
+
+    def is_free(self, unit: Unit, opened: float | None) -> bool:
+        """Whether nobody has a lease of the unit that has not ended."""
+        return not any(self.is_live(worker, unit, opened) for worker in self._granted.get(unit, ()))
+
+    def holds(self, worker: str, unit: Unit) -> bool:
+        """Whether the unit was granted to the worker, even if the lease has ended, and is not finished."""
+        return worker in self._granted.get(unit, ())
+
+    def longest_held(self, group: TaskGroup, opened: float) -> tuple[int, float] | None:
+        """The undone micro-batch of the group that has been in progress for longest, and since when, if there is one.
+
+        Args:
+            group: Whose undone micro-batches are compared.
+            opened: When it opened.
+        """
+        since = {number: self._held_since(group.unit(number), opened) for number in group.undone()}
+        longest = min(since, key=lambda number: since[number], default=None)
+        return None if longest is None else (longest, since[longest])
+
+    def _held_since(self, unit: Unit, opened: float) -> float:
+        """When the last of its holders could start; `opened` where it has none."""
+        begun = (max(at, self._progress[worker]) for worker, at in self._granted.get(unit, {}).items())
+        return max([opened, *begun])
+
+    def give_back(self, unit: Unit, worker: str) -> None:
+        """Ends the worker's lease of the unit, if it has one; the unit is not finished."""
+        self._held.get(worker, set()).discard(unit)
+        self._drop_holder(unit, worker)
+
+    def finish(self, unit: Unit, by: str = "") -> str | None:
+        """Ends every lease of the unit.
+
+        Args:
+            unit: The unit.
+            by: The worker that finished it; "": the one it was granted to last.
+
+        Returns:
+            The worker that finished it, if known.
+        """
+        holders = self._granted.pop(unit, {})
+        for worker in holders:
+            self._held[worker].discard(unit)
+        by = by or next(reversed(holders), "")
+        if by in self._progress:
+            # Only this worker: what a stopped worker still holds must not be held for longer.
+            self._progress[by] = self._now()
+        return by or None
+
+    def _drop_holder(self, unit: Unit, worker: str) -> None:
+        holders = self._granted.get(unit, {})
+        holders.pop(worker, None)
+        if not holders:
+            self._granted.pop(unit, None)
+
+
 class TaskBoard:
     """Decides which tasks a worker gets: of the current group, fetched ahead, or of an evaluation.
 
-    Groups are trained one after the other; `grouping` says what they are. The
-    current group takes pushes only once it is open (`open`); workers may fetch
-    up to `MasterOptions.look_ahead` further groups of its epoch. Between epochs, and
-    after the last one, the validation split may be evaluated; nothing of the
-    next epoch is leased before that is opened. Other versions may be
-    evaluated while training continues: a worker gets one such task per answer, after
-    its tasks of the current group and before anything fetched ahead;
-    where it can do nothing for that group, whatever it has fetched ahead; and
-    a few at a time where training waits for evaluations.
+    Groups are trained one after the other (see `Schedule`). The current group takes pushes only once it is open
+    (`open`); workers may fetch up to `MasterOptions.look_ahead` further groups of its epoch. Between epochs, and after
+    the last one, the validation split may be evaluated; nothing of the next epoch is leased before that is opened.
+    Other versions may be evaluated while training continues: a worker gets one such task per answer, after its tasks of
+    the current group and before anything fetched ahead; where it can do nothing for that group, whatever it has fetched
+    ahead; and a few at a time where training waits for evaluations.
 
     A worker's unfinished leases are limited to its fair share (`LeaseBook.grant_share`).
 
-    A worker that waits for a version must keep asking: a free micro-batch of
-    the current group is granted to it whatever it has fetched ahead. Where none
-    is free and it has none itself, it may get a backup of one that another worker
-    has been computing for long: the first result counts.
+    A worker that waits for a version must keep asking: a free micro-batch of the current group is granted to it
+    whatever it has fetched ahead. Where none is free and it has none itself, it may get a backup of one that another
+    worker has been computing for long: the first result counts.
 
     Attributes:
         training: The groups that are trained.
         evaluations: The versions that are being evaluated.
 
     Args:
-        grouping: How the job's training is divided.
         now: Monotonic clock, in seconds.
-        options: Lease times, look-ahead and backups.
-        position: The number of the group that is trained next.
-        done: Micro-batches of that group that are done.
+        position, done: The group that is trained next, and its micro-batches that are done.
     """
 
     def __init__(
         self,
-        grouping: TaskGrouping,
+        schedule: Schedule,
         now: Callable[[], float],
         options: MasterOptions,
         position: int = 0,
         done: Iterable[int] = (),
     ) -> None:
-        self._grouping = grouping
-        self._schedule = grouping.schedule
+        self._schedule = schedule
         self._now = now
         self._leases = LeaseBook(now, options.lease_seconds)
-        self._offers = Offers(self._leases, now, options.backup_after_s)
+        self._backup_after = options.backup_after_s
         self.evaluations = EvaluationGroups()
-        self.training = TrainingGroups(grouping, options.look_ahead, position, done)
+        self.training = TrainingGroups(schedule, options.look_ahead, position, done)
 
     @property
     def is_open(self) -> bool:
@@ -102,7 +246,7 @@ class TaskBoard:
         groups = self.training.leasable()
         for ahead, group in enumerate(groups):
             current = ahead == 0 and self.is_open
-            if current or self._grouping.leases_ahead:
+            if current or not self._schedule.by_epoch:
                 numbers = self._leases.grant_share(group, worker, max(want - len(granted), 1 if current else 0))
                 granted += [self._schedule.task(version + ahead, number) for number in numbers]
             if ahead == 0:
@@ -115,11 +259,20 @@ class TaskBoard:
 
     def offers(self) -> bool:
         """Whether a worker that asks now may get something; False: none does, however it asks."""
-        return self._offers.any(self._leasable(), self._urgent)
+        if any(self._leases.lowest_free(group) is not None for group in self._leasable()):
+            return True
+        longest = self._longest_held(self._urgent)
+        return longest is not None and longest[1] < self._now()
 
     def next_due(self) -> float:
         """A time before which nothing can be offered unless something else happens."""
-        return self._offers.next_due(self._leasable(), self._urgent)
+        now = self._now()
+        lease_seconds = self._leases.lease_seconds
+        times = [now + min(lease_seconds, self._backup_after or lease_seconds)]
+        times += [group.look_at for group in self._leasable() if group.opened is not None and group.undone_count]
+        if (longest := self._longest_held(self._urgent)) is not None:
+            times.append(longest[1])
+        return max(now, min(times))
 
     @property
     def _urgent(self) -> TaskGroup | None:
@@ -127,16 +280,14 @@ class TaskBoard:
         return self.training.current if self.is_open else self.evaluations.awaited_group
 
     def _leasable(self) -> Iterator[TaskGroup]:
-        """Groups that tasks are leased of now."""
         if (awaited := self.evaluations.awaited_group) is not None:
             yield awaited
         for ahead, group in enumerate(self.training.leasable()):
-            if self._grouping.leases_ahead or (ahead == 0 and self.is_open):
+            if not self._schedule.by_epoch or (ahead == 0 and self.is_open):
                 yield group
         yield from self.evaluations.concurrent
 
     def _return(self, unit: Unit) -> None:
-        """The unit may be free again."""
         kind, version, number = unit
         if (group := self._group_of(kind, number, version)) is not None:
             group.return_(number)
@@ -225,7 +376,6 @@ class TaskBoard:
         return next(filter(None, offers), [])
 
     def _evaluating_now(self, worker: str) -> int:
-        """How many evaluation tasks the worker holds."""
         return sum(kind is TaskKind.EVALUATE for kind, _, _ in self._leases.units(worker))
 
     def _has_work(self, worker: str) -> bool:
@@ -243,7 +393,6 @@ class TaskBoard:
             raise NotJoined(f"worker {worker!r} has not joined the job: open a session first")
 
     def _group_of(self, kind: TaskKind, micro_batch: int, version: int) -> TaskGroup | None:
-        """The group of a task that a worker may hold now."""
         groups: Iterable[TaskGroup | None]
         groups = (self.evaluations.get(version),) if kind is TaskKind.EVALUATE else self.training.leasable()
         return next((group for group in groups if group is not None and micro_batch in group.numbers), None)
@@ -265,6 +414,18 @@ class TaskBoard:
 
     def _back_up(self, worker: str, version: int) -> list[Task]:
         """The micro-batch of the current group that has been in progress for longest, for a worker without work."""
-        group = self._urgent
-        number = self._offers.back_up(group, worker)
-        return [] if group is None or number is None else [self._task(group, number, version)]
+        group, longest = self._urgent, self._longest_held(self._urgent)
+        if group is None or longest is None or longest[1] >= self._now():
+            return []
+        if any(group.holds(unit) for unit in self._leases.units(worker)):
+            return []
+        self._leases.grant(group.unit(longest[0]), worker)
+        return [self._task(group, longest[0], version)]
+
+    def _longest_held(self, group: TaskGroup | None) -> tuple[int, float] | None:
+        """The undone micro-batch that has been in progress for longest, and when a backup of it may be given."""
+        if self._backup_after is None or group is None or group.opened is None:
+            return None
+        # Nothing of the group is free when this matters: so they are few.
+        longest = self._leases.longest_held(group, group.opened)
+        return None if longest is None else (longest[0], longest[1] + self._backup_after)

@@ -5,38 +5,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from elastable.master.api import TaskKind
 from elastable.master.tasks.schedule import Schedule
 
-__all__ = ["EvaluationGroups", "TaskGroup", "TaskGrouping", "TrainingGroups", "Unit"]
+__all__ = ["EvaluationGroups", "TaskGroup", "TrainingGroups", "Unit"]
 
 Unit = tuple[TaskKind, int, int]
 """The kind of a task; the version that is evaluated, 0 of training; the micro-batch."""
-
-
-class TaskGrouping(Protocol):
-    """How a job's training is divided into groups, which are numbered from 0 and trained one after the other."""
-
-    schedule: Schedule
-
-    @property
-    def group_count(self) -> int:
-        """How many groups the job has."""
-
-    @property
-    def leases_ahead(self) -> bool:
-        """Whether workers may fetch the micro-batches of a group before it is open."""
-
-    def micro_batches(self, group: int) -> range:
-        """The numbers within the job of the group's micro-batches."""
-
-    def epoch_stop(self, group: int) -> int:
-        """The first group behind the epoch that `group` belongs to."""
-
-    def starts_epoch(self, group: int) -> bool:
-        """Whether the group, which is not the first one, begins an epoch."""
 
 
 @dataclass
@@ -113,9 +89,6 @@ class TaskGroup:
             heapq.heappush(self._returned, number)
 
 
-# The groups of micro-batches that training goes through, one after the other. The master's lock guards it
-
-
 class TrainingGroups:
     """The current group, and those of its epoch that workers may fetch ahead.
 
@@ -123,15 +96,13 @@ class TrainingGroups:
         position: The number of the current group.
 
     Args:
-        grouping: How the job's training is divided.
         look_ahead: How many groups behind the current one workers may fetch.
-        position: The number of the group that is trained next.
-        done: Micro-batches of that group that are done.
+        position, done: The group that is trained next, and its micro-batches that are done.
     """
 
-    def __init__(self, grouping: TaskGrouping, look_ahead: int, position: int, done: Iterable[int]) -> None:
-        self._grouping = grouping
-        self._look_ahead = look_ahead if grouping.leases_ahead else 0
+    def __init__(self, schedule: Schedule, look_ahead: int, position: int, done: Iterable[int]) -> None:
+        self._schedule = schedule
+        self._look_ahead = 0 if schedule.by_epoch else look_ahead
         self._groups: list[TaskGroup] = []
         self.position = position
         self._top_up()
@@ -163,7 +134,7 @@ class TrainingGroups:
         """Whether an epoch has just ended and nothing of the next one is done."""
         if self.position == 0 or (self._groups and self._groups[0].done):
             return False
-        return self._grouping.starts_epoch(self.position)
+        return self._schedule.starts_epoch(self.position)
 
     def leasable(self) -> tuple[TaskGroup, ...]:
         """The current group and those behind it; none between two epochs, before the next one is opened."""
@@ -195,12 +166,9 @@ class TrainingGroups:
             self._groups[0].opened = now
 
     def _top_up(self) -> None:
-        epoch_stop, stop = self._grouping.epoch_stop(self.position), self.position + self._look_ahead + 1
-        for group in range(self.position + len(self._groups), min(stop, epoch_stop, self._grouping.group_count)):
-            self._groups.append(TaskGroup(TaskKind.TRAIN, self._grouping.micro_batches(group)))
-
-
-# The versions whose validation split is being evaluated. Not thread-safe: the master's lock guards it
+        epoch_stop, stop = self._schedule.epoch_stop(self.position), self.position + self._look_ahead + 1
+        for group in range(self.position + len(self._groups), min(stop, epoch_stop, self._schedule.group_count)):
+            self._groups.append(TaskGroup(TaskKind.TRAIN, self._schedule.of_group(group)))
 
 
 class EvaluationGroups:

@@ -32,11 +32,7 @@ class _Gone:
 
 
 class WorkerRecords:
-    """By incarnation. Not thread-safe: the master's lock guards it.
-
-    Args:
-        now: Monotonic clock, in seconds.
-    """
+    """By incarnation. Not thread-safe: the master's lock guards it. `now` is a monotonic clock, in seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -90,19 +86,12 @@ class WorkerRecords:
         return 0 if record is None else record.micro_batches
 
 
-# How fast records are trained: by a job, or by one worker
-
-
 _WINDOW_S = 60.0
 _SILENT_GAPS = 3  # usual gaps between two notes, after which a silence counts as time in which nothing was trained
 
 
 class Throughput:
-    """Records a second over the last minute. Whoever uses it guards it.
-
-    Args:
-        points: Notes that are kept at most.
-    """
+    """Records a second over the last minute, of at most `points` notes. Whoever uses it guards it."""
 
     def __init__(self, points: int = 256) -> None:
         self._notes: deque[tuple[float, int]] = deque(maxlen=points)
@@ -130,9 +119,6 @@ class Throughput:
         return (last - first) / seconds if seconds > 0 else self._before
 
 
-# Workers that failed or did not fit, and left: the status shows why a master is still waiting for workers
-
-
 _MOST = 16  # of different reasons; workers that are started again and again have the same one
 _LONGEST = 1_000  # characters of a message
 
@@ -154,9 +140,6 @@ class Refusals:
     def latest(self) -> tuple[Refusal, ...]:
         """All that are kept, the latest last."""
         return tuple(self._by_reason.values())
-
-
-# The workers of a job and their sessions
 
 
 class Sessions:

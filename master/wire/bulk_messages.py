@@ -38,12 +38,7 @@ __all__ = [
 
 _INTEGERS = [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
 _DTYPES = {name: np.dtype(name) for name in ("float16", "float32", "float64", *_INTEGERS, "bool")}
-_DIVISORS = {
-    DivisorKind.RECORDS: master_pb2.Divisor.KIND_RECORDS,
-    DivisorKind.NOTHING: master_pb2.Divisor.KIND_NOTHING,
-    DivisorKind.AMOUNT: master_pb2.Divisor.KIND_AMOUNT,
-    DivisorKind.ROWS: master_pb2.Divisor.KIND_ROWS,
-}
+_DIVISORS = {kind: master_pb2.Divisor.Kind.Value(f"KIND_{kind.name}") for kind in DivisorKind}
 _DIVISORS_BACK = {value: kind for kind, value in _DIVISORS.items()}
 _INT64, _FLOAT32 = _DTYPES["int64"], _DTYPES["float32"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import Future, wait
 from threading import Event, Thread
 from typing import Protocol, TypeVar
 
@@ -12,6 +13,7 @@ from google.protobuf.message import DecodeError, Message
 
 from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, ElastableError, StoreFailed, Unavailable
+from elastable.embedding_store.support.futures import settle, settle_error
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.server_connection import MetadataChannel, ServerConnection
 from elastable.embedding_store.wire.messages.frames import MAX_FRAME_BYTES, Upload
@@ -54,13 +56,11 @@ _HEADER_GROWTH_BYTES = 64
 class MasterClient(MasterApi, Closing):
     """What a worker asks of a master, over one connection. Safe to use from many threads.
 
-    A master that is not reached is tried again, with growing pauses, until the
-    deadline: every call may be repeated, as a push is named by what it
-    computed, and a worker that asks for tasks says what it holds.
+    A master that is not reached is tried again, with growing pauses, until the deadline: every call may be repeated, as
+    a push is named by what it computed, and a worker that asks for tasks says what it holds.
 
     Args:
-        address: `host:port` of the master; several with commas between, where
-            it may come back at another one.
+        address: `host:port` of the master; several with commas between, where it may come back at another one.
         deadline_s: Seconds for each call, on top of what it asks the master to wait.
         credentials: Of this client; None: those of the environment.
         session: The secret of the workers that join through this client, 16 to 64 bytes; None: a new one. Whoever
@@ -165,7 +165,6 @@ class MasterClient(MasterApi, Closing):
 
 
 def _measured(frames: Iterable[bytes], sizes: list[int]) -> Iterator[bytes]:
-    """The frames, as their sizes are noted."""
     for frame in frames:
         sizes.append(len(frame))
         yield frame
@@ -175,9 +174,6 @@ def _wait_ms(wait_s: float) -> int:
     if not 0 <= wait_s <= LONGEST_WAIT_S:
         raise BadInput(f"wait of {wait_s} s: ask for 0 to {LONGEST_WAIT_S:g} s, and call again")
     return round(wait_s * 1000)
-
-
-# A worker's session on the client: a stream, and a thread that reads it
 
 
 class SessionCall(Protocol):
@@ -198,6 +194,9 @@ class RemoteSession:
         address: Of the master, for messages.
         timeout_s: Seconds to wait for the job's description.
 
+    Attributes:
+        job: The job joined.
+
     Raises:
         grpc.RpcError: the stream broke before the description came.
         DeadlineExceeded, Unavailable, BadSpec, StoreFailed: it did not come, or makes no sense.
@@ -206,26 +205,17 @@ class RemoteSession:
     def __init__(self, stream: SessionCall, address: str, timeout_s: float) -> None:
         self._stream = stream
         self._address = address
-        self._joined = Event()
+        self._joined: Future[JobSpec] = Future()
         self._ended = Event()
-        self._job: JobSpec | None = None
         self._finished = ""
-        self._broken: Exception | None = None
         # gRPC ends a stream at its deadline, so the session has none, and the
         # wait for its first event is our own.
         self._reader = Thread(target=self._read, name="master-session", daemon=True)
         self._reader.start()
-        if not self._joined.wait(timeout_s):
+        if not wait((self._joined,), timeout_s).done:
             self.close()
             raise DeadlineExceeded(f"{address} did not describe its job within {timeout_s:.3g} s")
-        if self._job is None:
-            raise self._broken or Unavailable(f"{address} ended the session before it described its job")
-
-    @property
-    def job(self) -> JobSpec:
-        """The job joined."""
-        assert self._job is not None, "made only once the description has come"
-        return self._job
+        self.job = self._joined.result()
 
     @property
     def finished(self) -> str:
@@ -246,18 +236,19 @@ class RemoteSession:
             for event in self._stream:
                 self._handle(master_pb2.JobEvent.FromString(event))
         except DecodeError as error:
-            self._broken = StoreFailed(f"{self._address} sent a job description that cannot be read: {error}")
+            cannot = f"{self._address} sent a job description that cannot be read: {error}"
+            settle_error(self._joined, StoreFailed(cannot))
         except (grpc.RpcError, ElastableError) as error:
-            self._broken = error
+            settle_error(self._joined, error)
         finally:
             self._stream.cancel()  # where it ended here and not there
             self._ended.set()
-            self._joined.set()
+            ended = f"{self._address} ended the session before it described its job"
+            settle_error(self._joined, Unavailable(ended))
 
     def _handle(self, event: master_pb2.JobEvent) -> None:
         kind = event.WhichOneof("event")
         if kind == "job":
-            self._job = job_from_message(event.job)
-            self._joined.set()
+            settle(self._joined, job_from_message(event.job))
         elif kind == "finished":
             self._finished = event.finished

@@ -194,9 +194,6 @@ def _wait_s(wait_ms: int) -> float:
     return wait_ms / 1000
 
 
-# Workers' sessions on the server: each lasts as long as its stream, and holds no thread
-
-
 class SessionStreams:
     """All workers' sessions that are open at one server."""
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeVar
+
+from google.protobuf.message import Message
 
 from elastable.embedding_store.contract.row_data import FlushStatus
 from elastable.embedding_store.errors import BadInput, ElastableError, JobFailed
@@ -42,20 +45,14 @@ __all__ = [
     "status_to_message",
 ]
 
+M = TypeVar("M", bound=Message)
+
 MASTER_SERVICE: str = master_pb2.DESCRIPTOR.services_by_name["Master"].full_name
 """Full name of the service on the wire."""
 
 _JOB_FIELDS = tuple(field.name for field in master_pb2.JobDescription.DESCRIPTOR.fields)
-_NEW_JOB_FIELDS: dict[str, str | int] = {
-    "staleness_modulation": "none",
-}  # as masters meant it that did not say so
 _KINDS = {TaskKind.TRAIN: master_pb2.TASK_KIND_TRAIN, TaskKind.EVALUATE: master_pb2.TASK_KIND_EVALUATE}
-_OUTCOMES = {
-    PushOutcome.ACCEPTED: master_pb2.PUSH_OUTCOME_ACCEPTED,
-    PushOutcome.DUPLICATE: master_pb2.PUSH_OUTCOME_DUPLICATE,
-    PushOutcome.STALE: master_pb2.PUSH_OUTCOME_STALE,
-    PushOutcome.SKIPPED: master_pb2.PUSH_OUTCOME_SKIPPED,
-}
+_OUTCOMES = {outcome: master_pb2.PushOutcome.Value(f"PUSH_OUTCOME_{outcome.name}") for outcome in PushOutcome}
 _KINDS_BACK = {value: kind for kind, value in _KINDS.items()}
 _OUTCOMES_BACK = {value: outcome for outcome, value in _OUTCOMES.items()}
 
@@ -71,7 +68,7 @@ def job_from_message(message: master_pb2.JobDescription) -> JobSpec:
     Raises:
         BadSpec: no job can be so.
     """
-    fields = {name: getattr(message, name) or _NEW_JOB_FIELDS.get(name, getattr(message, name)) for name in _JOB_FIELDS}
+    fields = {name: getattr(message, name) for name in _JOB_FIELDS}
     if not message.HasField("staleness_bound"):
         fields["staleness_bound"] = None
     return JobSpec(**fields)
@@ -151,47 +148,29 @@ def status_to_message(status: JobStatus) -> master_pb2.GetStatusReply:
     """How far a job is; the message has the fields of `JobStatus`, by name."""
     names = (
         *("job", "state", "mode", "version", "versions_total", "epoch", "epochs", "records_trained", "store"),
-        *("records_total", "records_per_s", "stopped"),
+        *("records_total", "records_per_s", "stopped", "metrics"),
     )
-    reply = master_pb2.GetStatusReply(**{name: getattr(status, name) for name in names}, metrics=dict(status.metrics))
-    for worker in status.workers:
-        who = worker.identity
-        reply.workers.add(
-            incarnation=who.incarnation,
-            host=who.host,
-            pid=who.pid,
-            leases=worker.leases,
-            micro_batches=worker.micro_batches,
-            records_per_s=worker.records_per_s,
-            silent_s=worker.silent_s,
-        )
-    for gone in status.gone:
-        reply.gone.add(
-            incarnation=gone.identity.incarnation,
-            host=gone.identity.host,
-            pid=gone.identity.pid,
-            leases=gone.leases,
-            micro_batches=gone.micro_batches,
-            seconds_ago=gone.seconds_ago,
-        )
-    for it in status.refusals:
-        reply.refusals.add(host=it.worker.host, pid=it.worker.pid, error=it.error, message=it.message, count=it.count)
-    for server in status.servers:
-        shard = None if server.shard is None else shard_status_to_message(server.shard)
-        reply.servers.add(address=server.address, shard=shard, waited_s=server.waited_s, failure=server.failure)
-    if status.flush is not None:
-        flush = status.flush
-        reply.flush.CopyFrom(
-            master_pb2.FlushStatus(
-                flushed_version=flush.flushed_version,
-                changed_rows=flush.changed_rows,
-                log_bytes=flush.log_bytes,
-                waits=flush.waits,
-                waited_s=flush.waited_s,
-                failure=flush.failure or "",
-            )
-        )
-    return reply
+    return master_pb2.GetStatusReply(
+        **{name: getattr(status, name) for name in names},
+        workers=[_by_name(master_pb2.WorkerStatus, it.identity, it) for it in status.workers],
+        gone=[_by_name(master_pb2.GoneWorker, it.identity, it) for it in status.gone],
+        refusals=[_by_name(master_pb2.Refusal, it.worker, it) for it in status.refusals],
+        servers=map(_server_to_message, status.servers),
+        flush=None if status.flush is None else _by_name(master_pb2.FlushStatus, status.flush),
+    )
+
+
+def _by_name(kind: type[M], *sources: object) -> M:
+    """A message whose fields are the attributes of the sources, by name; those that are None are left out."""
+    names = [field.name for field in kind.DESCRIPTOR.fields]
+    return kind(**{name: getattr(source, name) for source in sources for name in names if hasattr(source, name)})
+
+
+def _server_to_message(server: ServerStatus) -> master_pb2.ServerStatus:
+    shard = None if server.shard is None else shard_status_to_message(server.shard)
+    return master_pb2.ServerStatus(
+        address=server.address, shard=shard, waited_s=server.waited_s, failure=server.failure
+    )
 
 
 def status_from_message(message: master_pb2.GetStatusReply) -> JobStatus:
@@ -215,7 +194,7 @@ def status_from_message(message: master_pb2.GetStatusReply) -> JobStatus:
             Refusal(WorkerIdentity("", _name(it.host), it.pid), _name(it.error), printable(it.message), it.count)
             for it in message.refusals
         ),
-        flush=_flush_from_message(message) if message.HasField("flush") else None,
+        flush=_flush_from_message(message.version, message.flush) if message.HasField("flush") else None,
         records_total=message.records_total,
         records_per_s=message.records_per_s,
         gone=tuple(GoneWorker(_identity(it), it.leases, it.micro_batches, it.seconds_ago) for it in message.gone),
@@ -233,12 +212,9 @@ def _server_from_message(message: master_pb2.ServerStatus) -> ServerStatus:
     return ServerStatus(_name(message.address), shard, message.waited_s, printable(message.failure, 1024))
 
 
-def _flush_from_message(message: master_pb2.GetStatusReply) -> FlushStatus:
-    it = message.flush
+def _flush_from_message(version: int, it: master_pb2.FlushStatus) -> FlushStatus:
     failure = printable(it.failure) or None
-    return FlushStatus(
-        message.version, it.flushed_version, it.changed_rows, it.log_bytes, it.waits, it.waited_s, failure
-    )
+    return FlushStatus(version, it.flushed_version, it.changed_rows, it.log_bytes, it.waits, it.waited_s, failure)
 
 
 def _name(text: str) -> str:

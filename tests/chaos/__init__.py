@@ -5,17 +5,16 @@ a few in CI. How to use it, and what a schedule is, stands in docs/testing.md.
 
 | module | |
 | --- | --- |
-| `stores`, `weights`, `schedules` | A kind of store and a seed -> one job and its faults; a pure function. |
+| `stores`, `schedules` | A kind of store and a seed -> one job and its faults; a pure function. |
 | `gates` | Places in a process at which a fault may strike. |
 | `child` | One process of a cluster: the `elastable` command, forked from a process that has imported everything. |
 | `links` | The proxy of one link: passes bytes, cuts, delays, falls silent, counts transactions. |
-| `cluster`, `life`, `beside` | The processes and links of one schedule, in one loop of one thread. |
-| `redis_server`, `redis_group` | Its Redis servers: single ones, a Cluster, a primary and a replica with Sentinels. |
-| `command_lines` | What its processes are started with. |
+| `cluster` | The processes and links of one schedule, in one loop of one thread. |
+| `redis_servers` | Its Redis servers: single ones, a Cluster, a primary and a replica with Sentinels. |
 | `strikes` | What each fault does. |
 | `conductor` | One schedule from its start to its verdict. |
 | `verdict` | Rows, slots, dense weights, metrics, evaluations and counts against the undisturbed job's. |
-| `run`, `tally`, `__main__` | Many schedules, and what is said of them. |
+| `run`, `__main__` | Many schedules, and what is said of them. |
 | `records`, `job`, `light_job` | The data, the Keras model, and the same in NumPy. |
 | `sabotage` | Errors put in on purpose, and schedules in which they must show. |
 """

@@ -9,22 +9,120 @@ import os
 import secrets
 import selectors
 import signal
+import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from elastable.embedding_store.support.store_url import SERVERS
 from tests.chaos.child import ChildPlan, fork_child
-from tests.chaos.command_lines import arguments_of
-from tests.chaos.life import Failed, Process
 from tests.chaos.links import Link, Timers
-from tests.chaos.redis_group import RedisGroup
-from tests.chaos.redis_server import RedisServer, is_server
-from tests.chaos.schedules import Schedule
-from tests.chaos.stores import lasts, processes_of, redis_of, server_line
+from tests.chaos.records import MICRO_BATCH, SEED
+from tests.chaos.redis_servers import RedisGroup, RedisServer, is_server
+from tests.chaos.schedules import LEASE_S, Schedule
+from tests.chaos.stores import (
+    PRIMARY_AND_REPLICA,
+    filled_in,
+    forgets,
+    lasts,
+    processes_of,
+    redis_of,
+    server_line,
+    shard_store,
+)
 from tests.untyped import Parsed
 
-__all__ = ["Cluster"]
+__all__ = ["Cluster", "Failed", "Process"]
+
+
+class Failed(Exception):
+    """The schedule cannot go on; says why."""
+
+
+@dataclass
+class Process:
+    """One life of one process of the cluster.
+
+    Attributes:
+        role: "master", "worker", "store" or "shard", a store server.
+        number: Which one of its role.
+        pid: Its process id.
+        control: To its gates; None: it has closed its end.
+        pidfd: Becomes readable when it ends.
+        saved: The newest version in a whole checkpoint when it was started.
+        killed: Whether it was, by a fault, or has been given up for another in its place.
+        at_work: Of a master: whether its job has begun.
+    """
+
+    role: str
+    number: int
+    pid: int
+    control: socket.socket | None
+    pidfd: int
+    saved: int
+    killed: bool = False
+    superseded: bool = False
+    at_work: bool = False
+
+    @property
+    def name(self) -> str:
+        """As faults call it."""
+        return f"shard{self.number}" if self.role == "shard" else self.role
+
+
+_DEADLINE_S = 20.0  # of the product's calls: longer than any fault lasts
+_MODELS = {"keras": Path(__file__).with_name("job.py"), "light": Path(__file__).with_name("light_job.py")}
+
+
+def arguments_of(
+    schedule: Schedule,
+    role: str,
+    number: int,
+    home: Path,
+    links: Mapping[str, Sequence[Link]],
+    addresses: Mapping[str, str],
+    saved: int,
+) -> list[str]:
+    """The words behind `elastable`.
+
+    Args:
+        schedule: What is run.
+        role: "master", "worker", "store" or "shard".
+        number: Which one of its role.
+        home: The schedule's folder.
+        links: By name.
+        addresses: Of servers, by name, through the master's links.
+        saved: The newest version in a checkpoint.
+    """
+    transport = ["--transport", schedule.transport]
+    if role == "worker":
+        address = f"127.0.0.1:{links['worker-master'][number].port}"
+        model = str(_MODELS[schedule.shape.model])
+        return ["worker", model, "--master", address, "--deadline", f"{_DEADLINE_S:g}", *transport]
+    if role == "store":
+        return ["serve", "--listen", f"127.0.0.1:{links['master-store'][0].target or 0}", *transport]
+    if role == "shard":
+        listen = f"127.0.0.1:{links[f'master-shard{number}'][0].target or 0}"
+        return ["store", "--listen", listen, "--store", shard_store(schedule.store, number, str(home)), *transport]
+    words = ["master", str(_MODELS[schedule.shape.model]), "--listen", "127.0.0.1:0", *transport]
+    store = filled_in(schedule.store, addresses, str(home))
+    words += ["--stores", store.removeprefix(SERVERS)] if store.startswith(SERVERS) else ["--store", store]
+    words += ["--deadline", f"{_DEADLINE_S:g}", "--lease", f"{LEASE_S:g}", "--mode", schedule.shape.mode]
+    words += ["--epochs", str(schedule.shape.epochs), "--micro-batch-size", str(MICRO_BATCH)]
+    words += ["--seed", str(SEED)]
+    words += ["--grads-to-wait", str(schedule.shape.grads_to_wait), "--evaluate-every", str(schedule.evaluate_every)]
+    words += ["--run-dir", str(home / "runs"), "--no-export", "--checkpoint-dir", str(home / "checkpoints")]
+    words += ["--checkpoint-every", str(schedule.checkpoint_every), "--keep", str(schedule.keep), "--resume"]
+    words += ["--take-over"]  # a cut link hides from Redis that the master before is dead
+    if not schedule.shape.lazy:
+        words += ["--no-lazy"]
+    fails_over = redis_of(schedule.store) == PRIMARY_AND_REPLICA
+    if (forgets(schedule.store) or fails_over) and not saved:
+        words += ["--overwrite"]  # what a master left in the store that died before its first checkpoint
+    return words
+
 
 _RESTART_S = 0.05
 _LEFT_TOO_EARLY_S = 6.0

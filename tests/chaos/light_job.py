@@ -19,6 +19,8 @@ from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import CheckpointError
 from elastable.master.api import DenseSnapshot, JobSpec, Slices, Task, TaskKind, Tensor
+from elastable.master.commits.dense_part import DensePart, OptimizerStep
+from elastable.master.push_check import TensorSpec
 from tests.chaos.records import ACCUMULATOR, BETA_1, MOMENTUM, RATE, RHO, records_of
 
 if TYPE_CHECKING:
@@ -69,17 +71,10 @@ def _tables(seed: int, lazy: bool) -> dict[str, TableSpec]:
     return {spec.name: spec for spec in specs}
 
 
-class _Dense:
-    """Variables with momentum, a state, and a rate that falls with the steps.
+class _Dense(DensePart):
+    """Variables with momentum, a state, and a rate that falls with the steps."""
 
-    Keeps `elastable.master.commits.dense_part.DensePart`.
-    """
-
-    frozen_tables = ()
-
-    def __init__(self, model: object) -> None:
-        from elastable.master.push_check import TensorSpec
-
+    def __init__(self) -> None:
         width = _USER + _WORDS
         self.variables = (TensorSpec("weights", (width,), np.dtype(np.float32)),)
         self.states = (TensorSpec("seen", (width,), np.dtype(np.float32)),)
@@ -93,16 +88,9 @@ class _Dense:
     def step(self) -> int:
         return int(self._tensors["optimizer/00000"])
 
-    def steps(self) -> tuple[object, ...]:
-        from elastable.master.commits.dense_part import OptimizerStep
-
+    def steps(self) -> tuple[OptimizerStep, ...]:
         # A constant rate, as rows that count must move by the same each time.
         return (OptimizerStep(self.step(), RATE),)
-
-    may_overflow = False
-
-    def overflow(self, states: Sequence[Tensor]) -> None:
-        raise AssertionError("nothing overflows here")
 
     def finalize_averages(self) -> None: ...  # the optimizer keeps none
 
@@ -151,8 +139,6 @@ class _Metrics:
     """Sums and a count; keeps what is used of `elastable.master.keras.metrics.ModelMetrics`."""
 
     def __init__(self, model: object = None) -> None:
-        from elastable.master.push_check import TensorSpec
-
         self.specs = tuple(TensorSpec(name, (), np.dtype(np.float32)) for name in (*_METRICS, "records"))
 
     def results(self, total: tuple[Tensor, ...], prefix: str = "") -> dict[str, float]:
@@ -254,7 +240,7 @@ def use_light_model() -> None:
     for name, stand_in in (
         ("_discovered", discovered),
         ("keep_on_worker", lambda model, tables: None),
-        ("dense_part", lambda model, steps: _Dense(model)),
+        ("dense_part", lambda model, steps: _Dense()),
         ("ModelMetrics", _Metrics),
         ("store_layers", lambda model: []),
         ("pretrained_rows", lambda layers: {}),

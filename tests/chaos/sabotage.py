@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,132 +23,129 @@ if TYPE_CHECKING:
 
 __all__ = ["PROOFS", "SABOTAGES"]
 
-P = ParamSpec("P")
+
+def _of(role: str) -> Callable[[Callable[[], None]], Callable[[str], None]]:
+    """An error of processes of that role alone."""
+
+    def of_role(put_in: Callable[[], None]) -> Callable[[str], None]:
+        return lambda here: put_in() if here == role else None
+
+    return of_role
 
 
-def _repeated_push(role: str) -> None:
+def _in_place_of(owner: object, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Puts a function into the place of another one, which it gets as its first argument."""
+    plain = getattr(owner, name)
+
+    def put_in(wrong: Callable[..., Any]) -> Callable[..., Any]:
+        setattr(owner, name, lambda *arguments, **named: wrong(plain, *arguments, **named))
+        return wrong
+
+    return put_in
+
+
+@_of("worker")
+def _repeated_push() -> None:
     """A worker's retry trains its records once more."""
-    if role != "worker":
-        return
     from elastable.master.wire.client import MasterClient
 
-    plain = MasterClient.report_gradient
-    pushes = 0
+    pushes = itertools.count(1)
 
-    def twice(self: MasterClient, push: Push) -> PushReply:
-        nonlocal pushes
-        pushes += 1
-        if pushes % 7 == 0:  # as if the first answer had been lost
+    @_in_place_of(MasterClient, "report_gradient")
+    def twice(plain: Any, self: MasterClient, push: Push) -> PushReply:
+        if next(pushes) % 7 == 0:  # as if the first answer had been lost
             plain(self, push)
         return plain(self, push)
 
-    MasterClient.report_gradient = twice  # type: ignore[method-assign]
+
+@_of("master")
+def _takes_again() -> None:
+    from elastable.master.commits.push_protocol import SyncPushes, Ticket
+
+    again: list[Ticket] = []
+
+    @_in_place_of(SyncPushes, "judge")
+    def judge(plain: Any, self: SyncPushes, push: Push, version: int) -> Verdict | Ticket | None:
+        found = plain(self, push, version)
+        if isinstance(found, tuple) and found[0] == "duplicate":
+            again.append(Ticket(push, push.id))
+        return found
+
+    @_in_place_of(SyncPushes, "ready")
+    def ready(plain: Any, self: SyncPushes) -> list[Ticket] | None:
+        tickets = plain(self)
+        return None if tickets is None else [*tickets, *again]
+
+    @_in_place_of(SyncPushes, "commit")
+    def commit(plain: Any, self: SyncPushes) -> bool:
+        again.clear()
+        return plain(self)
 
 
 def _counts_twice(role: str) -> None:
     """A master that takes a repeated push for a new one."""
     _repeated_push(role)
-    if role != "master":
-        return
-    from elastable.master.commits.push_protocol import SyncPushes, Ticket
-
-    plain_ready, plain_judge, plain_commit = SyncPushes.ready, SyncPushes.judge, SyncPushes.commit
-    again: list[Ticket] = []
-
-    def judge(self: SyncPushes, push: Push, version: int) -> Verdict | Ticket | None:
-        found = plain_judge(self, push, version)
-        if isinstance(found, tuple) and found[0] == "duplicate":
-            again.append(Ticket(push, push.id))
-        return found
-
-    def ready(self: SyncPushes) -> list[Ticket] | None:
-        tickets = plain_ready(self)
-        return None if tickets is None else [*tickets, *again]
-
-    def commit(self: SyncPushes) -> bool:
-        again.clear()
-        return plain_commit(self)
-
-    SyncPushes.commit = commit  # type: ignore[method-assign]
-    SyncPushes.judge = judge  # type: ignore[method-assign]
-    SyncPushes.ready = ready  # type: ignore[method-assign]
+    _takes_again(role)
 
 
-def _forgets_slots(role: str) -> None:
+@_of("master")
+def _forgets_slots() -> None:
     """A master that restores rows without what their optimizer knew."""
-    if role != "master":
-        return
     from elastable.embedding_store.contract.row_data import RowBlock
     from elastable.embedding_store.engine import MemoryStore
 
-    plain = MemoryStore.put
-
-    def put(self: MemoryStore, table: str, blocks: Iterable[RowBlock]) -> None:
+    @_in_place_of(MemoryStore, "put")
+    def put(plain: Any, self: MemoryStore, table: str, blocks: Iterable[RowBlock]) -> None:
         plain(self, table, (RowBlock(block.ids, block.weights, np.ones_like(block.slots)) for block in blocks))
 
-    MemoryStore.put = put  # type: ignore[method-assign]
 
-
-def _loses_a_micro_batch(role: str) -> None:
+@_of("master")
+def _loses_a_micro_batch() -> None:
     """A master that makes a version without its last micro-batch, once."""
-    if role != "master":
-        return
     from elastable.master.commits.push_protocol import SyncPushes
 
-    plain_ready, plain_commit = SyncPushes.ready, SyncPushes.commit
-    made = 0
+    made: list[SyncPushes] = []
 
-    def ready(self: SyncPushes) -> list[Ticket] | None:
-        tickets = plain_ready(self)
-        return tickets[:-1] if tickets is not None and made == 4 else tickets
+    @_in_place_of(SyncPushes, "ready")
+    def ready(plain: Any, self: SyncPushes) -> list[Ticket] | None:
+        tickets = plain(self)
+        return tickets[:-1] if tickets is not None and len(made) == 4 else tickets
 
-    def commit(self: SyncPushes) -> bool:
-        nonlocal made
-        made += 1
-        return plain_commit(self)
-
-    SyncPushes.commit = commit  # type: ignore[method-assign]
-    SyncPushes.ready = ready  # type: ignore[method-assign]
+    @_in_place_of(SyncPushes, "commit")
+    def commit(plain: Any, self: SyncPushes) -> bool:
+        made.append(self)
+        return plain(self)
 
 
-def _old_checkpoint(role: str) -> None:
+@_of("master")
+def _old_checkpoint() -> None:
     """A master that goes on from an older checkpoint than the newest: the numbers are right, versions are lost."""
-    if role != "master":
-        return
     from elastable.jobs import prepare
 
-    plain: Callable[[str | Path], str | None] = prepare.newest_checkpoint  # type: ignore[attr-defined]
-
-    def oldest(place: str | Path) -> str | None:
-        newest = plain(place)
-        return newest and str(min(Path(place).glob("ckpt-*")))
-
-    prepare.newest_checkpoint = oldest  # type: ignore[attr-defined]
+    @_in_place_of(prepare, "newest_checkpoint")
+    def oldest(plain: Any, place: str | Path) -> str | None:
+        return plain(place) and str(min(Path(place).glob("ckpt-*")))
 
 
-def _forgets_an_entry(role: str) -> None:
+@_of("master")
+def _forgets_an_entry() -> None:
     """A master that takes over and replays the log without the rows of its commits."""
-    if role != "master" or os.environ["CHAOS_LIFE"] == "1":
+    if os.environ["CHAOS_LIFE"] == "1":
         return
     from elastable.embedding_store.engine import ReplayedTables
 
-    plain = ReplayedTables._commit
-
-    def commit(self: ReplayedTables, images: CommitImages, version: int) -> None:
+    @_in_place_of(ReplayedTables, "_commit")
+    def commit(plain: Any, self: ReplayedTables, images: CommitImages, version: int) -> None:
         plain(self, replace(images, tables=[]), version)
 
-    ReplayedTables._commit = commit  # type: ignore[assignment]
 
-
-def _forgets_a_shard(role: str) -> None:
+@_of("master")
+def _forgets_a_shard() -> None:
     """A recovery that takes a version back from a shard's log, and leaves its rows as the dead master left them."""
-    if role != "master":
-        return
     from elastable.embedding_store.engine import MemoryStore
 
-    plain = MemoryStore.recover
-
-    def recover(self: MemoryStore, version: int | None = None) -> int:
+    @_in_place_of(MemoryStore, "recover")
+    def recover(plain: Any, self: MemoryStore, version: int | None = None) -> int:
         if version is None or version != self.version() - 1:
             return plain(self, version)
         blocks = {name: list(self.scan(name)) for name in self.specs()}
@@ -156,29 +154,23 @@ def _forgets_a_shard(role: str) -> None:
             self.put(name, of_table)
         return rows
 
-    MemoryStore.recover = recover  # type: ignore[method-assign]
 
-
-def _forgets_a_replay_epoch(role: str) -> None:
+@_of("master")
+def _forgets_a_replay_epoch() -> None:
     """A master that takes over and rounds rows where it saves them, and no more where the schedule says so."""
-    if role != "master" or os.environ["CHAOS_LIFE"] == "1":
+    if os.environ["CHAOS_LIFE"] == "1":
         return
     from elastable.master.commits.committer import Committer
 
-    def never_ending(plain: Callable[Concatenate[Committer, P], None]) -> Callable[Concatenate[Committer, P], None]:
-        def begin(self: Committer, /, *arguments: P.args, **named: P.kwargs) -> None:
-            plain(self, *arguments, **named)
-            self._ends_replay_epoch = lambda version: False
-
-        return begin
-
-    Committer.__init__ = never_ending(Committer.__init__)  # type: ignore[assignment, method-assign]
+    @_in_place_of(Committer, "__init__")
+    def begin(plain: Any, self: Committer, *arguments: Any, **named: Any) -> None:
+        plain(self, *arguments, **named)
+        self._ends_replay_epoch = lambda version: False
 
 
-def _keeps_nobody_out(role: str) -> None:
+@_of("master")
+def _keeps_nobody_out() -> None:
     """A master that takes over and does not keep the one before it from writing."""
-    if role != "master":
-        return
     from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 
     RedisPlace._end_others = lambda *_: None  # type: ignore[method-assign]

@@ -17,9 +17,8 @@ from pathlib import Path
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # whose threads would not survive a fork
 
 from tests.chaos.__main__ import fast_folder
-from tests.chaos.cluster import Cluster
+from tests.chaos.cluster import Cluster, Process
 from tests.chaos.conductor import LIMIT_S
-from tests.chaos.life import Process
 from tests.chaos.run import run_undisturbed
 from tests.chaos.schedules import KINDS, Schedule, Shape
 from tests.chaos.stores import store_of

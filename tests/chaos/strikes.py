@@ -9,8 +9,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 
-from tests.chaos.cluster import Cluster
-from tests.chaos.life import Process
+from tests.chaos.cluster import Cluster, Process
 from tests.chaos.links import Link
 from tests.chaos.schedules import Fault
 

@@ -28,7 +28,6 @@ class _DataFile(Target):
     suffix: str
 
     def open(self) -> None:
-        """A folder for the file."""
         self.folder = Path(self.held.enter_context(TemporaryDirectory()))
         self.path = self.folder / f"data{self.suffix}"
 
@@ -41,7 +40,6 @@ class _DataFile(Target):
         """Reads all of it."""
 
     def case(self, m: Mutator) -> str | None:
-        """One file."""
         self.path.write_bytes(self.content(m))
         self.read(m)
         return None
@@ -81,11 +79,9 @@ class CsvFiles(_DataFile):
     suffix = ".csv"
 
     def content(self, m: Mutator) -> bytes:
-        """One of a few files, changed."""
         return m.mutated(m.choice(_CSV), 5)
 
     def read(self, m: Mutator) -> None:
-        """With blocks of several sizes, with and without a header."""
         names = ["a", "b"] if m.chance(0.2) else None
         fill, encoding = {"id": 0} if m.chance(0.2) else None, m.choice(("utf-8", "latin-1", "gb18030"))
         block = m.choice((1, 2, 100))
@@ -101,7 +97,6 @@ class ParquetFiles(_DataFile):
     suffix = ".parquet"
 
     def open(self) -> None:
-        """Files of several kinds."""
         super().open()
         table = pa.table(
             {
@@ -117,11 +112,9 @@ class ParquetFiles(_DataFile):
         ]
 
     def content(self, m: Mutator) -> bytes:
-        """One of a few files, changed."""
         return m.mutated(m.choice(self.files))
 
     def read(self, m: Mutator) -> None:
-        """Every row group."""
         fill = m.choice((None, {"x": 0}, {"list": 1}))
         reader = ParquetReader(
             self.path, m.choice((None, ["id"], ["id", "list"])), fill_null=fill, fill_null_list={"list": [7]}
@@ -143,11 +136,9 @@ class TripleFiles(_DataFile):
     suffix = ".txt"
 
     def content(self, m: Mutator) -> bytes:
-        """A few lines, changed."""
         return m.mutated(b"anna\tknows\tbert\nbert\tknows\tcarl\n\ncarl\tlikes\tanna\n", 4)
 
     def read(self, m: Mutator) -> None:
-        """As triples, or as names."""
         if m.chance(0.7):
             read_columns(self.path)
         else:

@@ -72,7 +72,6 @@ class Frames(Target):
     share = 3000
 
     def case(self, m: Mutator) -> str | None:
-        """One message, almost right."""
         call, parse = PARSERS[m.choice(sorted(PARSERS))]
         parse(iter(made_messages(m, call, _words)))
         return None

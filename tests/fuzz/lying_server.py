@@ -87,7 +87,6 @@ class _Replies(Target):
     share = 10
 
     def open(self) -> None:
-        """A server that says the truth, and a liar before it."""
         from concurrent.futures import ThreadPoolExecutor
 
         store = self.held.enter_context(SharedMemoryStore(1))
@@ -104,7 +103,6 @@ class _Replies(Target):
         self.client = self.connect()
 
     def services(self, store: SharedMemoryStore) -> list[Service]:
-        """What the truthful server serves."""
         master = BareMaster(store, JobSpec(job="told", mode="async"))
         return [store_service(store, writable=True), master_service(master, channels_of(store))]
 
@@ -113,7 +111,6 @@ class _Replies(Target):
         """A client of the liar."""
 
     def case(self, m: Mutator) -> str | None:
-        """One question, and a changed answer."""
         name = m.choice(sorted(self.questions))
         if name == "Lookup" and m.chance(0.9):  # of megabytes
             name = "LookupSmall"
@@ -198,7 +195,6 @@ class StoreReplies(_Replies):
     questions = STORE_QUESTIONS
 
     def connect(self) -> RemoteStore:
-        """A client of the liar."""
         return self.held.enter_context(RemoteStore(self.address, _DEADLINE_S))
 
 
@@ -232,7 +228,6 @@ class MasterReplies(_Replies):
     questions = MASTER_QUESTIONS
 
     def connect(self) -> MasterClient:
-        """A client of the liar."""
         return self.held.enter_context(MasterClient(self.address, _DEADLINE_S))
 
 
@@ -274,9 +269,7 @@ class ShardReplies(_Replies):
     questions = SHARD_QUESTIONS
 
     def services(self, store: SharedMemoryStore) -> list[Service]:
-        """A store server's."""
         return shard_services(Shard(store, 1 << 20), channels_of(store))
 
     def connect(self) -> ShardClient:
-        """A client of the liar."""
         return self.held.enter_context(ShardClient(self.address, _DEADLINE_S))

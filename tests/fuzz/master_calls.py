@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any
 
 import grpc
 import numpy as np
@@ -13,24 +14,19 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, channels_of
 from elastable.master.api import (
     AsyncPushId,
-    DenseSnapshot,
     EvaluationReport,
     JobSpec,
-    JobStatus,
-    Lease,
     Push,
     PushOutcome,
-    PushReply,
-    Session,
     Slices,
     SyncPushId,
-    Task,
     Tensor,
     WorkerIdentity,
 )
@@ -47,6 +43,7 @@ from tests.fuzz.calls import WAIT_S, Call, CallTarget, Seed
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.store_calls import SPECS, store_words
 from tests.fuzz.target import Finding
+from tests.master.fakes import Bench, FakeWorker, job_of
 
 __all__ = ["MASTER_CALLS", "BareMasterCalls", "JobCalls"]
 
@@ -135,8 +132,10 @@ MASTER_CALLS: dict[str, Call] = {
 """Name of a call -> how it is made."""
 
 
-class Successors(ServedMaster):
+class Successors:
     """Masters one after the other behind one server: a job that has ended is followed by the next one."""
+
+    needs_no_thread = False
 
     def __init__(self, make: Callable[[], ServedMaster]) -> None:
         self._make = make
@@ -146,44 +145,11 @@ class Successors(ServedMaster):
         """The next job."""
         self.current = self._make()
 
-    def join(self, worker: WorkerIdentity) -> Session:
-        """As in `MasterApi`, as all that follows."""
-        return self.current.join(worker)
+    def not_ready(self) -> str | None:
+        """None: clients can always call."""
 
-    def lease_tasks(self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None) -> Lease:
-        return self.current.lease_tasks(incarnation, want, wait_s, holding)
-
-    def pull_dense(self, incarnation: str, version: int | None, wait_s: float) -> DenseSnapshot | None:
-        return self.current.pull_dense(incarnation, version, wait_s)
-
-    def report_gradient(self, push: Push) -> PushReply:
-        return self.current.report_gradient(push)
-
-    def lease_tasks_later(
-        self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None
-    ) -> Future[Lease]:
-        return self.current.lease_tasks_later(incarnation, want, wait_s, holding)
-
-    def pull_dense_later(self, incarnation: str, version: int | None, wait_s: float) -> Future[DenseSnapshot | None]:
-        return self.current.pull_dense_later(incarnation, version, wait_s)
-
-    def report_gradient_later(self, push: Push) -> Future[PushReply]:
-        return self.current.report_gradient_later(push)
-
-    def ended(self) -> Future[JobStatus]:
-        return self.current.ended()
-
-    def report_evaluation(self, report: EvaluationReport) -> PushOutcome:
-        return self.current.report_evaluation(report)
-
-    def report_failure(self, incarnation: str, error: BaseException, fatal: bool) -> None:
-        self.current.report_failure(incarnation, error, fatal)
-
-    def status(self) -> JobStatus:
-        return self.current.status()
-
-    def stop(self, reason: str) -> None:
-        self.current.stop(reason)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.current, name)
 
 
 class MasterCalls(CallTarget):
@@ -191,7 +157,7 @@ class MasterCalls(CallTarget):
 
     service = master_pb2.DESCRIPTOR.services_by_name["Master"]
 
-    def serve(self, master: ServedMaster, store: EmbeddingStore, writable: bool) -> None:
+    def serve(self, master: Any, store: EmbeddingStore, writable: bool) -> None:
         """Serves both, as processes of Elastable do."""
         self.calls = MASTER_CALLS
         self.store = store
@@ -209,7 +175,6 @@ class MasterCalls(CallTarget):
                 self.client.join(WorkerIdentity(worker)).close()
 
     def words(self, m: Mutator, field: FieldDescriptor) -> object:
-        """As `master_words`."""
         told = master_words(m, field)
         return store_words(m, field) if told is None else told
 
@@ -232,7 +197,6 @@ class BareMasterCalls(MasterCalls):
     share = 150
 
     def open(self) -> None:
-        """Serves a store whose tables clients have made."""
         store = self.held.enter_context(SharedMemoryStore(1))
         for spec in SPECS.values():
             store.create_table(spec)
@@ -240,7 +204,6 @@ class BareMasterCalls(MasterCalls):
         self.serve(self.masters, store, True)
 
     def begin_anew(self) -> None:
-        """As in `MasterCalls`."""
         self.masters.follow()
 
     def check(self) -> None:
@@ -271,11 +234,7 @@ class JobCalls(MasterCalls):
     rare = frozenset({"StopJob", "ReportFailure"})
 
     def open(self) -> None:
-        """Serves a job of a small model."""
-        from tests.master.fakes import Bench
-
         self.store = self.held.enter_context(SharedMemoryStore(1))
-        self._bench = Bench
         self.bench = Bench(store=self.store)
         self._beginning = dict(self.bench.dense.tensors())
         self._thread: threading.Thread | None = None
@@ -303,16 +262,13 @@ class JobCalls(MasterCalls):
         return _first_frame(push_frames(push), master_pb2.GradientFrame)
 
     def begin_anew(self) -> None:
-        """As in `MasterCalls`."""
         if self.masters.status().state in _STATES_AT_END:
             self.masters.follow()
 
     def check(self) -> None:
         """A good worker trains a job over this server as in one process, to the bit."""
-        from tests.master.fakes import FakeWorker, job_of
-
         if not self._expected:
-            bench = self._bench()
+            bench = Bench()
             undisturbed = FakeWorker(bench.master, bench.store)
             undisturbed.start()
             bench.master.run()
@@ -337,8 +293,6 @@ class JobCalls(MasterCalls):
     _expected: Sequence[Tensor] = ()
 
     def _next_job(self) -> ServedMaster:
-        from tests.master.fakes import job_of
-
         self._end_job()
         for name in self.store.specs():
             self.store.drop_table(name)
@@ -363,9 +317,5 @@ class JobCalls(MasterCalls):
 
 def _driven(master: Master) -> None:
     """Runs a job to its end, whatever that is: failing it is what some calls are for."""
-    from elastable.embedding_store.errors import ElastableError
-
-    try:
+    with suppress(ElastableError):
         master.run()
-    except ElastableError:
-        return

@@ -44,7 +44,6 @@ class RedisReplies(Target):
     share = 2000
 
     def case(self, m: Mutator) -> str | None:
-        """One stream of replies, almost right."""
         parts, asking = _parts([m.small(3) for _ in range(1 + m.small(2))], m.small(1)), m.chance(0.3)
         stream, replies = (_records if m.chance(0.6) else _writes)(m, parts, asking)
         _fed(m, replies, _changed(m, stream))
@@ -110,7 +109,6 @@ class LyingRedis(Target):
     share = 2
 
     def open(self) -> None:
-        """A server, and a liar before it."""
         binary = redis_binary() or valkey_binary()
         assert binary is not None, "redis-server or valkey-server is needed"
         folder = Path(self.held.enter_context(TemporaryDirectory()))
@@ -123,7 +121,6 @@ class LyingRedis(Target):
             _used(store)
 
     def case(self, m: Mutator) -> str | None:
-        """A store opened and used; what it hears is changed from some moment on."""
         self.liar.begin(m)
         try:
             with open_store(self.url) as store:

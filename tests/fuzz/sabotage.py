@@ -9,8 +9,7 @@ from importlib import import_module
 from typing import Any
 from unittest import mock
 
-from tests.fuzz.campaign import Campaign, Report
-from tests.fuzz.target import Target
+from tests.fuzz.target import Campaign, Report, Target
 from tests.fuzz.wrong_inputs import LayerInputs, LibraryInputs, OptionInputs, PushInputs, RecordInputs, ServedInputs
 
 __all__ = ["SABOTAGES", "Sabotage", "noticed"]

@@ -134,7 +134,6 @@ class ShardCalls(CallTarget):
     rare = frozenset({"Claim", "DropTable"})
 
     def open(self) -> None:
-        """Serves tables of some kinds."""
         self.calls = SHARD_CALLS
         self.store = self.held.enter_context(SharedMemoryStore(2))
         self.shard = Shard(self.store, PUSH_BYTES, CheckpointRowSaver(self.store))

@@ -29,7 +29,6 @@ class Attachments(Target):
     share = 40
 
     def open(self) -> None:
-        """A store with tables of every kind, and a channel at its attachments."""
         self.store = self.held.enter_context(SharedMemoryStore(1))
         for spec in SPECS.values():
             self.store.create_table(spec)
@@ -38,7 +37,6 @@ class Attachments(Target):
         self.held.callback(self.channel.close)
 
     def case(self, m: Mutator) -> str | None:
-        """One visit, or one message."""
         if m.chance(0.3):
             return self._letter(m)
         said = self.store.attachments.token + m.choice((NOTIFICATIONS, LAYOUT, CHANNEL))
@@ -88,7 +86,6 @@ class Owners(Target):
     share = 30
 
     def open(self) -> None:
-        """What a true owner says, with the memory that it hands out."""
         self.store = self.held.enter_context(SharedMemoryStore(1))
         for spec in SPECS.values():
             self.store.create_table(spec)
@@ -105,7 +102,6 @@ class Owners(Target):
                 self.held.callback(os.close, one)
 
     def case(self, m: Mutator) -> str | None:
-        """A layout in which something is another thing, attached and looked up in."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
             ours.settimeout(10.0)
@@ -138,6 +134,5 @@ class Owners(Target):
             to.shutdown(socket.SHUT_WR)
 
     def check(self) -> None:
-        """The true owner is attached."""
         with connected(self.store.attachments.name) as visitor:
             attached_tables(visitor, self.store.attachments.token)

@@ -144,7 +144,6 @@ class StoreCalls(CallTarget):
     service = store_pb2.DESCRIPTOR.services_by_name["EmbeddingStore"]
 
     def open(self) -> None:
-        """Serves a store with tables of every kind."""
         self.calls = STORE_CALLS
         self.store = self.held.enter_context(SharedMemoryStore(2))
         self.server = self.held.enter_context(

@@ -41,14 +41,12 @@ class _Folder(Target):
     """A folder of files of which one is changed for each case, and put right after it."""
 
     def open(self) -> None:
-        """Writes the files."""
         self.folder = Path(self.held.enter_context(TemporaryDirectory()))
         self.write()
         self._whole = {path: path.read_bytes() for path in sorted(self.folder.rglob("*")) if path.is_file()}
         self._whole = {path: content for path, content in self._whole.items() if self.counts(path)}
 
     def case(self, m: Mutator) -> str | None:
-        """One file changed, and all of them read."""
         path = m.choice(list(self._whole))
         content = self._whole[path]
         changed = self.changed(m, path, content)
@@ -106,7 +104,6 @@ class Checkpoints(_Folder):
     share = 8
 
     def write(self) -> None:
-        """A full checkpoint, and one that builds upon it."""
         with MemoryStore(1) as store:
             created(store)
             train(store, 3, 12)
@@ -119,7 +116,6 @@ class Checkpoints(_Folder):
             write_checkpoint(self.folder, store, dense_of(4), JOB, progress_of(4), base=first, changes=dirty.take(4))
 
     def read(self) -> None:
-        """All of the newest, into a store."""
         checkpoint = open_checkpoint(self.folder)
         checkpoint.progress()
         checkpoint.dense()
@@ -161,7 +157,6 @@ class FileStores(_Folder):
     share = 8
 
     def write(self) -> None:
-        """Some versions of every kind of table."""
         with file_store(self.folder, 1 << 20, 1) as store:
             created(store)
             train(store, 3, 12)
@@ -181,7 +176,6 @@ class FileStores(_Folder):
         return path.name != "lock"
 
     def changed(self, m: Mutator, path: Path, content: bytes) -> dict[Path, bytes]:
-        """As in `_Folder`, with the check of the tier's manifest made right."""
         if path.name != MANIFEST_NAME or m.chance(0.2):
             return {path: m.mutated(content)}
         text, _, state = content[:-4].partition(b"\n")
@@ -208,12 +202,10 @@ class VersionRecords(Target):
     share = 1000
 
     def open(self) -> None:
-        """One that is right."""
         progress = Progress(3, metrics=(np.ones(2, np.float32),), sequences={"w": 3}, logs={"loss": 0.5}, done=(1, 2))
         self.whole = VersionRecord(job_as_json(JobSpec()), progress, dense_of(3)).to_bytes()
 
     def case(self, m: Mutator) -> str | None:
-        """One that is almost right."""
         VersionRecord.from_bytes(_other_tensor(m, self.whole))
         return None
 
@@ -225,17 +217,14 @@ class HostEmbeddingFiles(_Folder):
     share = 20
 
     def write(self) -> None:
-        """The state of a small table."""
         optimizer = HostEmbeddingOptimizerSpec(0.1, "adam", accumulation_factor=2)
         self.table = create_host_table("t", (13, 3), partition_strategy="TOKEN", optimizer_spec=optimizer)
         save_host_embedding(self.table, self.folder / "t.safetensors")
 
     def read(self) -> None:
-        """The state into the table."""
         load_host_embedding(self.table, self.folder / "t.safetensors")
 
     def changed(self, m: Mutator, path: Path, content: bytes) -> dict[Path, bytes]:
-        """Other bytes, or another header."""
         return {path: _other_tensor(m, content)}
 
 
@@ -246,16 +235,13 @@ class GraphFiles(_Folder):
     share = 20
 
     def write(self) -> None:
-        """One small checkpoint."""
         state = {"entities": np.ones((4, 2), np.float32), "step": np.int64(3) * np.ones((), np.int64)}
         GraphCheckpoints(self.folder).write(state, TrainSettings(), RunProgress(1, 3), {"entities": 4})
 
     def read(self) -> None:
-        """The newest and the best."""
         GraphCheckpoints(self.folder).best()
 
     def changed(self, m: Mutator, path: Path, content: bytes) -> dict[Path, bytes]:
-        """As of `Checkpoints`."""
         if path.name != _MANIFEST or m.chance(0.2):
             return {path: m.mutated(content)}
         fields = m.mutated_json(json.loads(content))

@@ -1,17 +1,24 @@
-"""What is fuzzed: one case at a time, and between cases a look at whether everything still works."""
+"""What is fuzzed, and campaigns: many cases of many targets in rounds, with checks that everything still works."""
 
 from __future__ import annotations
 
+import gc
+import resource
+import time
+import traceback
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Self
 
 from elastable.embedding_store import errors
 from elastable.embedding_store.errors import ElastableError
 from tests.fuzz.mutator import Mutator
 
-__all__ = ["Finding", "Target", "is_named"]
+__all__ = ["Campaign", "Finding", "Report", "Target", "is_named"]
 
 
 class Finding(AssertionError):
@@ -79,3 +86,123 @@ class Target(ABC):
 def _name(error: ElastableError) -> str:
     """Of the nearest class that a client is told of."""
     return next(base.__name__ for base in type(error).__mro__ if base.__name__ in errors.__all__)
+
+
+_ROUNDS_A_CHECK = 10
+_MOST_FINDINGS = 20
+_PAGE_BYTES = resource.getpagesize()
+
+
+@dataclass(slots=True)
+class Report:
+    """What a campaign found.
+
+    Attributes:
+        cases: That were run.
+        seconds: That they took.
+        findings: What went wrong, with what to say to see it again.
+        memory: Bytes that the process held, after each round.
+    """
+
+    cases: int = 0
+    seconds: float = 0.0
+    findings: list[str] = field(default_factory=list)
+    memory: list[int] = field(default_factory=list)
+
+    @property
+    def growth(self) -> float:
+        """By which share the memory at the end is above that at half time; each is the median of some rounds."""
+        half, some = len(self.memory) // 2, max(1, len(self.memory) // 10)
+        if not half:
+            return 0.0
+        middle, end = (sorted(part)[len(part) // 2] for part in (self.memory[half : half + some], self.memory[-some:]))
+        return end / middle - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Campaign:
+    """How a campaign is run.
+
+    Attributes:
+        targets: What is fuzzed.
+        cases: After so many it ends; None: `seconds` says it.
+        seconds: After so many it ends.
+        seed: Case n of a target is the same with every campaign of one seed.
+        first: Number of the first case of each target.
+        scale: By which shares of targets are multiplied.
+        tell: Is given a line after each round.
+    """
+
+    targets: Sequence[type[Target]]
+    cases: int | None = None
+    seconds: float | None = None
+    seed: int = 0
+    first: int = 0
+    scale: float = 1.0
+    tell: Callable[[str], None] = lambda line: None
+
+    def run(self) -> Report:
+        """Runs it, to its end or until there is much to look at."""
+        report = Report()
+        with ExitStack() as held:
+            targets = [held.enter_context(kind()) for kind in self.targets]
+            begun = time.monotonic()  # servers run, and what they compile is compiled
+            numbers = dict.fromkeys((target.name for target in targets), self.first)
+            rounds = 0
+            while self._goes_on(report, time.monotonic() - begun):
+                for target in targets:
+                    self._run_some(target, numbers, report)
+                rounds += 1
+                if rounds % _ROUNDS_A_CHECK == 0:
+                    self._check(targets, numbers, report)
+                    gc.collect()
+                report.memory.append(_memory())
+                report.seconds = time.monotonic() - begun
+                self.tell(self._line(report))
+            self._check(targets, numbers, report)
+            for target in targets:
+                for came, count in sorted(target.outcomes.items()):
+                    self.tell(f"{target.name}: {count} times {came}")
+            report.seconds = time.monotonic() - begun
+        return report
+
+    def _goes_on(self, report: Report, seconds: float) -> bool:
+        if len(report.findings) >= _MOST_FINDINGS:
+            return False
+        if self.cases is not None:
+            return report.cases < self.cases
+        return seconds < (self.seconds or 0.0)
+
+    def _run_some(self, target: Target, numbers: dict[str, int], report: Report) -> None:
+        for _ in range(max(1, round(target.share * self.scale))):
+            if self.cases is not None and report.cases >= self.cases:
+                return
+            number = numbers[target.name]
+            numbers[target.name] += 1
+            report.cases += 1
+            try:
+                target.run(Mutator(f"{self.seed}/{target.name}/{number}"))
+            except Exception as error:  # noqa: BLE001 - whatever has no name is what is looked for
+                self._note(report, target, number, error)
+
+    def _check(self, targets: Sequence[Target], numbers: dict[str, int], report: Report) -> None:
+        for target in targets:
+            try:
+                target.check()
+            except Exception as error:  # noqa: BLE001
+                self._note(report, target, numbers[target.name], error)
+
+    def _note(self, report: Report, target: Target, number: int, error: Exception) -> None:
+        told = "".join(traceback.format_exception(error)[-8:])
+        again = f"--seed {self.seed} --only {target.name} --first {number} --cases 1"
+        report.findings.append(f"{target.name}, case {number} ({again}):\n{told}")
+        self.tell(report.findings[-1])
+
+    def _line(self, report: Report) -> str:
+        rate = report.cases / max(report.seconds, 1e-9)
+        return f"{report.cases} cases, {rate:.0f} a second, {report.memory[-1] >> 20} MiB, {len(report.findings)} found"
+
+
+def _memory() -> int:
+    """Bytes of memory that this process holds."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES

@@ -10,16 +10,15 @@ from google.protobuf.descriptor import FileDescriptor, ServiceDescriptor
 
 from elastable.embedding_store.v1 import store_pb2
 from elastable.master.v1 import master_pb2
+from tests.fuzz.__main__ import TARGETS
 from tests.fuzz.calls import Call
-from tests.fuzz.campaign import Campaign
 from tests.fuzz.frame_parsers import PARSERS
 from tests.fuzz.lying_server import MASTER_QUESTIONS, SHARD_QUESTIONS, STORE_QUESTIONS
 from tests.fuzz.master_calls import MASTER_CALLS
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.shard_calls import SHARD_CALLS
 from tests.fuzz.store_calls import STORE_CALLS
-from tests.fuzz.target import Target
-from tests.fuzz.targets import TARGETS
+from tests.fuzz.target import Campaign, Target
 
 FILES: tuple[FileDescriptor, ...] = (store_pb2.DESCRIPTOR, master_pb2.DESCRIPTOR)
 SERVICES: dict[str, tuple[Mapping[str, Call], Mapping[str, Callable[..., object]]]] = {
@@ -76,14 +75,12 @@ class Failing(Target):
     share = 5
 
     def case(self, m: Mutator) -> str | None:
-        """Fails now and then."""
         self.outcomes["seen"] += 1
         if self.outcomes["seen"] == 7:
             raise KeyError("without a name")
         return None
 
     def check(self) -> None:
-        """Fails."""
         raise RuntimeError("the server is gone")
 
 

@@ -72,7 +72,6 @@ class Words(Target):
     share = 600
 
     def case(self, m: Mutator) -> str | None:
-        """One text, almost right."""
         name = m.choice(sorted(_PARSERS))
         parse, known = _PARSERS[name]
         text = m.choice(known)
@@ -104,7 +103,6 @@ class TextFiles(Target):
     share = 60
 
     def open(self) -> None:
-        """A folder for them, and certificates that are right."""
         self.folder = Path(self.held.enter_context(TemporaryDirectory()))
         authority = Authority(self.folder / "authority")
         certificate, key = authority.issue("right", "localhost")
@@ -115,7 +113,6 @@ class TextFiles(Target):
         os.close(descriptor)
 
     def case(self, m: Mutator) -> str | None:
-        """One file, almost right."""
         kind = m.small(3)
         if kind == 0:
             self.path.write_bytes(m.mutated(_LOCATIONS.encode()))
@@ -144,7 +141,6 @@ class Tokens(Target):
     share = 100
 
     def open(self) -> None:
-        """A server that asks for a token."""
         self.token = "right-" * 5
         store = self.held.enter_context(SharedMemoryStore(1))
         services = [store_service(store, writable=True)]
@@ -155,7 +151,6 @@ class Tokens(Target):
         )
 
     def case(self, m: Mutator) -> str | None:
-        """One call with one header, almost right."""
         shown = m.mutated(f"Bearer {self.token}".encode())
         text = "".join(chr(byte) for byte in shown if 32 <= byte < 127)[:2_000].strip()  # type: ignore[attr-defined]
         scheme, _, token = text.partition(" ")
@@ -174,5 +169,4 @@ class Tokens(Target):
         return None
 
     def check(self) -> None:
-        """The right token is taken."""
         self.ask(b"", WAIT_S, [("authorization", f"Bearer {self.token}")])  # type: ignore[arg-type]

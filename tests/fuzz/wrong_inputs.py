@@ -71,7 +71,6 @@ class WrongInputs(Target):
         """The next case."""
 
     def case(self, m: Mutator) -> str | None:
-        """One call, held against the oracle."""
         attempt = self.made(m)
         try:
             attempt.call()
@@ -156,12 +155,10 @@ class LibraryInputs(WrongInputs):
     name = "wrong-library"
 
     def open(self) -> None:
-        """A table in memory."""
         self.store = self.held.enter_context(MemoryStore(1))
         self.table = self.store.table(SPEC)
 
     def made(self, m: Mutator) -> Attempt:
-        """A call of one of its methods."""
         return m.choice((self._lookup, self._bags, self._update, self._delete, self._put))(m)
 
     def _lookup(self, m: Mutator) -> Attempt:
@@ -259,7 +256,6 @@ class ServedInputs(WrongInputs):
     share = 20
 
     def open(self) -> None:
-        """A server of a store in memory."""
         self.store = self.held.enter_context(MemoryStore(1))
         self.store.create_table(SPEC)
         service = store_service(self.store, writable=True)
@@ -270,7 +266,6 @@ class ServedInputs(WrongInputs):
         self._lookups = channel.stream_stream(f"{path}/Lookup", None, None)
 
     def made(self, m: Mutator) -> Attempt:
-        """A commit or a lookup."""
         return self._commit(m) if m.chance(0.7) else self._lookup(m)
 
     def _commit(self, m: Mutator) -> Attempt:
@@ -346,7 +341,6 @@ class PushInputs(WrongInputs):
     )
 
     def made(self, m: Mutator) -> Attempt:
-        """A push."""
         count = 1 + m.small(4)
         (ids, rows, dense, states, table), flaw = one_of(
             m,
@@ -391,7 +385,6 @@ class RecordInputs(WrongInputs):
     name = "wrong-records"
 
     def open(self) -> None:
-        """What reads the input of a model needs TensorFlow."""
         import keras
 
         from elastable.worker.rows.model_inputs import exact_leaf
@@ -400,7 +393,6 @@ class RecordInputs(WrongInputs):
         self.inputs = {dtype: keras.Input((), dtype=dtype, name="item") for dtype in ("int64", "int32")}
 
     def made(self, m: Mutator) -> Attempt:
-        """Records, or which of them."""
         return m.choice((self._column, self._narrow, self._arrays, self._indices))(m)
 
     def _column(self, m: Mutator) -> Attempt:
@@ -469,13 +461,11 @@ class LayerInputs(WrongInputs):
     share = 10
 
     def open(self) -> None:
-        """A layer with a vocabulary, and one without."""
         from elastable.worker.layers.embedding import Embedding
 
         self.layers = {SIZE: Embedding(SIZE, DIM, name="fixed"), None: Embedding(None, DIM, name="any")}
 
     def made(self, m: Mutator) -> Attempt:
-        """A call, or a reading of rows."""
         size = m.choice((SIZE, None))
         layer = self.layers[size]
         ids, flaw = ids_of(m, size)
@@ -522,7 +512,6 @@ class OptionInputs(WrongInputs):
     name = "wrong-options"
 
     def made(self, m: Mutator) -> Attempt:
-        """A few right options; perhaps a wrong one, or two that contradict each other."""
         names = m.random.sample(sorted(_OPTIONS), 1 + m.small(3))
         given = {name: m.choice(_OPTIONS[name][0]) for name in names}
         wrong = names[0]

@@ -160,9 +160,6 @@ def _in_its_folder(checkpoint: str) -> tuple[CheckpointFiles, str]:
     return LocalFiles(path.parent), path.name
 
 
-# What checkpoints are called: by their version, and which one of that version they are
-
-
 _NAME = re.compile(r"ckpt-(\d{10,})(?:-(\d+))?")
 
 
@@ -177,9 +174,6 @@ def version_named(name: str) -> tuple[int, int] | None:
     """(version, which one of this version) that the name of a checkpoint says; None: it is none of ours."""
     found = _NAME.fullmatch(name)
     return None if found is None else (int(found[1]), int(found[2] or 1))
-
-
-# Checkpoints on object stores and the like, through fsspec
 
 
 def files_at_url(url: str) -> CheckpointFiles:

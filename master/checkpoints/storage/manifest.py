@@ -11,19 +11,12 @@ from elastable.embedding_store.contract.malformed import MALFORMED, DocumentFiel
 from elastable.embedding_store.contract.row_data import NEXT_VERSION, RowBlock
 from elastable.embedding_store.contract.spec import TableSpec, spec_from_json, spec_to_json
 from elastable.embedding_store.errors import CheckpointError
+from elastable.embedding_store.shards import SavedFile
 from elastable.master.tasks.progress import Progress
 
-__all__ = ["AgedTouches", "Base", "FileEntry", "Manifest", "TableEntry"]
+__all__ = ["AgedTouches", "Base", "Manifest", "TableEntry"]
 
 _FORMAT = 2
-
-
-@dataclass(frozen=True, slots=True)
-class FileEntry:
-    """One file as it was written: its sha256 in hexadecimal, and its bytes."""
-
-    sha256: str
-    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +74,7 @@ class Manifest:
     job: Mapping[str, object]
     progress: Mapping[str, object]
     tables: Mapping[str, TableEntry]
-    files: Mapping[str, FileEntry]
+    files: Mapping[str, SavedFile]
     base: Base | None = None
     written: str = ""
     checksum: str = field(default="")
@@ -178,7 +171,7 @@ def _parsed(fields: DocumentFields, checksum: str) -> Manifest:
         )
         for name, entry in fields["tables"].items()
     }
-    files = {str(name): FileEntry(entry["sha256"], int(entry["bytes"])) for name, entry in fields["files"].items()}
+    files = {str(name): SavedFile(entry["sha256"], int(entry["bytes"])) for name, entry in fields["files"].items()}
     base = None if fields["base"] is None else Base(**fields["base"])
     _require_in_folder((*files, *(() if base is None else (base.name,))))
     return Manifest(
@@ -204,9 +197,6 @@ def _require_in_folder(names: Iterable[object]) -> None:
     for name in names:
         if not isinstance(name, str) or name in ("", ".", "..") or any(part in name for part in "/\\\0"):
             raise ValueError(f"it names {name!r}, which is no name of a file in its folder")
-
-
-# What became of the touches of a table's rows between two checkpoints, where no commit changed the rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,4 @@
-"""Tensors in the safetensors format: written without a copy, read as views of the bytes that were checked.
-
-The format is eight bytes with the length of a JSON header, the header, and the
-tensors' bytes; https://github.com/huggingface/safetensors describes it. Files
-of this module are read by the safetensors library, and the other way round.
-"""
+"""Tensors in the safetensors format: written without a copy, read as views of the bytes that were checked."""
 
 from __future__ import annotations
 
@@ -18,20 +13,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
-from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import UInt8
 from elastable.embedding_store.contract.malformed import MALFORMED, DocumentFields
 from elastable.embedding_store.native.range_pool import available_cores
+from elastable.embedding_store.shards import SavedFile
 from elastable.master.api import Tensor
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles, Part
-from elastable.master.checkpoints.storage.manifest import FileEntry
 
-__all__ = ["BoundedPool", "FileWriter", "Throttle", "in_order", "parts_of", "tensors_in"]
+__all__ = ["FileWriter", "Throttle", "in_order", "parts_of", "tensors_in"]
 
 _NOTE = "__metadata__"
 _CODES = {
@@ -55,6 +48,9 @@ _MOST_RANK = 64  # of NumPy's arrays
 
 def parts_of(tensors: Mapping[str, Sequence[Tensor]], note: Mapping[str, str]) -> list[Part]:
     """The bytes of a file, for `CheckpointFiles.write`.
+
+    The length of a JSON header in eight bytes, the header, and the tensors' bytes, as
+    https://github.com/huggingface/safetensors describes it: the safetensors library reads it, too.
 
     Args:
         tensors: Name -> blocks of one tensor, at least one of them, in the order of
@@ -123,9 +119,6 @@ def _dtype(name: str) -> np.dtype[np.generic]:
     return dtype
 
 
-# Files read and written by a few threads, in bounded memory
-
-
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -159,81 +152,54 @@ def in_order(work: Callable[[T], R], items: Iterable[T], threads: int = _THREADS
                 future.cancel()
 
 
-class BoundedPool(Generic[R]):
-    """Runs work in threads; at most one item more than there are threads is pending.
+class FileWriter:
+    """Writes files of a draft in threads. Used as a context, after which nothing is written any more.
 
-    Used as a context, which waits for all of it at its end.
-
-    Args:
-        background: Whether training continues meanwhile: then it is one thread of low
-            priority. Its work must not hold a lock that training needs.
-    """
-
-    def __init__(self, background: bool = False) -> None:
-        self._threads = 1 if background else _THREADS
-        self._pool = ThreadPoolExecutor(
-            self._threads, "elastable-checkpoint", initializer=_give_way if background else None
-        )
-        self._waiting: deque[Future[R]] = deque()
-        self.results: list[R] = []
-        """The results, in the order of submission; complete after `wait`."""
-
-    def do(self, work: Callable[[], R]) -> None:
-        """Submits work, once there is room. Raises what earlier work raised."""
-        if len(self._waiting) > self._threads:
-            self.results.append(self._waiting.popleft().result())
-        self._waiting.append(self._pool.submit(work))
-
-    def wait(self) -> list[R]:
-        """All results, once all is done. Raises what work raised."""
-        while self._waiting:
-            self.results.append(self._waiting.popleft().result())
-        return self.results
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for future in self._waiting:
-            future.cancel()
-        self._pool.shutdown(wait=True)
-
-
-# Files of tensors on their way into a draft: hashed as they are written, a few at once
-
-
-class FileWriter(BoundedPool[tuple[str, FileEntry]]):
-    """Writes files of a draft. Used as a context, which waits for all of them.
+    At most one file more than there are threads is pending.
 
     Args:
         files: Where the draft is.
         draft: Its folder.
         note: Goes into every file.
-        background: Whether training continues meanwhile.
+        background: Whether training continues meanwhile: then it is one thread of low
+            priority. Its work must not hold a lock that training needs.
     """
 
     def __init__(self, files: CheckpointFiles, draft: str, note: Mapping[str, str], background: bool = False) -> None:
-        super().__init__(background)
         self._files = files
         self._draft = draft
         self.note = note
         self._throttle = Throttle() if background else None
+        self._threads = 1 if background else _THREADS
+        self._pool = ThreadPoolExecutor(
+            self._threads, "elastable-checkpoint", initializer=_give_way if background else None
+        )
+        self._waiting: deque[Future[tuple[str, SavedFile]]] = deque()
+        self._written: list[tuple[str, SavedFile]] = []
 
     def put(self, name: str, tensors: Mapping[str, Sequence[Tensor]]) -> None:
-        """Submits a file: `tensors` as for `parts_of`; they must not change afterwards.
+        """Submits a file, once there is room: `tensors` as for `parts_of`; they must not change afterwards.
 
         Raises:
             OSError: of a file submitted earlier.
         """
-        self.do(partial(self._write, name, tensors))
+        if len(self._waiting) > self._threads:
+            self._written.append(self._waiting.popleft().result())
+        self._waiting.append(self._pool.submit(self._write, name, tensors))
 
-    def entries(self) -> dict[str, FileEntry]:
+    def entries(self) -> dict[str, SavedFile]:
         """Every file by name, once all are written. Raises `OSError`."""
-        return dict(self.wait())
+        while self._waiting:
+            self._written.append(self._waiting.popleft().result())
+        return dict(self._written)
 
-    def _write(self, name: str, tensors: Mapping[str, Sequence[Tensor]]) -> tuple[str, FileEntry]:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _write(self, name: str, tensors: Mapping[str, Sequence[Tensor]]) -> tuple[str, SavedFile]:
         parts = parts_of(tensors, self.note)
         digest = hashlib.sha256()
         for part in parts:
@@ -241,13 +207,10 @@ class FileWriter(BoundedPool[tuple[str, FileEntry]]):
                 digest.update(part)
         with self._working():
             self._files.write(f"{self._draft}/{name}", parts)
-        return name, FileEntry(digest.hexdigest(), sum(len(part) for part in parts))
+        return name, SavedFile(digest.hexdigest(), sum(len(part) for part in parts))
 
     def _working(self) -> AbstractContextManager[None]:
         return nullcontext() if self._throttle is None else self._throttle.working()
-
-
-# Limits a thread's share of the cores while they are busy
 
 
 _SHARE = 0.12  # of a core
@@ -262,10 +225,9 @@ def cores_are_short() -> bool:
 class Throttle:
     """Pauses behind pieces of work, for as long as it takes to have had an eighth of a core.
 
-    Training keeps all cores of a small machine busy. Low priority alone left it
-    0.55 of its speed there while checkpoints were written, as caches and memory
-    are shared, too; a quarter of a core 0.73, a tenth 0.87. Where cores are idle
-    nothing is waited for.
+    Training keeps all cores of a small machine busy. Low priority alone left it 0.55 of its speed there while
+    checkpoints were written, as caches and memory are shared, too; a quarter of a core 0.73, a tenth 0.87. Where cores
+    are idle nothing is waited for.
 
     Args:
         short: Whether cores are short now.

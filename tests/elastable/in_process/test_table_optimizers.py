@@ -155,9 +155,9 @@ class TestGoingOn:
         assert saved["table_learning_rates/00000"] == np.float32(0.3)
         model.get_layer("users").optimizer.learning_rate = 0.1
         changed = DenseState(model)
-        assert changed.table_steps()["users"].rate == pytest.approx(0.1)
+        assert changed.steps()[0].own["users"].rate == pytest.approx(0.1)
         changed.restore(saved)
-        assert changed.table_steps()["users"].rate == pytest.approx(0.3)
+        assert changed.steps()[0].own["users"].rate == pytest.approx(0.3)
 
 
 def by_hand_on(model: keras.Model, x: dict[str, Array], y: Array) -> object:

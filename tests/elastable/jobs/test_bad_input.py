@@ -20,7 +20,7 @@ from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.jobs.options import JobOptions
 from elastable.jobs.prepare import prepare_job, tables_of
 from elastable.master.api import JobSpec, Push, Slices, SyncPushId, WorkerIdentity
-from elastable.master.commits.dense_part import NoDense
+from elastable.master.commits.dense_part import DensePart
 from elastable.master.jobs.job_master import Master
 from elastable.master.wire.client import MasterClient
 from elastable.master.wire.master_service import master_service
@@ -215,7 +215,7 @@ class TestPushes:
         store = et.MemoryStore()
         store.create_table(et.TableSpec("t", 2, vocabulary_size=9))
         before = store.lookup({"t": np.arange(9)})["t"]
-        master = Master(JOB, store, NoDense())
+        master = Master(JOB, store, DensePart())
         given = {
             table: Slices(np.array(ids, np.int64), np.array(values, np.float32))
             for table, (ids, values) in slices.items()
@@ -234,7 +234,7 @@ class TestPushes:
         store.create_table(et.TableSpec("t", 2))
         push = Push(SyncPushId(0, 0), 2, slices={"t": Slices(np.array([1]), np.ones((1, 2)))})  # type: ignore[arg-type]
         with pytest.raises(errors.BadGradient, match="float64"):
-            Master(JOB, store, NoDense()).report_gradient(push)
+            Master(JOB, store, DensePart()).report_gradient(push)
 
 
 class TestStoreOfAnotherJob:

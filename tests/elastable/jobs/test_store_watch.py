@@ -8,7 +8,7 @@ from elastable.embedding_store.errors import ShardLost
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.jobs.store_watch import StoreHealth, watching_store
 from elastable.master.api import JobSpec, WorkerIdentity
-from elastable.master.commits.dense_part import NoDense
+from elastable.master.commits.dense_part import DensePart
 from elastable.master.jobs.job_master import Master
 from elastable.process.exit_codes import ExitCode, exit_code_of
 from tests.embedding_store.shards.served_shards import served
@@ -17,7 +17,7 @@ from tests.waiting import until
 
 def test_a_store_server_that_stays_away_is_lost_for_master_and_workers() -> None:
     with served(2) as (servers, store):
-        master = Master(JobSpec(job="job", train_records=10), store, NoDense())
+        master = Master(JobSpec(job="job", train_records=10), store, DensePart())
         master.join(WorkerIdentity("w"))
         servers[1].stop()
         away, health = store._servers[1], StoreHealth()

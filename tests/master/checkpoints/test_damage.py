@@ -1,20 +1,26 @@
-"""Files that are cut off, changed, missing or of another checkpoint are refused by name; an older one is offered."""
+"""Damaged, malformed and hostile checkpoints are refused by name, and an older intact one is offered."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import CheckpointError
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
+from elastable.master.checkpoints.storage.manifest import Manifest
+from elastable.master.checkpoints.storage.tensor_file import parts_of, tensors_in
 from elastable.master.checkpoints.writing import write_checkpoint
+from elastable.master.tasks.progress import Progress
 from tests.master.checkpoints.jobs import JOB, created, dense_of, progress_of, rows, train
 
 ROWS = "table-0001-00000.safetensors"
@@ -44,11 +50,11 @@ def flipped(file: Path) -> None:
     file.write_bytes(content)
 
 
-def other(file: Path) -> None:
+def of_another(file: Path) -> None:
     shutil.copy(file.parent.parent / "ckpt-0000000002" / file.name, file)
 
 
-def extra(file: Path) -> None:
+def foreign(file: Path) -> None:
     shutil.copy(file, file.parent / "foreign.safetensors")
 
 
@@ -60,8 +66,8 @@ DAMAGES: list[tuple[Callable[[Path], None], str, str]] = [
     (emptied, ROWS, "{}: it has 0 bytes"),
     (cut, "manifest.json", "{}: cannot be read: it is no manifest of a checkpoint"),
     (emptied, "manifest.json", "{}: cannot be read: it is no manifest of a checkpoint"),
-    (other, "manifest.json", "{}: it is the manifest of another checkpoint, of version 2"),
-    (extra, ROWS, "foreign.safetensors: it does not belong to this checkpoint"),
+    (of_another, "manifest.json", "{}: it is the manifest of another checkpoint, of version 2"),
+    (foreign, ROWS, "foreign.safetensors: it does not belong to this checkpoint"),
 ]
 
 
@@ -148,3 +154,153 @@ def test_another_format_is_refused_by_name(home: Path) -> None:
 def test_a_table_that_is_not_in_it_is_named(home: Path) -> None:
     with MemoryStore() as store, pytest.raises(CheckpointError, match="has no table 'users'; its tables are aged, dyn"):
         restore_tables(open_checkpoint(home), store, tables=["users"])
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    with MemoryStore(1) as store:
+        created(store)
+        train(store, 2)
+        return Path(write_checkpoint(tmp_path, store, dense_of(2), JOB, progress_of(2)))
+
+
+def sealed(place: Path, fields: dict[str, object]) -> None:
+    fields.pop("checksum", None)
+    plain = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    fields["checksum"] = hashlib.sha256(plain.encode()).hexdigest()
+    (place / "manifest.json").write_text(json.dumps(fields))
+
+
+def changed(change: Callable[..., object]) -> Callable[[Path], None]:
+    def write(place: Path) -> None:
+        fields = json.loads((place / "manifest.json").read_text())
+        change(fields)
+        sealed(place, fields)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda place: (place / "manifest.json").write_text(DEEP),
+        lambda place: (place / "manifest.json").write_text("[]"),
+        changed(lambda fields: fields.update(version=float("inf"))),
+        changed(lambda fields: fields.update(tables=[3])),
+        changed(lambda fields: fields["tables"]["fixed"]["spec"].update(name=7)),
+        changed(lambda fields: fields.update(base=[1])),
+        changed(lambda fields: fields.update(files=3)),
+    ],
+)
+def test_a_manifest_that_makes_no_sense(place: Path, damage: Callable[[Path], None]) -> None:
+    damage(place)
+    with pytest.raises(CheckpointError):
+        open_checkpoint(place)
+
+
+def test_a_place_of_a_job_that_makes_no_sense(place: Path) -> None:
+    changed(lambda fields: fields["progress"].update(metrics=float("nan")))(place)
+    with pytest.raises(CheckpointError, match="no progress of a job"):
+        open_checkpoint(place).progress()
+    with pytest.raises(CheckpointError):
+        Progress.from_json(DEEP)
+
+
+def test_a_tensor_of_a_hundred_thousand_dimensions_is_refused_before_its_lengths_are_multiplied() -> None:
+    entry = {"dtype": "F32", "shape": [9] * 100_000, "data_offsets": [0, 0]}
+    header = json.dumps({"a": entry}).encode()
+    content = np.frombuffer(len(header).to_bytes(8, "little") + header, np.uint8)
+    with pytest.raises(ValueError, match="a tensor of 100000 dimensions"):
+        tensors_in(content)
+
+
+@pytest.mark.parametrize("left_out", ["ids", "weights", "slots"])
+def test_a_file_of_rows_without_one_of_its_tensors_is_named(place: Path, left_out: str) -> None:
+    fields = json.loads((place / "manifest.json").read_text())
+    file = fields["tables"]["fixed"]["files"][0]
+    tensors, _ = tensors_in(np.fromfile(place / file, np.uint8))
+    content = b"".join(parts_of({name: [one] for name, one in tensors.items() if name != left_out}, {}))
+    (place / file).write_bytes(content)
+    fields["files"][file] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+    sealed(place, fields)
+    with MemoryStore(1) as store, pytest.raises(CheckpointError, match=f"{file}: holds .* where a checkpoint holds"):
+        restore_tables(open_checkpoint(place), store)
+
+
+@pytest.mark.parametrize(
+    "header", ["3", "[]", '{"__metadata__": 7}', '{"a": {"dtype": "F32", "shape": [Infinity]}}', DEEP]
+)
+def test_a_header_that_is_none_of_safetensors(header: str) -> None:
+    content = len(header).to_bytes(8, "little") + header.encode()
+    with pytest.raises(ValueError, match="none of safetensors"):
+        tensors_in(np.frombuffer(content, np.uint8))
+
+
+def test_a_text_that_is_no_manifest() -> None:
+    for text in (b"", b"\xff", b"3", DEEP.encode(), b'{"format": 1}', b'{"format": 2, "checksum": []}'):
+        with pytest.raises(CheckpointError):
+            Manifest.from_json(text)
+
+
+def moved_to(path: str) -> Callable[[Path], None]:
+    """The manifest names a file of rows by a path, and one of the same bytes is there."""
+
+    def write(place: Path) -> None:
+        fields = json.loads((place / "manifest.json").read_text())
+        file = fields["tables"]["fixed"]["files"][0]
+        target = place / path.format(home=place.parent)
+        target.write_bytes((place / file).read_bytes())
+        fields["files"][str(path.format(home=place.parent))] = fields["files"].pop(file)
+        fields["tables"]["fixed"]["files"][0] = str(path.format(home=place.parent))
+        (place / file).unlink()
+        sealed(place, fields)
+
+    return write
+
+
+def base_at(name: str) -> Callable[[Path], None]:
+    return changed(lambda fields: fields.update(base={"name": name, "version": 1, "checksum": "0"}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (moved_to("../rows"), "'../rows', which is no name of a file in its folder"),
+        (moved_to("{home}/rows"), "/rows', which is no name of a file in its folder"),
+        (base_at("../elsewhere/ckpt-0000000001"), "which is no name of a file in its folder"),
+        (base_at("/elsewhere"), "which is no name of a file in its folder"),
+        (base_at(".."), "which is no name of a file in its folder"),
+        (base_at(""), "which is no name of a file in its folder"),
+        (base_at("ckpt-0000000002"), "builds upon itself"),
+    ],
+)
+def test_no_path_of_a_manifest_leads_out_of_its_folder(place: Path, damage: Callable[[Path], None], told: str) -> None:
+    damage(place)
+    with pytest.raises(CheckpointError, match=told):
+        open_checkpoint(place)
+
+
+@pytest.mark.parametrize("path", ["../rows", "/etc/hostname", "other.safetensors"])
+def test_a_table_whose_rows_are_in_no_file_of_the_manifest(place: Path, path: str) -> None:
+    changed(lambda fields: fields["tables"]["fixed"].update(files=[path]))(place)
+    with MemoryStore(1) as store, pytest.raises(CheckpointError, match=f"{path}' is none of the files in its manifest"):
+        restore_tables(open_checkpoint(place), store)
+
+
+@pytest.mark.parametrize("file", ["dense.safetensors", "manifest.json"])
+def test_links_and_pipes_in_a_checkpoint_are_not_read(place: Path, file: str) -> None:
+    content, path = (place / file).read_bytes(), place / file
+    path.rename(place.parent / "elsewhere")
+    path.symlink_to(place.parent / "elsewhere")
+    with pytest.raises(CheckpointError, match=f"{file}: cannot be read"):
+        open_checkpoint(place).dense()
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(CheckpointError, match=file):
+        open_checkpoint(place).dense()
+    path.unlink()
+    path.write_bytes(content)
+    open_checkpoint(place).dense()

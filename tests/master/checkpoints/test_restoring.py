@@ -8,8 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.row_data import Commit, RowBlock
-from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.composite import PartitionedStore
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.spec import (
+    AdmissionSpec,
+    EvictionSpec,
+    InitializerSpec,
+    OptimizerSpec,
+    TableSpec,
+)
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import CheckpointError, SpecConflict
@@ -201,3 +208,39 @@ def test_differences_are_told_with_their_size(tmp_path: Path) -> None:
     assert (iterations.key, iterations.told, iterations.largest) == ("optimizer/00000", "values", 1.0)
     gap = np.abs(dense_of(1)["variables/00000"].astype(np.float64) - dense_of(2)["variables/00000"])
     assert (variables.largest, variables.values) == (float(gap.max()), 12)
+
+
+TIMED = TableSpec("timed", 2, optimizer=ADAGRAD, eviction=EvictionSpec(ttl=2.0))
+TOUCHED = replace(AGED, eviction=EvictionSpec(max_age=3, min_frequency=1))
+SIGHTED = replace(SEEN, admission=AdmissionSpec(3, 1 << 12))
+
+
+def go_on(store: EmbeddingStore, versions: int) -> None:
+    """Versions at times of their own: rows are sighted, admitted, touched and evicted."""
+    for version in range(store.version(), store.version() + versions):
+        random = np.random.default_rng(version)
+        ids = np.unique(random.integers(-30, 30, 12))
+        update = TableUpdate(ids, random.normal(size=(len(ids), 2)).astype(np.float32))
+        store.commit(Commit(version + 1, dict.fromkeys(store.specs(), update), version, {}, time=1000 + 0.75 * version))
+
+
+def shards(count: int, strategy: str) -> PartitionedStore:
+    return PartitionedStore([MemoryStore(threads=1) for _ in range(count)], strategy)
+
+
+@pytest.mark.parametrize(("version", "of"), [(1, 1), (4, 1), (7, 1), (5, 2)])
+def test_a_restored_job_evicts_and_admits_as_if_nothing_had_happened(tmp_path: Path, version: int, of: int) -> None:
+    with created(MemoryStore() if of == 1 else shards(of, "token"), [TOUCHED, SIGHTED, DYNAMIC, TIMED]) as store:
+        go_on(store, version)
+        checkpoint, before = saved(tmp_path, store), weights_and_slots(store)
+        go_on(store, 8)
+        for other in (MemoryStore(), shards(2, "token"), shards(2, "encoding"), shards(3, "token")):
+            with other:
+                restore_tables(checkpoint, other)
+                assert weights_and_slots(other) == before
+                go_on(other, 8)
+                assert weights_and_slots(other) == weights_and_slots(store)
+
+
+def weights_and_slots(store: EmbeddingStore) -> dict[tuple[str, int], tuple[bytes, ...]]:
+    return {key: row[:2] for key, row in rows(store).items()}

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from elastable.embedding_store.composite import PartitionedStore
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import RowBlock, TableState
-from elastable.embedding_store.contract.spec import EvictionSpec, TableSpec
+from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput, CheckpointError
@@ -45,7 +45,7 @@ from tests.master.checkpoints.jobs import (
     rows,
     train,
 )
-from tests.master.checkpoints.test_malformed import sealed
+from tests.master.checkpoints.test_damage import sealed
 from tests.plugins.seeds import examples
 
 
@@ -143,31 +143,42 @@ def test_a_table_of_which_half_changed_is_written_whole(tmp_path: Path) -> None:
         assert (entries["fixed"].whole, entries["dynamic"].whole) == (True, False)
 
 
-def test_rows_deleted_by_hand_are_gone(tmp_path: Path) -> None:
+def deleted(store: EmbeddingStore) -> None:
+    store.delete("fixed", np.array([5, 6]))
+    store.delete("dynamic", np.array([5, 6, 999]))
+
+
+def put(store: EmbeddingStore) -> None:
+    ones: Float32 = np.ones((1, 2), np.float32)
+    store.put("dynamic", [RowBlock(np.array([77]), ones, ones)])
+
+
+def made_again(store: EmbeddingStore) -> None:
+    store.drop_table("dynamic")
+    created(store, [DYNAMIC])
+
+
+def made_anew(store: EmbeddingStore) -> None:
+    store.drop_table("dynamic")
+    created(store, [TableSpec("dynamic", 5, optimizer=ADAGRAD)])
+
+
+@pytest.mark.parametrize(
+    ("change", "whole", "live"),
+    [(deleted, False, True), (put, True, False), (made_again, True, False), (made_anew, True, False)],
+)
+def test_what_was_done_to_rows_and_tables_by_hand_is_in_it(
+    tmp_path: Path, change: Callable[[EmbeddingStore], None], whole: bool, live: bool
+) -> None:
     with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
         job = Job(tmp_path, store)
         job.commit(fixed=list(range(40)), dynamic=list(range(40)))
         job.save()
-        store.delete("fixed", np.array([5, 6]))
-        store.delete("dynamic", np.array([5, 6, 999]))
-        job.commit(dynamic=[6])
+        change(store)
+        job.commit(fixed=[1], dynamic=[6])
         found = job.save()
-        assert found.manifest.kind == "increment"
-        assert found.manifest.tables["dynamic"].live is not None
-        assert restored(found) == rows(store)
-        assert len(restored(found)) == 38 + 39
-
-
-def test_rows_put_by_hand_are_in_it(tmp_path: Path) -> None:
-    with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
-        job = Job(tmp_path, store)
-        job.commit(fixed=list(range(40)), dynamic=list(range(40)))
-        job.save()
-        ones: Float32 = np.ones((1, 2), np.float32)
-        store.put("dynamic", [RowBlock(np.array([77]), ones, ones)])
-        job.commit(fixed=[1])
-        found = job.save()
-        assert (found.manifest.kind, found.manifest.tables["dynamic"].whole) == ("increment", True)
+        dynamic = found.manifest.tables["dynamic"]
+        assert (found.manifest.kind, dynamic.whole, dynamic.live is not None) == ("increment", whole, live)
         assert restored(found) == rows(store)
 
 
@@ -179,23 +190,6 @@ def test_a_table_that_came_later_is_in_it(tmp_path: Path) -> None:
         created(store, [DYNAMIC])
         job.commit(fixed=[1], dynamic=[4])
         assert restored(job.save()) == rows(store)
-        store.drop_table("dynamic")
-        created(store, [TableSpec("dynamic", 5, optimizer=ADAGRAD)])
-        job.commit(fixed=[1], dynamic=[9])
-        assert restored(job.save()) == rows(store)
-
-
-def test_a_table_that_was_dropped_and_made_again_is_in_it_as_it_is(tmp_path: Path) -> None:
-    with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
-        job = Job(tmp_path, store)
-        job.commit(fixed=list(range(40)), dynamic=list(range(40)))
-        job.save()
-        store.drop_table("dynamic")
-        created(store, [DYNAMIC])
-        job.commit(fixed=[1])
-        found = job.save()
-        assert found.manifest.kind == "increment"
-        assert restored(found) == rows(store)
 
 
 def test_rows_evicted_before_the_store_was_read_from_its_log_again_are_gone(tmp_path: Path) -> None:
@@ -500,3 +494,25 @@ def test_what_ages_ages_in_increments_too(tmp_path: Path) -> None:
                 commit(other, {"aged": [3]})
             assert rows(other) == rows(store)
             assert len(rows(store)) == 1
+
+
+def test_increments_of_tables_whose_rows_follow_every_step_restore_the_version_that_they_are_of(tmp_path: Path) -> None:
+    """They are whole each time, as every row changes with every step."""
+    adamw = OptimizerSpec.of("adamw", lazy=False, learning_rate=0.01, weight_decay=0.1)
+    ids = {"t": np.arange(20)}
+    with created(MemoryStore(), [TableSpec("t", 4, 20, optimizer=adamw)]) as store:
+        job = Job(tmp_path, store)
+        for _ in range(3):
+            job.train(7, most=15)
+            version, pin = store.version(), store.pin()
+            finish = job.series.begin(pin, dense_of(version), JOB, progress_of(version))
+            expected = store.lookup(ids)["t"]
+            job.train(1, most=15)  # training goes on while it is written
+            checkpoint = open_checkpoint(finish())
+            pin.close()
+            for other in (MemoryStore(), PartitionedStore([MemoryStore(), MemoryStore()], "encoding")):
+                with other:
+                    restore_tables(checkpoint, other)
+                    assert np.array_equal(other.lookup(ids)["t"], expected)
+                    train(other, 1, most=15)
+                    assert np.allclose(other.lookup(ids)["t"], store.lookup(ids)["t"], rtol=1e-6, atol=1e-7)

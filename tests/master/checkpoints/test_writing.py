@@ -1,26 +1,34 @@
-"""Checkpoints written and read again, wherever they lie and whatever holds the rows."""
+"""Checkpoints written and read again, on any file system and from any store; which of them stay."""
 
 from __future__ import annotations
 
 import threading
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import fsspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from elastable.embedding_store.composite import PartitionedStore
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import MemoryStore
-from elastable.embedding_store.errors import BadInput, CheckpointError
+from elastable.embedding_store.errors import BadInput, CheckpointError, ElastableError, StaleVersion
+from elastable.embedding_store.wire.remote_store import RemoteStore
+from elastable.embedding_store.wire.server.grpc_server import GrpcServer
+from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.checkpoints.storage.checkpoint_files import LocalFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import files_at, newest_checkpoint
-from elastable.master.checkpoints.writing import write_checkpoint
+from elastable.master.checkpoints.storage.tensor_file import Throttle
+from elastable.master.checkpoints.writing import StoredCheckpoint, to_remove, write_checkpoint
 from tests.master.checkpoints.jobs import JOB, created, dense_of, progress_of, rows, train
 
 
@@ -144,3 +152,104 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with created(MemoryStore()) as store, pytest.raises(CheckpointError, match="file/deep/ckpt-0000000000 cannot be"):
         write_checkpoint(tmp_path / "file" / "deep", store, {}, JOB, progress_of(0))
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_store_that_began_anew_is_not_saved(tmp_path: Path, pinned: bool) -> None:
+    with created(MemoryStore(threads=1)) as store:
+        train(store, 3)
+        with GrpcServer("127.0.0.1:0", [store_service(store, writable=True)]) as server:
+            address = server.address
+            remote = RemoteStore(address)
+            source = remote.pin(3) if pinned else remote
+    with closing(remote), MemoryStore(threads=1) as empty:
+        if pinned:
+            empty.reset_version(3)  # even where it has come as far, without any table
+        with GrpcServer(address, [store_service(empty, writable=True)]):
+            wrong: type[ElastableError] = StaleVersion if pinned else BadInput
+            with pytest.raises(wrong):
+                write_checkpoint(tmp_path, source, dense_of(3), JOB, progress_of(3))
+    assert [file.name for file in tmp_path.iterdir() if file.name.startswith("ckpt")] == []
+    assert newest_checkpoint(tmp_path) is None
+
+
+def name_of(version: int, again: int = 1) -> str:
+    return f"ckpt-{version:010d}" + (f"-{again}" if again > 1 else "")
+
+
+def chain_of(*versions: int, job: str = "j") -> StoredCheckpoint:
+    return StoredCheckpoint(name_of(versions[0]), tuple(map(name_of, versions)), job)
+
+
+def kept(standing: Sequence[StoredCheckpoint], written: str, keep: int) -> list[str]:
+    gone = to_remove(standing, written, keep)
+    return [one.name for one in standing if one.name not in gone]
+
+
+FIVE = [chain_of(1), chain_of(2, 1), chain_of(3, 2, 1), chain_of(4), chain_of(5, 4)]
+
+
+@pytest.mark.parametrize(
+    ("keep", "stay"), [(0, [1, 2, 3, 4, 5]), (1, [4, 5]), (2, [4, 5]), (3, [1, 2, 3, 4, 5]), (9, [1, 2, 3, 4, 5])]
+)
+def test_bases_stay_as_long_as_they_are_needed(keep: int, stay: list[int]) -> None:
+    assert kept(FIVE, name_of(5), keep) == list(map(name_of, stay))
+
+
+def test_damaged_ones_are_not_counted_and_left_alone() -> None:
+    standing = [chain_of(1), chain_of(2), StoredCheckpoint(name_of(3)), chain_of(4)]
+    assert kept(standing, name_of(4), 2) == [name_of(2), name_of(3), name_of(4)]
+
+
+def test_those_of_other_jobs_are_left_alone() -> None:
+    standing = [chain_of(1), chain_of(2), chain_of(7, job="other"), chain_of(8, 7, job="other")]
+    assert kept(standing, name_of(2), 1) == [name_of(2), name_of(7), name_of(8)]
+
+
+def test_one_of_the_same_version_takes_the_place_of_the_older() -> None:
+    again = StoredCheckpoint(name_of(2, 2), (name_of(2, 2), name_of(1)), "j")
+    standing = [chain_of(1), chain_of(2, 1), again]
+    assert kept(standing, again.name, 0) == [name_of(1), again.name]
+    needed = StoredCheckpoint(name_of(2, 2), (name_of(2, 2), name_of(2), name_of(1)), "j")
+    assert kept([chain_of(1), chain_of(2, 1), needed], needed.name, 1) == [name_of(1), name_of(2), needed.name]
+
+
+def test_the_last_one_written_stays_where_newer_versions_are_there() -> None:
+    standing = [chain_of(1), chain_of(2, 1), chain_of(8), chain_of(9)]
+    assert kept(standing, name_of(2), 1) == [name_of(1), name_of(2), name_of(9)]
+
+
+@given(builds=st.lists(st.booleans(), min_size=1, max_size=12), keep=st.integers(0, 5))
+def test_what_stays_can_be_restored_also_while_others_go(builds: list[bool], keep: int) -> None:
+    chains: list[tuple[str, ...]] = []
+    for version, increment in enumerate(builds):
+        chains.append((name_of(version), *(chains[-1] if increment and chains else ())))
+    standing = [StoredCheckpoint(names[0], names, "j") for names in chains]
+    there = {one.name for one in standing}
+    for gone in to_remove(standing, name_of(len(builds) - 1), keep):
+        there.remove(gone)
+        assert all(set(one.chain) <= there for one in standing if one.name in there)
+    newest = [one.name for one in standing][-keep:]
+    assert set(newest) <= there
+
+
+def compute(seconds: float) -> None:
+    """Keeps a core busy for so long, by the thread's own clock."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_pauses_belong_to_work_and_to_a_busy_machine(short: bool) -> None:
+    pauses: list[float] = []
+    restraint = Throttle(lambda: short, pauses.append)
+    for seconds in (0.01, 0.03):
+        with restraint.working():
+            compute(seconds)
+    if not short:
+        assert pauses == []
+        return
+    assert len(pauses) == 2
+    assert pauses[0] >= 0.01 * 7
+    assert pauses[1] >= 0.03 * 7

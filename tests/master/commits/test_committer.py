@@ -1,28 +1,32 @@
-"""A commit of rows is made exactly once, or fails with its own error by the deadline."""
+"""Commits of rows are made exactly once or fail by the deadline; clipping does what Keras does."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 
+import keras
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.row_data import Commit, RowBlock
+from elastable.embedding_store.contract.arrays import Array
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadGradient, BadInput, StoreFailed, Unavailable
+from elastable.embedding_store.shards import PushedCommit, TableClip, clipped_update, exact_squares, square_of
 from elastable.master.api import JobSpec, Push, Slices, SyncPushId, Tensor
 from elastable.master.commits.accumulate import row_parts, row_sums
+from elastable.master.commits.clipping import Clipping, clip
 from elastable.master.commits.committer import Committer
-from elastable.master.commits.dense_part import NoDense
-from elastable.master.commits.row_gradients import EmbeddedShard, RowGradients, RowStep
+from elastable.master.commits.dense_part import DensePart
+from elastable.master.commits.row_gradients import EmbeddedShard, RowGradients
+from elastable.master.keras.keras_optimizer import clipping_of
 from elastable.master.tasks.progress import Progress
 
 SPEC = TableSpec("t", 1, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd", learning_rate=1.0))
 PUSH = Push(SyncPushId(0, 0), 1, slices={"t": Slices(np.array([5]), np.ones((1, 1), np.float32))})
-STEP = RowStep(1, 0, {})
 
 
 class Shaky(MemoryStore):
@@ -60,11 +64,11 @@ class Time:
         self.seconds += seconds
 
 
-def commit(store: EmbeddingStore, time: Time, push: Push = PUSH, step: RowStep = STEP) -> None:
+def commit(store: EmbeddingStore, time: Time, push: Push = PUSH, record: bytes | None = None) -> None:
     """One version of one push, within 10 s."""
     shard, sums = EmbeddedShard(store), row_sums(0, [push], "mean", ())
     shard.take(sums, row_parts([push]))
-    RowGradients(shard, sums, ("t",), 10.0).commit(step, 10.0, time.now, time.sleep)
+    RowGradients(shard, sums, ("t",), 10.0).commit(PushedCommit(sums, 0, {}, record=record), 10.0, time.now, time.sleep)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +114,7 @@ def test_a_version_that_another_master_made_is_not_taken_for_ours() -> None:
 
     store, time = TakenOver("lose"), Time()
     with pytest.raises(BadInput, match="taken over"):
-        commit(store, time, step=replace(STEP, record=b"ours"))
+        commit(store, time, record=b"ours")
 
 
 def test_the_time_of_a_version_is_decided_once_by_the_master() -> None:
@@ -124,7 +128,7 @@ def test_the_time_of_a_version_is_decided_once_by_the_master() -> None:
 
     store = Shaky("commit", "fail", "lose")
     store.create_table(spec)
-    committer = Committer(store, NoDense(), JobSpec(job="j"), 10.0, clock=clock)
+    committer = Committer(store, DensePart(), JobSpec(job="j"), 10.0, clock=clock)
     for version in (1, 2, 3):
         row = np.ones((1, 1), np.float32)
         store.put("timed", [RowBlock(np.array([version]), row, row[:, :0])])  # touched by the next commit
@@ -136,7 +140,7 @@ def test_the_time_of_a_version_is_decided_once_by_the_master() -> None:
     assert times[:, 2].tolist() == [1_000_000, 1_000_750, 1_001_500]
 
 
-class OneNumber(NoDense):
+class OneNumber(DensePart):
     """A dense part of one number, which every step makes one more."""
 
     def __init__(self) -> None:
@@ -182,3 +186,47 @@ def test_a_version_that_fails_leaves_the_dense_part_as_it_was(assigned: float | 
     with pytest.raises(StoreFailed):
         committer.commit(2, [], lambda _: Progress(0))
     assert dense.value == (1.0 if assigned is None else assigned)
+
+
+IDS = np.array([7, 1, 4])
+
+
+def gradients(scale: float) -> list[Array]:
+    random = np.random.default_rng(0)
+    return [(random.normal(size=shape) * scale).astype(np.float32) for shape in ((4, 3), (3,), (10, 2))]
+
+
+def clipped(parts: list[Array], clipping: Clipping) -> tuple[tuple[Tensor, ...], TableUpdate]:
+    """Two variables and a table, of which clipping is told the square alone."""
+    update = TableUpdate(IDS, parts[2][IDS])
+    square = exact_squares(update.gradients)
+    assert square is not None
+    dense, tables = clip(parts[:2], {"t": square_of(square)}, clipping)
+    return dense, clipped_update(update, tables.get("t", TableClip()))
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 50.0])
+@pytest.mark.parametrize("how", [{"clipnorm": 1.5}, {"global_clipnorm": 1.5}, {"clipvalue": 0.3}, {"clipnorm": 0}, {}])
+def test_clipping_is_keras_own(how: dict[str, float], scale: float) -> None:
+    parts = gradients(scale)
+    parts[2][[row for row in range(10) if row not in IDS]] = 0
+    optimizer = keras.optimizers.SGD(1.0, **how)
+    variables = [keras.Variable(np.zeros_like(part)) for part in parts]
+    optimizer.apply([keras.ops.convert_to_tensor(part) for part in parts], variables)
+    expected = [-variable.value.numpy() for variable in variables]
+
+    dense, update = clipped(parts, clipping_of(optimizer))
+    for ours, keras_own in zip(dense, expected[:2], strict=True):
+        np.testing.assert_allclose(ours, keras_own, rtol=1e-6, atol=1e-9)
+        assert ours.dtype == np.float32
+    np.testing.assert_allclose(update.gradients, expected[2][IDS], rtol=1e-6, atol=1e-9)
+    assert update.gradients.dtype == np.float32
+    assert update.ids is IDS
+
+
+def test_what_is_within_the_norm_is_left_alone_to_the_bit() -> None:
+    parts = gradients(1e-3)
+    for clipping in (Clipping(clipnorm=1.0), Clipping(global_clipnorm=1.0), Clipping()):
+        dense, update = clipped(parts, clipping)
+        assert np.array_equal(update.gradients, parts[2][IDS])
+        assert all(np.array_equal(one, other) for one, other in zip(dense, parts[:2], strict=True))

@@ -29,7 +29,7 @@ from elastable.master.api import (
 )
 from elastable.master.commits.clipping import Clipping
 from elastable.master.commits.committer import Committer
-from elastable.master.commits.dense_part import NoDense, OptimizerStep
+from elastable.master.commits.dense_part import DensePart, OptimizerStep
 from elastable.master.keras.wrapping_optimizers import register_job_optimizers
 from elastable.master.push_check import TensorSpec
 from elastable.master.tasks.progress import Progress
@@ -70,7 +70,7 @@ VARIABLES = (
 )
 
 
-class Dense(NoDense):
+class Dense(DensePart):
     """The dense part of a model whose optimizer clips, and may leave tables alone. It notes what it is given."""
 
     variables = VARIABLES

@@ -202,7 +202,7 @@ def test_async_counts_every_micro_batch_once() -> None:
         ("begin", 0), ("evaluate", 8), ("end", 0), ("begin", 1), ("evaluate", 16), ("end", 1),
     ]  # fmt: skip
     assert [logs["val_loss"] for logs in diary.logs] == [1.0, 1.0]
-    assert bench.dense.step() == 16
+    assert bench.dense.steps()[0].number == 16
     accepted = sum(worker.outcomes.count(PushOutcome.ACCEPTED) for worker in workers)
     assert accepted == 16 + 2 * 3
 
@@ -329,7 +329,7 @@ def test_pushes_that_are_not_finite_can_be_skipped() -> None:
         assert job.master.wait(60)
         status = job.master.status()
         assert (status.version, status.records_trained) == (4, RECORDS - 9)
-        assert job.bench.dense.step() == 4
+        assert job.bench.dense.steps()[0].number == 4
         assert all(np.isfinite(value).all() for value in job.bench.everything())
 
 
@@ -456,7 +456,7 @@ def test_a_store_that_goes_on_failing_fails_the_job_with_its_error() -> None:
         drive(bench, [worker])
     worker.join(timeout=60)
     assert isinstance(worker.error, JobFailed)
-    assert (bench.master.status().state, bench.dense.step()) == ("failed", 0)
+    assert (bench.master.status().state, bench.dense.steps()[0].number) == ("failed", 0)
 
 
 def test_a_hook_that_raises_fails_the_job() -> None:

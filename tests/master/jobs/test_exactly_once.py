@@ -38,7 +38,7 @@ from elastable.master.api import (
     TaskKind,
     WorkerIdentity,
 )
-from elastable.master.commits.dense_part import NoDense
+from elastable.master.commits.dense_part import DensePart
 from elastable.master.jobs.hooks import Hooks
 from elastable.master.jobs.job_master import Master
 from elastable.master.master_options import MasterOptions
@@ -79,7 +79,7 @@ class Life(Hooks):
         if saved is not None:
             self.store.put("seen", [saved.rows])
             self.store.reset_version(start.version)
-        self.master = Master(job, self.store, NoDense(), start=start, options=OPTIONS)
+        self.master = Master(job, self.store, DensePart(), start=start, options=OPTIONS)
         self.server = GrpcServer("127.0.0.1:0", [store_service(self.store), master_service(self.master)])
         self.saved, self._dies_at = saved, dies_at
         self._proxy = proxy_to

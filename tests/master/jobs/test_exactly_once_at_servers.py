@@ -21,7 +21,7 @@ from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.master.api import JobSpec, Push, PushReply, Task
 from elastable.master.commits.accumulate import Accumulated
-from elastable.master.commits.dense_part import NoDense
+from elastable.master.commits.dense_part import DensePart
 from elastable.master.commits.version_record import VersionRecord
 from elastable.master.jobs.hooks import Hooks
 from elastable.master.jobs.job_master import Master
@@ -72,7 +72,7 @@ class Life(Hooks):
         self.store.recover()
         record = self.store.record()
         start = Progress() if record is None else VersionRecord.from_bytes(record).progress
-        self.master = Master(job, self.store, NoDense(), start=start, options=OPTIONS)
+        self.master = Master(job, self.store, DensePart(), start=start, options=OPTIONS)
         self.server = GrpcServer("127.0.0.1:0", [master_service(self.master)])
         self.ages: list[int] = []
         self._note_ages()

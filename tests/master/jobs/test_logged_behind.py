@@ -18,7 +18,8 @@ from elastable.embedding_store.log.changes import Change, CommitImages
 from elastable.master.api import AsyncPushId, Push, PushOutcome, SyncPushId, Task, WorkerIdentity
 from elastable.master.jobs.hooks import Hooks
 from elastable.master.master_options import MasterOptions
-from tests.master.fakes import Bench, FakeWorker, drive, gradient, job_of
+from tests.master.fakes import VALIDATION, Bench, FakeWorker, drive, gradient, job_of
+from tests.untyped import Keyword
 from tests.waiting import until
 
 WAIT_S = 60.0
@@ -93,10 +94,16 @@ class Heard(Hooks):
         self.logged.append((8 * (epoch + 1), self.store.version()))
 
 
-def bench_with(gate: Gate, options: MasterOptions | None = None) -> Bench:
+def bench_with(gate: Gate, options: MasterOptions | None = None, **job: Keyword) -> Bench:
     store = Ahead()
     store.keep_history(gate)
-    return Bench(job_of(grads_to_wait=1, validation_records=0), store=store, options=options)
+    return Bench(job_of(**{"grads_to_wait": 1, "validation_records": 0, **job}), store=store, options=options)
+
+
+def open_gate(folder: Path) -> Gate:
+    gate = Gate(folder)
+    gate.open.set()
+    return gate
 
 
 @pytest.fixture
@@ -111,37 +118,39 @@ class Unlogged:
 
     bench: Bench
     gate: Gate
-    driving: threading.Thread
-    worker: str
     push: Push
     second: Task
 
 
-def unlogged_version(held: ExitStack, folder: Path) -> Unlogged:
-    gate = Gate(folder)
-    bench = bench_with(gate)
-    master = bench.master
-    driving = threading.Thread(target=master.run, args=(Unheard(),))
+def driven(held: ExitStack, bench: Bench, gate: Gate) -> None:
+    """Runs the master in a thread until the test ends, with a worker "w" that has joined."""
+    driving = threading.Thread(target=bench.master.run, args=(Unheard(),))
 
     def end() -> None:
         gate.open.set()
-        master.stop("enough")
+        bench.master.stop("enough")
         driving.join(WAIT_S)
         bench.store.close()
 
     held.callback(end)
     driving.start()
-    worker = WorkerIdentity("w", "here", 1)
-    master.join(worker)
-    first, second = (master.lease_tasks(worker.incarnation, 2, WAIT_S)).tasks
-    snapshot = master.pull_dense(worker.incarnation, 0, WAIT_S)
+    bench.master.join(WorkerIdentity("w", "here", 1))
+
+
+def unlogged_version(held: ExitStack, folder: Path) -> Unlogged:
+    gate = Gate(folder)
+    bench = bench_with(gate)
+    driven(held, bench, gate)
+    master = bench.master
+    first, second = master.lease_tasks("w", 2, WAIT_S).tasks
+    snapshot = master.pull_dense("w", 0, WAIT_S)
     assert snapshot is not None
     push = gradient(bench.job, first, snapshot, bench.store, SyncPushId(0, first.micro_batch))
     assert master.report_gradient(push).outcome is PushOutcome.ACCEPTED
-    following = master.pull_dense(worker.incarnation, 1, WAIT_S)
+    following = master.pull_dense("w", 1, WAIT_S)
     assert following is not None
     assert (following.version, second.version) == (1, 1)
-    return Unlogged(bench, gate, driving, worker.incarnation, push, second)
+    return Unlogged(bench, gate, push, second)
 
 
 def test_a_worker_gets_the_next_version_before_it_is_logged(held: ExitStack, tmp_path: Path) -> None:
@@ -159,10 +168,10 @@ def test_nobody_gets_the_version_after_one_that_is_not_logged(held: ExitStack, t
     master, store = job.bench.master, job.bench.store
     push = replace(job.push, id=SyncPushId(1, job.second.micro_batch))
     assert master.report_gradient(push).outcome is PushOutcome.ACCEPTED
-    assert master.pull_dense(job.worker, 2, 0.05) is None
+    assert master.pull_dense("w", 2, 0.05) is None
     assert (master.status().version, store.version()) == (0, 0)
     job.gate.open.set()
-    snapshot = master.pull_dense(job.worker, 2, WAIT_S)
+    snapshot = master.pull_dense("w", 2, WAIT_S)
     assert snapshot is not None
     assert snapshot.version == 2
     until(lambda: store.version() == 2)
@@ -179,20 +188,9 @@ def test_a_job_that_is_stopped_ends_once_its_version_is_logged(held: ExitStack, 
 
 def test_an_asynchronous_push_is_confirmed_once_its_version_is_logged(held: ExitStack, tmp_path: Path) -> None:
     gate = Gate(tmp_path / "log")
-    store = Ahead()
-    store.keep_history(gate)
-    bench = Bench(job_of(grads_to_wait=1, validation_records=0, mode="async"), store=store)
-    driving = threading.Thread(target=bench.master.run, args=(Unheard(),))
-
-    def end() -> None:
-        gate.open.set()
-        bench.master.stop("enough")
-        driving.join(WAIT_S)
-        store.close()
-
-    held.callback(end)
-    driving.start()
-    bench.master.join(WorkerIdentity("w", "here", 1))
+    bench = bench_with(gate, mode="async")
+    store = bench.store
+    driven(held, bench, gate)
     (task,) = bench.master.lease_tasks("w", 1, WAIT_S).tasks
     snapshot = bench.master.pull_dense("w", None, WAIT_S)
     assert snapshot is not None
@@ -208,14 +206,12 @@ def test_an_asynchronous_push_is_confirmed_once_its_version_is_logged(held: Exit
 
 @pytest.mark.parametrize("concurrent", [True, False])
 def test_versions_are_evaluated_once_they_are_logged(concurrent: bool, tmp_path: Path) -> None:
-    gate = Gate(tmp_path / "log")
-    gate.open.set()
+    gate = open_gate(tmp_path / "log")
     gate.away = {2, 4, 8, 9}
     options = MasterOptions(commit_deadline_s=WAIT_S, evaluate_every=1, concurrent_evaluation=concurrent)
-    job = job_of(grads_to_wait=1)
-    store = Ahead()
-    store.keep_history(gate)
-    bench, plain = Bench(job, store=store, options=options), Bench(job)
+    bench = bench_with(gate, options, validation_records=VALIDATION)
+    store, plain = bench.store, Bench(bench.job)
+    assert isinstance(store, Ahead)
     heard = Heard(store, asks=False)
     drive(bench, [Patient(bench.master, store)], heard)
     drive(plain, [FakeWorker(plain.master, plain.store)])
@@ -227,8 +223,7 @@ def test_versions_are_evaluated_once_they_are_logged(concurrent: bool, tmp_path:
 
 
 def test_the_numbers_do_not_depend_on_the_log(tmp_path: Path) -> None:
-    gate = Gate(tmp_path / "log")
-    gate.open.set()
+    gate = open_gate(tmp_path / "log")
     logged, plain = bench_with(gate), Bench(job_of(grads_to_wait=1, validation_records=0))
     for bench in (logged, plain):
         drive(bench, [FakeWorker(bench.master, bench.store) for _ in range(2)], Unheard())
@@ -237,8 +232,7 @@ def test_the_numbers_do_not_depend_on_the_log(tmp_path: Path) -> None:
 
 
 def test_hooks_hear_of_a_version_once_it_is_logged(tmp_path: Path) -> None:
-    gate = Gate(tmp_path / "log")
-    gate.open.set()
+    gate = open_gate(tmp_path / "log")
     bench = bench_with(gate)
     assert isinstance(bench.store, MemoryStore)
     heard = Heard(bench.store)
@@ -256,5 +250,5 @@ def test_a_job_fails_whose_version_cannot_be_logged_and_its_dense_part_is_that_o
     with pytest.raises(StoreFailed, match="full"):
         drive(bench, [worker], Unheard())
     worker.join(timeout=WAIT_S)
-    assert (bench.master.status().state, bench.dense.step()) == ("failed", 3)
+    assert (bench.master.status().state, bench.dense.steps()[0].number) == ("failed", 3)
     bench.store.close()

@@ -264,4 +264,4 @@ def test_after_a_late_push_the_rate_is_what_it_was() -> None:
         after = [*dense.snapshot(0).variables, store.lookup({"t": np.array([1])})["t"]]
         steps.append([float((one - other).max()) for one, other in zip(before, after, strict=True)])
     np.testing.assert_allclose(steps, np.outer([0.5, 0.25, 0.5], np.ones(len(steps[0]))), rtol=1e-5)
-    assert dense.learning_rate() == 0.5
+    assert dense.steps()[0].rate == 0.5

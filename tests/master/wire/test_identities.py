@@ -28,7 +28,7 @@ from elastable.master.api import (
     SyncPushId,
     WorkerIdentity,
 )
-from elastable.master.commits.dense_part import NoDense
+from elastable.master.commits.dense_part import DensePart
 from elastable.master.jobs.bare_master import BareMaster
 from elastable.master.jobs.job_master import Master
 from elastable.master.master_options import MasterOptions
@@ -64,7 +64,7 @@ def held() -> Iterator[ExitStack]:
 def serve(held: ExitStack, job: JobSpec) -> Served:
     store = held.enter_context(MemoryStore(1))
     store.create_table(SEEN)
-    master = Master(job, store, NoDense(), options=MasterOptions(lease_seconds=3_600.0, no_worker_timeout_s=600.0))
+    master = Master(job, store, DensePart(), options=MasterOptions(lease_seconds=3_600.0, no_worker_timeout_s=600.0))
     server = held.enter_context(GrpcServer("127.0.0.1:0", [store_service(store), master_service(master)]))
     driver = threading.Thread(target=_quietly, args=(master.run,), daemon=True)
     driver.start()

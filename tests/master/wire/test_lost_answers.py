@@ -17,7 +17,7 @@ from elastable.embedding_store.wire.server import grpc_server as server
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master.api import JobSpec, Push, PushOutcome, Slices, SyncPushId, WorkerIdentity
-from elastable.master.commits.dense_part import NoDense
+from elastable.master.commits.dense_part import DensePart
 from elastable.master.jobs.job_master import Master
 from elastable.master.master_options import MasterOptions
 from elastable.master.wire.client import MasterClient
@@ -37,7 +37,7 @@ class Served:
         self.store = MemoryStore()
         sgd = OptimizerSpec.of("sgd", learning_rate=1.0)
         self.store.create_table(TableSpec("seen", 1, initializer=InitializerSpec("zeros"), optimizer=sgd))
-        self.master = Master(JOB, self.store, NoDense(), options=MasterOptions(lease_seconds=LEASE_S))
+        self.master = Master(JOB, self.store, DensePart(), options=MasterOptions(lease_seconds=LEASE_S))
         self.server = GrpcServer("127.0.0.1:0", [store_service(self.store), master_service(self.master)])
         self.driver = threading.Thread(target=self.master.run, daemon=True)
         self.driver.start()

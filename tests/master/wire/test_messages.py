@@ -190,12 +190,6 @@ def test_what_a_worker_holds_comes_as_it_said_it(holding: tuple[Task, ...] | Non
     assert holding_from_message(lease_request("w", 3, 4, holding)) == holding
 
 
-def test_a_job_of_a_master_that_does_not_know_of_staleness_is_one_without() -> None:
-    told = job_to_message(JobSpec(mode="async"))
-    told.ClearField("staleness_modulation")
-    assert job_from_message(told) == JobSpec(mode="async")
-
-
 @pytest.mark.parametrize("outcome", list(PushOutcome))
 def test_a_reply_comes_back_as_it_was(outcome: PushOutcome) -> None:
     reply = PushReply(outcome, "why", 9)

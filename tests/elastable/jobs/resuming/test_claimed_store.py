@@ -14,7 +14,7 @@ from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput
 from elastable.jobs.resuming.resume import fill_store
 from elastable.master.api import JobSpec
-from elastable.master.commits.dense_part import NoDense
+from elastable.master.commits.dense_part import DensePart
 from elastable.master.tasks.progress import Progress
 
 SPEC = TableSpec("t", 2, 10)
@@ -31,7 +31,7 @@ def left_behind() -> MemoryStore:
 
 def begin(store: MemoryStore) -> Progress:
     begun = fill_store(
-        store, {"t": SPEC}, NoDense(), JobSpec(), checkpoint=None, resume=False, overwrite=True  # type: ignore[arg-type]
+        store, {"t": SPEC}, DensePart(), JobSpec(), checkpoint=None, resume=False, overwrite=True  # type: ignore[arg-type]
     )  # fmt: skip
     return begun.progress
 

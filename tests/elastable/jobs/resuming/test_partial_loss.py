@@ -21,7 +21,7 @@ from elastable.jobs.resuming.resume import Beginning, fill_store
 from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.writing import write_checkpoint
-from elastable.master.commits.dense_part import NoDense
+from elastable.master.commits.dense_part import DensePart
 from tests.elastable.conftest import JOB as OPTIONS
 from tests.elastable.conftest import Trained
 from tests.elastable.jobs.test_interrupted import assert_same_model
@@ -44,7 +44,7 @@ from tests.servers import Server, running_cluster, running_server
 SPECS = (FIXED, DYNAMIC, AGED)
 
 
-class Dense(NoDense):
+class Dense(DensePart):
     """Takes what a checkpoint holds."""
 
     def restore(self, tensors: object) -> None:
