@@ -1,13 +1,4 @@
-"""`keras.Model.fit` and `train_on_batch` for models with tables in a store, and `build` of Keras' optimizers.
-
-Keras' own train step cannot train a table in a store. So both methods are wrapped once, when the first store-backed
-layer is imported: models without such layers run Keras' own method, models with them run what the package above has
-registered. `evaluate`, `predict` and the other methods stay Keras' own and read rows through the layers; what they are
-given is checked before (`elastable.worker.rows.model_inputs`).
-
-A model's weights hold the rows of its tables, whose slots are in the store. So the optimizers' `build`, which makes
-slots of its own for each variable that it is given, is given the variables alone; the whole list is kept beside it.
-"""
+"""`keras.Model.fit` and `train_on_batch` for models with tables in a store, and `build` of Keras' optimizers."""
 
 from __future__ import annotations
 
@@ -18,8 +9,8 @@ import keras
 
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import Unsupported
+from elastable.worker.keras.keras_backend import trainer
 from elastable.worker.keras.seeds import layers_of
-from elastable.worker.keras.trainers import trainer
 
 __all__ = ["built_with", "has_tables_in_store", "wrap_method", "wrap_model_methods"]
 
@@ -35,7 +26,11 @@ def has_tables_in_store(model: keras.Model) -> bool:
 
 
 def wrap_model_methods() -> None:
-    """Wraps the methods of `keras.Model` that train; a second call changes nothing."""
+    """Wraps the methods of `keras.Model` that train, and `build` of optimizers; a second call changes nothing.
+
+    Keras' own train step cannot train a table in a store. Models without such tables run Keras' own method, others what
+    is registered (`register_trainers`). An optimizer is built for the variables alone: slots of tables are the store's.
+    """
     for name in _WRAPPED:
         wrap_method(name, functools.partial(_training, name))
     wrap_method("set_weights", _set_weights)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
@@ -19,11 +19,10 @@ from elastable.embedding_store.native.row_fold import COMBINERS
 from elastable.embedding_store.tables.row_dtypes import rounded_rows
 from elastable.worker.keras.structures import TensorLike
 from elastable.worker.rows.id_values import plain_ids
-from elastable.worker.rows.saved_rows import load_table, refuse_legacy_file, save_table
+from elastable.worker.rows.saved_rows import SavedArrays, load_table, refuse_legacy_file, save_table
 from elastable.worker.rows.store_backed import StoreBacked
-from elastable.worker.rows.store_layer import SavedArrays
 
-__all__ = ["Embedding"]
+__all__ = ["EdlEmbedding", "Embedding"]
 
 _OBJECTS = np.dtype(object)
 
@@ -361,3 +360,38 @@ def _sequentials_being_built() -> Iterator[dict[str, keras.Layer]]:
         if frame.f_code is _SEQUENTIAL_BUILD:
             yield frame.f_locals
         frame = frame.f_back  # type: ignore[assignment]
+
+
+# `et.Embedding` with the argument names of ElasticDL
+
+
+@keras.saving.register_keras_serializable(package="elastable")
+class EdlEmbedding(Embedding):
+    """`(batch, n)` integer ids to `(batch, n, embedding_dim)` rows.
+
+    Args:
+        embedding_size: Size of the vocabulary; None: any int64 id.
+        embedding_dim: Columns of a row.
+        name: Of the layer and of its table.
+        embedding_initializer: Distribution of the rows, by Keras' names.
+    """
+
+    def __init__(
+        self,
+        embedding_size: int | None,
+        embedding_dim: int,
+        name: str | None = None,
+        embedding_initializer: keras.Initializer | str = "uniform",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            embedding_size, embedding_dim, embeddings_initializer=embedding_initializer, name=name, **kwargs
+        )
+
+    def get_config(self) -> dict[str, object]:
+        """Everything needed to make the layer again, by this class's names."""
+        config = super().get_config()
+        config["embedding_size"] = config.pop("input_dim")
+        config["embedding_dim"] = config.pop("output_dim")
+        config["embedding_initializer"] = config.pop("embeddings_initializer")
+        return config

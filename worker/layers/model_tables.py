@@ -10,9 +10,8 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.keras.seeds import layers_of
-from elastable.worker.rows.keras_draw import first_rows
+from elastable.worker.rows.initializers import first_rows
 from elastable.worker.rows.store_backed import StoreBacked
-from elastable.worker.rows.store_layer import StoreLayer
 
 __all__ = ["forget_rows", "pretrained_rows", "store_layers", "tables_given"]
 
@@ -22,7 +21,7 @@ def store_layers(model: keras.Model) -> list[StoreBacked]:
     return [layer for layer in layers_of(model) if hasattr(layer, "table_spec") and not layer.on_worker]
 
 
-def pretrained_rows(layers: Sequence[StoreLayer], unseeded: bool = False) -> dict[str, Float32]:
+def pretrained_rows(layers: Sequence[StoreBacked], unseeded: bool = False) -> dict[str, Float32]:
     """Table name -> `[vocabulary, dim]` rows that it begins with: given to a layer, or drawn by Keras' initializer.
 
     Args:
@@ -43,8 +42,8 @@ def pretrained_rows(layers: Sequence[StoreLayer], unseeded: bool = False) -> dic
     return {name: rows for name, rows in found if rows is not None}
 
 
-def _refuse_different(layers: Sequence[StoreLayer]) -> None:
-    given: dict[str, StoreLayer] = {}
+def _refuse_different(layers: Sequence[StoreBacked]) -> None:
+    given: dict[str, StoreBacked] = {}
     for layer in layers:
         if layer.pretrained is None:
             continue

@@ -1,10 +1,4 @@
-"""Splits a traced loss into terms, and finds what each was divided by.
-
-A version's gradient must equal that of one batch of all its records, so micro-batches are combined term by term: a mean
-over records is weighted by records, a mean over chosen or unmasked values by their number, a sum by nothing. The graph
-of the loss is followed back through sums and constant factors to terms with a known divisor, whose values come from one
-record each (`elastable.worker.losses.origins`). What is unknown is reported, never guessed.
-"""
+"""Splits a traced loss into terms, and finds what each was divided by."""
 
 from __future__ import annotations
 
@@ -109,6 +103,10 @@ class _Leaf:
 
 class LossTerms:
     """Finds the terms of losses, and of other numbers, that are traced into a graph.
+
+    A version's gradient must equal that of one batch of all its records, so micro-batches are combined term by term: a
+    mean over records is weighted by records, a mean over chosen or unmasked values by their number, a sum by nothing.
+    The graph is followed back through sums and constant factors. What is unknown is reported, never guessed.
 
     Args:
         recorded: The reductions of Keras' losses in it, and other tensors with a known divisor.

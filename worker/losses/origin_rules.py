@@ -1,7 +1,4 @@
-"""What operations make of tensors that hold values of a batch record by record: the rules of `Origins`.
-
-A rule answers for one operation whether its result still keeps records apart. An operation without a rule mixes them.
-"""
+"""What operations make of tensors that hold values of a batch record by record: the rules of `Origins`."""
 
 from __future__ import annotations
 
@@ -93,7 +90,7 @@ _TOTAL = Origin(Holds.TOTAL)
 
 _Found = Sequence[Origin]
 Rule = Callable[[tf.Tensor, _Found], Origin | None]
-"""(a tensor, the origins of its operation's inputs) -> its origin; None: it mixes records."""
+"""(a tensor, the origins of its operation's inputs) -> its origin; None: it mixes records, as without a rule."""
 
 
 def rule_of(operation: tf.Operation) -> Rule:

@@ -1,9 +1,4 @@
-"""What a tensor of a traced step holds of its batch: nothing, how many records there are, or values record by record.
-
-A version is computed in micro-batches, so the value of a loss or metric can only be put together again where each
-element comes from one record. The graph is followed from the features, labels, weights and rows on. What is not known
-to keep records apart mixes them: an operation without a rule (`origin_rules`), as well as one that is known to mix.
-"""
+"""What a tensor of a traced step holds of its batch: nothing, how many records there are, or values of each record."""
 
 from __future__ import annotations
 
@@ -47,7 +42,9 @@ def _is_of_python(file: str) -> bool:
 
 
 class Origins:
-    """The origins of the tensors of one traced step.
+    """The origins of the tensors of one traced step, whose graph is followed from the batch and the rows on.
+
+    The value of a loss or metric can only be put together from micro-batches where each element comes from one record.
 
     Args:
         batch: The batch, as symbolic tensors of the graph.

@@ -21,8 +21,7 @@ from elastable.worker.keras.patched import patched
 from elastable.worker.keras.seeds import global_draws, layers_of
 from elastable.worker.keras.structures import TensorBatch, TensorLike
 from elastable.worker.layers.model_tables import store_layers
-from elastable.worker.models.offload import offloading
-from elastable.worker.models.on_worker import keep_on_worker
+from elastable.worker.models.offload import keep_on_worker, offloading
 from elastable.worker.readers import RaggedArray, Reader, SparseArray
 from elastable.worker.readers.records.reader import ModelInputs
 from elastable.worker.rows.model_inputs import exact_inputs, exact_leaf, list_length, map_inputs
@@ -30,7 +29,7 @@ from elastable.worker.rows.scope import PlanScope, entered
 from elastable.worker.rows.whole_table import rows_unlisted
 from elastable.worker.step.batch_checks import batch_spec, require_like, require_parts
 from elastable.worker.step.forward import Forward, forward, update_metrics, warn_of_values
-from elastable.worker.step.traced.own_step import overrides, rehearse
+from elastable.worker.step.traced.step_plan import overrides, rehearse
 
 __all__ = [
     "as_tensors",

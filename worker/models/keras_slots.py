@@ -1,10 +1,4 @@
-"""Slots of tables as Keras optimizers have them: taken over from variables, and in Keras files.
-
-A plain Keras optimizer has variables for each embedding. One that has only known a table in a store has none for it.
-Its part of a Keras file is nevertheless that of the plain one where embeddings are offloaded, slots included, so that
-what loads the file goes on. The slots of an `et.Embedding` are in the layer's part; those that a plain optimizer wrote
-are loaded.
-"""
+"""Slots of tables as Keras optimizers have them: taken over from variables, and in Keras files."""
 
 from __future__ import annotations
 
@@ -112,7 +106,12 @@ _Place: TypeAlias = "keras.Variable | _SlotOfTable"
 
 
 def wrap_optimizer_files() -> None:
-    """Wraps how Keras' optimizers write and read their part of a file; a second call changes nothing."""
+    """Wraps how Keras' optimizers write and read their part of a file; a second call changes nothing.
+
+    An optimizer that has only known a table in a store has no variables for it. Its part of a file is nevertheless that
+    of the plain one where embeddings are offloaded. The slots of an `et.Embedding` are in the layer's part; those that
+    a plain optimizer wrote are loaded.
+    """
     kind = keras.optimizers.Optimizer
     if "save_own_variables" not in vars(kind):
         kind.save_own_variables = _with_tables(kind.save_own_variables, _save)

@@ -1,7 +1,4 @@
-"""Flattens the ids of a call, and shapes flat rows into the call's output.
-
-Ids may be dense, ragged or sparse; everything in between handles flat int64 `[n]` ids and float32 `[n, dim]` rows.
-"""
+"""Flattens the ids of a call, and shapes flat rows into the call's output."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""What a model's integer inputs are given: exact integers, or an error; never what a cast makes of a float.
-
-Keras casts whatever an input is given to the input's dtype. A float column (pandas makes one of an integer column with
-a null) then trains other ids: 1.7 is 1, NaN is -2**63, and in an array 16777217.0 has passed through float32. So the
-methods of a model with our layers convert what its integer inputs are given before Keras does.
-"""
+"""What a model's integer inputs are given: exact integers, or an error; never what a cast makes of a float."""
 
 from __future__ import annotations
 
@@ -224,7 +219,8 @@ def _with_values(leaf: Leaf, values: Array) -> Leaf:
 def wrap_reading_methods() -> None:
     """Wraps the methods of `keras.Model` that read rows, and its call; a second call changes nothing.
 
-    They take exact inputs, and say as an `ElastableError` what a graph's assertion about ids has found.
+    Keras would cast floats to the input's dtype: 1.7 would be id 1, NaN -2**63. They take exact inputs, and say as an
+    `ElastableError` what a graph's assertion about ids has found.
     """
     for name in _READING:
         wrap_method(name, _reading)

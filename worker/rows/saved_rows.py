@@ -1,17 +1,13 @@
-"""How the rows of tables in a store are read and written whole: as a weight, and in Keras files.
-
-An offloaded `keras.layers.Embedding` is written as the plain layer: one array of all rows. A trained `et.Embedding`
-writes ids, rows, slots, the table's spec and its counters; an untrained one all rows, as the plain layer. Both load
-what the plain layer wrote.
-"""
+"""How the rows of tables in a store are read and written whole: as a weight, and in Keras files."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,13 +23,16 @@ from elastable.embedding_store.optimizers.registry import same_slots
 from elastable.embedding_store.tables.checks import require_ids
 from elastable.embedding_store.tables.row_blocks import fresh_rows, put_weights
 from elastable.embedding_store.tables.row_dtypes import rounded_rows
-from elastable.worker.rows.keras_draw import first_rows
-from elastable.worker.rows.store_layer import SavedArrays, StoreLayer
+from elastable.worker.rows.initializers import first_rows
+
+if TYPE_CHECKING:
+    from elastable.worker.rows.store_backed import StoreBacked
 
 __all__ = [
     "LARGEST_TABLE_BYTES",
     "MATRIX_VARIABLE",
     "PLAIN_ROWS",
+    "SavedArrays",
     "all_rows",
     "assign_rows",
     "leaving_rows_out",
@@ -48,6 +47,9 @@ __all__ = [
     "shown_size",
     "writing_tables_of",
 ]
+
+SavedArrays: TypeAlias = MutableMapping[str, npt.ArrayLike]
+"""The part of a Keras file that belongs to one layer: name -> array."""
 
 #: A larger table is written only within `writing_tables_of`.
 LARGEST_TABLE_BYTES = 1 << 30
@@ -88,7 +90,7 @@ def leaving_rows_out() -> Iterator[set[str]]:
         _left_out.reset(token)
 
 
-def _leaves_out(layer: StoreLayer) -> bool:
+def _leaves_out(layer: StoreBacked) -> bool:
     names = _left_out.get()
     if names is not None:
         names.add(layer.table_name)
@@ -96,7 +98,7 @@ def _leaves_out(layer: StoreLayer) -> bool:
     return names is not None
 
 
-def all_rows(layer: StoreLayer) -> Float32:
+def all_rows(layer: StoreBacked) -> Float32:
     """float32 `[vocabulary, dim]`: every row of a layer's fixed table, for a file.
 
     Raises:
@@ -107,7 +109,7 @@ def all_rows(layer: StoreLayer) -> Float32:
     return _read_all(layer, count)
 
 
-def rows_in_memory(layer: StoreLayer) -> Float32:
+def rows_in_memory(layer: StoreBacked) -> Float32:
     """float32 `[vocabulary, dim]`: every row of a layer's fixed table, for a program that reads its weight.
 
     Raises:
@@ -116,7 +118,7 @@ def rows_in_memory(layer: StoreLayer) -> Float32:
     return _read_all(layer, require_matrix(layer))
 
 
-def _read_all(layer: StoreLayer, count: int) -> Float32:
+def _read_all(layer: StoreBacked, count: int) -> Float32:
     rows = np.empty((count, layer.output_dim), np.float32)
     for start in range(0, len(rows), _BLOCK_ROWS):
         block = rows[start : start + _BLOCK_ROWS]
@@ -124,7 +126,7 @@ def _read_all(layer: StoreLayer, count: int) -> Float32:
     return rows
 
 
-def require_all_rows(layer: StoreLayer) -> int:
+def require_all_rows(layer: StoreBacked) -> int:
     """The number of rows of a fixed table; raises `Unsupported` for a table that takes any id."""
     if layer.input_dim is None:
         raise Unsupported(
@@ -134,7 +136,7 @@ def require_all_rows(layer: StoreLayer) -> int:
     return layer.input_dim
 
 
-def require_matrix(layer: StoreLayer) -> int:
+def require_matrix(layer: StoreBacked) -> int:
     """The number of rows of a fixed table that may be read in one go.
 
     Raises:
@@ -164,7 +166,7 @@ def _largest_matrix_bytes() -> int:
     return int(text) if text else _LARGEST_MATRIX_BYTES
 
 
-def load_all_rows(layer: StoreLayer, rows: npt.ArrayLike) -> None:
+def load_all_rows(layer: StoreBacked, rows: npt.ArrayLike) -> None:
     """Writes all rows of a fixed table; slots do not change, as when a Keras variable is assigned.
 
     Args:
@@ -195,7 +197,7 @@ def load_all_rows(layer: StoreLayer, rows: npt.ArrayLike) -> None:
             put_weights(source, layer.table_name, ids, rows[ids])
 
 
-def assign_rows(layer: StoreLayer, ids: Int64, rows: Float32) -> None:
+def assign_rows(layer: StoreBacked, ids: Int64, rows: Float32) -> None:
     """Writes rows by id; slots do not change.
 
     Args:
@@ -233,8 +235,8 @@ def assign_rows(layer: StoreLayer, ids: Int64, rows: Float32) -> None:
     put_weights(_writable(layer), layer.table_name, ids, rows)
 
 
-def save_table(layer: StoreLayer, store: SavedArrays) -> None:
-    """Writes the table of an `et.Embedding` into its part of a Keras file.
+def save_table(layer: StoreBacked, store: SavedArrays) -> None:
+    """Writes the table of an `et.Embedding` into its part of a Keras file: if it was never trained as the plain layer.
 
     Raises:
         Unsupported: the table is too large, or its store is not in this process.
@@ -258,14 +260,14 @@ def save_table(layer: StoreLayer, store: SavedArrays) -> None:
         store["untouched_decay"] = np.array(state.untouched_decay, np.float64)
 
 
-def _untouched(layer: StoreLayer) -> EmbeddingStore:
+def _untouched(layer: StoreBacked) -> EmbeddingStore:
     """A store with the layer's table, all of it initial values."""
     own = MemoryStore()
     own.create_table(layer.table_spec(layer.seed))
     return own
 
 
-def load_table(layer: StoreLayer, store: SavedArrays) -> None:
+def load_table(layer: StoreBacked, store: SavedArrays) -> None:
     """Reads what `save_table` wrote, or a plain Keras layer.
 
     A layer without a store gets a new one; otherwise the rows go into its store. Slots are loaded if the file's
@@ -305,7 +307,7 @@ def load_table(layer: StoreLayer, store: SavedArrays) -> None:
         layer.note_steps(steps)
 
 
-def load_plain_rows(layer: StoreLayer, store: SavedArrays) -> None:
+def load_plain_rows(layer: StoreBacked, store: SavedArrays) -> None:
     """Reads the rows that a plain `keras.layers.Embedding` wrote.
 
     Raises:
@@ -317,7 +319,7 @@ def load_plain_rows(layer: StoreLayer, store: SavedArrays) -> None:
     load_all_rows(layer, store[PLAIN_ROWS])
 
 
-def _no_rows(layer: StoreLayer, store: SavedArrays) -> str:
+def _no_rows(layer: StoreBacked, store: SavedArrays) -> str:
     found = f"{', '.join(sorted(store.keys()))} in its place" if len(store.keys()) else "nothing in its place"
     return (
         f"embedding layer {layer.name!r}: the file holds no rows for its table ({found}): another kind of layer, or "
@@ -346,7 +348,7 @@ class _Saved:
         self.vocabulary = spec.vocabulary_size
 
 
-def _saved_table(layer: StoreLayer, store: SavedArrays) -> _Saved:
+def _saved_table(layer: StoreBacked, store: SavedArrays) -> _Saved:
     spec = replace(spec_from_json(np.asarray(store["spec"], np.uint8).tobytes()), name=layer.table_name)
     ours = layer.table_spec()
     for what in ("dim", "vocabulary_size", "dtype"):
@@ -367,7 +369,7 @@ def _saved_state(store: SavedArrays) -> TableState:
     return TableState(counts, float(np.asarray(store["untouched_decay"])) if "untouched_decay" in store else None)
 
 
-def _writable(layer: StoreLayer) -> EmbeddingStore:
+def _writable(layer: StoreBacked) -> EmbeddingStore:
     if not isinstance(layer.source, EmbeddingStore):
         raise Unsupported(
             f"embedding layer {layer.name!r} reads its rows from elsewhere, and cannot save or load them here: save "
@@ -376,7 +378,7 @@ def _writable(layer: StoreLayer) -> EmbeddingStore:
     return layer.source
 
 
-def refuse_legacy_file(layer: StoreLayer) -> None:
+def refuse_legacy_file(layer: StoreBacked) -> None:
     """Raises `Unsupported` while Keras writes an HDF5 file of the old format, which cannot hold tables in a store."""
     if global_state.get_global_attribute("use_legacy_config", None):
         raise Unsupported(
@@ -385,7 +387,7 @@ def refuse_legacy_file(layer: StoreLayer) -> None:
         )
 
 
-def _refuse_large(layer: StoreLayer, size: int) -> None:
+def _refuse_large(layer: StoreBacked, size: int) -> None:
     largest = _largest.get()
     if size > largest:
         raise Unsupported(

@@ -1,12 +1,4 @@
-"""The current scope decides where an embedding call reads its rows.
-
-* no scope: the layer's source, or initial values (eager use, `predict`);
-* `PlanScope`: a step is traced to learn which ids every call needs;
-* `StepScope`: rows come from the Batch Embedding Tensors passed to the step;
-* `elastable.worker.step.traced.tape_scope.TapeScope`: rows are read at each call, for the user's own tapes.
-
-A scope covers the whole step: the model, its loss and its metrics. Scopes are per thread, like tracing.
-"""
+"""The current scope decides where an embedding call reads its rows."""
 
 from __future__ import annotations
 
@@ -14,14 +6,16 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import tensorflow as tf
 from tensorflow.python.eager import record
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.errors import ModelError, Unsupported
-from elastable.worker.rows.store_layer import StoreLayer
+
+if TYPE_CHECKING:
+    from elastable.worker.rows.store_backed import StoreBacked
 
 __all__ = [
     "EmbeddingCall",
@@ -48,21 +42,32 @@ class EmbeddingCall:
         ids: int64 `[n]` tensor of the trace it was recorded in.
     """
 
-    layer: StoreLayer
+    layer: StoreBacked
     ids: tf.Tensor
 
 
-class PlanScope:
-    """Records the ids of every embedding call and returns zeros as rows."""
+class RowScope:
+    """Provides rows to the embedding calls of a whole step: the model, its loss and its metrics.
+
+    Scopes are per thread, like tracing. Without one, a layer reads its source or initial values.
+    """
+
+    def leaves_out(self, layer: StoreBacked) -> bool:
+        """Whether a layer reads its rows as outside of a step."""
+        return False
+
+    def rows(self, layer: StoreBacked, ids: tf.Tensor) -> tf.Tensor:
+        """float32 `[n, dim]`: the rows of a call's int64 `[n]` ids."""
+        raise NotImplementedError
+
+
+class PlanScope(RowScope):
+    """Records the ids of every embedding call of a step that is traced, and returns zeros as rows."""
 
     def __init__(self) -> None:
         self.calls: list[EmbeddingCall] = []
 
-    def leaves_out(self, layer: StoreLayer) -> bool:
-        """No layer."""
-        return False
-
-    def rows(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
+    def rows(self, layer: StoreBacked, ids: tf.Tensor) -> tf.Tensor:
         """Records `ids` and returns zeros `[n, dim]`."""
         self.calls.append(EmbeddingCall(layer, ids))
         zeros = tf.zeros([tf.shape(ids)[0], layer.output_dim])
@@ -70,7 +75,7 @@ class PlanScope:
 
 
 @dataclass(slots=True)
-class StepScope:
+class StepScope(RowScope):
     """Gathers the rows of planned calls from the BETs, and looks up the others within the graph.
 
     Attributes:
@@ -85,7 +90,7 @@ class StepScope:
             regularizers have no effect.
     """
 
-    layers: Sequence[StoreLayer]
+    layers: Sequence[StoreBacked]
     inverses: Sequence[tf.Tensor | None]
     bets: dict[str, tf.Tensor]
     lookup: Callable[[str, Int64], Float32] | None = None
@@ -94,11 +99,11 @@ class StepScope:
     losses_read: bool = False
     _next: int = 0
 
-    def leaves_out(self, layer: StoreLayer) -> bool:
+    def leaves_out(self, layer: StoreBacked) -> bool:
         """A frozen one of another model, which was not planned."""
         return not layer.trainable and not any(each is layer for each in self.layers)
 
-    def rows(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
+    def rows(self, layer: StoreBacked, ids: tf.Tensor) -> tf.Tensor:
         """float32 `[n, dim]`: the rows of this call's ids."""
         call = self._next
         self._next += 1
@@ -118,11 +123,11 @@ class StepScope:
             return self._look_up_in_graph(layer, ids)
         return tf.gather(self.watched(layer, self.bets[layer.table_name], None), self.inverses[call])
 
-    def watched(self, layer: StoreLayer, rows: tf.Tensor, in_graph: int | None) -> tf.Tensor:
+    def watched(self, layer: StoreBacked, rows: tf.Tensor, in_graph: int | None) -> tf.Tensor:
         """The rows that a call gathers from; `in_graph` is the number of a call that could not be planned."""
         return rows
 
-    def _look_up_in_graph(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
+    def _look_up_in_graph(self, layer: StoreBacked, ids: tf.Tensor) -> tf.Tensor:
         if self.lookup is None:
             raise ModelError(f"embedding layer {layer.name!r}: its ids cannot be planned and no lookup is available")
         lookup = self.lookup
@@ -135,22 +140,12 @@ class StepScope:
         return tf.gather(self.watched(layer, bet, len(self.unplanned) - 1), inverse)
 
 
-def refuse_inner_call(layer: StoreLayer) -> NoReturn:
+def refuse_inner_call(layer: StoreBacked) -> NoReturn:
     """Raises `Unsupported` for a layer that is called inside an inner graph of the step."""
     raise Unsupported(
         f"embedding layer {layer.name!r} is called inside of a loop, a condition or a compiled function; call it "
         "outside and pass its output in"
     )
-
-
-class RowScope(Protocol):
-    """Provides rows to the embedding calls of a step."""
-
-    def leaves_out(self, layer: StoreLayer) -> bool:
-        """Whether a layer reads its rows as outside of a step."""
-
-    def rows(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
-        """float32 `[n, dim]`: the rows of a call's int64 `[n]` ids."""
 
 
 Scope = TypeVar("Scope", bound=RowScope)

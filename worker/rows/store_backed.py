@@ -28,8 +28,7 @@ from elastable.worker.keras.structures import TensorLike
 from elastable.worker.rows.combine import flatten_ids, shape_rows
 from elastable.worker.rows.export_rows import export_format, exported_rows, integer_ids_in_export
 from elastable.worker.rows.id_values import require_id_dtype
-from elastable.worker.rows.initializers import initializer_spec, seed_of
-from elastable.worker.rows.keras_draw import first_rows
+from elastable.worker.rows.initializers import first_rows, initializer_spec, seed_of
 from elastable.worker.rows.model_inputs import is_text, wrap_reading_methods
 from elastable.worker.rows.saved_rows import assign_rows, require_all_rows, require_matrix
 from elastable.worker.rows.scope import ALL_ROWS, current_scope

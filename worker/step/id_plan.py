@@ -1,9 +1,4 @@
-"""The id plan: the part of a step that computes ids from a batch, as a separate compiled function.
-
-The whole step (model, loss and metrics) is traced once; its embedding calls record their ids and return zeros. The part
-of the graph that those ids need becomes a separate function, so a worker knows every id of a micro-batch before it runs
-the step.
-"""
+"""The id plan: the part of a step that computes ids from a batch, as a separate compiled function."""
 
 from __future__ import annotations
 
@@ -24,10 +19,10 @@ from elastable.worker.keras.structures import BatchSpec, TensorBatch
 from elastable.worker.readers.records.pytrees import named_parts
 from elastable.worker.rows.id_values import assertion_of
 from elastable.worker.rows.scope import PLANNED_ROWS, EmbeddingCall, PlanScope, entered, refuse_inner_call
-from elastable.worker.rows.store_layer import StoreLayer
+from elastable.worker.rows.store_backed import StoreBacked
 from elastable.worker.step.batch_checks import flat_spec, pack_flat
 from elastable.worker.step.forward import forward, update_metrics
-from elastable.worker.step.traced.own_step import overrides, rehearse
+from elastable.worker.step.traced.step_plan import overrides, rehearse
 
 __all__ = ["IdPlan", "plan_ids"]
 
@@ -45,7 +40,7 @@ class IdPlan:
         columns: The columns of the batch that planned ids are computed from.
     """
 
-    layers: tuple[StoreLayer, ...]
+    layers: tuple[StoreBacked, ...]
     planned: tuple[bool, ...]
     columns: tuple[str, ...]
     _function: Callable[..., list[tf.Tensor]] | None
@@ -80,6 +75,9 @@ class IdPlan:
 
 def plan_ids(model: keras.Model, spec: BatchSpec, training: bool) -> IdPlan:
     """Traces the step of `model` on a batch of `spec` and extracts its id plan.
+
+    The whole step (model, loss and metrics) is traced; its embedding calls record their ids and return zeros. The part
+    of the graph that those ids need becomes a separate function.
 
     Args:
         model: A compiled and built model.
@@ -127,7 +125,7 @@ def plan_ids(model: keras.Model, spec: BatchSpec, training: bool) -> IdPlan:
     return IdPlan(layers, planned, tuple(columns), wrapped.prune(list(feeds), fetched))
 
 
-def _is_constant(model: keras.Model, layer: StoreLayer) -> bool:
+def _is_constant(model: keras.Model, layer: StoreBacked) -> bool:
     """Whether a layer that the step calls is a frozen one of another model, as a teacher's is: its rows are constants.
 
     Raises:

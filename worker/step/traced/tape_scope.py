@@ -12,7 +12,8 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.errors import Unsupported
 from elastable.master.api import Slices
 from elastable.worker.keras.structures import Gradient
-from elastable.worker.rows.store_layer import StoreLayer
+from elastable.worker.rows.scope import RowScope
+from elastable.worker.rows.store_backed import StoreBacked
 
 __all__ = ["TapeLookup", "TapeScope", "seen_by_tapes", "slices_of"]
 
@@ -29,22 +30,18 @@ class TapeLookup:
         rows: float32 `[u, dim]` tensor that the call gathered from, watched by all open tapes.
     """
 
-    layer: StoreLayer
+    layer: StoreBacked
     unique: Int64
     rows: tf.Tensor
 
 
-class TapeScope:
+class TapeScope(RowScope):
     """Reads the current rows at each call, and records the lookups."""
 
     def __init__(self) -> None:
         self.lookups: list[TapeLookup] = []
 
-    def leaves_out(self, layer: StoreLayer) -> bool:
-        """No layer."""
-        return False
-
-    def rows(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
+    def rows(self, layer: StoreBacked, ids: tf.Tensor) -> tf.Tensor:
         """float32 `[n, dim]`: the rows of this call's ids.
 
         Raises:
