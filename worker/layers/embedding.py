@@ -155,7 +155,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         """Symbolic output of symbolic ids."""
         dtype = keras.backend.standardize_dtype(inputs.dtype)
         if dtype == "string" or "int" in dtype:  # floats are refused when the layer is called on values
-            self._note_ids(dtype)
+            self.note_ids(dtype)
         ragged = bool(getattr(inputs, "ragged", False)) and self.combiner is None
         shape = self.output_shape_of(tuple(inputs.shape))
         return keras.KerasTensor(shape, dtype=self.compute_dtype, ragged=ragged)

@@ -218,17 +218,14 @@ def _refuse_unsupported(model: keras.Model) -> None:
         )
 
 
-def _states_of(model: keras.Model) -> list[keras.Variable]:
-    return [*variables_of(model.non_trainable_variables), *global_draws()]
-
-
 @contextmanager
 def _states_kept(model: keras.Model) -> Iterator[None]:
     """Restores the layers' states after the block; those of layers built meanwhile to their initial values.
 
     A layer may count its calls, update an average or draw a number; this call must not count.
     """
-    values: _States = [(variable, np.array(variable)) for variable in _states_of(model)]
+    states = [*variables_of(model.non_trainable_variables), *global_draws()]
+    values: _States = [(variable, np.array(variable)) for variable in states]
 
     def initial(variable: keras.Variable) -> keras.Initializer | npt.NDArray[np.generic]:
         # Where Keras builds a model by calling it on shapes, a variable has no value yet.

@@ -65,15 +65,13 @@ class OffloadedEmbedding(StoreBacked, keras.layers.Embedding):  # type: ignore[m
     def save_own_variables(self, store: SavedArrays) -> None:
         """Writes the rows as the plain layer does; raises `Unsupported` if there are too many (`et.save`)."""
         store[PLAIN_ROWS] = all_rows(self)
-        optimizer = None if self._trained_by is None else self._trained_by()
-        if optimizer is not None and isinstance(self._source, EmbeddingStore):
-            give_back_slots(optimizer, self, self._source)  # Keras writes the optimizer after the layers
+        if self.last_optimizer is not None and isinstance(self.source, EmbeddingStore):
+            give_back_slots(self.last_optimizer, self, self.source)  # Keras writes the optimizer after the layers
 
     def load_own_variables(self, store: SavedArrays) -> None:
         """Reads the rows of a plain layer."""
         load_plain_rows(self, store)
-        trained_by = None if self._trained_by is None else self._trained_by()
-        if trained_by is not None and knows_variable(trained_by, self):
+        if self.last_optimizer is not None and knows_variable(self.last_optimizer, self):
             self.note_steps(_LOADED)  # slots are those that Keras loads into the optimizer
 
 

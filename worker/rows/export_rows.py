@@ -140,12 +140,8 @@ def _trained(layer: StoreBacked) -> tuple[Int64, Float32, TableSpec, np.float32]
     ids = np.concatenate([np.zeros(0, np.int64), *(block.ids for block in blocks)])
     rows = np.concatenate([np.zeros((0, spec.dim), np.float32), *(block.weights for block in blocks)])
     order = np.argsort(ids)
-    return ids[order], rows[order], spec, _kept(source, spec)
-
-
-def _kept(source: EmbeddingStore, spec: TableSpec) -> np.float32:
-    decay = source.table_state(spec.name).untouched_decay
-    return np.float32(1) if decay is None else np.float32(np.exp(decay))
+    decay = source.table_state(name).untouched_decay
+    return ids[order], rows[order], spec, np.float32(1 if decay is None else np.exp(decay))
 
 
 def _refuse_large(layer: StoreBacked, rows: int) -> None:

@@ -285,24 +285,24 @@ def load_table(layer: StoreBacked, store: SavedArrays) -> None:
         raise BadInput(_no_rows(layer, store))
     if _leaves_out(layer):
         return
-    saved, steps = _saved_table(layer, store), int(np.asarray(store["steps"]))
+    (spec, ids, saved), steps = _saved_table(layer, store), int(np.asarray(store["steps"]))
     there = layer.source.specs().get(layer.table_name) if isinstance(layer.source, EmbeddingStore) else None
-    if there is None or (saved.vocabulary is None and there.seed != saved.spec.seed):
-        layer.attach(saved.store)
+    if there is None or (spec.vocabulary_size is None and there.seed != spec.seed):
+        layer.attach(saved)
         layer.note_steps(steps)
         return
     source, name = _writable(layer), layer.table_name
     for block in list(source.scan(name)):
-        gone = np.setdiff1d(block.ids, saved.ids)
+        gone = np.setdiff1d(block.ids, ids)
         if len(gone):
             source.delete(name, gone)
-    with_slots = steps >= 0 and same_slots(there.optimizer, saved.spec.optimizer)
-    for block in saved.store.scan(name):
+    with_slots = steps >= 0 and same_slots(there.optimizer, spec.optimizer)
+    for block in saved.scan(name):
         if with_slots:
             source.put(name, [replace(block, touches=None)])
         else:
             put_weights(source, name, block.ids, block.weights)
-    _put_untouched(source, saved)
+    _put_untouched(source, spec, ids, saved)
     if with_slots:
         layer.note_steps(steps)
 
@@ -328,27 +328,20 @@ def _no_rows(layer: StoreBacked, store: SavedArrays) -> str:
     )
 
 
-def _put_untouched(source: EmbeddingStore, saved: _Saved) -> None:
+def _put_untouched(source: EmbeddingStore, spec: TableSpec, with_rows: Int64, saved: EmbeddingStore) -> None:
     """Restores ids of a fixed table that had no row when it was saved: they read the same values as then."""
-    name = saved.spec.name
-    for start in range(0, saved.vocabulary or 0, _BLOCK_ROWS):
-        ids = np.arange(start, min(start + _BLOCK_ROWS, saved.vocabulary or 0), dtype=np.int64)
-        ids = np.setdiff1d(ids, saved.ids)
-        read, expected = source.lookup({name: ids})[name], saved.store.lookup({name: ids})[name]
+    name, vocabulary = spec.name, spec.vocabulary_size or 0
+    for start in range(0, vocabulary, _BLOCK_ROWS):
+        ids = np.arange(start, min(start + _BLOCK_ROWS, vocabulary), dtype=np.int64)
+        ids = np.setdiff1d(ids, with_rows)
+        read, expected = source.lookup({name: ids})[name], saved.lookup({name: ids})[name]
         other = np.flatnonzero((read != expected).any(axis=1))
         if len(other):
             put_weights(source, name, ids[other], expected[other])
 
 
-class _Saved:
-    """A table read from a file into a new store."""
-
-    def __init__(self, spec: TableSpec, ids: Int64, store: MemoryStore) -> None:
-        self.spec, self.ids, self.store = spec, ids, store
-        self.vocabulary = spec.vocabulary_size
-
-
-def _saved_table(layer: StoreBacked, store: SavedArrays) -> _Saved:
+def _saved_table(layer: StoreBacked, store: SavedArrays) -> tuple[TableSpec, Int64, MemoryStore]:
+    """A table's spec, ids, and a new store with what the file holds of it."""
     spec = replace(spec_from_json(np.asarray(store["spec"], np.uint8).tobytes()), name=layer.table_name)
     ours = layer.table_spec()
     for what in ("dim", "vocabulary_size", "dtype"):
@@ -360,13 +353,10 @@ def _saved_table(layer: StoreBacked, store: SavedArrays) -> _Saved:
     ids = np.asarray(store["ids"], np.int64)
     rows, slots = np.asarray(store["rows"], np.float32), np.asarray(store["slots"], np.float32)
     own.put(spec.name, [RowBlock(ids, rows, slots)])
-    own.put_table_state(spec.name, _saved_state(store))
-    return _Saved(spec, ids, own)
-
-
-def _saved_state(store: SavedArrays) -> TableState:
     counts = np.asarray(store["admission_counts"], np.uint8) if "admission_counts" in store else None
-    return TableState(counts, float(np.asarray(store["untouched_decay"])) if "untouched_decay" in store else None)
+    decay = float(np.asarray(store["untouched_decay"])) if "untouched_decay" in store else None
+    own.put_table_state(spec.name, TableState(counts, decay))
+    return spec, ids, own
 
 
 def _writable(layer: StoreBacked) -> EmbeddingStore:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -33,7 +33,7 @@ from elastable.worker.losses.loss_parts import (
 from elastable.worker.losses.loss_terms import LossTerms
 from elastable.worker.losses.origins import Origins
 from elastable.worker.losses.recording import RecordedLoss, Recording, recording
-from elastable.worker.rows.scope import StepScope, entered
+from elastable.worker.rows.scope import StepScope, entered, seen_by_tapes
 from elastable.worker.rows.store_backed import StoreBacked
 from elastable.worker.step.batch_checks import flat_spec, pack_flat, records_in
 from elastable.worker.step.forward import forward, update_metrics, warn_of_values
@@ -41,7 +41,6 @@ from elastable.worker.step.id_plan import IdPlan
 from elastable.worker.step.id_set import IdSets
 from elastable.worker.step.traced.own_step import Applied, Gathering, OwnStepScope
 from elastable.worker.step.traced.step_plan import StepPlan, collecting, overrides
-from elastable.worker.step.traced.tape_scope import seen_by_tapes
 from elastable.worker.step.trainable import frozen_tables, imposed, is_trained
 
 __all__ = ["EvaluateStep", "Lookup", "OwnTrainStep", "StepResult", "TrainStep", "dense_parts", "scale_variables"]
@@ -70,10 +69,7 @@ class PartTensors(NamedTuple):
     unplanned: dict[int, tuple[tf.Tensor, tf.Tensor]]
 
 
-Output = TypeVar("Output")
-
-
-class ModelStep(ABC, Generic[Output]):
+class ModelStep(ABC):
     """A compiled call of a model with BETs instead of tables.
 
     Args:
@@ -100,16 +96,16 @@ class ModelStep(ABC, Generic[Output]):
             *(tf.TensorSpec([None], tf.int32) for _ in plan.tables),
             tf.TensorSpec([], tf.int64),
         ]
-        self._function: Callable[..., Output] | None = self._untraced()
+        self._function: Callable[..., Any] | None = self._untraced()
 
-    def _untraced(self) -> Callable[..., Output] | None:
+    def _untraced(self) -> Callable[..., Any] | None:
         return self._body if getattr(self._model, "run_eagerly", False) else None
 
     @abstractmethod
-    def _body(self, *flat: tf.Tensor) -> Output:
+    def _body(self, *flat: tf.Tensor) -> object:
         """The step: a function of the batch, BETs, inverses and the number of the micro-batch."""
 
-    def _call(self, batch: TensorBatch, bets: Mapping[str, tf.Tensor], ids: IdSets, micro_batch: int) -> Output:
+    def _call(self, batch: TensorBatch, bets: Mapping[str, tf.Tensor], ids: IdSets, micro_batch: int) -> Any:
         if self._function is None:
             # A concrete function: calls skip the search for a matching trace.
             self._function = self._traced().get_concrete_function()
@@ -138,7 +134,8 @@ class ModelStep(ABC, Generic[Output]):
         self._model.reset_metrics()
         with entered(scope):
             done = forward(self._model, batch, self._training)
-            penalty = self._penalty(scope)
+            terms = [penalty(scope.bets[layer.table_name]) for layer, penalty in self._regularized(scope)]
+            penalty = tf.add_n(terms) if terms else None
             if penalty is not None and done.loss.shape.rank != 0:
                 raise Unsupported(
                     f"model {self._model.name!r}: a loss with a value for each record (reduction 'none') cannot be "
@@ -146,10 +143,6 @@ class ModelStep(ABC, Generic[Output]):
                 )
             update_metrics(self._model, done, done.loss if penalty is None else done.loss + penalty)
         return done.loss, penalty
-
-    def _penalty(self, scope: StepScope) -> tf.Tensor | None:
-        terms = [penalty(scope.bets[layer.table_name]) for layer, penalty in self._regularized(scope)]
-        return tf.add_n(terms) if terms else None
 
     def _regularized(self, scope: StepScope) -> list[tuple[StoreBacked, Callable[[tf.Tensor], tf.Tensor]]]:
         """The layers with a penalty: once per layer, over the rows of its table that this batch touches.
@@ -166,7 +159,7 @@ class ModelStep(ABC, Generic[Output]):
         ]
 
 
-class EvaluateStep(ModelStep[list[tf.Tensor]]):
+class EvaluateStep(ModelStep):
     """Forward pass and metrics of one micro-batch, as in inference."""
 
     def __init__(self, model: keras.Model, spec: BatchSpec, plan: IdPlan, lookup: Lookup | None) -> None:
@@ -228,7 +221,7 @@ class StepTensors(NamedTuple):
     metrics: list[tf.Tensor]
 
 
-class TrainStep(ModelStep[StepTensors]):
+class TrainStep(ModelStep):
     """Forward, backward and metrics of one micro-batch.
 
     Args:
@@ -396,9 +389,9 @@ class TrainStep(ModelStep[StepTensors]):
         """Table -> float32 `[u]`: what each row adds to the loss."""
         found: dict[str, tf.Tensor] = {}
         for layer, regularizer in self._regularized(scope):
-            each = functools.partial(_of_one_row, regularizer)
-            penalty = tf.vectorized_map(each, tf.stop_gradient(scope.bets[layer.table_name]))
             table = layer.table_name
+            each = functools.partial(_of_one_row, regularizer)
+            penalty = tf.vectorized_map(each, tf.stop_gradient(scope.bets[table]))
             found[table] = found[table] + penalty if table in found else penalty
         return found
 

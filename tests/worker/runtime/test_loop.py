@@ -131,9 +131,9 @@ def test_nobody_waits_for_a_master_that_has_ended_to_hear_of_a_lost_store(
     session = worker._session
     assert isinstance(session, RemoteSession)
     assert session._ended.wait(60)
-    worker._tell(error)
+    worker._report(error)
     assert "could not be informed" not in caplog.text
-    worker._tell(BadGradient("of the model"))
+    worker._report(BadGradient("of the model"))
     assert "could not be informed" in caplog.text
 
 

@@ -6,9 +6,10 @@ import codecs
 import csv as header_csv
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -95,14 +96,9 @@ class CsvReader(BlockReader):
         if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n':
             raise BadInput(f"CSV: delimiter {delimiter!r}; use one ASCII character that is no quote or line end")
         self._delimiter, self._encoding = delimiter, _checked_encoding(encoding, delimiter)
-        choice = ColumnChoice(
-            features,
-            label,
-            weight,
-            {} if column_types is None else column_types,
-            {} if fill_null is None else fill_null,
-        )
-        self._files = files
+        options: Iterator[Any] = ({} if given is None else given for given in (column_types, fill_null))
+        choice = ColumnChoice(features, label, weight, *options)
+        self.files = files
         self._indexes = [index_csv(file, block_records, delimiter, column_names is None) for file in files]
         #: Of each file.
         self._names = [
@@ -112,19 +108,19 @@ class CsvReader(BlockReader):
         self._places = [(p, block) for p, index in enumerate(self._indexes) for block in range(index.counts.size)]
         counts = [int(self._indexes[place].counts[block]) for place, block in self._places]
         super().__init__(files, self._names, counts, choice, transform, cached_blocks)
-        self._parse(self._text(0), {}, self._in_file[:1])  # a malformed record is told at once
+        self._parse(self._text(0), {}, self.in_file[:1])  # a malformed record is told at once
 
-    def _feed(self, inputs: ModelInputs) -> None:
-        super()._feed(inputs)
+    def feed(self, inputs: ModelInputs) -> None:
+        super().feed(inputs)
         self._first: pa.Table | None = None  # the first block, with types as they look
-        self._parsed = {name: kind for name in self._in_file if (kind := self._choice.type_of(name)) is not None}
+        self._parsed = {name: kind for name in self.in_file if (kind := self.choice.type_of(name)) is not None}
 
     def types_of(self, name: str, want: str) -> list[tuple[DataFile, pa.DataType]]:
         """The type to parse a column as: of all files the one that the first block and the model's input tell."""
-        if (named := self._choice.type_of(name)) is not None:
-            return [(self._files[0], named)]
+        if (named := self.choice.type_of(name)) is not None:
+            return [(self.files[0], named)]
         if self._first is None:
-            self._first = self._parse(self._text(0), {}, self._in_file)
+            self._first = self._parse(self._text(0), {}, self.in_file)
         found = self._first.field(name).type
         boolean, number = pa.types.is_boolean(found), pa.types.is_integer(found) or pa.types.is_floating(found)
         kind = found
@@ -139,7 +135,7 @@ class CsvReader(BlockReader):
         elif not want and pa.types.is_floating(found) and _large(self._first[name]):
             self._refuse_large_integers(name)
         self._parsed[name] = kind
-        return [(self._files[0], kind)]
+        return [(self.files[0], kind)]
 
     def read_block(self, block: int) -> Decoded:
         """Reads and parses one block.
@@ -148,9 +144,9 @@ class CsvReader(BlockReader):
             BadInput: a malformed record, by file and line; a file that changed.
         """
         number, local = self._places[block]
-        file, index = self._files[number], self._indexes[number]
+        file, index = self.files[number], self._indexes[number]
         text = self._text(block)
-        table = self._parse(text, self._parsed, self._in_file)
+        table = self._parse(text, self._parsed, self.in_file)
         if table.num_rows != index.counts[local]:
             raise BadInput(
                 f"{file}: {table.num_rows} records from line {index.lines[local]} on, where there were "
@@ -160,7 +156,7 @@ class CsvReader(BlockReader):
 
     def _text(self, block: int) -> _Text:
         number, local = self._places[block]
-        file, index = self._files[number], self._indexes[number]
+        file, index = self.files[number], self._indexes[number]
         try:
             with file.open() as opened:
                 opened.seek(int(index.offsets[local]))
@@ -221,7 +217,7 @@ class CsvReader(BlockReader):
             largest = max((value.strip() for value in texts.filter(whole).to_pylist()), key=len)
             largest = largest if len(largest) <= 40 else f"{largest[:40]}... ({len(largest)} digits)"
             raise BadInput(
-                f"{self._files[0]}: column {name!r} holds integers beyond int64, such as {largest}; say "
+                f"{self.files[0]}: column {name!r} holds integers beyond int64, such as {largest}; say "
                 f"column_types={{{name!r}: 'uint64-bits'}} for ids whose 64 bits are kept as an int64, or 'string' "
                 "(et.Embedding hashes strings)"
             )
@@ -233,7 +229,7 @@ class CsvReader(BlockReader):
         """
         table = self._parse_as_written(text, types, columns)
         for number, name in enumerate(table.column_names):
-            if name in self._choice.fill_null and pa.types.is_string(table.schema.field(number).type):
+            if name in self.choice.fill_null and pa.types.is_string(table.schema.field(number).type):
                 filled = pc.if_else(pc.equal(table[name], ""), pa.scalar(None, pa.string()), table[name])
                 table = table.set_column(number, name, filled)
         return table

@@ -15,10 +15,9 @@ from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import BatchSpec, Gradient, TensorBatch
-from elastable.worker.rows.scope import RowScope, entered, refuse_inner_call
+from elastable.worker.rows.scope import RowScope, entered, refuse_inner_call, seen_by_tapes
 from elastable.worker.rows.store_backed import StoreBacked
 from elastable.worker.step.batch_checks import flat_spec, pack_flat
-from elastable.worker.step.traced.tape_scope import seen_by_tapes
 from elastable.worker.step.trainable import is_trained
 
 __all__ = [
