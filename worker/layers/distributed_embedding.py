@@ -196,11 +196,7 @@ class DistributedEmbedding(keras.layers.Layer):  # type: ignore[misc]
 def _leaves_of(
     structure: TensorStructure, features: Structure[_Feature], where: str
 ) -> Iterator[tuple[_Feature, TensorLike]]:
-    """Each feature with its value; lists and tuples are equivalent, as in a saved model.
-
-    Raises:
-        BadInput: names where the structures differ.
-    """
+    """Each feature with its value; lists and tuples are equivalent, as in a saved model. Raises `BadInput`."""
     if isinstance(features, _Feature):
         yield features, structure
         return
@@ -346,11 +342,7 @@ def _refuse_feature(path: str, feature: object) -> None:
 
 
 def _table_config(table: object) -> TableConfig:
-    """A table description of any class as `et.TableConfig`.
-
-    Raises:
-        BadSpec: a combiner or placement that keras-rs does not have.
-    """
+    """A table description of any class as `et.TableConfig`; raises `BadSpec`."""
     said = {part.name: getattr(table, part.name) for part in fields(TableConfig) if hasattr(table, part.name)}
     own = TableConfig(**said)
     if own.combiner not in COMBINERS:

@@ -272,11 +272,7 @@ def _restore(model: keras.Model, values: _States) -> None:
 
 
 def _require_sums(model: keras.Model, done: Forward) -> None:
-    """Refuses a user's metric whose state is not a sum over records, because micro-batches could not be merged.
-
-    Raises:
-        Unsupported: naming the metric: seeing the same predictions again does not double its state.
-    """
+    """Refuses a user's metric whose state is not a sum over records, because micro-batches could not be merged."""
     metrics = [part for metric in model.metrics for part in getattr(metric, "metrics", None) or [metric]]
     own = [metric for metric in metrics if type(metric).__module__.split(".")[0] != "keras"]
     if not own:

@@ -44,7 +44,6 @@ __all__ = [
     "require_matrix",
     "rows_in_memory",
     "save_table",
-    "shown_size",
     "writing_tables_of",
 ]
 
@@ -147,14 +146,14 @@ def require_matrix(layer: StoreBacked) -> int:
     size = count * layer.output_dim * 4
     if size > largest:
         raise Unsupported(
-            f"embedding layer {layer.name!r}: all its rows take {shown_size(size)}, and a weight of at most "
-            f"{shown_size(largest)} is read in one go; read rows by id with layer.read_rows(ids), or set "
+            f"embedding layer {layer.name!r}: all its rows take {_shown_size(size)}, and a weight of at most "
+            f"{_shown_size(largest)} is read in one go; read rows by id with layer.read_rows(ids), or set "
             f"{MATRIX_VARIABLE}={size} in the environment"
         )
     return count
 
 
-def shown_size(size: int) -> str:
+def _shown_size(size: int) -> str:
     """A number of bytes for a message."""
     return f"{size / 2**20:,.0f} MiB" if size >= 10 * 2**20 else f"{size:,} bytes"
 
@@ -381,7 +380,7 @@ def _refuse_large(layer: StoreBacked, size: int) -> None:
     largest = _largest.get()
     if size > largest:
         raise Unsupported(
-            f"embedding layer {layer.name!r}: its rows take {shown_size(size)}, and tables of at most "
-            f"{shown_size(largest)} are written whole: et.save(model, path, largest_table_bytes={size}) writes it; "
+            f"embedding layer {layer.name!r}: its rows take {_shown_size(size)}, and tables of at most "
+            f"{_shown_size(largest)} are written whole: et.save(model, path, largest_table_bytes={size}) writes it; "
             "a checkpoint of a job (docs/checkpoints.md) holds tables of any size"
         )

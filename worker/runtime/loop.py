@@ -243,11 +243,7 @@ class Worker:
             self._rows_ahead.begin(self._feed.following(prepared))
 
     def _go_back(self, ahead: FutureVersion) -> None:
-        """Starts again with a restarted master, which is at an earlier version.
-
-        Raises:
-            FutureVersion: the master stays behind for longer than the deadline, so it is not a restart.
-        """
+        """Starts again with a restarted master, which is at an earlier version, unless it stays behind: no restart."""
         self._ahead_since = self._ahead_since or time.monotonic()
         if time.monotonic() - self._ahead_since > self._deadline_s:
             raise ahead

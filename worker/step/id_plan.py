@@ -128,11 +128,7 @@ def plan_ids(model: keras.Model, spec: BatchSpec, training: bool) -> IdPlan:
 
 
 def _is_constant(model: keras.Model, layer: StoreBacked) -> bool:
-    """Whether a layer that the step calls is a frozen one of another model, as a teacher's is: its rows are constants.
-
-    Raises:
-        ModelError: it is none of the model's, and not frozen.
-    """
+    """Whether a layer is a frozen one of another model, as a teacher's is: its rows are constants."""
     of_model = [each for each in layers_of(model) if hasattr(each, "table_spec")]
     shares = layer.table_is_explicit and any(each.table_name == layer.table_name for each in of_model)
     if shares or any(each is layer for each in of_model):

@@ -49,7 +49,7 @@ __all__ = ["EvaluateStep", "Lookup", "OwnTrainStep", "StepResult", "TrainStep", 
 Lookup = Callable[[str, Int64], Float32]
 
 
-class PartTensors(NamedTuple):
+class _PartTensors(NamedTuple):
     """The gradient of one part of a micro-batch's loss, as tensors.
 
     Attributes:
@@ -212,11 +212,11 @@ class StepResult:
     parts: tuple[GradientPart, ...] = ()
 
 
-class StepTensors(NamedTuple):
+class _StepTensors(NamedTuple):
     """What the compiled step returns; `parts` has one entry for each part of the loss."""
 
     loss: tf.Tensor
-    parts: list[PartTensors]
+    parts: list[_PartTensors]
     states: list[tf.Tensor]
     metrics: list[tf.Tensor]
 
@@ -250,7 +250,7 @@ class TrainStep(ModelStep):
         self._seed, self._steps = seed, steps
         self._variables, self._states = dense_parts(model, steps)
         self._trainable = b""
-        self._traces: dict[bytes, Callable[..., StepTensors] | None] = {}
+        self._traces: dict[bytes, Callable[..., _StepTensors] | None] = {}
         self._average = average
         self._seed_states = seed_states(model, seed)
         self._unplanned: list[str] = []
@@ -292,7 +292,7 @@ class TrainStep(ModelStep):
             parts=tuple(gradients[1:]),
         )
 
-    def _as_part(self, kind: DivisorKind | None, part: PartTensors, ids: IdSets) -> GradientPart:
+    def _as_part(self, kind: DivisorKind | None, part: _PartTensors, ids: IdSets) -> GradientPart:
         amount, losses, penalties, dense, planned, unplanned = part
         gathered: dict[str, list[Slices]] = {}
         for table, (values, positions) in planned.items():
@@ -313,7 +313,7 @@ class TrainStep(ModelStep):
             },
         )
 
-    def _body(self, *flat: tf.Tensor) -> StepTensors:
+    def _body(self, *flat: tf.Tensor) -> _StepTensors:
         batch, bets, inverses, micro_batch = self._unpack(flat)
         set_seeds(self._seed_states, self._seed, micro_batch)
         frozen = frozen_tables(self._model, list(self._plan.layers))
@@ -328,7 +328,7 @@ class TrainStep(ModelStep):
         parts = self._with_metrics(parts, recorded, batch, scope, metrics)
         self._unplanned = [table for table, _, _ in scope.unplanned]
         self._kinds[self._trainable] = [part.kind for part in parts]
-        return StepTensors(
+        return _StepTensors(
             loss if penalty is None else loss + penalty,
             [self._gradient(tape, part, scope, first=part is parts[0]) for part in parts],
             _values(self._states),
@@ -395,7 +395,7 @@ class TrainStep(ModelStep):
             found[table] = found[table] + penalty if table in found else penalty
         return found
 
-    def _gradient(self, tape: tf.GradientTape, part: LossPart, scope: StepScope, first: bool) -> PartTensors:
+    def _gradient(self, tape: tf.GradientTape, part: LossPart, scope: StepScope, first: bool) -> _PartTensors:
         """The gradient of a part; the first part has one for every dense variable."""
         if part.loss is None:
             return _of_metrics(part)
@@ -403,10 +403,12 @@ class TrainStep(ModelStep):
         variables = [variable.value for variable in self._variables if id(variable) in trained]
         bets = [scope.bets[table] for table in self._tables]
         in_graph = [bet for _, _, bet in scope.unplanned]
-        dense, planned, unplanned = scaled_gradient(tape, part.loss, (variables, bets, in_graph), self._model.optimizer)
+        dense, planned, unplanned = _scaled_gradient(
+            tape, part.loss, (variables, bets, in_graph), self._model.optimizer
+        )
         gradients = iter(dense)
         every = [next(gradients) if id(variable) in trained else None for variable in self._variables]
-        return PartTensors(
+        return _PartTensors(
             _amount(part.amount),
             dict(part.losses),
             dict(part.penalties),
@@ -487,8 +489,8 @@ def _dense(gradient: Gradient, source: tf.Tensor) -> tf.Tensor:
     return tf.zeros_like(source) if gradient is None else tf.convert_to_tensor(gradient)
 
 
-def _of_metrics(part: LossPart) -> PartTensors:
-    return PartTensors(_amount(part.amount), dict(part.losses), {}, {}, {}, {})
+def _of_metrics(part: LossPart) -> _PartTensors:
+    return _PartTensors(_amount(part.amount), dict(part.losses), {}, {}, {}, {})
 
 
 def _of_one_row(regularizer: Callable[[tf.Tensor], tf.Tensor], row: tf.Tensor) -> tf.Tensor:
@@ -529,7 +531,7 @@ def scale_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variabl
     return [getattr(optimizer, _KEPT)]
 
 
-def scaled_gradient(
+def _scaled_gradient(
     tape: tf.GradientTape,
     loss: tf.Tensor,
     sources: Sequence[Sequence[tf.Tensor]],
@@ -571,7 +573,7 @@ class OwnTrainStep(TrainStep):
                     "embeddings_regularizer out, and add it to the loss for the rows that the layer returned"
                 )
 
-    def _body(self, *flat: tf.Tensor) -> StepTensors:
+    def _body(self, *flat: tf.Tensor) -> _StepTensors:
         assert self._steps is not None
         batch, bets, inverses, micro_batch = self._unpack(flat)
         scope = OwnStepScope(self._plan.layers, inverses, bets, self._lookup)
@@ -589,7 +591,7 @@ class OwnTrainStep(TrainStep):
         parts = self._with_metrics(parts, recorded, batch, scope, metrics)
         self._unplanned = [table for table, _, _ in scope.unplanned]
         self._kinds[self._trainable] = [part.kind for part in parts]
-        return StepTensors(
+        return _StepTensors(
             tf.add_n([tf.reduce_mean(applied.loss) for applied in gathering.applied]),
             [
                 *(
@@ -604,7 +606,7 @@ class OwnTrainStep(TrainStep):
 
     def _pushed(
         self, applied: Applied, losses: Mapping[int, tf.Tensor], scope: OwnStepScope, first: bool
-    ) -> PartTensors:
+    ) -> _PartTensors:
         """The gradient of one `step.apply`."""
         frozen = frozen_tables(self._model, list(self._plan.layers))
         planned: dict[str, list[tuple[tf.Tensor, tf.Tensor]]] = {table: [] for table in self._tables}
@@ -616,7 +618,7 @@ class OwnTrainStep(TrainStep):
                 planned[layer.table_name].append(_as_slices(found, rows))
             else:
                 unplanned[number] = (_dense(found, rows), scope.unplanned[number][1])
-        return PartTensors(
+        return _PartTensors(
             _amount(applied.amount),
             dict(losses),
             {},

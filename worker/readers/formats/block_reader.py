@@ -261,11 +261,7 @@ def _require_same_folders(files: Sequence[DataFile]) -> None:
 
 
 def _folder_type(files: Sequence[DataFile], key: str, want: str) -> pa.DataType:
-    """Arrow type of a folder's values: as the model's input wants it, else int64 if all are integers.
-
-    Raises:
-        BadInput: a value beyond int64.
-    """
+    """Arrow type of a folder's values: as the model's input wants it, else int64 if all are integers."""
     if want.startswith(("float", "bfloat")):
         return pa.float64()
     values = [(file, value) for file in files if (value := dict(file.partitions)[key]) is not None]

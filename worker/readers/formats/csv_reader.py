@@ -99,7 +99,7 @@ class CsvReader(BlockReader):
         options: Iterator[Any] = ({} if given is None else given for given in (column_types, fill_null))
         choice = ColumnChoice(features, label, weight, *options)
         self.files = files
-        self._indexes = [index_csv(file, block_records, delimiter, column_names is None) for file in files]
+        self._indexes = [_index_csv(file, block_records, delimiter, column_names is None) for file in files]
         #: Of each file.
         self._names = [
             self._header(file, index) if column_names is None else list(column_names)
@@ -166,7 +166,7 @@ class CsvReader(BlockReader):
 
         @cache
         def lines() -> list[int]:
-            return list(record_starts(raw, self._delimiter)[1] + index.lines[local] - 1)
+            return list(_record_starts(raw, self._delimiter)[1] + index.lines[local] - 1)
 
         text = self._as_utf8(raw, file, int(index.lines[local]))
         return _Text(text, self._names[number], lambda record: f"{file}, line {lines()[record]}")
@@ -180,12 +180,8 @@ class CsvReader(BlockReader):
             line += raw[: error.start].replace(b"\r\n", b"\n").replace(b"\r", b"\n").count(b"\n")
             raise BadInput(f"{file}, line {line}: is no {self._encoding}: {error}") from error
 
-    def _header(self, file: DataFile, index: CsvIndex) -> list[str]:
-        """The names of a file's columns.
-
-        Raises:
-            BadInput: there are none, or another delimiter cuts both header and first record, and into more fields.
-        """
+    def _header(self, file: DataFile, index: _CsvIndex) -> list[str]:
+        """The names of a file's columns; raises `BadInput` where another delimiter cuts it into more fields."""
         try:
             text = self._as_utf8(index.header, file, 1).decode()
             # Arrow takes a second for some thousand names.
@@ -265,7 +261,7 @@ class CsvReader(BlockReader):
 
     def _malformed(self, text: _Text, error: Exception) -> BadInput:
         """Finds the first malformed record by bisection: a prefix that contains it cannot be read."""
-        starts, _ = record_starts(text.utf8, self._delimiter)
+        starts, _ = _record_starts(text.utf8, self._delimiter)
         ends = [*starts[1:].tolist(), len(text.utf8)]
         reasons: list[Exception] = [error]
 
@@ -304,11 +300,7 @@ def _from_text(values: pa.Array, kind: pa.DataType, want: str, at: At) -> pa.Arr
 
 
 def _checked_encoding(encoding: str, delimiter: str) -> str:
-    """Python's name of an encoding in which records can be found by bytes.
-
-    Raises:
-        BadInput: an unknown encoding, or one in which ASCII characters are other bytes or parts of other characters.
-    """
+    """Python's name of an encoding in which records can be found by bytes: ASCII characters are the same there."""
     try:
         found = codecs.lookup(encoding)
         name = "utf-8" if found.name == "utf-8-sig" else found.name
@@ -350,7 +342,7 @@ _MODE, _RECORDS, _RECORD_LINE = 0, 3, 4
 
 
 @dataclass(frozen=True, slots=True)
-class CsvIndex:
+class _CsvIndex:
     """Blocks of a file's records, without the header.
 
     Attributes:
@@ -368,7 +360,7 @@ class CsvIndex:
     counts: Int64
 
 
-def index_csv(file: DataFile, block_records: int, delimiter: str, has_header: bool) -> CsvIndex:
+def _index_csv(file: DataFile, block_records: int, delimiter: str, has_header: bool) -> _CsvIndex:
     """Finds the blocks of `block_records` records each (the last may have fewer).
 
     A record ends with its line, unless within quotes; empty lines are skipped.
@@ -399,10 +391,10 @@ def index_csv(file: DataFile, block_records: int, delimiter: str, has_header: bo
     counts = np.full(starts.size, block_records, np.int64)
     if counts.size:
         counts[-1] = records - (counts.size - 1) * block_records
-    return CsvIndex(header, re.split(rb"[\r\n]", first)[0], np.append(starts, position), lines, counts)
+    return _CsvIndex(header, re.split(rb"[\r\n]", first)[0], np.append(starts, position), lines, counts)
 
 
-def record_starts(block: bytes, delimiter: str) -> tuple[Int64, Int64]:
+def _record_starts(block: bytes, delimiter: str) -> tuple[Int64, Int64]:
     """Offset in `block` and line number, from 1, of each of its records: int64 `[records]` both."""
     return _scan_chunk(block, 0, _fresh(has_header=False), delimiter, 1)
 

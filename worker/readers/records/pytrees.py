@@ -166,9 +166,9 @@ def refuse_large_ids(array: Array, name: str) -> Array:
 def _as_array(value: object, name: str) -> Leaf:
     if isinstance(value, RaggedArray | SparseArray):
         return map_values(lambda values: _as_plain(values, name), value)
-    found = from_tensor(value)
+    found = _from_tensor(value)
     if found is None and getattr(value, "dtype", None) == np.dtype(object):
-        found = from_lists(np.asarray(value), name)
+        found = _from_lists(np.asarray(value), name)
     if found is not None:
         return map_values(lambda values: _as_plain(values, name), found)
     if not hasattr(value, "__array__"):
@@ -211,10 +211,10 @@ def _refuse_objects(array: Array, name: str) -> None:
 _NESTED = (list, tuple, np.ndarray)
 
 
-def from_tensor(value: object) -> RaggedArray | SparseArray | None:
+def _from_tensor(value: object) -> RaggedArray | SparseArray | None:
     """Converts a `tf.RaggedTensor`, a `tf.SparseTensor` or a SciPy sparse matrix; None: none of them."""
     if hasattr(value, "row_splits") and hasattr(value, "values"):
-        inner = from_tensor(value.values)
+        inner = _from_tensor(value.values)
         values = inner if isinstance(inner, RaggedArray) else np.asarray(value.values)
         return RaggedArray(values, np.asarray(value.row_splits))
     if hasattr(value, "dense_shape") and hasattr(value, "indices") and hasattr(value, "values"):
@@ -225,12 +225,8 @@ def from_tensor(value: object) -> RaggedArray | SparseArray | None:
     return None
 
 
-def from_lists(array: Array, name: str) -> RaggedArray | None:
-    """Converts an object array of lists, tuples or arrays, at any depth, to ragged records; None: of other values.
-
-    Raises:
-        BadInput: lists mixed with other values, or of different depths.
-    """
+def _from_lists(array: Array, name: str) -> RaggedArray | None:
+    """Converts an object array of lists, tuples or arrays, at any depth, to ragged records; None: of other values."""
     if array.ndim != 1 or array.size == 0 or not isinstance(array[0], _NESTED):
         return None
     for place, record in enumerate(array):
@@ -259,7 +255,7 @@ def _joined(records: list[Sequence[object] | Array], name: str) -> Array | Ragge
         return _as_one_array(elements, name)
     inner = np.empty(len(elements), object)
     inner[:] = elements
-    ragged = from_lists(inner, name)
+    ragged = _from_lists(inner, name)
     if ragged is None:
         raise BadInput(f"{name}: records hold both lists and single values; make them lists of one depth")
     return ragged

@@ -40,7 +40,7 @@ __all__ = [
 _TEXT = "SUO"
 
 
-class Spool:
+class _Spool:
     """Appends `[n, ...]` parts of one array; `finish` makes it readable.
 
     Numbers keep their dtype, strings are stored as UTF-8 or bytes, one after another, with their
@@ -366,7 +366,7 @@ class _ListSpool:
         self._name = name
         self._shape = first.shape if isinstance(first, SparseArray) else None
         self._elements = [_spool_for(name, folder, part) for part in _elements_of(first)]
-        self._lengths = Spool(name, folder, np.empty(0, np.int64))
+        self._lengths = _Spool(name, folder, np.empty(0, np.int64))
         self._splits: Int64 = np.zeros(1, np.int64)
 
     def append(self, part: Leaf) -> None:
@@ -404,7 +404,7 @@ class _ListSpool:
         return SparseArray(elements[0], elements[1], splits_of(lengths), self._shape)
 
 
-_AnySpool: TypeAlias = Spool | _ListSpool
+_AnySpool: TypeAlias = _Spool | _ListSpool
 
 
 def _elements_of(lists: RaggedArray | SparseArray) -> tuple[Array | RaggedArray, ...]:
@@ -413,4 +413,4 @@ def _elements_of(lists: RaggedArray | SparseArray) -> tuple[Array | RaggedArray,
 
 def _spool_for(name: str, folder: Path, first: Leaf) -> _AnySpool:
     """An empty spool for records like those of `first`; raises `BadInput` if nothing can be written in `folder`."""
-    return Spool(name, folder, first) if isinstance(first, np.ndarray) else _ListSpool(name, folder, first)
+    return _Spool(name, folder, first) if isinstance(first, np.ndarray) else _ListSpool(name, folder, first)
