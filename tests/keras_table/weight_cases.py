@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Array
 from tests.keras_table.case import Case
-from tests.keras_table.sides import BATCH, DIM, LENGTH, Outcome, Side, outcome, small
+from tests.keras_table.sides import BATCH, DIM, LENGTH, Outcome, Side, around, outcome, small
 
 __all__ = ["CASES"]
 
@@ -26,9 +26,8 @@ def _matrix(side: Side) -> Array:
 def _model(side: Side, name: str = "items", loss: object = "mse", kind: type[keras.Model] = keras.Model) -> keras.Model:
     """A model that begins with the same weights on both sides, its table in a store from the beginning."""
     keras.utils.set_random_seed(5)
-    ids = keras.Input((LENGTH,), dtype="int64", name="ids")
-    rows = side.embedding(side.vocabulary, DIM, weights=_matrix(side), name=name)(ids)
-    model = kind(ids, keras.layers.Dense(1, name="out")(keras.layers.Flatten()(rows)))
+    table = side.embedding(side.vocabulary, DIM, weights=_matrix(side), name=name)
+    model = around(table, keras.layers.Flatten(), keras.layers.Dense(1, name="out"), kind=kind)
     model.compile(keras.optimizers.SGD(_SGD), loss)
     return model
 
@@ -169,15 +168,8 @@ class Penalised(keras.Model):
     """Its loss has a penalty over all that is trained."""
 
     def compute_loss(
-        self,
-        x: object = None,
-        y: keras.KerasTensor | None = None,
-        y_pred: keras.KerasTensor | None = None,
-        sample_weight: object = None,
-        training: bool = True,
-    ) -> keras.KerasTensor:
-        assert y is not None
-        assert y_pred is not None
+        self, x: object, y: tf.Tensor, y_pred: tf.Tensor, sample_weight: object = None, training: bool = True
+    ) -> tf.Tensor:
         fit = keras.ops.mean(keras.ops.square(y - y_pred))
         return fit + 0.01 * sum(keras.ops.sum(keras.ops.square(each)) for each in self.trainable_variables)
 
@@ -223,10 +215,9 @@ def _set_after_build(side: Side) -> object:
 
 def _constant(side: Side, value: object) -> object:
     keras.utils.set_random_seed(5)
-    ids = keras.Input((LENGTH,), dtype="int64", name="ids")
     constant = keras.initializers.Constant(value)
-    rows = side.embedding(side.vocabulary, DIM, embeddings_initializer=constant, name="items")(ids)
-    model = keras.Model(ids, keras.layers.Dense(1, name="out")(keras.layers.Flatten()(rows)))
+    table = side.embedding(side.vocabulary, DIM, embeddings_initializer=constant, name="items")
+    model = around(table, keras.layers.Flatten(), keras.layers.Dense(1, name="out"))
     model.compile(keras.optimizers.SGD(_SGD), "mse")
     before = [model.get_layer("items").get_weights(), model.predict(side.x, verbose=0)]
     with tempfile.TemporaryDirectory() as folder:
