@@ -14,7 +14,7 @@ from elastable.embedding_store.contract.arrays import Array
 from tests.keras_table.case import Case
 from tests.keras_table.sides import BATCH, DIM, LENGTH, Outcome, Side, around, outcome, small
 
-__all__ = ["CASES"]
+__all__ = ["CASES", "Averaging", "Best", "Halving"]
 
 _SGD = 0.2
 
@@ -96,10 +96,9 @@ def _folds_by_file(side: Side) -> object:
     return [found, outcome(model)]
 
 
-class _Averaging(keras.callbacks.Callback):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[list[Array]] = []
+class Averaging(keras.callbacks.Callback):
+    def on_train_begin(self, logs: object = None) -> None:
+        self.seen = [self.model.get_weights()]
 
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:
         self.seen.append(self.model.get_weights())
@@ -108,13 +107,13 @@ class _Averaging(keras.callbacks.Callback):
         self.model.set_weights([np.mean(each, axis=0) for each in zip(*self.seen, strict=True)])
 
 
-class _Halving(keras.callbacks.Callback):
+class Halving(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         for weight in self.model.trainable_variables:
-            weight.assign(weight * 0.5)
+            weight.assign(weight * 0.9)
 
 
-class _Best(keras.callbacks.Callback):
+class Best(keras.callbacks.Callback):
     def on_train_begin(self, logs: object = None) -> None:
         self.best, self.weights = np.inf, self.model.get_weights()
 
@@ -266,9 +265,9 @@ CASES = [
     Case("`embeddings_initializer=Constant(row)`", lambda side: _constant(side, _matrix(side)[0])),
     Case("k folds that begin with `set_weights(start)`", _folds),
     Case("k folds that begin with `load_weights(start)`", _folds_by_file),
-    Case("a callback that averages `get_weights()` of each epoch", _with(_Averaging)),
-    Case("a callback that keeps the best `get_weights()`", _with(_Best)),
-    Case("a callback that assigns every trainable variable, `on_epoch_begin`", _with(_Halving)),
+    Case("a callback that averages `get_weights()` of each epoch", _with(Averaging)),
+    Case("a callback that keeps the best `get_weights()`", _with(Best)),
+    Case("a callback that assigns every trainable variable, `on_epoch_begin`", _with(Halving)),
     Case("`fresh.set_weights(trained.get_weights())`, then trained on", _copied),
     Case("`clone_model(model)` and `set_weights`, then trained on", _cloned),
     Case("a target network that follows by Polyak averaging", _polyak),
