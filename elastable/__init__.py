@@ -27,8 +27,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from elastable.embedding_store.support.extras import needs
-from elastable.worker.keras.keras_backend import require_tensorflow, when_keras_is_imported
-from elastable.worker.keras.trainers import register_trainers
+from elastable.worker.keras.keras_backend import register_trainers, require_tensorflow, when_keras_is_imported
 
 if TYPE_CHECKING:
     __version__: str
@@ -59,8 +58,7 @@ if TYPE_CHECKING:
     from elastable.replicas.processes.world import replica_group
     from elastable.replicas.training.trainer import ReplicaTrainer
     from elastable.worker.layers.distributed_embedding import DistributedEmbedding, FeatureConfig, TableConfig
-    from elastable.worker.layers.edl_embedding import EdlEmbedding
-    from elastable.worker.layers.embedding import Embedding
+    from elastable.worker.layers.embedding import EdlEmbedding, Embedding
     from elastable.worker.losses.loss_terms import averaged, summed
     from elastable.worker.models.export import export_keras
     from elastable.worker.readers import (
@@ -138,8 +136,7 @@ _NAMES_OF = {
     "elastable.replicas.processes.world": "replica_group",
     "elastable.replicas.training.trainer": "ReplicaTrainer",
     "elastable.worker.layers.distributed_embedding": "DistributedEmbedding FeatureConfig TableConfig",
-    "elastable.worker.layers.edl_embedding": "EdlEmbedding",
-    "elastable.worker.layers.embedding": "Embedding",
+    "elastable.worker.layers.embedding": "EdlEmbedding Embedding",
     "elastable.worker.losses.loss_terms": "averaged summed",
     "elastable.worker.models.export": "export_keras",
     "elastable.worker.readers": (
@@ -160,8 +157,7 @@ register_trainers(
 
 
 # So that `keras.models.load_model` knows the layers, whichever of the two is imported first.
-_LAYERS = ("distributed_embedding", "edl_embedding", "embedding")
-when_keras_is_imported(lambda: [import_module(f"elastable.worker.layers.{name}") for name in _LAYERS])
+when_keras_is_imported(lambda: import_module("elastable.worker.layers.distributed_embedding"))
 
 
 def __getattr__(name: str) -> Any:

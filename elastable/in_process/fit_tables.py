@@ -17,7 +17,7 @@ from elastable.master.keras.discovery import discover_tables
 from elastable.models.table_places import join_stores, on_worker
 from elastable.models.tables_in_store import seeded_as_read, tables_in_store
 from elastable.worker.layers.model_tables import pretrained_rows, store_layers
-from elastable.worker.models.on_worker import keep_on_worker
+from elastable.worker.models.offload import keep_on_worker
 from elastable.worker.step.traced.step_plan import StepPlan
 
 __all__ = ["FitTables"]

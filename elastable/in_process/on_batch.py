@@ -91,8 +91,8 @@ class _BatchTrainer:
         )
         self._committer = Committer(self._store, self._dense, JobSpec(job=uuid.uuid4().hex[:12]), _DEADLINE_S)
         self._plan = plan_ids(model, spec, training=True)
-        given = (model, spec, self._plan, lambda table, ids: self._store.lookup({table: ids})[table], None, None)
-        self._step = TrainStep(*given) if steps is None else OwnTrainStep(*given, steps)
+        given = (model, spec, self._plan, lambda table, ids: self._store.lookup({table: ids})[table], None)
+        self._step = (TrainStep if steps is None else OwnTrainStep)(*given, steps=steps)
 
     def is_current(self) -> bool:
         """Whether the model is still compiled and attached as it was, and nothing else has trained its tables since."""

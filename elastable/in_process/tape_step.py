@@ -30,10 +30,9 @@ from elastable.models.tables_in_store import optimizer_of_layer, seeded_as_read,
 from elastable.worker.keras.same_optimizer import Hyperparameters
 from elastable.worker.keras.seeds import global_seed, layers_of
 from elastable.worker.layers.model_tables import pretrained_rows, store_layers
-from elastable.worker.rows.scope import entered
+from elastable.worker.rows.scope import TapeLookup, TapeScope, entered, slices_of
 from elastable.worker.rows.store_backed import StoreBacked
-from elastable.worker.step.traced.own_step import Collector, current_collector
-from elastable.worker.step.traced.tape_scope import TapeLookup, TapeScope, slices_of
+from elastable.worker.step.traced.step_plan import Collector, current_collector
 from elastable.worker.step.trainable import is_trained
 
 __all__ = ["CollectedStep", "TapeStep", "step"]
@@ -234,7 +233,7 @@ class CollectedStep:
         self, tape: tf.GradientTape, loss: tf.Tensor, of: Of = None, optimizer: keras.Optimizer | None = None
     ) -> None:
         """As `TapeStep.apply`; the master makes the update (`elastable.worker.step.traced.step_plan`)."""
-        self.collector.apply(self.model, tape, loss, of, optimizer)
+        self.collector(tape, loss, of, optimizer)
 
 
 def step(

@@ -44,8 +44,7 @@ from elastable.models.tables_in_store import note_trained, seeded_as_read, table
 from elastable.worker.layers.model_tables import pretrained_rows, store_layers, tables_given
 from elastable.worker.models.build import for_model, make_model, needs_sample, sample_batch, warn_of_batch_statistics
 from elastable.worker.models.model_file import ModelFile, load_model_file
-from elastable.worker.models.offload import refuse_slots_left_out
-from elastable.worker.models.on_worker import keep_on_worker
+from elastable.worker.models.offload import keep_on_worker, refuse_slots_left_out
 from elastable.worker.readers import Reader
 from elastable.worker.rows.saved_rows import leaving_rows_out
 from elastable.worker.step.batch_checks import batch_spec

@@ -53,8 +53,7 @@ from elastable.worker.readers import Reader
 from elastable.worker.rows.saved_rows import leaving_rows_out
 from elastable.worker.runtime.compute import MicroBatchComputer, require_same_records
 from elastable.worker.runtime.loop import Worker
-from elastable.worker.runtime.step_profile import StepProfile
-from elastable.worker.runtime.worker_measures import WorkerMeasures
+from elastable.worker.runtime.worker_measures import StepProfile, WorkerMeasures
 
 __all__ = ["refuse_early_end", "run_worker"]
 

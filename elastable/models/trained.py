@@ -32,8 +32,8 @@ from elastable.worker.rows.saved_rows import leaving_rows_out
 from elastable.worker.step.batch_checks import batch_spec
 from elastable.worker.step.id_plan import plan_ids
 from elastable.worker.step.id_set import make_id_sets
-from elastable.worker.step.model_step import EvaluateStep
 from elastable.worker.step.traced.step_plan import StepPlan, plan_step
+from elastable.worker.step.train_step import EvaluateStep
 
 __all__ = ["TrainedModel", "batches", "evaluated", "open_trained"]
 

@@ -430,7 +430,7 @@ class KerasUpdate:
 
 
 class Apply(Protocol):
-    """One `step.apply`; see `elastable.worker.step.traced.step_trace.PlannedApply`, which says what each member is."""
+    """One `step.apply`; see `elastable.worker.step.traced.step_plan.PlannedApply`, which says what each member is."""
 
     @property
     def optimizer(self) -> keras.Optimizer: ...

@@ -14,7 +14,7 @@ from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.losses.loss_terms import LossTerms
 from elastable.worker.losses.origins import Origins
 from elastable.worker.losses.recording import Recording
-from elastable.worker.step.traced.own_step import changed_weight
+from elastable.worker.step.traced.step_plan import changed_weight
 
 __all__ = ["refuse_losses", "refuse_model", "refuse_own_changes", "refuse_scaled_tables", "refuse_terms"]
 

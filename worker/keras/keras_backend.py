@@ -1,4 +1,4 @@
-"""Checks that Keras runs on TensorFlow, before Keras is imported; and what is done as soon as it is."""
+"""Checks the backend before Keras is imported, and names what runs as soon as it is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from types import ModuleType
 
 from elastable.embedding_store.errors import Unsupported
 
-__all__ = ["keras_backend", "require_tensorflow", "when_keras_is_imported"]
+__all__ = ["Trainer", "keras_backend", "register_trainers", "require_tensorflow", "trainer", "when_keras_is_imported"]
 
 
 def keras_backend() -> str:
@@ -81,3 +81,24 @@ class _AfterKeras(MetaPathFinder):
 
         spec.loader.exec_module = load_and_run  # type: ignore[method-assign]
         return spec
+
+
+# What runs instead of `keras.Model.fit` and `train_on_batch`
+
+
+Trainer = Callable[..., object]
+"""Takes the model and then the arguments of the Keras method."""
+
+_trainers: dict[str, Callable[[], Trainer]] = {}
+
+
+def register_trainers(**loaders: Callable[[], Trainer]) -> None:
+    """Sets the replacement for methods of `keras.Model`, by name; each loader is called with the first call."""
+    _trainers.update(loaders)
+
+
+def trainer(name: str) -> Trainer:
+    """The replacement for a method of `keras.Model`; raises `Unsupported` if none is registered."""
+    if name not in _trainers:
+        raise Unsupported(f"model.{name} cannot train tables that live in a store: import elastable first")
+    return _trainers[name]()

@@ -1,13 +1,4 @@
-"""`keras.Model.fit` and `train_on_batch` for models with tables in a store, and `build` of Keras' optimizers.
-
-Keras' own train step cannot train a table in a store. So both methods are wrapped once, when the first store-backed
-layer is imported: models without such layers run Keras' own method, models with them run what the package above has
-registered. `evaluate`, `predict` and the other methods stay Keras' own and read rows through the layers; what they are
-given is checked before (`elastable.worker.rows.model_inputs`).
-
-A model's weights hold the rows of its tables, whose slots are in the store. So the optimizers' `build`, which makes
-slots of its own for each variable that it is given, is given the variables alone; the whole list is kept beside it.
-"""
+"""`keras.Model.fit` and `train_on_batch` for models with tables in a store, and `build` of Keras' optimizers."""
 
 from __future__ import annotations
 
@@ -18,9 +9,9 @@ import keras
 
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import Unsupported
+from elastable.worker.keras.keras_backend import trainer
 from elastable.worker.keras.same_optimizer import note_training
 from elastable.worker.keras.seeds import layers_of
-from elastable.worker.keras.trainers import trainer
 
 __all__ = ["built_with", "has_tables_in_store", "wrap_method", "wrap_model_methods"]
 
@@ -36,12 +27,16 @@ def has_tables_in_store(model: keras.Model) -> bool:
 
 
 def wrap_model_methods() -> None:
-    """Wraps the methods of `keras.Model` that train; a second call changes nothing."""
+    """Wraps the methods of `keras.Model` that train, and `build` of optimizers; a second call changes nothing.
+
+    Keras' own train step cannot train a table in a store. Models without such tables run Keras' own method, others what
+    is registered (`register_trainers`). An optimizer is built for the variables alone: slots of tables are the store's.
+    """
     for name in _WRAPPED:
-        wrap_method(name, functools.partial(_training, name))
+        wrap_method(name, functools.partial(_train, name))
     wrap_method("set_weights", _set_weights)
     for name in _STATE_TREES:
-        wrap_method(name, functools.partial(_refused, name))
+        wrap_method(name, functools.partial(_refuse, name))
     optimizer = keras.optimizers.Optimizer
     for kind in optimizer.__mro__:
         _wrap_build(kind)
@@ -60,31 +55,33 @@ def built_with(optimizer: keras.optimizers.Optimizer) -> tuple[object, ...]:
     return weights
 
 
-def _refused(name: str, plain: Callable[..., object]) -> Callable[..., object]:
-    @functools.wraps(plain)
-    def method(self: keras.Model, *args: object, **kwargs: object) -> object:
-        if has_tables_in_store(self):
-            raise Unsupported(
-                f"model {self.name!r}: {name} takes the variables of the model and its optimizer, and the slots of "
-                "tables are in their store; use model.save and keras.models.load_model, or tf.train.Checkpoint(model)"
-            )
-        return plain(self, *args, **kwargs)
-
-    return method
+def _refuse(name: str, plain: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> object:
+    if has_tables_in_store(model):
+        raise Unsupported(
+            f"model {model.name!r}: {name} takes the variables of the model and its optimizer, and the slots of tables "
+            "are in their store; use model.save and keras.models.load_model, or tf.train.Checkpoint(model)"
+        )
+    return plain(model, *args, **kwargs)
 
 
-def _set_weights(plain: Callable[..., object]) -> Callable[..., object]:
-    @functools.wraps(plain)
-    def method(self: keras.Model, weights: Sequence[object]) -> None:
-        try:
-            plain(self, weights)
-        except ValueError:
-            for layer in layers_of(self):
-                if hasattr(layer, "table_spec") and layer.input_dim is None:
-                    layer.set_weights(weights)  # refuses, and names what to write
-            raise
+def _set_weights(plain: Callable[..., object], model: keras.Model, weights: Sequence[object]) -> None:
+    try:
+        plain(model, weights)
+    except ValueError:
+        for layer in layers_of(model):
+            if hasattr(layer, "table_spec") and layer.input_dim is None:
+                layer.set_weights(weights)  # refuses, and names what to write
+        raise
 
-    return method
+
+def _train(name: str, plain: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> object:
+    if has_tables_in_store(model):
+        return trainer(name)(model, *args, **kwargs)
+    note_training(model)
+    try:
+        return plain(model, *args, **kwargs)
+    finally:
+        note_training(model)
 
 
 def _wrap_build(kind: type[keras.optimizers.Optimizer]) -> None:
@@ -107,24 +104,20 @@ def _build_of_variables(plain: Callable[..., None]) -> Callable[..., None]:
     return build
 
 
-def wrap_method(name: str, made: Callable[[Callable[..., object]], Callable[..., object]]) -> None:
-    """Replaces a method of `keras.Model` by what `made` makes of it; a second call changes nothing."""
+def wrap_method(name: str, replacement: Callable[..., object]) -> None:
+    """Replaces a method of `keras.Model`; a second call changes nothing.
+
+    Args:
+        name: The method.
+        replacement: Called with the plain method, the model, and the arguments of the call.
+    """
     plain = getattr(keras.Model, name)
-    if not hasattr(plain, _MARK):
-        method = made(plain)
-        setattr(method, _MARK, plain)
-        setattr(keras.Model, name, method)
+    if hasattr(plain, _MARK):
+        return
 
-
-def _training(name: str, plain: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(plain)
     def method(self: keras.Model, *args: object, **kwargs: object) -> object:
-        if not has_tables_in_store(self):
-            note_training(self)
-            try:
-                return plain(self, *args, **kwargs)
-            finally:
-                note_training(self)
-        return trainer(name)(self, *args, **kwargs)
+        return replacement(plain, self, *args, **kwargs)
 
-    return method
+    setattr(method, _MARK, plain)
+    setattr(keras.Model, name, method)

@@ -1,9 +1,4 @@
-"""Random numbers that depend on the micro-batch, not on the process.
-
-Dropout and similar layers draw from Keras `SeedGenerator`s; `keras.random` functions without a seed draw from a global
-generator. Their state counts the calls in a process. Before each micro-batch every generator is set to a function of
-(job seed, generator, micro-batch), so every worker draws the same numbers for it.
-"""
+"""Random numbers that depend on the micro-batch, not on the process."""
 
 from __future__ import annotations
 
@@ -73,7 +68,7 @@ def same_keras_state(work: Callable[[], None]) -> Callable[[], None]:
 
 
 def set_seeds(states: list[keras.Variable], job_seed: int | None, micro_batch: tf.Tensor) -> None:
-    """Sets generator g to a function of (job seed, g, micro-batch).
+    """Sets generator g to a function of (job seed, g, micro-batch), so that every worker draws the same numbers for it.
 
     Args:
         states: From `seed_states`.

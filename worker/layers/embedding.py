@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
@@ -19,11 +19,10 @@ from elastable.embedding_store.native.row_fold import COMBINERS
 from elastable.embedding_store.tables.row_dtypes import rounded_rows
 from elastable.worker.keras.structures import TensorLike
 from elastable.worker.rows.id_values import plain_ids
-from elastable.worker.rows.saved_rows import load_table, refuse_legacy_file, save_table
+from elastable.worker.rows.saved_rows import SavedArrays, load_table, refuse_legacy_file, save_table
 from elastable.worker.rows.store_backed import StoreBacked
-from elastable.worker.rows.store_layer import SavedArrays
 
-__all__ = ["Embedding"]
+__all__ = ["EdlEmbedding", "Embedding"]
 
 _OBJECTS = np.dtype(object)
 
@@ -98,10 +97,10 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         optimizer: keras.optimizers.Optimizer | str | dict[str, object] | None = None,
         **kwargs: object,
     ) -> None:
-        refuse_keras_only(kwargs)
+        _refuse_keras_only(kwargs)
         super().__init__(**kwargs)
-        output_dim = require_arguments(self.name, input_dim, output_dim, mask_zero, combiner, table_dtype)
-        refuse_half_variables(self)
+        output_dim = _require_arguments(self.name, input_dim, output_dim, mask_zero, combiner, table_dtype)
+        _refuse_half_variables(self)
         self.output_dim = output_dim
         self.input_dim = input_dim
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
@@ -111,11 +110,11 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         self.mask_zero = mask_zero
         self.table = table
         self.table_dtype = table_dtype
-        self.admission = membership_spec(self.name, AdmissionSpec, admission, input_dim)
-        self.eviction = membership_spec(self.name, EvictionSpec, eviction, input_dim)
+        self.admission = _membership_spec(self.name, AdmissionSpec, admission, input_dim)
+        self.eviction = _membership_spec(self.name, EvictionSpec, eviction, input_dim)
         self.lazy = lazy
-        self.optimizer = None if optimizer is None else keras_optimizer_of(self.name, optimizer)
-        self.pretrained = None if weights is None else initial_weights(self.name, weights, input_dim, output_dim)
+        self.optimizer = None if optimizer is None else _keras_optimizer_of(self.name, optimizer)
+        self.pretrained = None if weights is None else _initial_weights(self.name, weights, input_dim, output_dim)
         if self.pretrained is not None:
             self.pretrained = rounded_rows(table_dtype or "float32", self.pretrained)
         self.supports_masking = mask_zero
@@ -132,7 +131,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
 
     def __call__(self, inputs: TensorLike, *args: object, **kwargs: object) -> tf.Tensor | tf.RaggedTensor:
         """Calls the layer, also on lists and objects; a Sequential model that starts with it takes integer ids."""
-        take_integer_ids(inputs)
+        _take_integer_ids(inputs)
         masked_or_objects = isinstance(inputs, np.ma.MaskedArray) or getattr(inputs, "dtype", None) is _OBJECTS
         if masked_or_objects or isinstance(inputs, list | tuple | int | float):
             inputs = plain_ids(self.name, inputs)
@@ -156,7 +155,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         """Symbolic output of symbolic ids."""
         dtype = keras.backend.standardize_dtype(inputs.dtype)
         if dtype == "string" or "int" in dtype:  # floats are refused when the layer is called on values
-            self._note_ids(dtype)
+            self.note_ids(dtype)
         ragged = bool(getattr(inputs, "ragged", False)) and self.combiner is None
         shape = self.output_shape_of(tuple(inputs.shape))
         return keras.KerasTensor(shape, dtype=self.compute_dtype, ragged=ragged)
@@ -201,7 +200,7 @@ Spec = TypeVar("Spec", AdmissionSpec, EvictionSpec)
 _TABLE_DTYPES = ("float32", "bfloat16", "float16")
 
 
-def refuse_keras_only(arguments: dict[str, object]) -> None:
+def _refuse_keras_only(arguments: dict[str, object]) -> None:
     """Removes arguments that only Keras' layer supports; refuses them if they are set."""
     for name in ("lora_rank", "lora_alpha", "quantization_config"):
         value = arguments.pop(name, None)
@@ -212,7 +211,7 @@ def refuse_keras_only(arguments: dict[str, object]) -> None:
             )
 
 
-def refuse_half_variables(layer: keras.Layer) -> None:
+def _refuse_half_variables(layer: keras.Layer) -> None:
     """Raises `Unsupported` for a layer whose rows would be a variable of 16 bits: Keras rounds it at every step."""
     if layer.variable_dtype in ("float16", "bfloat16"):
         raise Unsupported(
@@ -222,7 +221,7 @@ def refuse_half_variables(layer: keras.Layer) -> None:
         )
 
 
-def initial_weights(layer: str, weights: npt.ArrayLike, input_dim: int | None, output_dim: int) -> Float32:
+def _initial_weights(layer: str, weights: npt.ArrayLike, input_dim: int | None, output_dim: int) -> Float32:
     """The initial rows from Keras' argument `weights`: an array, or a list of one array."""
     only = weights[0] if isinstance(weights, list) and len(weights) == 1 else weights
     rows = np.ascontiguousarray(only, dtype=np.float32)
@@ -234,7 +233,7 @@ def initial_weights(layer: str, weights: npt.ArrayLike, input_dim: int | None, o
     return rows
 
 
-def require_arguments(
+def _require_arguments(
     layer: str,
     input_dim: int | None,
     output_dim: int | None,
@@ -275,16 +274,8 @@ def _require_size(layer: str, argument: str, value: object) -> None:
         raise BadSpec(f"embedding layer {layer!r}: {argument} must be a positive integer, got {value!r}")
 
 
-def keras_optimizer_of(layer: str, optimizer: object) -> keras.optimizers.Optimizer:
-    """The Keras optimizer from an instance, a name or a config.
-
-    Args:
-        layer: Name of the embedding layer, for messages.
-        optimizer: The layer's argument.
-
-    Raises:
-        BadSpec: Keras cannot create an optimizer from it.
-    """
+def _keras_optimizer_of(layer: str, optimizer: object) -> keras.optimizers.Optimizer:
+    """The Keras optimizer from an instance, a name or a config; raises `BadSpec` if Keras cannot make one."""
     try:
         return keras.optimizers.get(optimizer)
     except (ValueError, TypeError) as error:
@@ -294,18 +285,8 @@ def keras_optimizer_of(layer: str, optimizer: object) -> keras.optimizers.Optimi
         ) from error
 
 
-def membership_spec(layer: str, kind: type[Spec], value: object, input_dim: int | None) -> Spec | None:
-    """The `admission` or `eviction` of a layer as a spec.
-
-    Args:
-        layer: Its name, for errors.
-        kind: `AdmissionSpec` or `EvictionSpec`.
-        value: None, a spec of that kind, or a dict of its fields.
-        input_dim: The layer's vocabulary; a fixed one allows neither.
-
-    Raises:
-        BadSpec: anything else, fields that cannot be, or a fixed vocabulary.
-    """
+def _membership_spec(layer: str, kind: type[Spec], value: object, input_dim: int | None) -> Spec | None:
+    """`admission` or `eviction` of a table of any ids, from None, a spec, or a dict of its fields; raises `BadSpec`."""
     argument = "admission" if kind is AdmissionSpec else "eviction"
     message = f"embedding layer {layer!r}: {argument}"
     if value is None:
@@ -328,12 +309,8 @@ def membership_spec(layer: str, kind: type[Spec], value: object, input_dim: int 
 _SEQUENTIAL_BUILD = keras.Sequential.build.__code__
 
 
-def take_integer_ids(ids: TensorLike) -> None:
-    """Makes the symbolic input int64 of every Sequential model that is being built and passes `ids` on unchanged.
-
-    Args:
-        ids: The layer's argument; anything but a float `KerasTensor` is ignored.
-    """
+def _take_integer_ids(ids: TensorLike) -> None:
+    """Makes the symbolic float input int64 of every Sequential model that is being built and passes it on unchanged."""
     if not isinstance(ids, keras.KerasTensor) or not ids.dtype.startswith("float"):
         return
     for local in _sequentials_being_built():
@@ -361,3 +338,38 @@ def _sequentials_being_built() -> Iterator[dict[str, keras.Layer]]:
         if frame.f_code is _SEQUENTIAL_BUILD:
             yield frame.f_locals
         frame = frame.f_back  # type: ignore[assignment]
+
+
+# `et.Embedding` with the argument names of ElasticDL
+
+
+@keras.saving.register_keras_serializable(package="elastable")
+class EdlEmbedding(Embedding):
+    """`(batch, n)` integer ids to `(batch, n, embedding_dim)` rows.
+
+    Args:
+        embedding_size: Size of the vocabulary; None: any int64 id.
+        embedding_dim: Columns of a row.
+        name: Of the layer and of its table.
+        embedding_initializer: Distribution of the rows, by Keras' names.
+    """
+
+    def __init__(
+        self,
+        embedding_size: int | None,
+        embedding_dim: int,
+        name: str | None = None,
+        embedding_initializer: keras.Initializer | str = "uniform",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            embedding_size, embedding_dim, embeddings_initializer=embedding_initializer, name=name, **kwargs
+        )
+
+    def get_config(self) -> dict[str, object]:
+        """Everything needed to make the layer again, by this class's names."""
+        config = super().get_config()
+        config["embedding_size"] = config.pop("input_dim")
+        config["embedding_dim"] = config.pop("output_dim")
+        config["embedding_initializer"] = config.pop("embeddings_initializer")
+        return config

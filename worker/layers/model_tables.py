@@ -10,9 +10,8 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.keras.seeds import layers_of
-from elastable.worker.rows.keras_draw import first_rows
+from elastable.worker.rows.initializers import first_rows
 from elastable.worker.rows.store_backed import StoreBacked
-from elastable.worker.rows.store_layer import StoreLayer
 
 __all__ = ["forget_rows", "pretrained_rows", "store_layers", "tables_given"]
 
@@ -22,7 +21,7 @@ def store_layers(model: keras.Model) -> list[StoreBacked]:
     return [layer for layer in layers_of(model) if hasattr(layer, "table_spec") and not layer.on_worker]
 
 
-def pretrained_rows(layers: Sequence[StoreLayer], unseeded: bool = False) -> dict[str, Float32]:
+def pretrained_rows(layers: Sequence[StoreBacked], unseeded: bool = False) -> dict[str, Float32]:
     """Table name -> `[vocabulary, dim]` rows that it begins with: given to a layer, or drawn by Keras' initializer.
 
     Args:
@@ -34,17 +33,14 @@ def pretrained_rows(layers: Sequence[StoreLayer], unseeded: bool = False) -> dic
         BadInput: layers that share a table were given different rows.
     """
     new = [layer for layer in reversed(layers) if layer.source is None]
-    new = [
-        *(layer for layer in new if layer.pretrained is None),
-        *(layer for layer in new if layer.pretrained is not None),
-    ]
+    new.sort(key=lambda layer: layer.pretrained is not None)
     _refuse_different(new[::-1])
     found = ((layer.table_name, first_rows(layer, unseeded)) for layer in new)
     return {name: rows for name, rows in found if rows is not None}
 
 
-def _refuse_different(layers: Sequence[StoreLayer]) -> None:
-    given: dict[str, StoreLayer] = {}
+def _refuse_different(layers: Sequence[StoreBacked]) -> None:
+    given: dict[str, StoreBacked] = {}
     for layer in layers:
         if layer.pretrained is None:
             continue
@@ -58,12 +54,9 @@ def _refuse_different(layers: Sequence[StoreLayer]) -> None:
 
 def tables_given(layers: Sequence[StoreBacked]) -> list[str]:
     """Names of the tables whose rows came with the model: loaded, trained before, or set; sorted."""
-    given = (each for each in layers if each.source is not None or each.pretrained is not None or _is_array(each))
-    return sorted({layer.table_name for layer in given})
-
-
-def _is_array(layer: StoreBacked) -> bool:
-    return bool(np.ndim(getattr(layer.embeddings_initializer, "value", 0)))
+    drawn = (layer for layer in layers if not np.ndim(getattr(layer.embeddings_initializer, "value", 0)))
+    new = {id(layer) for layer in drawn if layer.source is None and layer.pretrained is None}
+    return sorted({layer.table_name for layer in layers if id(layer) not in new})
 
 
 def forget_rows(layers: Sequence[StoreBacked]) -> None:

@@ -1,13 +1,4 @@
-"""Records what Keras does while a step is traced: reductions of its losses, calls of its layers, updates of metrics.
-
-Every `keras.losses.Loss` ends in Keras' `reduce_weighted_values`, which turns the values of a batch, sample weights and
-a mask into the loss. Only there is it visible whether the loss is a sum, a mean over records, or divided by weights or
-by the size of a mask. The function is wrapped once, when this module is imported; in a thread that records nothing it
-is Keras' own.
-
-Keras' layers and ours compute each record by itself, but for the few named here, and what is inside of their calls
-need not be read. Classes of metrics of Keras add up what they are given, record by record.
-"""
+"""Records what Keras does while a step is traced: reductions of its losses, calls of its layers, updates of metrics."""
 
 from __future__ import annotations
 
@@ -255,5 +246,7 @@ def _divisor(
     return DivisorKind.RECORDS, None
 
 
+# Every `keras.losses.Loss` ends in this function. Only there is it visible whether the loss is a sum, a mean over
+# records, or divided by weights or by the size of a mask. In a thread that records nothing it is Keras' own.
 # Within a tf.function of the user AutoGraph would convert it, as it converts everything that is called there.
 keras_loss.reduce_weighted_values = tf.autograph.experimental.do_not_convert(_reduce)

@@ -1,10 +1,4 @@
-"""Slots of tables as Keras optimizers have them: taken over from variables, and in Keras files.
-
-A plain Keras optimizer has variables for each embedding. One that has only known a table in a store has none for it.
-Its part of a Keras file is nevertheless that of the plain one where embeddings are offloaded, slots included, so that
-what loads the file goes on. The slots of an `et.Embedding` are in the layer's part; those that a plain optimizer wrote
-are loaded.
-"""
+"""Slots of tables as Keras optimizers have them: taken over from variables, and in Keras files."""
 
 from __future__ import annotations
 
@@ -57,10 +51,10 @@ def knows_variable(optimizer: keras.optimizers.Optimizer, layer: StoreBacked) ->
 def give_back_slots(optimizer: keras.optimizers.Optimizer, layer: StoreBacked, store: EmbeddingStore) -> None:
     """Copies the table's slots into the optimizer's variables, before they are written to a file."""
     spec = store.specs()[layer.table_name]
-    variables = _variables(optimizer, layer, spec) or []
-    slots = np.concatenate([np.asarray(variable) for variable in variables], axis=1) if variables else None
-    if slots is None:
+    variables = _variables(optimizer, layer, spec)
+    if not variables:
         return
+    slots = np.concatenate([np.asarray(variable) for variable in variables], axis=1)
     for block in store.scan(layer.table_name, _BLOCK_ROWS):
         slots[block.ids] = block.slots
     for variable, values in zip(variables, np.split(slots, len(variables), axis=1), strict=True):
@@ -91,14 +85,6 @@ def _table(weight: object) -> StoreBacked | None:
     return getattr(weight, "layer", None) if hasattr(weight, "table_name") else None
 
 
-def _is_offloaded(layer: StoreBacked) -> bool:
-    return hasattr(layer, "variable_path")
-
-
-def _has_other_optimizer(layer: StoreBacked) -> bool:
-    return getattr(layer, "optimizer", None) is not None
-
-
 @dataclass(frozen=True, slots=True)
 class _SlotOfTable:
     """A variable that the plain optimizer has for a table, and this one has not."""
@@ -112,7 +98,12 @@ _Place: TypeAlias = "keras.Variable | _SlotOfTable"
 
 
 def wrap_optimizer_files() -> None:
-    """Wraps how Keras' optimizers write and read their part of a file; a second call changes nothing."""
+    """Wraps how Keras' optimizers write and read their part of a file; a second call changes nothing.
+
+    An optimizer that has only known a table in a store has no variables for it. Its part of a file is nevertheless that
+    of the plain one where embeddings are offloaded. The slots of an `et.Embedding` are in the layer's part; those that
+    a plain optimizer wrote are loaded.
+    """
     kind = keras.optimizers.Optimizer
     if "save_own_variables" not in vars(kind):
         kind.save_own_variables = _with_tables(kind.save_own_variables, _save)
@@ -142,8 +133,8 @@ def _places(optimizer: keras.optimizers.Optimizer, offloaded_only: bool) -> list
         weight
         for weight in built_with(optimizer)
         if (layer := _table(weight)) is None
-        or _is_offloaded(layer)
-        or not (offloaded_only or _has_other_optimizer(layer))
+        or hasattr(layer, "variable_path")  # it is offloaded
+        or not (offloaded_only or layer.optimizer is not None)
     ]
     if not any(map(_table, weights)):
         return []
@@ -160,15 +151,9 @@ def _places(optimizer: keras.optimizers.Optimizer, offloaded_only: bool) -> list
 
 def _save(optimizer: keras.optimizers.Optimizer, store: _Arrays) -> bool:
     places = _places(optimizer, offloaded_only=True)
-    slots: dict[str, dict[str, Float32]] = {}
-    for place in places:
-        if isinstance(place, _SlotOfTable) and place.layer.name not in slots:
-            slots[place.layer.name] = _slots_of(place.layer)
+    slots = {layer: _slots_of(layer) for layer in {place.layer for place in places if isinstance(place, _SlotOfTable)}}
     for number, place in enumerate(places):
-        if isinstance(place, _SlotOfTable):
-            store[str(number)] = slots[place.layer.name][place.slot]
-        else:
-            store[str(number)] = np.asarray(place)
+        store[str(number)] = slots[place.layer][place.slot] if isinstance(place, _SlotOfTable) else np.asarray(place)
     return bool(places)
 
 
@@ -193,9 +178,8 @@ def _load(optimizer: keras.optimizers.Optimizer, store: _Arrays) -> bool:
                 f"embedding layer {layer.name!r}: a Keras file does not hold what its optimizer keeps of rows "
                 f"({', '.join(missing)}), so they cannot be loaded; compile the model anew before"
             )
-        whole = np.concatenate(
-            [np.zeros((layer.input_dim or 0, 0), np.float32), *(found[slot.name] for slot in wanted)], 1
-        )
+        no_slots = np.zeros((layer.input_dim or 0, 0), np.float32)
+        whole = np.concatenate([no_slots, *(found[slot.name] for slot in wanted)], axis=1)
         for start in range(0, len(whole), _BLOCK_ROWS):
             ids = np.arange(start, min(start + _BLOCK_ROWS, len(whole)), dtype=np.int64)
             source.put(name, [RowBlock(ids, source.lookup({name: ids})[name], whole[ids])])

@@ -1,12 +1,4 @@
-"""The model file: what a user's Python file defines for a job.
-
-A model file is a Python file that defines
-
-* `model()` -> a compiled Keras model,
-* `data(split)` -> the records of split "train" or "validation": a Reader, or a tuple (x, y) or (x, y, sample_weight) of
-  arrays; None if there is no such split. Only what reads records calls it,
-* optionally `callbacks()` -> a list of Keras callbacks, run by the master.
-"""
+"""The model file: what a user's Python file defines for a job."""
 
 from __future__ import annotations
 
@@ -31,7 +23,7 @@ SPLITS = ("train", "validation")
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """A loaded model file.
+    """A loaded model file, which defines `model()`, `data(split)` and optionally `callbacks()`, as the methods say.
 
     Attributes:
         path: Absolute path.
@@ -54,7 +46,7 @@ class ModelFile:
         return model
 
     def reader(self, split: str) -> Reader | None:
-        """The records of a split, or None if the file has none.
+        """The records of a split, "train" or "validation", or None if the file has none; a Reader, or what makes one.
 
         Raises:
             ModelError: `data()` raised, or the file defines none.

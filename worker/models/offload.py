@@ -1,14 +1,9 @@
-"""Moves plain Keras embeddings to the store without changing the model.
-
-A `keras.layers.Embedding` above a given size becomes an `OffloadedEmbedding` by changing its class before it is built.
-It is the same object in the same model, keeps its config, and never allocates its table. On export it becomes a plain
-layer again.
-"""
+"""Moves the tables of plain Keras embeddings to the store, and small tables of a store to the workers."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import keras
@@ -16,18 +11,21 @@ import numpy as np
 import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import Unsupported
+from elastable.embedding_store.errors import ModelError, Unsupported
+from elastable.embedding_store.tables.initial_values import initial_rows
 from elastable.worker.keras.patched import patched
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorLike
+from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.keras_slots import give_back_slots, knows_variable, wrap_optimizer_files
-from elastable.worker.rows.saved_rows import PLAIN_ROWS, all_rows, load_plain_rows, refuse_legacy_file
+from elastable.worker.rows.initializers import first_rows
+from elastable.worker.rows.saved_rows import PLAIN_ROWS, SavedArrays, all_rows, load_plain_rows, refuse_legacy_file
 from elastable.worker.rows.store_backed import StoreBacked
-from elastable.worker.rows.store_layer import SavedArrays
 from elastable.worker.rows.whole_table import WholeTable
 
-__all__ = ["OffloadedEmbedding", "bring_back", "offload_built", "offloading", "refuse_slots_left_out"]
+__all__ = ["OffloadedEmbedding", "bring_back", "keep_on_worker", "offload_built", "offloading", "refuse_slots_left_out"]
 
 _log = logging.getLogger(__name__)
 _LOADED = -2  # a number of steps that no optimizer has
@@ -67,15 +65,13 @@ class OffloadedEmbedding(StoreBacked, keras.layers.Embedding):  # type: ignore[m
     def save_own_variables(self, store: SavedArrays) -> None:
         """Writes the rows as the plain layer does; raises `Unsupported` if there are too many (`et.save`)."""
         store[PLAIN_ROWS] = all_rows(self)
-        optimizer = None if self._trained_by is None else self._trained_by()
-        if optimizer is not None and isinstance(self._source, EmbeddingStore):
-            give_back_slots(optimizer, self, self._source)  # Keras writes the optimizer after the layers
+        if self.last_optimizer is not None and isinstance(self.source, EmbeddingStore):
+            give_back_slots(self.last_optimizer, self, self.source)  # Keras writes the optimizer after the layers
 
     def load_own_variables(self, store: SavedArrays) -> None:
         """Reads the rows of a plain layer."""
         load_plain_rows(self, store)
-        trained_by = None if self._trained_by is None else self._trained_by()
-        if trained_by is not None and knows_variable(trained_by, self):
+        if self.last_optimizer is not None and knows_variable(self.last_optimizer, self):
             self.note_steps(_LOADED)  # slots are those that Keras loads into the optimizer
 
 
@@ -213,3 +209,75 @@ def bring_back(layer: OffloadedEmbedding, values: Float32) -> None:
 
 
 wrap_optimizer_files()
+
+
+# Tables so small that they are kept on the workers, as Keras variables
+
+
+def keep_on_worker(
+    model: keras.Model, tables: Mapping[str, TableSpec], initial: Mapping[str, Float32] | None = None
+) -> None:
+    """Replaces the store of these tables' layers by a Keras variable.
+
+    It starts with the rows that the store would have started with: those in `initial` or of the layer, those that the
+    layer already reads, or else the initial values. Layers that share a table share the variable. Call this before the
+    optimizer is built.
+
+    Args:
+        model: A built model.
+        tables: Tables of fixed vocabulary, by name.
+        initial: Table name -> float32 `[vocabulary, dim]`, for tables that do not start with initial values.
+
+    Raises:
+        ModelError: the optimizer is already built.
+        Unsupported: a table with a separate optimizer.
+    """
+    if tables and getattr(model.optimizer, "built", False):
+        raise ModelError(
+            f"model {model.name!r}: its optimizer {model.optimizer.name!r} is built, so no table can become a "
+            "variable of the workers; create the model again, or compile it again after it was loaded"
+        )
+    variables: dict[str, keras.Variable] = {}
+    for layer in store_layers(model):
+        spec = tables.get(layer.table_name)
+        if spec is None:
+            continue
+        if layer.optimizer is not None:
+            raise Unsupported(
+                f"embedding layer {layer.name!r}: its table {spec.name!r} is placed on the workers, where the "
+                "model's optimizer trains it, but the layer has a separate optimizer "
+                f"({type(layer.optimizer).__name__}): place the table in a store, or leave optimizer= out"
+            )
+        rows = _rows_of(layer, spec, (initial or {}).get(spec.name))
+        if isinstance(layer, OffloadedEmbedding):
+            bring_back(layer, rows)
+            continue
+        if spec.name not in variables:
+            variables[spec.name] = _variable_of(layer, spec, rows)
+        layer.keep_on_worker(variables[spec.name])
+
+
+def _rows_of(layer: StoreBacked, spec: TableSpec, initial: Float32 | None) -> Float32:
+    if initial is not None:
+        return initial
+    assert spec.vocabulary_size is not None
+    ids = np.arange(spec.vocabulary_size, dtype=np.int64)
+    if layer.source is not None:
+        return np.asarray(layer.read_rows(ids), np.float32)
+    rows = first_rows(layer, unseeded=False)
+    return initial_rows(spec, ids) if rows is None else rows
+
+
+def _variable_of(layer: keras.Layer, spec: TableSpec, rows: Float32) -> keras.Variable:
+    layer._tracker.unlock()
+    variable = layer.add_weight(
+        shape=rows.shape,
+        dtype="float32",
+        initializer="zeros",
+        name=f"{spec.name.replace('/', '_')}_rows",
+        regularizer=layer.embeddings_regularizer,
+        constraint=layer.embeddings_constraint,
+    )
+    layer._tracker.lock()
+    variable.assign(rows)
+    return variable

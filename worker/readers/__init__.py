@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from elastable.worker.readers.as_reader import as_reader
 from elastable.worker.readers.formats.csv_reader import CsvReader
 from elastable.worker.readers.formats.parquet_reader import ParquetReader
-from elastable.worker.readers.numpy_reader import NumpyReader
+from elastable.worker.readers.numpy_reader import NumpyReader, as_reader
 from elastable.worker.readers.pass_reader import PassReader
 from elastable.worker.readers.records.ragged import RaggedArray, SparseArray
 from elastable.worker.readers.records.reader import Batch, Reader

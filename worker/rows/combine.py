@@ -1,7 +1,4 @@
-"""Flattens the ids of a call, and shapes flat rows into the call's output.
-
-Ids may be dense, ragged or sparse; everything in between handles flat int64 `[n]` ids and float32 `[n, dim]` rows.
-"""
+"""Flattens the ids of a call, and shapes flat rows into the call's output."""
 
 from __future__ import annotations
 
@@ -72,12 +69,8 @@ def _flatten_dense(
     layer: str, inputs: TensorLike, weights: TensorLike | None, combiner: str | None, mask_zero: bool
 ) -> FlatIds:
     """Flattens dense or ragged ids."""
-    if isinstance(inputs, tf.RaggedTensor):
-        values = inputs.flat_values
-        flat_weights = None if weights is None else tf.cast(_flat(weights), tf.float32)
-    else:
-        values = tf.reshape(inputs, [-1])
-        flat_weights = None if weights is None else tf.reshape(tf.cast(weights, tf.float32), [-1])
+    values = _flat(inputs)
+    flat_weights = None if weights is None else tf.cast(_flat(weights), tf.float32)
     if combiner is not None and mask_zero:
         kept = tf.cast(_is_kept(values, mask_zero), tf.float32)
         flat_weights = kept if flat_weights is None else flat_weights * kept
@@ -91,8 +84,8 @@ def _is_kept(values: tf.Tensor, mask_zero: bool) -> tf.Tensor:
     return tf.not_equal(values, tf.zeros([], values.dtype))
 
 
-def _flat(weights: TensorLike) -> tf.Tensor:
-    return weights.flat_values if isinstance(weights, tf.RaggedTensor) else tf.reshape(weights, [-1])
+def _flat(values: TensorLike) -> tf.Tensor:
+    return values.flat_values if isinstance(values, tf.RaggedTensor) else tf.reshape(values, [-1])
 
 
 def _flatten_sparse(layer: str, inputs: TensorLike, weights: TensorLike | None, mask_zero: bool) -> FlatIds:
@@ -139,18 +132,12 @@ def shape_rows(flat: FlatIds, rows: tf.Tensor, combiner: str | None, dim: int) -
 
 def _combine_ragged(flat: FlatIds, rows: tf.Tensor, combiner: str) -> tf.Tensor | tf.RaggedTensor:
     # The innermost ragged axis is the one that is combined.
-    innermost = flat.source
+    innermost, splits = flat.source, []
     while isinstance(innermost.values, tf.RaggedTensor):
+        splits.append(innermost.row_splits)
         innermost = innermost.values
     combined = _combine_segments(rows, innermost.value_rowids(), innermost.nrows(), flat.weights, combiner)
-    if innermost is flat.source:
-        return combined
-    outer = flat.source
-    splits = []
-    while isinstance(outer.values, tf.RaggedTensor):
-        splits.append(outer.row_splits)
-        outer = outer.values
-    return tf.RaggedTensor.from_nested_row_splits(combined, splits)
+    return tf.RaggedTensor.from_nested_row_splits(combined, splits) if splits else combined
 
 
 def _combine_segments(
@@ -163,10 +150,8 @@ def _combine_segments(
     if combiner == "sum":
         return total
     ones = tf.ones([tf.shape(rows)[0]]) if weights is None else weights
-    powers = ones if combiner == "mean" else ones * ones
-    norm = tf.math.unsorted_segment_sum(powers, segments, count)
-    norm = norm if combiner == "mean" else tf.sqrt(norm)
-    return tf.math.divide_no_nan(total, norm[:, tf.newaxis])
+    norm = tf.math.unsorted_segment_sum(ones if combiner == "mean" else ones * ones, segments, count)
+    return _divided(total, norm[:, tf.newaxis], combiner)
 
 
 def _combine_dense(flat: FlatIds, rows: tf.Tensor, combiner: str, dim: int) -> tf.Tensor:
@@ -182,7 +167,10 @@ def _combine_dense(flat: FlatIds, rows: tf.Tensor, combiner: str, dim: int) -> t
     if combiner == "sum":
         return total
     if weights is None:
-        count = tf.cast(shape[-1], tf.float32)
-        return tf.math.divide_no_nan(total, count if combiner == "mean" else tf.sqrt(count))
+        return _divided(total, tf.cast(shape[-1], tf.float32), combiner)
     norm = tf.reduce_sum(weights if combiner == "mean" else weights * weights, axis=-1, keepdims=True)
+    return _divided(total, norm, combiner)
+
+
+def _divided(total: tf.Tensor, norm: tf.Tensor, combiner: str) -> tf.Tensor:
     return tf.math.divide_no_nan(total, norm if combiner == "mean" else tf.sqrt(norm))

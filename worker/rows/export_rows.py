@@ -1,13 +1,9 @@
-"""Rows of a store as constants of an exported graph, which runs without a store.
-
-While a model is exported (`model.export`, `tf.saved_model.save`), a lookup becomes TensorFlow constants and operations:
-all rows of a fixed table, or the rows of a table of any ids and their sorted ids, which are searched. An id without a
-row gets its initial value from the random bits of the store (`elastable.embedding_store.tables.initial_values`).
-"""
+"""Rows of a store as constants of an exported graph, which runs without a store."""
 
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
@@ -19,7 +15,9 @@ from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.tables.initial_values import table_key
 from elastable.worker.keras.structures import TensorLike
 from elastable.worker.rows.saved_rows import all_rows
-from elastable.worker.rows.store_layer import StoreLayer
+
+if TYPE_CHECKING:
+    from elastable.worker.rows.store_backed import StoreBacked
 
 __all__ = ["LARGEST_EXPORTED_BYTES", "export_format", "exported_rows", "integer_ids_in_export"]
 
@@ -55,7 +53,7 @@ def export_format() -> str | None:
     return found
 
 
-def integer_ids_in_export(layer: StoreLayer, inputs: TensorLike) -> TensorLike:
+def integer_ids_in_export(layer: StoreBacked, inputs: TensorLike) -> TensorLike:
     """Casts floats where a model is exported with them; other ids are returned unchanged.
 
     A float input of the model, and the default signature of floats that Keras traces for a subclassed model besides the
@@ -90,8 +88,11 @@ def _is_default_signature() -> bool:
     return False
 
 
-def exported_rows(layer: StoreLayer, ids: tf.Tensor, kind: str) -> tf.Tensor:
+def exported_rows(layer: StoreBacked, ids: tf.Tensor, kind: str) -> tf.Tensor:
     """float32 `[n, dim]`: the rows of int64 `[n]` ids, as part of the traced graph.
+
+    All rows of a fixed table are a constant; or the rows of a table of any ids and their sorted ids, which are
+    searched. An id without a row gets its initial value (`elastable.embedding_store.tables.initial_values`).
 
     Args:
         layer: A layer with its table in a store.
@@ -113,7 +114,7 @@ def exported_rows(layer: StoreLayer, ids: tf.Tensor, kind: str) -> tf.Tensor:
     return tf.gather(tf.constant(all_rows(layer)), ids)
 
 
-def _searched(layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
+def _searched(layer: StoreBacked, ids: tf.Tensor) -> tf.Tensor:
     known, weights, spec, kept = _trained(layer)
     fresh = _initial_values(spec, ids) * tf.constant(kept)
     if not len(known):
@@ -123,7 +124,7 @@ def _searched(layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
     return tf.where(there[:, tf.newaxis], tf.gather(tf.constant(weights), place), fresh)
 
 
-def _trained(layer: StoreLayer) -> tuple[Int64, Float32, TableSpec, np.float32]:
+def _trained(layer: StoreBacked) -> tuple[Int64, Float32, TableSpec, np.float32]:
     """Sorted ids, their rows, the table's spec, and the decay factor of ids without a row."""
     source, name = layer.source, layer.table_name
     if source is None:
@@ -139,15 +140,11 @@ def _trained(layer: StoreLayer) -> tuple[Int64, Float32, TableSpec, np.float32]:
     ids = np.concatenate([np.zeros(0, np.int64), *(block.ids for block in blocks)])
     rows = np.concatenate([np.zeros((0, spec.dim), np.float32), *(block.weights for block in blocks)])
     order = np.argsort(ids)
-    return ids[order], rows[order], spec, _kept(source, spec)
+    decay = source.table_state(name).untouched_decay
+    return ids[order], rows[order], spec, np.float32(1 if decay is None else np.exp(decay))
 
 
-def _kept(source: EmbeddingStore, spec: TableSpec) -> np.float32:
-    decay = source.table_state(spec.name).untouched_decay
-    return np.float32(1) if decay is None else np.float32(np.exp(decay))
-
-
-def _refuse_large(layer: StoreLayer, rows: int) -> None:
+def _refuse_large(layer: StoreBacked, rows: int) -> None:
     size = rows * layer.output_dim * 4
     if size > LARGEST_EXPORTED_BYTES:
         raise Unsupported(

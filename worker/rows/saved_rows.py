@@ -1,17 +1,13 @@
-"""How the rows of tables in a store are read and written whole: as a weight, and in Keras files.
-
-An offloaded `keras.layers.Embedding` is written as the plain layer: one array of all rows. A trained `et.Embedding`
-writes ids, rows, slots, the table's spec and its counters; an untrained one all rows, as the plain layer. Both load
-what the plain layer wrote.
-"""
+"""How the rows of tables in a store are read and written whole: as a weight, and in Keras files."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,13 +23,16 @@ from elastable.embedding_store.optimizers.registry import same_slots
 from elastable.embedding_store.tables.checks import require_ids
 from elastable.embedding_store.tables.row_blocks import fresh_rows, put_weights
 from elastable.embedding_store.tables.row_dtypes import rounded_rows
-from elastable.worker.rows.keras_draw import first_rows
-from elastable.worker.rows.store_layer import SavedArrays, StoreLayer
+from elastable.worker.rows.initializers import first_rows
+
+if TYPE_CHECKING:
+    from elastable.worker.rows.store_backed import StoreBacked
 
 __all__ = [
     "LARGEST_TABLE_BYTES",
     "MATRIX_VARIABLE",
     "PLAIN_ROWS",
+    "SavedArrays",
     "all_rows",
     "assign_rows",
     "leaving_rows_out",
@@ -45,9 +44,11 @@ __all__ = [
     "require_matrix",
     "rows_in_memory",
     "save_table",
-    "shown_size",
     "writing_tables_of",
 ]
+
+SavedArrays: TypeAlias = MutableMapping[str, npt.ArrayLike]
+"""The part of a Keras file that belongs to one layer: name -> array."""
 
 #: A larger table is written only within `writing_tables_of`.
 LARGEST_TABLE_BYTES = 1 << 30
@@ -88,7 +89,7 @@ def leaving_rows_out() -> Iterator[set[str]]:
         _left_out.reset(token)
 
 
-def _leaves_out(layer: StoreLayer) -> bool:
+def _leaves_out(layer: StoreBacked) -> bool:
     names = _left_out.get()
     if names is not None:
         names.add(layer.table_name)
@@ -96,7 +97,7 @@ def _leaves_out(layer: StoreLayer) -> bool:
     return names is not None
 
 
-def all_rows(layer: StoreLayer) -> Float32:
+def all_rows(layer: StoreBacked) -> Float32:
     """float32 `[vocabulary, dim]`: every row of a layer's fixed table, for a file.
 
     Raises:
@@ -107,7 +108,7 @@ def all_rows(layer: StoreLayer) -> Float32:
     return _read_all(layer, count)
 
 
-def rows_in_memory(layer: StoreLayer) -> Float32:
+def rows_in_memory(layer: StoreBacked) -> Float32:
     """float32 `[vocabulary, dim]`: every row of a layer's fixed table, for a program that reads its weight.
 
     Raises:
@@ -116,7 +117,7 @@ def rows_in_memory(layer: StoreLayer) -> Float32:
     return _read_all(layer, require_matrix(layer))
 
 
-def _read_all(layer: StoreLayer, count: int) -> Float32:
+def _read_all(layer: StoreBacked, count: int) -> Float32:
     rows = np.empty((count, layer.output_dim), np.float32)
     for start in range(0, len(rows), _BLOCK_ROWS):
         block = rows[start : start + _BLOCK_ROWS]
@@ -124,7 +125,7 @@ def _read_all(layer: StoreLayer, count: int) -> Float32:
     return rows
 
 
-def require_all_rows(layer: StoreLayer) -> int:
+def require_all_rows(layer: StoreBacked) -> int:
     """The number of rows of a fixed table; raises `Unsupported` for a table that takes any id."""
     if layer.input_dim is None:
         raise Unsupported(
@@ -134,7 +135,7 @@ def require_all_rows(layer: StoreLayer) -> int:
     return layer.input_dim
 
 
-def require_matrix(layer: StoreLayer) -> int:
+def require_matrix(layer: StoreBacked) -> int:
     """The number of rows of a fixed table that may be read in one go.
 
     Raises:
@@ -145,14 +146,14 @@ def require_matrix(layer: StoreLayer) -> int:
     size = count * layer.output_dim * 4
     if size > largest:
         raise Unsupported(
-            f"embedding layer {layer.name!r}: all its rows take {shown_size(size)}, and a weight of at most "
-            f"{shown_size(largest)} is read in one go; read rows by id with layer.read_rows(ids), or set "
+            f"embedding layer {layer.name!r}: all its rows take {_shown_size(size)}, and a weight of at most "
+            f"{_shown_size(largest)} is read in one go; read rows by id with layer.read_rows(ids), or set "
             f"{MATRIX_VARIABLE}={size} in the environment"
         )
     return count
 
 
-def shown_size(size: int) -> str:
+def _shown_size(size: int) -> str:
     """A number of bytes for a message."""
     return f"{size / 2**20:,.0f} MiB" if size >= 10 * 2**20 else f"{size:,} bytes"
 
@@ -164,7 +165,7 @@ def _largest_matrix_bytes() -> int:
     return int(text) if text else _LARGEST_MATRIX_BYTES
 
 
-def load_all_rows(layer: StoreLayer, rows: npt.ArrayLike) -> None:
+def load_all_rows(layer: StoreBacked, rows: npt.ArrayLike) -> None:
     """Writes all rows of a fixed table; slots do not change, as when a Keras variable is assigned.
 
     Args:
@@ -195,7 +196,7 @@ def load_all_rows(layer: StoreLayer, rows: npt.ArrayLike) -> None:
             put_weights(source, layer.table_name, ids, rows[ids])
 
 
-def assign_rows(layer: StoreLayer, ids: Int64, rows: Float32) -> None:
+def assign_rows(layer: StoreBacked, ids: Int64, rows: Float32) -> None:
     """Writes rows by id; slots do not change.
 
     Args:
@@ -233,8 +234,8 @@ def assign_rows(layer: StoreLayer, ids: Int64, rows: Float32) -> None:
     put_weights(_writable(layer), layer.table_name, ids, rows)
 
 
-def save_table(layer: StoreLayer, store: SavedArrays) -> None:
-    """Writes the table of an `et.Embedding` into its part of a Keras file.
+def save_table(layer: StoreBacked, store: SavedArrays) -> None:
+    """Writes the table of an `et.Embedding` into its part of a Keras file: if it was never trained as the plain layer.
 
     Raises:
         Unsupported: the table is too large, or its store is not in this process.
@@ -258,14 +259,14 @@ def save_table(layer: StoreLayer, store: SavedArrays) -> None:
         store["untouched_decay"] = np.array(state.untouched_decay, np.float64)
 
 
-def _untouched(layer: StoreLayer) -> EmbeddingStore:
+def _untouched(layer: StoreBacked) -> EmbeddingStore:
     """A store with the layer's table, all of it initial values."""
     own = MemoryStore()
     own.create_table(layer.table_spec(layer.seed))
     return own
 
 
-def load_table(layer: StoreLayer, store: SavedArrays) -> None:
+def load_table(layer: StoreBacked, store: SavedArrays) -> None:
     """Reads what `save_table` wrote, or a plain Keras layer.
 
     A layer without a store gets a new one; otherwise the rows go into its store. Slots are loaded if the file's
@@ -283,29 +284,29 @@ def load_table(layer: StoreLayer, store: SavedArrays) -> None:
         raise BadInput(_no_rows(layer, store))
     if _leaves_out(layer):
         return
-    saved, steps = _saved_table(layer, store), int(np.asarray(store["steps"]))
+    (spec, ids, saved), steps = _saved_table(layer, store), int(np.asarray(store["steps"]))
     there = layer.source.specs().get(layer.table_name) if isinstance(layer.source, EmbeddingStore) else None
-    if there is None or (saved.vocabulary is None and there.seed != saved.spec.seed):
-        layer.attach(saved.store)
+    if there is None or (spec.vocabulary_size is None and there.seed != spec.seed):
+        layer.attach(saved)
         layer.note_steps(steps)
         return
     source, name = _writable(layer), layer.table_name
     for block in list(source.scan(name)):
-        gone = np.setdiff1d(block.ids, saved.ids)
+        gone = np.setdiff1d(block.ids, ids)
         if len(gone):
             source.delete(name, gone)
-    with_slots = steps >= 0 and same_slots(there.optimizer, saved.spec.optimizer)
-    for block in saved.store.scan(name):
+    with_slots = steps >= 0 and same_slots(there.optimizer, spec.optimizer)
+    for block in saved.scan(name):
         if with_slots:
             source.put(name, [replace(block, touches=None)])
         else:
             put_weights(source, name, block.ids, block.weights)
-    _put_untouched(source, saved)
+    _put_untouched(source, spec, ids, saved)
     if with_slots:
         layer.note_steps(steps)
 
 
-def load_plain_rows(layer: StoreLayer, store: SavedArrays) -> None:
+def load_plain_rows(layer: StoreBacked, store: SavedArrays) -> None:
     """Reads the rows that a plain `keras.layers.Embedding` wrote.
 
     Raises:
@@ -317,7 +318,7 @@ def load_plain_rows(layer: StoreLayer, store: SavedArrays) -> None:
     load_all_rows(layer, store[PLAIN_ROWS])
 
 
-def _no_rows(layer: StoreLayer, store: SavedArrays) -> str:
+def _no_rows(layer: StoreBacked, store: SavedArrays) -> str:
     found = f"{', '.join(sorted(store.keys()))} in its place" if len(store.keys()) else "nothing in its place"
     return (
         f"embedding layer {layer.name!r}: the file holds no rows for its table ({found}): another kind of layer, or "
@@ -326,27 +327,20 @@ def _no_rows(layer: StoreLayer, store: SavedArrays) -> str:
     )
 
 
-def _put_untouched(source: EmbeddingStore, saved: _Saved) -> None:
+def _put_untouched(source: EmbeddingStore, spec: TableSpec, with_rows: Int64, saved: EmbeddingStore) -> None:
     """Restores ids of a fixed table that had no row when it was saved: they read the same values as then."""
-    name = saved.spec.name
-    for start in range(0, saved.vocabulary or 0, _BLOCK_ROWS):
-        ids = np.arange(start, min(start + _BLOCK_ROWS, saved.vocabulary or 0), dtype=np.int64)
-        ids = np.setdiff1d(ids, saved.ids)
-        read, expected = source.lookup({name: ids})[name], saved.store.lookup({name: ids})[name]
+    name, vocabulary = spec.name, spec.vocabulary_size or 0
+    for start in range(0, vocabulary, _BLOCK_ROWS):
+        ids = np.arange(start, min(start + _BLOCK_ROWS, vocabulary), dtype=np.int64)
+        ids = np.setdiff1d(ids, with_rows)
+        read, expected = source.lookup({name: ids})[name], saved.lookup({name: ids})[name]
         other = np.flatnonzero((read != expected).any(axis=1))
         if len(other):
             put_weights(source, name, ids[other], expected[other])
 
 
-class _Saved:
-    """A table read from a file into a new store."""
-
-    def __init__(self, spec: TableSpec, ids: Int64, store: MemoryStore) -> None:
-        self.spec, self.ids, self.store = spec, ids, store
-        self.vocabulary = spec.vocabulary_size
-
-
-def _saved_table(layer: StoreLayer, store: SavedArrays) -> _Saved:
+def _saved_table(layer: StoreBacked, store: SavedArrays) -> tuple[TableSpec, Int64, MemoryStore]:
+    """A table's spec, ids, and a new store with what the file holds of it."""
     spec = replace(spec_from_json(np.asarray(store["spec"], np.uint8).tobytes()), name=layer.table_name)
     ours = layer.table_spec()
     for what in ("dim", "vocabulary_size", "dtype"):
@@ -358,16 +352,13 @@ def _saved_table(layer: StoreLayer, store: SavedArrays) -> _Saved:
     ids = np.asarray(store["ids"], np.int64)
     rows, slots = np.asarray(store["rows"], np.float32), np.asarray(store["slots"], np.float32)
     own.put(spec.name, [RowBlock(ids, rows, slots)])
-    own.put_table_state(spec.name, _saved_state(store))
-    return _Saved(spec, ids, own)
-
-
-def _saved_state(store: SavedArrays) -> TableState:
     counts = np.asarray(store["admission_counts"], np.uint8) if "admission_counts" in store else None
-    return TableState(counts, float(np.asarray(store["untouched_decay"])) if "untouched_decay" in store else None)
+    decay = float(np.asarray(store["untouched_decay"])) if "untouched_decay" in store else None
+    own.put_table_state(spec.name, TableState(counts, decay))
+    return spec, ids, own
 
 
-def _writable(layer: StoreLayer) -> EmbeddingStore:
+def _writable(layer: StoreBacked) -> EmbeddingStore:
     if not isinstance(layer.source, EmbeddingStore):
         raise Unsupported(
             f"embedding layer {layer.name!r} reads its rows from elsewhere, and cannot save or load them here: save "
@@ -376,7 +367,7 @@ def _writable(layer: StoreLayer) -> EmbeddingStore:
     return layer.source
 
 
-def refuse_legacy_file(layer: StoreLayer) -> None:
+def refuse_legacy_file(layer: StoreBacked) -> None:
     """Raises `Unsupported` while Keras writes an HDF5 file of the old format, which cannot hold tables in a store."""
     if global_state.get_global_attribute("use_legacy_config", None):
         raise Unsupported(
@@ -385,11 +376,11 @@ def refuse_legacy_file(layer: StoreLayer) -> None:
         )
 
 
-def _refuse_large(layer: StoreLayer, size: int) -> None:
+def _refuse_large(layer: StoreBacked, size: int) -> None:
     largest = _largest.get()
     if size > largest:
         raise Unsupported(
-            f"embedding layer {layer.name!r}: its rows take {shown_size(size)}, and tables of at most "
-            f"{shown_size(largest)} are written whole: et.save(model, path, largest_table_bytes={size}) writes it; "
+            f"embedding layer {layer.name!r}: its rows take {_shown_size(size)}, and tables of at most "
+            f"{_shown_size(largest)} are written whole: et.save(model, path, largest_table_bytes={size}) writes it; "
             "a checkpoint of a job (docs/checkpoints.md) holds tables of any size"
         )

@@ -1,12 +1,4 @@
-"""The current scope decides where an embedding call reads its rows.
-
-* no scope: the layer's source, or initial values (eager use, `predict`);
-* `PlanScope`: a step is traced to learn which ids every call needs;
-* `StepScope`: rows come from the Batch Embedding Tensors passed to the step;
-* `elastable.worker.step.traced.tape_scope.TapeScope`: rows are read at each call, for the user's own tapes.
-
-A scope covers the whole step: the model, its loss and its metrics. Scopes are per thread, like tracing.
-"""
+"""The current scope decides where an embedding call reads its rows."""
 
 from __future__ import annotations
 
@@ -14,23 +6,31 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import record
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.errors import ModelError, Unsupported
-from elastable.worker.rows.store_layer import StoreLayer
+from elastable.master.api import Slices
+from elastable.worker.keras.structures import Gradient
+
+if TYPE_CHECKING:
+    from elastable.worker.rows.store_backed import StoreBacked
 
 __all__ = [
-    "EmbeddingCall",
     "PlanScope",
     "RowScope",
     "StepScope",
+    "TapeLookup",
+    "TapeScope",
     "current_scope",
     "entered",
     "refuse_inner_call",
+    "seen_by_tapes",
+    "slices_of",
 ]
 
 #: Marks the zeros a plan returns as rows, so that ids computed from them are recognised as not plannable.
@@ -39,38 +39,39 @@ PLANNED_ROWS = "elastable_planned_rows"
 ALL_ROWS = "elastable_all_rows"
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingCall:
-    """One call of one layer in a step.
+class RowScope:
+    """Provides rows to the embedding calls of a whole step: the model, its loss and its metrics.
 
-    Attributes:
-        layer: The layer called.
-        ids: int64 `[n]` tensor of the trace it was recorded in.
+    Scopes are per thread, like tracing. Without one, a layer reads its source or initial values.
     """
 
-    layer: StoreLayer
-    ids: tf.Tensor
-
-
-class PlanScope:
-    """Records the ids of every embedding call and returns zeros as rows."""
-
-    def __init__(self) -> None:
-        self.calls: list[EmbeddingCall] = []
-
-    def leaves_out(self, layer: StoreLayer) -> bool:
-        """No layer."""
+    def leaves_out(self, layer: StoreBacked) -> bool:
+        """Whether a layer reads its rows as outside of a step."""
         return False
 
-    def rows(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
+    def rows(self, layer: StoreBacked, ids: tf.Tensor) -> tf.Tensor:
+        """float32 `[n, dim]`: the rows of a call's int64 `[n]` ids."""
+        raise NotImplementedError
+
+
+class PlanScope(RowScope):
+    """Records the ids of every embedding call of a step that is traced, and returns zeros as rows.
+
+    Attributes:
+        calls: (layer, its int64 `[n]` ids, symbolic) of every call.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[StoreBacked, tf.Tensor]] = []
+
+    def rows(self, layer: StoreBacked, ids: tf.Tensor) -> tf.Tensor:
         """Records `ids` and returns zeros `[n, dim]`."""
-        self.calls.append(EmbeddingCall(layer, ids))
-        zeros = tf.zeros([tf.shape(ids)[0], layer.output_dim])
-        return tf.identity(zeros, name=PLANNED_ROWS)
+        self.calls.append((layer, ids))
+        return tf.identity(tf.zeros([tf.shape(ids)[0], layer.output_dim]), name=PLANNED_ROWS)
 
 
 @dataclass(slots=True)
-class StepScope:
+class StepScope(RowScope):
     """Gathers the rows of planned calls from the BETs, and looks up the others within the graph.
 
     Attributes:
@@ -85,7 +86,7 @@ class StepScope:
             regularizers have no effect.
     """
 
-    layers: Sequence[StoreLayer]
+    layers: Sequence[StoreBacked]
     inverses: Sequence[tf.Tensor | None]
     bets: dict[str, tf.Tensor]
     lookup: Callable[[str, Int64], Float32] | None = None
@@ -94,11 +95,11 @@ class StepScope:
     losses_read: bool = False
     _next: int = 0
 
-    def leaves_out(self, layer: StoreLayer) -> bool:
+    def leaves_out(self, layer: StoreBacked) -> bool:
         """A frozen one of another model, which was not planned."""
         return not layer.trainable and not any(each is layer for each in self.layers)
 
-    def rows(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
+    def rows(self, layer: StoreBacked, ids: tf.Tensor) -> tf.Tensor:
         """float32 `[n, dim]`: the rows of this call's ids."""
         call = self._next
         self._next += 1
@@ -118,11 +119,11 @@ class StepScope:
             return self._look_up_in_graph(layer, ids)
         return tf.gather(self.watched(layer, self.bets[layer.table_name], None), self.inverses[call])
 
-    def watched(self, layer: StoreLayer, rows: tf.Tensor, in_graph: int | None) -> tf.Tensor:
+    def watched(self, layer: StoreBacked, rows: tf.Tensor, in_graph: int | None) -> tf.Tensor:
         """The rows that a call gathers from; `in_graph` is the number of a call that could not be planned."""
         return rows
 
-    def _look_up_in_graph(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
+    def _look_up_in_graph(self, layer: StoreBacked, ids: tf.Tensor) -> tf.Tensor:
         if self.lookup is None:
             raise ModelError(f"embedding layer {layer.name!r}: its ids cannot be planned and no lookup is available")
         lookup = self.lookup
@@ -135,22 +136,12 @@ class StepScope:
         return tf.gather(self.watched(layer, bet, len(self.unplanned) - 1), inverse)
 
 
-def refuse_inner_call(layer: StoreLayer) -> NoReturn:
+def refuse_inner_call(layer: StoreBacked) -> NoReturn:
     """Raises `Unsupported` for a layer that is called inside an inner graph of the step."""
     raise Unsupported(
         f"embedding layer {layer.name!r} is called inside of a loop, a condition or a compiled function; call it "
         "outside and pass its output in"
     )
-
-
-class RowScope(Protocol):
-    """Provides rows to the embedding calls of a step."""
-
-    def leaves_out(self, layer: StoreLayer) -> bool:
-        """Whether a layer reads its rows as outside of a step."""
-
-    def rows(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
-        """float32 `[n, dim]`: the rows of a call's int64 `[n]` ids."""
 
 
 Scope = TypeVar("Scope", bound=RowScope)
@@ -172,3 +163,74 @@ def entered(scope: Scope) -> Iterator[Scope]:
         yield scope
     finally:
         _current.scope = before
+
+
+# Lookups under the user's own tapes
+
+
+_anchor: list[tf.Variable] = []
+
+
+@dataclass(frozen=True, slots=True)
+class TapeLookup:
+    """One call of a layer.
+
+    Attributes:
+        layer: The layer called.
+        unique: int64 `[u]`: its unique ids.
+        rows: float32 `[u, dim]` tensor that the call gathered from, watched by all open tapes.
+    """
+
+    layer: StoreBacked
+    unique: Int64
+    rows: tf.Tensor
+
+
+class TapeScope(RowScope):
+    """Reads the current rows at each call, and records the lookups."""
+
+    def __init__(self) -> None:
+        self.lookups: list[TapeLookup] = []
+
+    def rows(self, layer: StoreBacked, ids: tf.Tensor) -> tf.Tensor:
+        """float32 `[n, dim]`: the rows of this call's ids.
+
+        Raises:
+            Unsupported: within a `tf.function`.
+        """
+        if not tf.executing_eagerly():
+            raise Unsupported(
+                f"embedding layer {layer.name!r} is called by a tf.function within et.step: let the loop run eagerly, "
+                "without @tf.function and with compile(run_eagerly=True)"
+            )
+        unique, inverse = tf.unique(ids)
+        looked_up = TapeLookup(layer, unique.numpy(), seen_by_tapes(layer.read_rows(unique.numpy())))
+        self.lookups.append(looked_up)
+        return tf.gather(looked_up.rows, inverse)
+
+
+def seen_by_tapes(rows: tf.Tensor) -> tf.Tensor:
+    """The same rows, watched by every open tape.
+
+    Tapes record everything computed from a trainable variable, so zero times a variable is added.
+    """
+    if not _anchor:
+        with tf.init_scope():
+            _anchor.append(tf.Variable(0.0, trainable=True, name="elastable_anchor"))
+    return rows + _anchor[0] * 0.0
+
+
+def slices_of(lookups: Sequence[TapeLookup], gradients: Sequence[Gradient]) -> dict[str, Slices]:
+    """Table name -> the gradients of its lookups; a gradient of None is skipped."""
+    found: dict[str, list[tuple[Int64, Float32]]] = {}
+    for lookup, gradient in zip(lookups, gradients, strict=True):
+        if gradient is None:
+            continue
+        part = (lookup.unique, np.asarray(gradient))
+        if isinstance(gradient, tf.IndexedSlices):
+            part = (lookup.unique[np.asarray(gradient.indices)], np.asarray(gradient.values))
+        found.setdefault(lookup.layer.table_name, []).append(part)
+    return {
+        table: Slices(np.concatenate([ids for ids, _ in parts]), np.concatenate([values for _, values in parts]))
+        for table, parts in found.items()
+    }

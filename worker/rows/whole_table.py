@@ -7,7 +7,7 @@ import operator
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import keras
 import numpy as np
@@ -19,7 +19,9 @@ from elastable.embedding_store.errors import BadInput, ModelError, Unsupported
 from elastable.worker.rows.export_rows import export_format
 from elastable.worker.rows.saved_rows import load_all_rows, load_table, require_all_rows, rows_in_memory, save_table
 from elastable.worker.rows.scope import StepScope, current_scope
-from elastable.worker.rows.store_layer import StoreLayer
+
+if TYPE_CHECKING:
+    from elastable.worker.rows.store_backed import StoreBacked
 
 __all__ = ["TableInCheckpoint", "WholeTable", "rows_listed", "rows_unlisted"]
 
@@ -74,7 +76,7 @@ class WholeTable:
     dtype = "float32"
     ndim = 2
 
-    def __init__(self, layer: StoreLayer) -> None:
+    def __init__(self, layer: StoreBacked) -> None:
         self.layer = layer
         self.name = "embeddings"
         self.path = f"{getattr(layer, 'path', None) or layer.name}/embeddings"
@@ -195,7 +197,7 @@ class TableInCheckpoint(tf.train.experimental.PythonState):  # type: ignore[misc
         layer: A layer whose table lives, or will live, in a store.
     """
 
-    def __init__(self, layer: StoreLayer) -> None:
+    def __init__(self, layer: StoreBacked) -> None:
         self.layer = layer
 
     def serialize(self) -> bytes:

@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import keras
 import tensorflow as tf
@@ -18,15 +17,14 @@ from elastable.embedding_store.errors import BadInput, ModelError, NotFinite, Un
 from elastable.embedding_store.support.retry import retry
 from elastable.master.api import DenseSnapshot, JobSpec, Task, TaskKind, Tensor
 from elastable.master.tasks.record_order import RecordOrder, record_order
-from elastable.worker.keras.structures import BatchSpec, TensorBatch
+from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.models.build import as_tensors, for_model, sample_batch
 from elastable.worker.readers import Reader
 from elastable.worker.step.batch_checks import batch_spec, not_finite_columns, records_in, require_like
 from elastable.worker.step.id_plan import IdPlan, plan_ids
 from elastable.worker.step.id_set import IdSets, make_id_sets
-from elastable.worker.step.model_step import EvaluateStep, Lookup
-from elastable.worker.step.traced.step_plan import StepPlan, plan_step
-from elastable.worker.step.train_step import OwnTrainStep, StepResult, TrainStep, dense_parts
+from elastable.worker.step.traced.step_plan import plan_step
+from elastable.worker.step.train_step import EvaluateStep, OwnTrainStep, StepResult, TrainStep, dense_parts
 
 __all__ = ["DenseMirror", "MicroBatchComputer", "Prepared", "require_same_records"]
 
@@ -66,23 +64,6 @@ def require_same_records(job: JobSpec, readers: Mapping[TaskKind, Reader]) -> No
                 f"data({split!r}) holds {found} records here and {expected} at the master; "
                 "every process must see the same data"
             )
-
-
-def _train_step(
-    model: keras.Model,
-    job: JobSpec,
-    spec: BatchSpec,
-    plan: IdPlan,
-    steps: StepPlan | None,
-    look_up: Lookup,
-    keras_draws: bool,
-) -> TrainStep:
-    several = job.micro_batches_per_version > 1 and job.average != "batches"
-    average = job.average if several else None
-    seed = None if keras_draws else job.seed
-    if steps is None:
-        return TrainStep(model, spec, plan, look_up, seed, average)
-    return OwnTrainStep(model, spec, plan, look_up, seed, average, steps)
 
 
 class MicroBatchComputer:
@@ -131,13 +112,20 @@ class MicroBatchComputer:
         steps = plan_step(model, self.spec)
         self._mirror = DenseMirror(*dense_parts(model, steps))
 
-        def look_up_in(rows: RowSource, table: str, ids: Int64) -> Float32:
-            return retry(lambda: rows.lookup({table: ids})[table], "a lookup", deadline_s, on=(Unavailable,))
-
-        look_up = partial(look_up_in, source)
+        def look_up(table: str, ids: Int64) -> Float32:
+            return retry(lambda: source.lookup({table: ids})[table], "a lookup", deadline_s, on=(Unavailable,))
 
         self._plans: dict[TaskKind, IdPlan] = {TaskKind.TRAIN: plan_ids(model, self.spec, training=True)}
-        self._train = _train_step(model, job, self.spec, self._plans[TaskKind.TRAIN], steps, look_up, keras_draws)
+        several = job.micro_batches_per_version > 1 and job.average != "batches"
+        self._train = (TrainStep if steps is None else OwnTrainStep)(
+            model,
+            self.spec,
+            self._plans[TaskKind.TRAIN],
+            look_up,
+            None if keras_draws else job.seed,
+            job.average if several else None,
+            steps,
+        )
         if TaskKind.EVALUATE in readers:
             like = self._likes[TaskKind.EVALUATE]
             self._plans[TaskKind.EVALUATE] = plan_ids(model, like, training=False)
@@ -184,11 +172,7 @@ class MicroBatchComputer:
         return result
 
     def _blame_data(self, prepared: Prepared, loss: float) -> None:
-        """Names the columns that caused a loss of NaN or Inf; if there are none, the master names the gradient.
-
-        Raises:
-            NotFinite: the job refuses values that are not finite.
-        """
+        """Names the columns that caused a loss of NaN or Inf; if there are none, the master names the gradient."""
         columns = not_finite_columns(prepared.batch)
         if not columns:
             return

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from typing import Protocol
 
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_source import RowSource
@@ -67,7 +66,7 @@ class Worker:
         identity: This start of the worker.
         deadline_s: Seconds that the master or store may be unreachable.
         ahead: Number of tasks to read and plan ahead.
-        measures: Counts what it does; None: nobody wants to know.
+        measures: Counts what it does; None: not read by others.
         rows_to: Where gradients of rows go: the job's store servers; None: to the master, with all others.
         rows_change: Whether callbacks may write rows of a version that is committed: none are looked up ahead.
 
@@ -93,7 +92,8 @@ class Worker:
         self._master, self._deadline_s = master, deadline_s
         self._computer, self._source = computer, source
         self._session, self._identity = session, identity
-        self._naming = push_naming(session.job, identity.incarnation, rows_change)
+        sync = session.job.mode == "sync"
+        self._naming = _PushNaming(sync, identity.incarnation, looks_ahead=sync and not rows_change)
         self._snapshots: dict[TaskKind, DenseSnapshot] = {}
         self._ahead_since: float | None = None  # since when the master has been at an earlier version
         self._stopped = False
@@ -122,7 +122,7 @@ class Worker:
                 with suppress(ElastableError):  # it waits for open sessions before it goes, and so answers
                     self.job_ended = self._master.status()
         except Exception as error:
-            self._tell(error)
+            self._report(error)
             raise
         finally:
             self._feed.stop()
@@ -196,7 +196,7 @@ class Worker:
             states=result.states,
             metrics=result.metrics,
             job=self._session.job.job,
-            computed_on=self._naming.computed_on(self._snapshots[TaskKind.TRAIN].version),
+            computed_on=None if self._naming.sync else self._snapshots[TaskKind.TRAIN].version,
             incarnation=self._identity.incarnation,
             divisor=result.divisor,
             losses=result.losses,
@@ -244,11 +244,7 @@ class Worker:
             self._rows_ahead.begin(self._feed.following(prepared))
 
     def _go_back(self, ahead: FutureVersion) -> None:
-        """Starts again with a restarted master, which is at an earlier version.
-
-        Raises:
-            FutureVersion: the master stays behind for longer than the deadline, so it is not a restart.
-        """
+        """Starts again with a restarted master, which is at an earlier version, unless it stays behind: no restart."""
         self._ahead_since = self._ahead_since or time.monotonic()
         if time.monotonic() - self._ahead_since > self._deadline_s:
             raise ahead
@@ -275,7 +271,7 @@ class Worker:
         self._source.forget()
         self._feed.begin_anew(keep)
 
-    def _tell(self, error: Exception) -> None:
+    def _report(self, error: Exception) -> None:
         if isinstance(error, JobFailed) or (isinstance(error, Unavailable | ShardLost) and not self._session.alive()):
             # The master reported it, perhaps that of another job, or it cannot be reached, or has ended for it.
             return
@@ -307,63 +303,32 @@ def _refuse_other_job(before: JobSpec, now: JobSpec) -> None:
 # What the modes of a job mean for a worker: which version a task is computed on, and how its push is named
 
 
-class PushNaming(Protocol):
-    """Chosen once for a worker."""
-
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether rows are looked up before their task's turn: those of a numbered version do not change."""
-
-    def version_of(self, task: Task) -> int | None:
-        """The version that a task is computed on; None: whichever is current."""
-
-    def computed_on(self, version: int) -> int | None:
-        """`Push.computed_on` of a push computed on `version`."""
-
-    def next_id(self, task: Task) -> PushId:
-        """The name of the push of a task that has been computed."""
-
-
 @dataclass
-class _Sync:
-    looks_ahead: bool = True
+class _PushNaming:
+    """Of one worker.
 
-    def version_of(self, task: Task) -> int | None:
-        return task.version
+    Attributes:
+        sync: Whether the job is synchronous: a task then is computed on the version that it is for.
+        incarnation: Of the worker.
+        looks_ahead: Whether rows are looked up before their task's turn: those of a numbered version do not change,
+            unless callbacks write some after its commit; of an asynchronous job they are wanted as late as possible.
+    """
 
-    def computed_on(self, version: int) -> int | None:
-        return None
-
-    def next_id(self, task: Task) -> PushId:
-        return SyncPushId(task.version, task.micro_batch)
-
-
-@dataclass
-class _Async:
+    sync: bool
     incarnation: str
-    looks_ahead = False  # rows are wanted as late as possible
+    looks_ahead: bool
     _sequence: int = 0
 
     def version_of(self, task: Task) -> int | None:
-        return task.version if task.kind is TaskKind.EVALUATE else None
-
-    def computed_on(self, version: int) -> int | None:
-        return version
+        """The version that a task is computed on; None: whichever is current."""
+        return task.version if self.sync or task.kind is TaskKind.EVALUATE else None
 
     def next_id(self, task: Task) -> PushId:
+        """The name of the push of a task that has been computed."""
+        if self.sync:
+            return SyncPushId(task.version, task.micro_batch)
         self._sequence += 1
         return AsyncPushId(self.incarnation, self._sequence, task.micro_batch)
-
-
-def push_naming(job: JobSpec, incarnation: str, rows_change: bool = False) -> PushNaming:
-    """The naming of a job's mode.
-
-    Args:
-        job: The job joined.
-        incarnation: Of the worker.
-        rows_change: Whether callbacks may write rows of a version after its commit.
-    """
-    return _Sync(looks_ahead=not rows_change) if job.mode == "sync" else _Async(incarnation)
 
 
 # Gradients of rows on their way to store servers; the rest goes to the master

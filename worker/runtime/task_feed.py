@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from elastable.embedding_store.errors import ElastableError, NotJoined
+from elastable.embedding_store.errors import NotJoined
 from elastable.master.api import MasterApi, Task, TaskKind
 from elastable.worker.runtime.compute import Prepared
 
@@ -123,8 +123,6 @@ class TaskFeed:
         try:
             while self._lease_more():
                 pass
-        except ElastableError as error:
-            self._end(error)
         except Exception as error:  # noqa: BLE001 - a reader may raise anything; the loop re-raises it
             self._end(error)
 
@@ -151,7 +149,9 @@ class TaskFeed:
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._stopping, timeout=_LOOK_EVERY_S)
             return True
-        self._drop(lease.revoked)
+        with self._changed:
+            for task in lease.revoked:  # others did it, or its version is no longer handed out
+                self._ready.pop(task, None)
         for task in lease.tasks:
             prepared = self._prepare(task)
             with self._changed:
@@ -162,12 +162,6 @@ class TaskFeed:
         if lease.finished:
             self._end(None)
         return not lease.finished
-
-    def _drop(self, revoked: Iterable[Task]) -> None:
-        """Drops tasks that others did, or of versions that are no longer handed out."""
-        with self._changed:
-            for task in revoked:
-                self._ready.pop(task, None)
 
     def _end(self, failure: BaseException | None) -> None:
         with self._changed:

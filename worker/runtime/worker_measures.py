@@ -1,15 +1,94 @@
-"""What a worker counts, and which trace its work belongs to."""
+"""What a worker counts and profiles, and which trace its work belongs to."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
-from elastable.embedding_store.measures import PROCESS, Counts, Durations, LookupCounts, Total, VersionTrace
+import tensorflow as tf
+
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.measures import Counts, Durations, LookupCounts, Total, VersionTrace, span
 from elastable.master.api import Task, TaskKind
-from elastable.worker.runtime.step_profile import StepProfile
 
-__all__ = ["WorkerMeasures", "trace_of"]
+__all__ = ["StepProfile", "WorkerMeasures", "trace_of"]
+
+_log = logging.getLogger(__name__)
+
+_FAILURES = (tf.errors.OpError, RuntimeError, OSError)
+_BEFORE, _PROFILED = 5, 10  # micro-batches; the first ones trace the model and open connections
+
+
+class StepProfile:
+    """Profiles ten micro-batches that train, after the first five.
+
+    TensorFlow's profiler is one of a process, so one of these is open at a time. What it measures changes no number.
+
+    Args:
+        folder: TensorBoard's log directory; the profile lies below `plugins/profile`. It is made if it is missing.
+
+    Raises:
+        BadInput: the folder cannot be made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"--profile {folder}: the folder cannot be made: {error.strerror}") from error
+        self._folder = folder
+        self._trained, self._running = 0, False
+
+    @contextmanager
+    def micro_batch(self, task: Task) -> Iterator[None]:
+        """Around a micro-batch, which is a step in TensorBoard if it trains."""
+        if task.kind is not TaskKind.TRAIN:
+            yield
+            return
+        if self._trained == _BEFORE:
+            self._start()
+        self._trained += 1
+        if not self._running:
+            yield
+            return
+        with tf.profiler.experimental.Trace("micro-batch", step_num=task.micro_batch, _r=1):
+            yield
+        if self._trained >= _BEFORE + _PROFILED:
+            self.close()
+
+    @contextmanager
+    def phase(self, label: str) -> Iterator[None]:
+        """Around a phase of a micro-batch."""
+        if not self._running:
+            yield
+            return
+        with tf.profiler.experimental.Trace(label):
+            yield
+
+    def close(self) -> None:
+        """Writes what was profiled; nothing, where it is written or fewer than six micro-batches were trained."""
+        if not self._running:
+            return
+        self._running = False
+        try:
+            tf.profiler.experimental.stop()
+        except _FAILURES as error:  # a profile that cannot be written is no reason to leave the job
+            _log.warning("the profile was not written to %s: %s", self._folder, error)
+        else:
+            _log.info("a profile of %d micro-batches is in %s", self._trained - _BEFORE, self._folder)
+
+    def _start(self) -> None:
+        try:
+            tf.profiler.experimental.start(str(self._folder))
+        except _FAILURES as error:  # such as a profiler that the program has started itself
+            _log.warning("nothing is profiled: %s", error)
+        else:
+            self._running = True
+
+
+# Profiles of micro-batches, for TensorBoard
 
 
 class WorkerMeasures:
@@ -40,9 +119,17 @@ class WorkerMeasures:
 
     @contextmanager
     def micro_batch(self, job: str, task: Task, computed_on: int, worker: str) -> Iterator[None]:
-        """Around a micro-batch, from its lookup until its gradients count; arguments as of `micro_batch_span`."""
+        """Around a micro-batch, from its lookup until its gradients count.
+
+        Args:
+            job: Its name.
+            task: What is computed.
+            computed_on: The version that it is computed on.
+            worker: Incarnation of the worker.
+        """
         profiled = nullcontext() if self._profile is None else self._profile.micro_batch(task)
-        with micro_batch_span(job, task, computed_on, worker), profiled:
+        attributes = {"micro_batch": task.micro_batch, "kind": task.kind.value, "worker": worker}
+        with span("micro-batch", trace_of(job, task, computed_on), attributes), profiled:
             yield
 
     @contextmanager
@@ -58,24 +145,6 @@ class WorkerMeasures:
             self._profile.close()
 
 
-# Which trace a worker's work belongs to
-
-
 def trace_of(job: str, task: Task, computed_on: int) -> VersionTrace:
     """The version that a task is for: the one after `computed_on` where it trains, that one where it evaluates."""
     return VersionTrace(job, computed_on + (task.kind is TaskKind.TRAIN))
-
-
-def micro_batch_span(job: str, task: Task, computed_on: int, worker: str) -> AbstractContextManager[None]:
-    """The span of a micro-batch, from its lookup until its gradients count.
-
-    Args:
-        job: Its name.
-        task: What is computed.
-        computed_on: The version that it is computed on.
-        worker: Incarnation of the worker.
-    """
-    if PROCESS.tracer is None:
-        return nullcontext()
-    attributes: dict[str, str | int] = {"micro_batch": task.micro_batch, "kind": task.kind.value, "worker": worker}
-    return PROCESS.tracer.span("micro-batch", trace_of(job, task, computed_on), attributes)

@@ -1,20 +1,19 @@
-"""The forward pass of one batch, as in Keras: the model, its loss and its metrics.
-
-This is `keras.Model.train_step` without the gradient, and `test_step`. The id plan and the compiled steps both run it,
-so an embedding may be called wherever Keras runs a model's code: in `call`, `compute_loss`, `compute_metrics`, in what
-`add_loss` is given, and in activity regularizers.
-"""
+"""The forward pass of one batch, as in Keras: the model, its loss and its metrics."""
 
 from __future__ import annotations
 
+import linecache
 import logging
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from types import ModuleType
 
 import keras
 import tensorflow as tf
+from tensorflow.python.autograph.pyct import loader
 
-import elastable.worker.keras.traced_files  # noqa: F401 - AutoGraph leaves no files from here on
 from elastable.worker.keras.structures import TensorBatch, TensorStructure
 from elastable.worker.step.batch_checks import records_in
 
@@ -41,7 +40,10 @@ class Forward:
 
 
 def forward(model: keras.Model, batch: TensorBatch, training: bool) -> Forward:
-    """The forward pass and the loss of a batch (x,), (x, y) or (x, y, sample_weight)."""
+    """The forward pass and the loss of a batch (x,), (x, y) or (x, y, sample_weight).
+
+    The id plan and the compiled steps both run it, so an embedding may be called wherever Keras runs a model's code.
+    """
     x, y, weight = (*batch, None, None)[:3]
     predicted = model(x, training=training)
     if getattr(model, "_compute_loss_has_training_arg", True):
@@ -81,3 +83,23 @@ def warn_of_values(model: keras.Model, method: str, returned: object) -> None:
             method,
             ", ".join(map(repr, unknown)),
         )
+
+
+# AutoGraph writes every function that it converts to a file, and removes the files when the process exits: those of a
+# killed process would stay for ever. So a file is removed as soon as it has been read, from the import of this module
+# on. Its source is kept in `linecache`, for tracebacks and `inspect.getsource`.
+
+_load_source = loader.load_source
+
+
+def _load_and_remove(source: str, delete_on_exit: bool) -> tuple[ModuleType, str]:
+    """AutoGraph's `load_source`, without leaving the file."""
+    module, file = _load_source(source, delete_on_exit)
+    if delete_on_exit:
+        linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+        with suppress(OSError):  # already gone, removed by a clean-up of the machine
+            os.remove(file)
+    return module, file
+
+
+loader.load_source = _load_and_remove

@@ -1,50 +1,200 @@
-"""The compiled steps: of `compile()`'s loss, with loss scaling, and of a model's own `train_step`."""
+"""The compiled steps: evaluation, training with the loss of `compile()`, and a model's own `train_step`."""
 
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.tables import sum_by_position
 from elastable.master.api import Divisor, DivisorKind, GradientPart, Slices, Tensor
 from elastable.worker.keras.seeds import seed_states, set_seeds
 from elastable.worker.keras.structures import BatchSpec, Gradient, TensorBatch
-from elastable.worker.losses.loss_parts import LossPart, loss_parts, parts_with_metrics, require_rowwise
+from elastable.worker.losses.loss_parts import (
+    LossPart,
+    MetricMean,
+    all_metrics,
+    eager_means,
+    loss_parts,
+    metric_means,
+    parts_with_metrics,
+    require_rowwise,
+)
 from elastable.worker.losses.loss_terms import LossTerms
-from elastable.worker.losses.metric_means import MetricMean, all_metrics, eager_means, metric_means
 from elastable.worker.losses.origins import Origins
 from elastable.worker.losses.recording import RecordedLoss, Recording, recording
-from elastable.worker.rows.scope import StepScope, entered
-from elastable.worker.step.batch_checks import records_in
+from elastable.worker.rows.scope import StepScope, entered, seen_by_tapes
+from elastable.worker.rows.store_backed import StoreBacked
+from elastable.worker.step.batch_checks import flat_spec, pack_flat, records_in
+from elastable.worker.step.forward import forward, update_metrics, warn_of_values
 from elastable.worker.step.id_plan import IdPlan
 from elastable.worker.step.id_set import IdSets
-from elastable.worker.step.model_step import Lookup, ModelStep, PartTensors, arrays
-from elastable.worker.step.traced.own_step import Applied, Gathering, OwnStepScope, collecting
-from elastable.worker.step.traced.step_plan import StepPlan
-from elastable.worker.step.traced.tape_scope import seen_by_tapes
-from elastable.worker.step.trainable import frozen_tables, imposed
+from elastable.worker.step.traced.own_step import Applied, Gathering, OwnStepScope
+from elastable.worker.step.traced.step_plan import StepPlan, collecting, overrides
+from elastable.worker.step.trainable import frozen_tables, imposed, is_trained
 
-__all__ = [
-    "OwnTrainStep",
-    "StepResult",
-    "StepTensors",
-    "TrainStep",
-    "as_slices",
-    "dense_gradient",
-    "dense_parts",
-    "of_metrics",
-    "scale_variables",
-]
+__all__ = ["EvaluateStep", "Lookup", "OwnTrainStep", "StepResult", "TrainStep", "dense_parts", "scale_variables"]
+
+#: (table, int64 ids) -> float32 rows, for calls that could not be planned.
+Lookup = Callable[[str, Int64], Float32]
+
+
+class _PartTensors(NamedTuple):
+    """The gradient of one part of a micro-batch's loss, as tensors.
+
+    Attributes:
+        amount: float64 scalar: what the part was divided by, with `DivisorKind.AMOUNT`.
+        losses: Place of a metric's total -> the mean that the part adds to it.
+        penalties: Table -> what each row of its BET adds to the loss.
+        dense: Place of a variable -> its gradient.
+        planned: Table -> (values `[n, dim]`, BET positions `[n]`).
+        unplanned: Number of a call that could not be planned -> (values `[u, dim]`, unique ids `[u]`).
+    """
+
+    amount: tf.Tensor
+    losses: dict[int, tf.Tensor]
+    penalties: dict[str, tf.Tensor]
+    dense: dict[int, tf.Tensor]
+    planned: dict[str, tuple[tf.Tensor, tf.Tensor]]
+    unplanned: dict[int, tuple[tf.Tensor, tf.Tensor]]
+
+
+class ModelStep(ABC):
+    """A compiled call of a model with BETs instead of tables.
+
+    Args:
+        model: A compiled and built model.
+        spec: TypeSpecs of its batches.
+        plan: Its id plan.
+        lookup: For calls that could not be planned.
+        training: Whether the model trains.
+    """
+
+    def __init__(
+        self, model: keras.Model, spec: BatchSpec, plan: IdPlan, lookup: Lookup | None, training: bool
+    ) -> None:
+        self._model = model
+        self._plan = plan
+        self._lookup = lookup
+        self._training = training
+        self._dims = {layer.table_name: layer.output_dim for layer in plan.layers}
+        self._tables = tuple(dict.fromkeys(plan.tables))
+        self._spec = spec
+        self._inputs = [
+            *flat_spec(spec),
+            *(tf.TensorSpec([None, self._dims[table]], tf.float32) for table in self._tables),
+            *(tf.TensorSpec([None], tf.int32) for _ in plan.tables),
+            tf.TensorSpec([], tf.int64),
+        ]
+        self._function: Callable[..., Any] | None = self._untraced()
+
+    def _untraced(self) -> Callable[..., Any] | None:
+        return self._body if getattr(self._model, "run_eagerly", False) else None
+
+    @abstractmethod
+    def _body(self, *flat: tf.Tensor) -> object:
+        """The step: a function of the batch, BETs, inverses and the number of the micro-batch."""
+
+    def _call(self, batch: TensorBatch, bets: Mapping[str, tf.Tensor], ids: IdSets, micro_batch: int) -> Any:
+        if self._function is None:
+            # A concrete function: calls skip the search for a matching trace.
+            self._function = self._traced().get_concrete_function()
+        flat = tf.nest.flatten(batch, expand_composites=True)
+        arrays = [*(bets[table] for table in self._tables), *ids.inverses, np.int64(micro_batch)]
+        return self._function(*flat, *map(tf.convert_to_tensor, arrays))
+
+    def _traced(self) -> tf.types.experimental.PolymorphicFunction:
+        """The step, compiled as `Model.fit` compiles its own: without AutoGraph."""
+        return tf.function(tf.autograph.experimental.do_not_convert(self._body), input_signature=self._inputs)
+
+    def _unpack(
+        self, flat: Sequence[tf.Tensor]
+    ) -> tuple[TensorBatch, dict[str, tf.Tensor], list[tf.Tensor | None], tf.Tensor]:
+        """(batch, BETs by table, an inverse or None for every call, micro-batch)."""
+        parts = len(flat_spec(self._spec))
+        tables = len(self._tables)
+        batch = pack_flat(self._spec, flat[:parts])
+        bets = dict(zip(self._tables, flat[parts : parts + tables], strict=True))
+        planned = iter(flat[parts + tables : -1])
+        inverses = [next(planned) if known else None for known in self._plan.planned]
+        return batch, bets, inverses, flat[-1]
+
+    def _forward(self, batch: TensorBatch, scope: StepScope) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """The loss, and the penalty on rows (None: there is none); metrics are reset and updated."""
+        self._model.reset_metrics()
+        with entered(scope):
+            done = forward(self._model, batch, self._training)
+            terms = [penalty(scope.bets[layer.table_name]) for layer, penalty in self._regularized(scope)]
+            penalty = tf.add_n(terms) if terms else None
+            if penalty is not None and done.loss.shape.rank != 0:
+                raise Unsupported(
+                    f"model {self._model.name!r}: a loss with a value for each record (reduction 'none') cannot be "
+                    "combined with an embeddings_regularizer, in Keras either; use reduction='sum'"
+                )
+            update_metrics(self._model, done, done.loss if penalty is None else done.loss + penalty)
+        return done.loss, penalty
+
+    def _regularized(self, scope: StepScope) -> list[tuple[StoreBacked, Callable[[tf.Tensor], tf.Tensor]]]:
+        """The layers with a penalty: once per layer, over the rows of its table that this batch touches.
+
+        None where a `compute_loss` of the model's own leaves `self.losses` out.
+        """
+        if not scope.losses_read:
+            return []
+        bets = scope.bets
+        return [
+            (layer, layer.embeddings_regularizer)
+            for layer in dict.fromkeys(self._plan.layers)
+            if layer.embeddings_regularizer is not None and layer.table_name in bets and is_trained(self._model, layer)
+        ]
+
+
+class EvaluateStep(ModelStep):
+    """Forward pass and metrics of one micro-batch, as in inference."""
+
+    def __init__(self, model: keras.Model, spec: BatchSpec, plan: IdPlan, lookup: Lookup | None) -> None:
+        super().__init__(model, spec, plan, lookup, training=False)
+        self._warned = False
+
+    def __call__(self, batch: TensorBatch, bets: Mapping[str, Float32], ids: IdSets) -> tuple[Tensor, ...]:
+        """Metric state of this micro-batch only; arguments as in `TrainStep`."""
+        return _arrays(self._call(batch, bets, ids, 0))
+
+    def _body(self, *flat: tf.Tensor) -> list[tf.Tensor]:
+        batch, bets, inverses, _ = self._unpack(flat)
+        scope = StepScope(self._plan.layers, inverses, bets, self._lookup)
+        if overrides(self._model, "test_step"):
+            self._model.reset_metrics()
+            with entered(scope):
+                returned = self._model.test_step(batch)
+            if not self._warned:  # it may run eagerly
+                self._warned = True
+                warn_of_values(self._model, "test_step", returned)
+        else:
+            self._forward(batch, scope)
+        return _values(self._model.metrics_variables)
+
+
+def _values(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+    return [tf.convert_to_tensor(variable.value) for variable in variables]
+
+
+def _arrays(tensors: Sequence[tf.Tensor]) -> tuple[Tensor, ...]:
+    # numpy() of a scalar tensor is not an array.
+    return tuple(np.asarray(tensor.numpy()) for tensor in tensors)
+
+
+# Training
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +213,16 @@ class StepResult:
     not_finite: str = ""
 
 
-class StepTensors(NamedTuple):
+class _StepTensors(NamedTuple):
     """What the compiled step returns; `parts` has one entry for each part of the loss."""
 
     loss: tf.Tensor
-    parts: list[PartTensors]
+    parts: list[_PartTensors]
     states: list[tf.Tensor]
     metrics: list[tf.Tensor]
 
 
-class TrainStep(ModelStep[StepTensors]):
+class TrainStep(ModelStep):
     """Forward, backward and metrics of one micro-batch.
 
     Args:
@@ -82,7 +232,7 @@ class TrainStep(ModelStep[StepTensors]):
         lookup: For calls that could not be planned.
         seed: Seed of dropout; None: random layers continue from their current state, as in Keras.
         average: How micro-batches are combined (`JobSpec.average`); None: each is a version.
-        parts: The model's variables and states; None: `dense_parts(model)`.
+        steps: The plan of the model's own `train_step`; None: it has none.
 
     Raises:
         Unsupported: a table's regularizer, or in the first call a loss, that cannot be combined over micro-batches.
@@ -96,12 +246,12 @@ class TrainStep(ModelStep[StepTensors]):
         lookup: Lookup | None,
         seed: int | None,
         average: str | None = None,
-        parts: tuple[Sequence[keras.Variable], Sequence[keras.Variable]] | None = None,
+        steps: StepPlan | None = None,
     ) -> None:
-        self._seed = seed
-        self._variables, self._states = dense_parts(model) if parts is None else parts
+        self._seed, self._steps = seed, steps
+        self._variables, self._states = dense_parts(model, steps)
         self._trainable = b""
-        self._traces: dict[bytes, Callable[..., StepTensors] | None] = {}
+        self._traces: dict[bytes, Callable[..., _StepTensors] | None] = {}
         self._average = average
         self._seed_states = seed_states(model, seed)
         self._unplanned: list[str] = []
@@ -109,13 +259,7 @@ class TrainStep(ModelStep[StepTensors]):
         self._divisions: dict[bytes, list[str]] = {}
         self._once: dict[bytes, tuple[int, ...]] = {}
         super().__init__(model, spec, plan, lookup, training=True)
-        _refuse_unplanned_regularizers(plan)
-        if average is not None:
-            for layer in plan.layers:
-                if layer.embeddings_regularizer is not None:
-                    require_rowwise(layer)
-            if self._function is not None:
-                self._refuse_eager()
+        self._refuse_unsupported()
 
     def hold(self, trainable: bytes) -> None:
         """Trains what these flags (`read_trainable`) select from now on; b"": the model's current flags."""
@@ -142,8 +286,8 @@ class TrainStep(ModelStep[StepTensors]):
             loss=float(np.mean(loss)),
             dense=tuple(first.dense.values()),
             slices=first.slices,
-            states=arrays(states),
-            metrics=arrays(metrics),
+            states=_arrays(states),
+            metrics=_arrays(metrics),
             divisor=first.divisor if kinds[0] is not None else None,
             losses=first.losses,
             once=self._once[self._trainable],
@@ -164,7 +308,7 @@ class TrainStep(ModelStep[StepTensors]):
                 )
         return ""
 
-    def _as_part(self, kind: DivisorKind | None, part: PartTensors, ids: IdSets) -> GradientPart:
+    def _as_part(self, kind: DivisorKind | None, part: _PartTensors, ids: IdSets) -> GradientPart:
         amount, losses, penalties, dense, planned, unplanned = part
         gathered: dict[str, list[Slices]] = {}
         for table, (values, positions) in planned.items():
@@ -185,7 +329,7 @@ class TrainStep(ModelStep[StepTensors]):
             },
         )
 
-    def _body(self, *flat: tf.Tensor) -> StepTensors:
+    def _body(self, *flat: tf.Tensor) -> _StepTensors:
         batch, bets, inverses, micro_batch = self._unpack(flat)
         set_seeds(self._seed_states, self._seed, micro_batch)
         frozen = frozen_tables(self._model, list(self._plan.layers))
@@ -195,16 +339,16 @@ class TrainStep(ModelStep[StepTensors]):
             tape.watch([bet for table, bet in bets.items() if table not in frozen])
             scope = StepScope(self._plan.layers, inverses, bets, self._lookup, tape)
             loss, penalty = self._forward(batch, scope)
-            metrics = self._metric_state()
+            metrics = _values(self._model.metrics_variables)
             parts = self._parts_of(loss, penalty, recorded, batch, scope)
         parts = self._with_metrics(parts, recorded, batch, scope, metrics)
         self._unplanned = [table for table, _, _ in scope.unplanned]
         self._kinds[self._trainable] = [part.kind for part in parts]
         self._divisions[self._trainable] = [part.where for part in parts]
-        return StepTensors(
+        return _StepTensors(
             loss if penalty is None else loss + penalty,
             [self._gradient(tape, part, scope, first=part is parts[0]) for part in parts],
-            [tf.convert_to_tensor(variable.value) for variable in self._states],
+            _values(self._states),
             metrics,
         )
 
@@ -262,43 +406,55 @@ class TrainStep(ModelStep[StepTensors]):
         """Table -> float32 `[u]`: what each row adds to the loss."""
         found: dict[str, tf.Tensor] = {}
         for layer, regularizer in self._regularized(scope):
-            each = functools.partial(_of_one_row, regularizer)
-            penalty = tf.vectorized_map(each, tf.stop_gradient(scope.bets[layer.table_name]))
             table = layer.table_name
+            each = functools.partial(_of_one_row, regularizer)
+            penalty = tf.vectorized_map(each, tf.stop_gradient(scope.bets[table]))
             found[table] = found[table] + penalty if table in found else penalty
         return found
 
-    def _gradient(self, tape: tf.GradientTape, part: LossPart, scope: StepScope, first: bool) -> PartTensors:
+    def _gradient(self, tape: tf.GradientTape, part: LossPart, scope: StepScope, first: bool) -> _PartTensors:
         """The gradient of a part; the first part has one for every dense variable."""
         if part.loss is None:
-            return of_metrics(part)
+            return _of_metrics(part)
         trained = {id(variable) for variable in self._model.trainable_weights}
         variables = [variable.value for variable in self._variables if id(variable) in trained]
         bets = [scope.bets[table] for table in self._tables]
         in_graph = [bet for _, _, bet in scope.unplanned]
-        dense, planned, unplanned = scaled_gradient(tape, part.loss, (variables, bets, in_graph), self._model.optimizer)
+        dense, planned, unplanned = _scaled_gradient(
+            tape, part.loss, (variables, bets, in_graph), self._model.optimizer
+        )
         gradients = iter(dense)
         every = [next(gradients) if id(variable) in trained else None for variable in self._variables]
-        return PartTensors(
-            tf.constant(0.0, tf.float64) if part.amount is None else part.amount,
+        return _PartTensors(
+            _amount(part.amount),
             dict(part.losses),
             dict(part.penalties),
             {
-                place: dense_gradient(gradient, variable.value)
+                place: _dense(gradient, variable.value)
                 for place, (gradient, variable) in enumerate(zip(every, self._variables, strict=True))
                 if first or gradient is not None
             },
             {
-                table: as_slices(gradient, bet)
+                table: _as_slices(gradient, bet)
                 for table, gradient, bet in zip(self._tables, planned, bets, strict=True)
                 if first or gradient is not None
             },
             {
-                number: (tf.zeros_like(bet) if gradient is None else tf.convert_to_tensor(gradient), unique)
+                number: (_dense(gradient, bet), unique)
                 for number, (gradient, (_, unique, bet)) in enumerate(zip(unplanned, scope.unplanned, strict=True))
                 if first or gradient is not None
             },
         )
+
+    def _refuse_unsupported(self) -> None:
+        _refuse_unplanned_regularizers(self._plan)
+        if self._average is None:
+            return
+        for layer in self._plan.layers:
+            if layer.embeddings_regularizer is not None:
+                require_rowwise(layer)
+        if self._function is not None:
+            self._refuse_eager()
 
     def _refuse_eager(self) -> None:
         """Traces the step once, because terms are only visible in a graph; refuses a loss of several parts."""
@@ -341,22 +497,24 @@ def dense_parts(model: keras.Model, steps: StepPlan | None = None) -> tuple[list
     return [each for each in weights if id(each) in known], [*others, *scale_variables(optimizer)]
 
 
-def dense_gradient(gradient: Gradient, variable: tf.Variable) -> tf.Tensor:
-    """The gradient of a variable; zeros if the loss does not depend on it."""
-    return tf.zeros_like(variable) if gradient is None else tf.convert_to_tensor(gradient)
+def _amount(amount: tf.Tensor | None) -> tf.Tensor:
+    return tf.constant(0.0, tf.float64) if amount is None else amount
 
 
-def of_metrics(part: LossPart) -> PartTensors:
-    """What a part that is of metrics alone pushes: no gradient."""
-    amount = tf.constant(0.0, tf.float64) if part.amount is None else part.amount
-    return PartTensors(amount, dict(part.losses), {}, {}, {}, {})
+def _dense(gradient: Gradient, source: tf.Tensor) -> tf.Tensor:
+    """The gradient of a source; zeros if the loss does not depend on it."""
+    return tf.zeros_like(source) if gradient is None else tf.convert_to_tensor(gradient)
+
+
+def _of_metrics(part: LossPart) -> _PartTensors:
+    return _PartTensors(_amount(part.amount), dict(part.losses), {}, {}, {}, {})
 
 
 def _of_one_row(regularizer: Callable[[tf.Tensor], tf.Tensor], row: tf.Tensor) -> tf.Tensor:
     return tf.cast(regularizer(row[tf.newaxis]), tf.float32)
 
 
-def as_slices(gradient: Gradient, bet: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _as_slices(gradient: Gradient, bet: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """(values `[n, dim]`, BET positions `[n]`) of a gradient of any form."""
     if gradient is None:
         return tf.zeros([0, bet.shape[1]]), tf.zeros([0], tf.int32)
@@ -390,7 +548,7 @@ def scale_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variabl
     return [getattr(optimizer, _KEPT)]
 
 
-def scaled_gradient(
+def _scaled_gradient(
     tape: tf.GradientTape,
     loss: tf.Tensor,
     sources: Sequence[Sequence[tf.Tensor]],
@@ -421,37 +579,19 @@ def _divided(gradient: Gradient, scale: tf.Tensor) -> Gradient:
 
 
 class OwnTrainStep(TrainStep):
-    """Runs the model's `train_step`, whose `step.apply` calls provide the gradients; otherwise like `TrainStep`.
+    """Runs the model's `train_step`, whose `step.apply` calls provide the gradients; otherwise like `TrainStep`."""
 
-    Args:
-        model, spec, plan, lookup, seed, average: As of `TrainStep`.
-        steps: The plan of the step.
-    """
-
-    def __init__(
-        self,
-        model: keras.Model,
-        spec: BatchSpec,
-        plan: IdPlan,
-        lookup: Lookup | None,
-        seed: int | None,
-        average: str | None,
-        steps: StepPlan,
-    ) -> None:
-        for layer in plan.layers:
+    def _refuse_unsupported(self) -> None:
+        seen_by_tapes(tf.zeros([1, 1]))  # creates its variable outside of any graph
+        for layer in self._plan.layers:
             if layer.embeddings_regularizer is not None:
                 raise Unsupported(
                     f"embedding layer {layer.name!r}: a model with its own train_step computes the whole loss; leave "
                     "embeddings_regularizer out, and add it to the loss for the rows that the layer returned"
                 )
-        seen_by_tapes(tf.zeros([1, 1]))  # creates its variable outside of any graph
-        self._steps = steps
-        super().__init__(model, spec, plan, lookup, seed, average, dense_parts(model, steps))
 
-    def _refuse_eager(self) -> None:
-        """Does nothing: `Gathering` refuses it in the first step."""
-
-    def _body(self, *flat: tf.Tensor) -> StepTensors:
+    def _body(self, *flat: tf.Tensor) -> _StepTensors:
+        assert self._steps is not None
         batch, bets, inverses, micro_batch = self._unpack(flat)
         scope = OwnStepScope(self._plan.layers, inverses, bets, self._lookup)
         with self._recording() as recorded:
@@ -460,23 +600,23 @@ class OwnTrainStep(TrainStep):
             gathering = Gathering(
                 self._model, self._steps.applies, scope, self._average, recorded, batch, list(bets.values())
             )
-            with entered(scope), collecting(gathering):
+            with entered(scope), collecting(gathering.apply):
                 self._model.train_step(batch)
             gathering.end()
-            states, metrics = map(_values, (self._states, self._model.metrics_variables))
+            states, metrics = _values(self._states), _values(self._model.metrics_variables)
         parts = [applied.part for applied in gathering.applied]
         parts = self._with_metrics(parts, recorded, batch, scope, metrics)
         self._unplanned = [table for table, _, _ in scope.unplanned]
         self._kinds[self._trainable] = [part.kind for part in parts]
         self._divisions[self._trainable] = [part.where for part in parts]
-        return StepTensors(
+        return _StepTensors(
             tf.add_n([tf.reduce_mean(applied.part.loss) for applied in gathering.applied]),
             [
                 *(
                     self._pushed(applied, part.losses, scope, first=part is parts[0])
                     for applied, part in zip(gathering.applied, parts, strict=False)
                 ),
-                *map(of_metrics, parts[len(gathering.applied) :]),
+                *map(_of_metrics, parts[len(gathering.applied) :]),
             ],
             states,
             metrics,
@@ -484,7 +624,7 @@ class OwnTrainStep(TrainStep):
 
     def _pushed(
         self, applied: Applied, losses: Mapping[int, tf.Tensor], scope: OwnStepScope, first: bool
-    ) -> PartTensors:
+    ) -> _PartTensors:
         """The gradient of one `step.apply`."""
         frozen = frozen_tables(self._model, list(self._plan.layers))
         planned: dict[str, list[tuple[tf.Tensor, tf.Tensor]]] = {table: [] for table in self._tables}
@@ -493,33 +633,22 @@ class OwnTrainStep(TrainStep):
             layer, number, rows = scope.seen[call]
             found = None if layer.table_name in frozen else gradient
             if number is None:
-                planned[layer.table_name].append(as_slices(found, rows))
+                planned[layer.table_name].append(_as_slices(found, rows))
             else:
-                dense = tf.zeros_like(rows) if found is None else tf.convert_to_tensor(found)
-                unplanned[number] = (dense, scope.unplanned[number][1])
-        return PartTensors(
-            tf.constant(0.0, tf.float64) if applied.part.amount is None else applied.part.amount,
+                unplanned[number] = (_dense(found, rows), scope.unplanned[number][1])
+        return _PartTensors(
+            _amount(applied.part.amount),
             dict(losses),
             {},
             {
-                place: dense_gradient(applied.dense.get(id(variable)), variable.value)
+                place: _dense(applied.dense.get(id(variable)), variable.value)
                 for place, variable in enumerate(self._variables)
                 if first or id(variable) in applied.dense
             },
-            _joined_parts(planned),
+            {
+                table: tuple(tf.concat(each, 0) for each in zip(*parts, strict=True))
+                for table, parts in planned.items()
+                if parts
+            },
             unplanned,
         )
-
-
-def _values(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-    return [tf.convert_to_tensor(variable.value) for variable in variables]
-
-
-def _joined_parts(
-    planned: Mapping[str, Sequence[tuple[tf.Tensor, tf.Tensor]]],
-) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
-    return {
-        table: (tf.concat([values for values, _ in parts], 0), tf.concat([positions for _, positions in parts], 0))
-        for table, parts in planned.items()
-        if parts
-    }

@@ -1,9 +1,4 @@
-"""Keras' `trainable` flags in a job.
-
-Keras reads `trainable` when it traces its train function: at the first batch after `compile`, and again after
-`make_train_function(force=True)`. Until then later changes of the flags have no effect. A job does the same: it keeps
-the flags in force separately and sets them on the model while a step is traced.
-"""
+"""Keras' `trainable` flags in a job, which are in force from the trace of a step to the next."""
 
 from __future__ import annotations
 
@@ -15,7 +10,7 @@ import keras
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import ModelError
 from elastable.worker.keras.seeds import layers_of
-from elastable.worker.rows.store_layer import StoreLayer
+from elastable.worker.rows.store_backed import StoreBacked
 
 __all__ = ["frozen_tables", "imposed", "is_trained", "put_trainable", "read_trainable"]
 
@@ -28,7 +23,10 @@ def read_trainable(model: keras.Model) -> bytes:
 
 @contextmanager
 def imposed(model: keras.Model, trainable: bytes) -> Iterator[None]:
-    """Sets these flags on the model within the block (`put_trainable`); b"": changes nothing."""
+    """Sets these flags on the model within the block (`put_trainable`); b"": changes nothing.
+
+    Keras reads `trainable` when it traces its train function; until it does so again later changes have no effect.
+    """
     before = read_trainable(model)
     if not trainable or trainable == before:
         yield
@@ -59,7 +57,7 @@ def put_trainable(model: keras.Model, trainable: bytes) -> None:
         weight.trainable = bool(flag)
 
 
-def is_trained(model: keras.Model, layer: StoreLayer) -> bool:
+def is_trained(model: keras.Model, layer: StoreBacked) -> bool:
     """Whether the table of a store-backed layer is trained under the current flags.
 
     As for a Keras weight: setting a parent's flag sets `layer.trainable`; of the parents, only the model itself is
@@ -68,7 +66,7 @@ def is_trained(model: keras.Model, layer: StoreLayer) -> bool:
     return bool(model.trainable and layer.trainable)
 
 
-def frozen_tables(model: keras.Model, layers: Sequence[StoreLayer]) -> tuple[str, ...]:
+def frozen_tables(model: keras.Model, layers: Sequence[StoreBacked]) -> tuple[str, ...]:
     """Sorted names of the tables that are not trained under the current flags.
 
     Args:
@@ -78,7 +76,7 @@ def frozen_tables(model: keras.Model, layers: Sequence[StoreLayer]) -> tuple[str
     Raises:
         ModelError: layers that share a table have different flags.
     """
-    trained: dict[str, StoreLayer] = {}
+    trained: dict[str, StoreBacked] = {}
     for layer in layers:
         other = trained.setdefault(layer.table_name, layer)
         if is_trained(model, layer) != is_trained(model, other):

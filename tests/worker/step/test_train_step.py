@@ -17,8 +17,7 @@ from elastable.worker.models.build import build_model
 from elastable.worker.step.batch_checks import batch_spec
 from elastable.worker.step.id_plan import plan_ids
 from elastable.worker.step.id_set import make_id_sets
-from elastable.worker.step.model_step import EvaluateStep
-from elastable.worker.step.train_step import StepResult, TrainStep
+from elastable.worker.step.train_step import EvaluateStep, StepResult, TrainStep
 from tests.untyped import Keyword
 
 X = np.random.default_rng(0).integers(0, 50, (16, 3))

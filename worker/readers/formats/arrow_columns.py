@@ -229,11 +229,7 @@ def _refuse_mixture(kinds: Sequence[tuple[object, pa.DataType]], name: str) -> N
 
 
 def _plain_type(kind: pa.DataType, where: str) -> pa.DataType:
-    """The type without dictionaries, views and large offsets.
-
-    Raises:
-        BadInput: timestamps, structs, maps and the like; lists within lists of one fixed size.
-    """
+    """The type without dictionaries, views and large offsets; raises `BadInput` for timestamps, structs and so on."""
     if pa.types.is_dictionary(kind):
         return _plain_type(kind.value_type, where)
     if pa.types.is_fixed_size_list(kind) and not _is_list(kind.value_type):
@@ -329,11 +325,7 @@ def to_array(values: pa.Array | pa.ChunkedArray, column: Column, at: At) -> Leaf
 
 
 def _of_length(lists: Leaf, length: int, at: At) -> Leaf:
-    """Lists of this length, as one array where their elements are.
-
-    Raises:
-        BadInput: a list of another length.
-    """
+    """Lists of this length, as one array where their elements are; raises `BadInput` for a list of another length."""
     if isinstance(lists, np.ndarray):
         lengths = np.full(len(lists), lists.shape[1])
     else:

@@ -1,137 +1,25 @@
-"""Runs a user's `train_step`, written with `et.step`, as a worker's step.
-
-`step.apply` computes a gradient to push instead of making an update, as the step's plan
-(`elastable.worker.step.traced.step_plan`) says.
-"""
+"""Runs a user's `train_step`, written with `et.step`: `step.apply` computes a gradient to push, not an update."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import keras
 import tensorflow as tf
 
-from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.worker.keras.structures import Gradient, TensorBatch
 from elastable.worker.losses.loss_parts import LossPart, loss_parts
 from elastable.worker.losses.loss_terms import LossTerms
 from elastable.worker.losses.origins import Origins
 from elastable.worker.losses.recording import Recording
-from elastable.worker.rows.scope import StepScope
-from elastable.worker.rows.store_layer import StoreLayer
-from elastable.worker.step.traced.step_trace import PlannedApply, Trained
-from elastable.worker.step.traced.tape_scope import seen_by_tapes
+from elastable.worker.rows.scope import StepScope, seen_by_tapes
+from elastable.worker.rows.store_backed import StoreBacked
+from elastable.worker.step.traced.step_plan import PlannedApply, Trained
 
-__all__ = [
-    "Applied",
-    "Collector",
-    "Gathering",
-    "OwnStepScope",
-    "changed_weight",
-    "collecting",
-    "current_collector",
-    "overrides",
-    "refuse_own_updates",
-    "rehearse",
-]
-
-_current = threading.local()
-_CHANGES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply")
-
-
-class Collector(Protocol):
-    """Receives the arguments of `step.apply` when a worker runs the step."""
-
-    def apply(
-        self,
-        model: keras.Model,
-        tape: tf.GradientTape,
-        loss: tf.Tensor,
-        of: Trained,
-        optimizer: keras.optimizers.Optimizer | None,
-    ) -> None:
-        """See `elastable.in_process.tape_step.TapeStep.apply`."""
-
-
-def current_collector() -> Collector | None:
-    """The collector of this thread, if a worker is running a user's step in it."""
-    collector: Collector | None = getattr(_current, "collector", None)
-    return collector
-
-
-@contextmanager
-def collecting(collector: Collector) -> Iterator[None]:
-    """Passes every `step.apply` of this thread to the collector within the block."""
-    before = current_collector()
-    _current.collector = collector
-    try:
-        yield
-    finally:
-        _current.collector = before
-
-
-def overrides(model: keras.Model, method: str) -> bool:
-    """Whether a model overrides `train_step` or `test_step`."""
-    return getattr(type(model), method, None) is not getattr(keras.Model, method)
-
-
-class _Rehearsal:
-    """Counts the calls of `step.apply`, and applies nothing."""
-
-    calls = 0
-
-    def apply(
-        self,
-        model: keras.Model,
-        tape: tf.GradientTape,
-        loss: tf.Tensor,
-        of: Trained,
-        optimizer: keras.optimizers.Optimizer | None,
-    ) -> None:
-        self.calls += 1
-
-
-def rehearse(model: keras.Model, batch: TensorBatch) -> None:
-    """Traces a user's `train_step`, to build the model or to extract its ids.
-
-    Raises:
-        Unsupported: the step is not written with `et.step`.
-    """
-    rehearsal = _Rehearsal()
-    with collecting(rehearsal):
-        model.train_step(batch)
-    if not rehearsal.calls:
-        raise Unsupported(
-            f"model {model.name!r} overrides train_step without et.step: in a job the master changes the weights. "
-            "Write `with et.step(self) as step:` and `step.apply(tape, loss)` in the place of the optimizer's apply, "
-            "once for each loss (docs/own-steps.md)"
-        )
-
-
-def refuse_own_updates(model: keras.Model, graph: tf.Graph) -> None:
-    """Raises `Unsupported` if a traced step assigns trainable variables itself: the master would not know."""
-    changed = changed_weight(model, graph)
-    if changed is not None:
-        raise Unsupported(
-            f"model {model.name!r}: its train_step changes {changed!r} itself, which the master and the other workers "
-            "would not know; leave all updates to step.apply"
-        )
-
-
-def changed_weight(model: keras.Model, graph: tf.Graph) -> str | None:
-    """The path of a trainable weight that a traced function assigns; None: it assigns none."""
-    handles: dict[int, str] = {id(weight.value.handle): weight.path for weight in variables_of(model.trainable_weights)}
-    inside = {inner.ref(): handles[id(outer)] for outer, inner in graph.captures if id(outer) in handles}
-    for operation in graph.get_operations():
-        changed: str | None = inside.get(operation.inputs[0].ref()) if operation.inputs else None
-        if changed is not None and operation.type.startswith(_CHANGES):
-            return changed
-    return None
+__all__ = ["Applied", "Gathering", "OwnStepScope"]
 
 
 @dataclass(slots=True)
@@ -142,9 +30,9 @@ class OwnStepScope(StepScope):
         seen: (layer, number of the call among those in the graph or None, rows) of every call, in order.
     """
 
-    seen: list[tuple[StoreLayer, int | None, tf.Tensor]] = field(default_factory=list)
+    seen: list[tuple[StoreBacked, int | None, tf.Tensor]] = field(default_factory=list)
 
-    def watched(self, layer: StoreLayer, rows: tf.Tensor, in_graph: int | None) -> tf.Tensor:
+    def watched(self, layer: StoreBacked, rows: tf.Tensor, in_graph: int | None) -> tf.Tensor:
         """The rows of one call."""
         rows = seen_by_tapes(rows)
         self.seen.append((layer, in_graph, rows))
@@ -192,12 +80,7 @@ class Gathering:
     _calls: int = 0
 
     def apply(
-        self,
-        model: keras.Model,
-        tape: tf.GradientTape,
-        loss: tf.Tensor,
-        of: Trained,
-        optimizer: keras.optimizers.Optimizer | None,
+        self, tape: tf.GradientTape, loss: tf.Tensor, of: Trained, optimizer: keras.optimizers.Optimizer | None
     ) -> None:
         """Computes the gradient of the loss.
 

@@ -1,42 +1,324 @@
-"""The plan of a user's `train_step`: which gradients it applies.
-
-A step may call `step.apply` several times, with several optimizers. All of its gradients are computed from the weights
-of one version, for example those of two tapes that were both open before the first `apply`; together they make the next
-version. What is computed from weights that an earlier `apply` of the step has changed is refused by name.
-"""
+"""The plan of a user's `train_step`: which gradients it applies, and to what."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import NoReturn
+import threading
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NoReturn, TypeAlias
 
 import keras
 import tensorflow as tf
 
 from elastable.embedding_store.contract.row_source import variables_of
-from elastable.embedding_store.errors import Unsupported
-from elastable.worker.keras.structures import BatchSpec
-from elastable.worker.rows.scope import entered
+from elastable.embedding_store.errors import ModelError, Unsupported
+from elastable.worker.keras.seeds import layers_of
+from elastable.worker.keras.structures import BatchSpec, Gradient, TensorBatch
+from elastable.worker.rows.scope import RowScope, entered, refuse_inner_call, seen_by_tapes
+from elastable.worker.rows.store_backed import StoreBacked
 from elastable.worker.step.batch_checks import flat_spec, pack_flat
-from elastable.worker.step.traced.own_step import collecting, overrides, refuse_own_updates
-from elastable.worker.step.traced.step_trace import (
-    Change,
-    PlannedApply,
-    Read,
-    StepGraph,
-    StepTrace,
-    metric_updates,
-    stale_reads,
-)
-from elastable.worker.step.traced.tape_scope import seen_by_tapes
+from elastable.worker.step.trainable import is_trained
 
-__all__ = ["StepPlan", "plan_step", "planned_optimizers"]
+__all__ = [
+    "Collector",
+    "PlannedApply",
+    "StepPlan",
+    "Trained",
+    "changed_weight",
+    "collecting",
+    "current_collector",
+    "overrides",
+    "plan_step",
+    "planned_optimizers",
+    "rehearse",
+]
+
+Trained: TypeAlias = keras.Layer | Sequence[keras.Layer] | None
+"""What a `step.apply` trains (`of=`): a layer or several; None: the whole model."""
+
+Collector: TypeAlias = Callable[[tf.GradientTape, tf.Tensor, Trained, "keras.optimizers.Optimizer | None"], None]
+"""Receives the arguments of `step.apply` when a worker runs the step; see `elastable.in_process.tape_step.TapeStep`."""
+
+Read: TypeAlias = tuple[Hashable, int]
+"""The variable or table that was read, and the position of the read."""
 
 _OWN_LOOP = (
     "or train in a loop of your own (`with et.step(model) as step:`), where every step.apply changes the weights at "
     "once: docs/own-steps.md"
 )
+_current = threading.local()
+_CHANGES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply")
+#: Operations that take a variable without reading its value.
+_NO_READ = ("VariableShape", "VarIsInitializedOp", "Assign", "DestroyResourceOp")
+
+
+def current_collector() -> Collector | None:
+    """The collector of this thread, if a worker is running a user's step in it."""
+    collector: Collector | None = getattr(_current, "collector", None)
+    return collector
+
+
+@contextmanager
+def collecting(collector: Collector) -> Iterator[None]:
+    """Passes every `step.apply` of this thread to the collector within the block."""
+    before = current_collector()
+    _current.collector = collector
+    try:
+        yield
+    finally:
+        _current.collector = before
+
+
+def overrides(model: keras.Model, method: str) -> bool:
+    """Whether a model overrides `train_step` or `test_step`."""
+    return getattr(type(model), method, None) is not getattr(keras.Model, method)
+
+
+def rehearse(model: keras.Model, batch: TensorBatch) -> None:
+    """Traces a user's `train_step`, to build the model or to extract its ids.
+
+    Raises:
+        Unsupported: the step is not written with `et.step`.
+    """
+    calls: list[tf.Tensor] = []
+    with collecting(lambda tape, loss, of, optimizer: calls.append(loss)):
+        model.train_step(batch)
+    if not calls:
+        raise Unsupported(
+            f"model {model.name!r} overrides train_step without et.step: in a job the master changes the weights. "
+            "Write `with et.step(self) as step:` and `step.apply(tape, loss)` in the place of the optimizer's apply, "
+            "once for each loss (docs/own-steps.md)"
+        )
+
+
+def changed_weight(model: keras.Model, graph: tf.Graph) -> str | None:
+    """The path of a trainable weight that a traced function assigns; None: it assigns none."""
+    handles: dict[int, str] = {id(weight.value.handle): weight.path for weight in variables_of(model.trainable_weights)}
+    inside = {inner.ref(): handles[id(outer)] for outer, inner in graph.captures if id(outer) in handles}
+    for operation in graph.get_operations():
+        changed: str | None = inside.get(operation.inputs[0].ref()) if operation.inputs else None
+        if changed is not None and operation.type.startswith(_CHANGES):
+            return changed
+    return None
+
+
+@contextmanager
+def _metric_updates(model: keras.Model, note: Callable[[tuple[str, object]], None]) -> Iterator[None]:
+    """Within the block, `note((name, arguments))` is called before each update of a metric."""
+    inside: list[keras.metrics.Metric] = []
+
+    def noting(metric: keras.metrics.Metric) -> Callable[..., object]:
+        update = metric.update_state
+
+        def update_state(*args: object, **kwargs: object) -> object:
+            # A compound metric updates its parts within its own update.
+            if inside:
+                return update(*args, **kwargs)
+            note((metric.name, (args, kwargs)))
+            inside.append(metric)
+            try:
+                return update(*args, **kwargs)
+            finally:
+                inside.pop()
+
+        converted: Callable[..., object] = tf.autograph.experimental.do_not_convert(update_state)
+        return converted
+
+    metrics = list({id(metric): metric for metric in model.metrics}.values())
+    for metric in metrics:
+        metric.__dict__["update_state"] = noting(metric)  # past Keras' tracking
+    try:
+        yield
+    finally:
+        for metric in metrics:
+            del metric.__dict__["update_state"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedApply:
+    """One `step.apply` of a step.
+
+    Attributes:
+        optimizer: The Keras optimizer of the update.
+        roots: The layers passed as `of=`, or the model.
+        layers: The roots with all layers they contain.
+        weights: The trainable weights of the layers: what the optimizer is built for.
+        variables: The weights that the loss reaches: what the update changes.
+        tables: Names of the tables that the loss reaches.
+    """
+
+    optimizer: keras.optimizers.Optimizer
+    roots: tuple[keras.Layer, ...]
+    layers: tuple[keras.Layer, ...]
+    weights: tuple[keras.Variable, ...]
+    variables: tuple[keras.Variable, ...]
+    tables: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _StepTrace(RowScope):
+    """Records a step: a scope for its lookups and a collector for its `step.apply` calls.
+
+    Attributes:
+        model: A built model.
+        applies: (the apply, its gradients, its position in the graph) for every `step.apply`.
+        metrics: (name, arguments) of every metric update.
+        lookups: Name of the operation that returns the rows of a call -> (table, position of the lookup).
+    """
+
+    model: keras.Model
+    applies: list[tuple[PlannedApply, Sequence[Gradient], int]] = field(default_factory=list)
+    metrics: list[tuple[str, object]] = field(default_factory=list)
+    lookups: dict[str, tuple[Hashable, int]] = field(default_factory=dict)
+    _seen: list[tuple[StoreBacked, tf.Tensor]] = field(default_factory=list)
+    _graph: tf.Graph | None = None
+
+    def rows(self, layer: StoreBacked, ids: tf.Tensor) -> tf.Tensor:
+        """Zeros of the shape of the rows."""
+        graph = tf.compat.v1.get_default_graph()
+        self._graph = self._graph or graph
+        if graph is not self._graph or ids.graph is not graph:
+            refuse_inner_call(layer)
+        place = here()
+        rows = seen_by_tapes(tf.zeros([tf.shape(ids)[0], layer.output_dim]))
+        self.lookups[rows.op.name] = (layer.table_name, place)
+        self._seen.append((layer, rows))
+        return rows
+
+    def apply(
+        self, tape: tf.GradientTape, loss: tf.Tensor, of: Trained, optimizer: keras.optimizers.Optimizer | None
+    ) -> None:
+        """Records the gradients of one `step.apply`.
+
+        Raises:
+            ModelError: no optimizer, or a loss that does not depend on anything trained.
+            Unsupported: a weight that is no part of the model.
+        """
+        roots = (self.model,) if of is None else tuple(of) if isinstance(of, list | tuple) else (of,)
+        layers = tuple(dict.fromkeys(layer for root in roots for layer in layers_of(root)))
+        found = (weight for root in roots for weight in variables_of(root.trainable_weights))
+        weights = tuple({id(weight): weight for weight in found}.values())
+        self._refuse_strangers(weights)
+        chosen = optimizer if optimizer is not None else self.model.optimizer
+        if chosen is None:
+            raise ModelError(
+                f"model {self.model.name!r} has no optimizer: call model.compile(optimizer=...), or "
+                "step.apply(tape, loss, optimizer=...)"
+            )
+        inside = {id(layer) for layer in layers}
+        seen = [each for each in self._seen if id(each[0]) in inside and is_trained(self.model, each[0])]
+        dense, rows = tape.gradient(loss, ([weight.value for weight in weights], [rows for _, rows in seen]))
+        reached = tuple(weight for weight, found in zip(weights, dense, strict=True) if found is not None)
+        tables = dict.fromkeys(
+            layer.table_name for (layer, _), found in zip(seen, rows, strict=True) if found is not None
+        )
+        if not reached and not tables:
+            names = ", ".join(repr(root.name) for root in roots)
+            raise ModelError(
+                f"model {self.model.name!r}: the loss of step.apply number {len(self.applies) + 1} depends on no "
+                f"variable and on no table of {names}; compute it within `with tf.GradientTape() as tape:` inside of "
+                "`with et.step(self)`"
+            )
+        gradients = [found for found in (*dense, *rows) if found is not None]
+        apply = PlannedApply(chosen, roots, layers, weights, reached, tuple(tables))
+        self.applies.append((apply, gradients, here()))
+
+    def _refuse_strangers(self, weights: Sequence[keras.Variable]) -> None:
+        known = {id(weight) for weight in self.model.weights}
+        strangers = [weight.path for weight in weights if id(weight) not in known]
+        if strangers:
+            raise Unsupported(
+                f"model {self.model.name!r}: step.apply trains {strangers[0]!r}, which is no part of the model; keep "
+                "the layer as an attribute of the model, so that workers and checkpoints have it"
+            )
+
+
+# Dependencies in a traced step: which values are computed from which reads of variables and rows, and when
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of variables or tables.
+
+    Attributes:
+        keys: What is changed.
+        position: After which operation.
+    """
+
+    keys: frozenset[Hashable]
+    position: int
+
+
+def here() -> int:
+    """The position of the next operation to be created."""
+    return len(tf.compat.v1.get_default_graph().get_operations())
+
+
+class _StepGraph:
+    """The graph of a step.
+
+    Args:
+        graph: A traced graph.
+        variables: Keras variables whose reads matter.
+        rows: Name of an operation that yields rows -> what it reads, and the position of the lookup.
+    """
+
+    def __init__(
+        self,
+        graph: tf.Graph,
+        variables: Iterable[keras.Variable],
+        rows: Mapping[str, tuple[Hashable, int]] | None = None,
+    ) -> None:
+        self._operations = graph.get_operations()
+        self._places = {operation.name: place for place, operation in enumerate(self._operations)}
+        known = {id(variable.value.handle): id(variable) for variable in variables}
+        self._handles = {inner.name: known[id(outer)] for outer, inner in graph.captures if id(outer) in known}
+        self._rows = rows or {}
+
+    def reads(self, tensors: object) -> set[Read]:
+        """What the tensors in a structure are computed from; other values are skipped."""
+        flat = tf.nest.flatten(tensors, expand_composites=True)
+        waiting = [each.op for each in flat if tf.is_tensor(each) and hasattr(each, "op")]
+        seen: set[str] = set()
+        places: set[Read] = set()
+        while waiting:
+            operation = waiting.pop()
+            if operation.name in seen:
+                continue
+            seen.add(operation.name)
+            if operation.name in self._rows:
+                places.add(self._rows[operation.name])
+                continue
+            touched = [self._handles[each.name] for each in operation.inputs if each.name in self._handles]
+            if touched and not operation.type.startswith(_NO_READ):
+                places |= {(key, self._places[operation.name]) for key in touched}
+            waiting.extend(each.op for each in operation.inputs if each.name not in self._handles)
+        return places
+
+    def assigned(self, variables: Iterable[keras.Variable]) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """(variable, new value or increment) of every assignment to one of these, in order."""
+        wanted = {id(variable): variable for variable in variables}
+        return [
+            (wanted[key], operation.inputs[1])
+            for operation in self._operations
+            if operation.type.startswith("Assign")
+            for each in operation.inputs
+            if (key := self._handles.get(each.name)) is not None and key in wanted
+        ]
+
+
+def _stale_reads(reads: Iterable[Read], applied: Sequence[Change]) -> list[Hashable]:
+    """What was read after one of these changes to it, in the order of the reads."""
+    stale = [
+        key
+        for key, position in sorted(reads, key=lambda read: read[1])
+        if any(key in change.keys and change.position <= position for change in applied)
+    ]
+    return list(dict.fromkeys(stale))
+
+
+# The plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,22 +361,30 @@ def plan_step(model: keras.Model, spec: BatchSpec) -> StepPlan | None:
     if not overrides(model, "train_step"):
         return None
     seen_by_tapes(tf.zeros([1, 1]))  # makes its variable, outside of any graph
-    trace = StepTrace(model)
+    trace = _StepTrace(model)
 
     def traced(*flat: tf.Tensor) -> list[tf.Tensor]:
-        with entered(trace), collecting(trace), metric_updates(model, trace.note):
+        with entered(trace), collecting(trace.apply), _metric_updates(model, trace.metrics.append):
             model.train_step(pack_flat(spec, flat))
         return []
 
     graph = tf.compat.v1.wrap_function(traced, flat_spec(spec)).graph
-    refuse_own_updates(model, graph)
+    if (changed := changed_weight(model, graph)) is not None:
+        raise Unsupported(
+            f"model {model.name!r}: its train_step changes {changed!r} itself, which the master and the other workers "
+            "would not know; leave all updates to step.apply"
+        )
     return _Planner(model, graph, trace).plan()
 
 
 class _Planner:
-    """Finds what a step reads and changes: see the module's docstring."""
+    """Finds what a step reads and changes.
 
-    def __init__(self, model: keras.Model, graph: tf.Graph, trace: StepTrace) -> None:
+    All gradients of a step are computed from the weights of one version, and together they make the next one. What is
+    computed from weights that an earlier `apply` of the step has changed is refused by name.
+    """
+
+    def __init__(self, model: keras.Model, graph: tf.Graph, trace: _StepTrace) -> None:
         self._model, self._trace = model, trace
         self._applies = [apply for apply, _, _ in trace.applies]
         changed = {id(variable) for apply in self._applies for variable in apply.variables}
@@ -104,7 +394,7 @@ class _Planner:
         metrics = model.metrics_variables
         self._names: dict[Hashable, str] = {id(each): each.path for each in (*weights, *metrics)}
         self._counters = {id(each) for each in metrics}
-        self._graph = StepGraph(graph, [*weights, *metrics], trace.lookups)
+        self._graph = _StepGraph(graph, [*weights, *metrics], trace.lookups)
 
     def plan(self) -> StepPlan:
         """The plan; see `plan_step`."""
@@ -117,10 +407,10 @@ class _Planner:
             self._refuse_apply(number, apply, self._graph.reads(gradients), applied)
             applied.append(Change(_changed_by(apply), position))
         for state, value in self._graph.assigned(self._states):
-            if stale := stale_reads(self._graph.reads(value), applied):
+            if stale := _stale_reads(self._graph.reads(value), applied):
                 self._refuse_second_version(f"what is assigned to {state.path!r} is computed from", stale[0])
         for name, given in self._trace.metrics:
-            self._refuse_late_metric(name, stale_reads(self._graph.reads(given), applied))
+            self._refuse_late_metric(name, _stale_reads(self._graph.reads(given), applied))
         return StepPlan(tuple(self._applies), self._states, self._variables, several)
 
     def _refuse_apply(self, number: int, apply: PlannedApply, reads: Iterable[Read], applied: Sequence[Change]) -> None:
@@ -132,7 +422,7 @@ class _Planner:
                     f"variable {self._name(key)}, and workers count metrics from zero for every micro-batch; keep the "
                     "number in a weight of a layer"
                 )
-        if stale := stale_reads(reads, applied):
+        if stale := _stale_reads(reads, applied):
             self._refuse_second_version(f"the loss of step.apply number {number} is computed from", stale[0])
         if twice := [key for change in applied for key in _changed_by(apply) if key in change.keys]:
             raise Unsupported(
