@@ -25,11 +25,18 @@ from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.replicas.groups.agreement import require_same
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import ThreadGroup
-from elastable.replicas.host_embeddings.exchanges import Callbacks, EncodingBuffers, TokenBuffers, TokenSums
+from elastable.replicas.host_embeddings.exchanges import (
+    Callbacks,
+    EncodingBuffers,
+    GatheredIds,
+    RowExchange,
+    TokenBuffers,
+    TokenSums,
+    require_integers,
+)
 from elastable.replicas.host_embeddings.host_table import HostTable
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
 from elastable.replicas.host_embeddings.options import HostTableOptions, InitialRows
-from elastable.replicas.host_embeddings.row_exchange import GatheredIds, RowExchange, require_integers
 from elastable.replicas.host_embeddings.state import State
 from elastable.replicas.processes.world import replica_group
 from elastable.worker.rows.initializers import initializer_spec, seed_of

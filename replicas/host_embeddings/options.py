@@ -14,8 +14,8 @@ from elastable.embedding_store.contract.arrays import Array, Float32
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.replicas.host_embeddings.exchanges import id_dtype
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
-from elastable.replicas.host_embeddings.row_exchange import id_dtype
 
 __all__ = [
     "DTYPES",

@@ -22,31 +22,51 @@ from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.master.tasks.progress import Progress
 from elastable.replicas.groups.agreement import require_same, run_at_root
 from elastable.replicas.groups.group import ReplicaGroup
+from elastable.replicas.host_embeddings.embedding import HostEmbedding
+from elastable.replicas.host_embeddings.state import require_state
 from elastable.replicas.processes.world import replica_group
 from elastable.replicas.training.feed import Feed, reader_of, require_batch_size, split_off
-from elastable.replicas.training.host_embedding_state import HOST, host_embeddings, host_tensors, restore_hosts
 from elastable.replicas.training.model_refusals import refuse_losses, refuse_model, refuse_scaled_tables
 from elastable.replicas.training.replica_callbacks import ReplicaCallbacks
 from elastable.replicas.training.replica_training import ReplicaMemory, Training
 from elastable.replicas.training.step import BatchStep, GradientStep, PredictStep, ReplicaEvaluateStep
 from elastable.replicas.training.variables.placement import VariablePlacement
 from elastable.replicas.training.variables.split import VariableSplit
+from elastable.worker.keras.keras_callbacks import history_of
+from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.models.build import as_tensors, build_model, for_model, sample_batch
 from elastable.worker.readers import NumpyReader, Reader
 from elastable.worker.readers.records.pytrees import Structure
 
-__all__ = ["ReplicaTrainer", "ShardedTrainer"]
-
-
-# What a trainer's methods share: the training state, created on first use, compiled steps and evaluation
-
+__all__ = ["HOST", "ReplicaTrainer", "host_embeddings", "host_tensors", "restore_hosts"]
 
 StepKind = TypeVar("StepKind", bound=BatchStep)
 
+HOST = "host/"
+"""Prefix of their tensors' keys: "host/TABLE/ARRAY", with the arrays of `elastable.replicas.host_embeddings.file`."""
 
-class TrainerCore:
-    """The model, its replicas and what training keeps; `ShardedTrainer` describes the arguments."""
+
+class ReplicaTrainer:
+    """Trains one Keras model on all replicas of a group, which may shard its weights and optimizer state.
+
+    Every replica creates a trainer for the same model and calls the same methods with the same arguments and data; each
+    takes its part of every batch. The gradient of a step is the mean over all records of the batch, summed in rank
+    order: sharding does not change a bit of it (docs/sharded-training.md).
+
+    Checkpoints have the format of a job without tables (docs/checkpoints.md). They hold whole tensors in the order of
+    unsharded training; `elastable checkpoint` reads them.
+
+    Args:
+        model: A Keras model. All replicas start from rank 0's values.
+        locations: What to shard: `replicated_tensor_sharding` of `weight` and
+            `optimizer_state`, thresholds, and overrides by variable. None: nothing.
+        group: The replicas. None: the processes that `elastable replicas` or `mpirun` started.
+        seed: Seed of the record order and of dropout.
+
+    Raises:
+        ModelError, Unsupported: the model cannot be trained this way; names the reason.
+    """
 
     def __init__(
         self,
@@ -64,95 +84,8 @@ class TrainerCore:
         self._optimizer: keras.optimizers.Optimizer | None = None
         self._training: Training | None = None
         self._tried = False
+        self._job = ""
         self._steps: dict[tuple[type[BatchStep], str], BatchStep] = {}
-
-    def _evaluate(self, reader: Reader, batch_size: int) -> dict[str, float]:
-        training = self._ready(None)
-        step = self._step(ReplicaEvaluateStep, sample_batch(reader, self.model))
-        training.metrics.reset()
-        for part in Feed(
-            reader, batch_size, self.group, collective_layer=self._collective_layer(), model=self.model
-        ).parts():
-            if part.batch is not None:
-                step(part.batch, part.shares[self.group.rank])
-        return training.metrics.results()
-
-    def _validation(
-        self, reader: Reader | None, batch_size: int, every: int, listeners: ReplicaCallbacks
-    ) -> Callable[[int], Mapping[str, float]]:
-        """Epoch -> validation logs: of every `every`-th epoch, or none without a reader. `listeners` hear of each."""
-
-        def evaluate(epoch: int) -> Mapping[str, float]:
-            if reader is None or (epoch + 1) % every:
-                return {}
-            listeners.begin_validation()
-            found = self._evaluate(reader, batch_size)
-            listeners.end_validation(found)
-            return {f"val_{name}": value for name, value in found.items()}
-
-        return evaluate
-
-    def _step(self, kind: type[StepKind], sample: TensorBatch) -> StepKind:
-        """The compiled step for batches shaped like `sample`, traced once."""
-        shapes = tf.nest.map_structure(lambda tensor: (tensor.dtype.name, tuple(tensor.shape[1:])), sample)
-        key = (kind, repr(shapes))
-        if key not in self._steps:
-            if issubclass(kind, GradientStep):
-                self._steps[key] = self._ready(sample).gradients(sample)
-            else:
-                self._steps[key] = kind(self.model, sample)
-        return cast(StepKind, self._steps[key])
-
-    def _ready(self, sample: TensorBatch | None) -> Training:
-        """The training state, created on first use; every replica calls it."""
-        if self._optimizer is None:
-            raise ModelError("the trainer is not compiled; call compile(optimizer, loss, ...) first")
-        if self._training is None or (sample is not None and not self._tried):
-            self._require_built(sample)
-        if sample is not None and not self._tried:
-            build_model(self.model, sample)
-            self._tried = True
-            if self._training is not None:
-                self._training.count_metrics()  # Keras has made those of compile() only now
-        if self._training is None:
-            refuse_scaled_tables(self.model, self._optimizer)
-            self._training = Training(self.model, self._optimizer, self._locations, self.group, self.seed)
-            # Between trainings the model has a fresh optimizer without state, so that it can be saved.
-            self.model.optimizer = self._training.optimizer.clone()
-        return self._training
-
-    def _require_built(self, sample: TensorBatch | None) -> None:
-        if self.model.built:
-            return
-        if sample is None:
-            raise ModelError(f"model {self.model.name!r} is not built: give it an Input or call its build() first")
-        self.model(sample[0], training=False)
-
-    def _collective_layer(self) -> str:
-        """The name of a layer that all replicas must call together; "": there is none."""
-        return next((layer.name for layer in host_embeddings(self.model)), "")
-
-    def _agree(self, what: str, reader: Reader, **settings: object) -> None:
-        require_same(self.group, what, {"records": len(reader), "seed": self.seed, **settings})
-
-
-class ShardedTrainer(TrainerCore):
-    """Trains one Keras model on all replicas of a group, which may shard its weights and optimizer state.
-
-    Every replica creates a trainer for the same model and calls the same methods with the same arguments and data; each
-    takes its part of every batch. The gradient of a step is the mean over all records of the batch, summed in rank
-    order: sharding does not change a bit of it (docs/sharded-training.md).
-
-    Args:
-        model: A Keras model. All replicas start from rank 0's values.
-        locations: What to shard: `replicated_tensor_sharding` of `weight` and
-            `optimizer_state`, thresholds, and overrides by variable. None: nothing.
-        group: The replicas. None: the processes that `elastable replicas` or `mpirun` started.
-        seed: Seed of the record order and of dropout.
-
-    Raises:
-        ModelError, Unsupported: the model cannot be trained this way; names the reason.
-    """
 
     def compile(
         self,
@@ -237,7 +170,7 @@ class ShardedTrainer(TrainerCore):
             run_epochs(training, compute, feed, listeners, range(initial_epoch, epochs), evaluate)
         finally:
             self.model.optimizer = before
-        return listeners.history
+        return history_of(listeners.list)
 
     def evaluate(
         self,
@@ -337,6 +270,193 @@ class ShardedTrainer(TrainerCore):
         self._tried = False
         self._steps.clear()
 
+    def save(self, directory: str | Path, *, keep: int = 3) -> str:
+        """Writes a checkpoint of the current step; every replica calls it, rank 0 writes.
+
+        Rank 0 needs memory for one copy of all weights and optimizer state.
+
+        Args:
+            directory: Directory of checkpoints: a path, or a URL that fsspec supports.
+            keep: How many of this training's newest checkpoints to keep; 0: all.
+
+        Returns:
+            The checkpoint's address.
+
+        Raises:
+            CheckpointError: it cannot be written; raised on every replica.
+            ModelError: the model is not compiled or not built.
+        """
+        tensors = {key: tensor for key, tensor in self.whole_tensors() if self.group.rank == 0}
+        self._job = self._job or uuid.uuid4().hex[:12]
+
+        def write() -> str:
+            with MemoryStore() as no_tables:
+                no_tables.reset_version(self.step)
+                job, progress = JobSpec(job=self._job, seed=self.seed), Progress(self.step)
+                return write_checkpoint(directory, no_tables, tensors, job, progress, keep=keep)
+
+        return run_at_root(self.group, write)
+
+    def load(self, place: str | Path) -> None:
+        """Loads a checkpoint of any number of replicas and any sharding; every replica calls it.
+
+        Training continues as if it had never stopped, to the bit with the same
+        number of replicas: pass `initial_epoch` to `fit`.
+
+        Args:
+            place: A checkpoint, or a directory of them (its newest); rank 0 reads it.
+
+        Raises:
+            CheckpointError: there is none, a file is damaged (named), or it belongs to
+                another model or optimizer; raised on every replica, and nothing has changed.
+            ModelError: the model is not compiled or not built.
+        """
+        read: dict[str, Tensor] = {}
+
+        def open_it() -> str:
+            found = open_checkpoint(place)
+            if found.manifest.tables:
+                raise CheckpointError(
+                    f"{found.address} holds tables ({', '.join(sorted(found.manifest.tables))}): it is of a job with a "
+                    "master, and not of a ReplicaTrainer"
+                )
+            read.update(found.dense())
+            return json.dumps({"step": found.version, "job": str(found.job.get("job", ""))})
+
+        found = json.loads(run_at_root(self.group, open_it))
+        self.restore(read, found["step"])
+        self._job = found["job"]
+
+    def _evaluate(self, reader: Reader, batch_size: int) -> dict[str, float]:
+        training = self._ready(None)
+        step = self._step(ReplicaEvaluateStep, sample_batch(reader, self.model))
+        training.metrics.reset()
+        for part in Feed(
+            reader, batch_size, self.group, collective_layer=self._collective_layer(), model=self.model
+        ).parts():
+            if part.batch is not None:
+                step(part.batch, part.shares[self.group.rank])
+        return training.metrics.results()
+
+    def _validation(
+        self, reader: Reader | None, batch_size: int, every: int, listeners: ReplicaCallbacks
+    ) -> Callable[[int], Mapping[str, float]]:
+        """Epoch -> validation logs: of every `every`-th epoch, or none without a reader. `listeners` hear of each."""
+
+        def evaluate(epoch: int) -> Mapping[str, float]:
+            if reader is None or (epoch + 1) % every:
+                return {}
+            listeners.list.on_test_begin()
+            found = self._evaluate(reader, batch_size)
+            listeners.list.on_test_end(dict(found))
+            return {f"val_{name}": value for name, value in found.items()}
+
+        return evaluate
+
+    def _step(self, kind: type[StepKind], sample: TensorBatch) -> StepKind:
+        """The compiled step for batches shaped like `sample`, traced once."""
+        shapes = tf.nest.map_structure(lambda tensor: (tensor.dtype.name, tuple(tensor.shape[1:])), sample)
+        key = (kind, repr(shapes))
+        if key not in self._steps:
+            if issubclass(kind, GradientStep):
+                self._steps[key] = self._ready(sample).gradients(sample)
+            else:
+                self._steps[key] = kind(self.model, sample)
+        return cast(StepKind, self._steps[key])
+
+    def _ready(self, sample: TensorBatch | None) -> Training:
+        """The training state, created on first use; every replica calls it."""
+        if self._optimizer is None:
+            raise ModelError("the trainer is not compiled; call compile(optimizer, loss, ...) first")
+        if self._training is None or (sample is not None and not self._tried):
+            self._require_built(sample)
+        if sample is not None and not self._tried:
+            build_model(self.model, sample)
+            self._tried = True
+            if self._training is not None:
+                self._training.count_metrics()  # Keras has made those of compile() only now
+        if self._training is None:
+            refuse_scaled_tables(self.model, self._optimizer)
+            self._training = Training(self.model, self._optimizer, self._locations, self.group, self.seed)
+            # Between trainings the model has a fresh optimizer without state, so that it can be saved.
+            self.model.optimizer = self._training.optimizer.clone()
+        return self._training
+
+    def _require_built(self, sample: TensorBatch | None) -> None:
+        if self.model.built:
+            return
+        if sample is None:
+            raise ModelError(f"model {self.model.name!r} is not built: give it an Input or call its build() first")
+        self.model(sample[0], training=False)
+
+    def _collective_layer(self) -> str:
+        """The name of a layer that all replicas must call together; "": there is none."""
+        return next((layer.name for layer in host_embeddings(self.model)), "")
+
+    def _agree(self, what: str, reader: Reader, **settings: object) -> None:
+        require_same(self.group, what, {"records": len(reader), "seed": self.seed, **settings})
+
+
+# The state of host embeddings, saved and restored with the rest
+
+
+def host_embeddings(model: keras.Model) -> list[HostEmbedding]:
+    """The model's layers that are host embeddings, by the names of their tables."""
+    found = [layer for layer in layers_of(model) if isinstance(layer, HostEmbedding)]
+    return sorted(found, key=lambda layer: str(layer.table.spec.name))
+
+
+def host_tensors(model: keras.Model) -> Iterator[tuple[str, Array]]:
+    """(key, whole tensor) of every host embedding's state; every replica iterates to the end."""
+    for layer in host_embeddings(model):
+        for name, array in layer.state().items():
+            yield f"{HOST}{layer.table.spec.name}/{name}", np.asarray(array)
+
+
+def restore_hosts(model: keras.Model, group: ReplicaGroup, tensors: Mapping[str, Array]) -> None:
+    """Restores what `host_tensors` gave; every replica calls it.
+
+    Args:
+        model: This replica's.
+        group: All replicas.
+        tensors: Tensors by key; only rank 0's are used.
+
+    Raises:
+        CheckpointError: they do not fit the model's host embeddings; nothing has changed.
+    """
+    layers = host_embeddings(model)
+    states = {layer.table.spec.name: _of_table(layer.table.spec.name, tensors) for layer in layers}
+
+    def checked() -> str:
+        known = {f"{HOST}{name}/{array}" for name, state in states.items() for array in state}
+        foreign = sorted(key for key in tensors if key.startswith(HOST) and key not in known)
+        if foreign:
+            raise CheckpointError(f"the checkpoint has {foreign[0]}, and the model has no such host embedding")
+        for layer in layers:
+            try:
+                require_state(layer.table.spec, states[layer.table.spec.name])
+            except BadInput as error:
+                raise CheckpointError(f"the checkpoint is of another model: {error}") from error
+        return json.dumps(
+            {
+                table: {name: (str(array.dtype), array.shape) for name, array in state.items()}
+                for table, state in states.items()
+            }
+        )
+
+    kinds: dict[str, dict[str, tuple[str, list[int]]]] = json.loads(run_at_root(group, checked))
+    for layer in layers:
+        mine, taken = states[layer.table.spec.name], dict[str, Array]()
+        for name, (dtype, shape) in kinds[layer.table.spec.name].items():
+            array = np.asarray(mine[name], order="C") if group.rank == 0 else np.empty(shape, dtype)
+            taken[name] = group.broadcast(array)
+        layer.restore(taken)
+
+
+def _of_table(table: str, tensors: Mapping[str, Array]) -> dict[str, Array]:
+    start = f"{HOST}{table}/"
+    return {key.removeprefix(start): array for key, array in tensors.items() if key.startswith(start)}
+
 
 # Predictions of all records; each replica computes a part
 
@@ -397,9 +517,10 @@ def run_epochs(
         evaluate: Epoch -> validation logs to add.
     """
     logs: dict[str, float] = {}
-    listeners.begin()
+    listeners.model.stop_training = False
+    listeners.list.on_train_begin()
     for epoch in epochs:
-        listeners.begin_epoch(epoch)
+        listeners.list.on_epoch_begin(epoch)
         training.weights.take_back()
         stop = _epoch(training, compute, feed, epoch, listeners)
         logs = training.metrics.results()
@@ -411,7 +532,7 @@ def run_epochs(
         if stop:
             break
     training.finish()
-    listeners.end(logs)
+    listeners.list.on_train_end(dict(logs))
     training.weights.take_back()
 
 
@@ -421,7 +542,7 @@ def _epoch(training: Training, compute: GradientStep, feed: Feed, epoch: int, li
     measured = training.memory
     for step, part in enumerate(feed.parts(epoch)):
         if listeners.sees_batches:
-            listeners.begin_batch(step)
+            listeners.list.on_train_batch_begin(step)
         training.train(compute, part, measure=training.memory is measured)
         if listeners.sees_batches:
             training.weights.make_whole()
@@ -430,72 +551,3 @@ def _epoch(training: Training, compute: GradientStep, feed: Feed, epoch: int, li
             if stop:
                 return True
     return False
-
-
-# `et.ReplicaTrainer`: data-parallel training over replicas, with checkpoints
-
-
-class ReplicaTrainer(ShardedTrainer):
-    """A `ShardedTrainer` with checkpoints, in the format of a job without tables (docs/checkpoints.md).
-
-    They hold whole tensors in the order of unsharded training; `elastable checkpoint` reads them.
-    """
-
-    _job = ""
-
-    def save(self, directory: str | Path, *, keep: int = 3) -> str:
-        """Writes a checkpoint of the current step; every replica calls it, rank 0 writes.
-
-        Rank 0 needs memory for one copy of all weights and optimizer state.
-
-        Args:
-            directory: Directory of checkpoints: a path, or a URL that fsspec supports.
-            keep: How many of this training's newest checkpoints to keep; 0: all.
-
-        Returns:
-            The checkpoint's address.
-
-        Raises:
-            CheckpointError: it cannot be written; raised on every replica.
-            ModelError: the model is not compiled or not built.
-        """
-        tensors = {key: tensor for key, tensor in self.whole_tensors() if self.group.rank == 0}
-        self._job = self._job or uuid.uuid4().hex[:12]
-
-        def write() -> str:
-            with MemoryStore() as no_tables:
-                no_tables.reset_version(self.step)
-                job, progress = JobSpec(job=self._job, seed=self.seed), Progress(self.step)
-                return write_checkpoint(directory, no_tables, tensors, job, progress, keep=keep)
-
-        return run_at_root(self.group, write)
-
-    def load(self, place: str | Path) -> None:
-        """Loads a checkpoint of any number of replicas and any sharding; every replica calls it.
-
-        Training continues as if it had never stopped, to the bit with the same
-        number of replicas: pass `initial_epoch` to `fit`.
-
-        Args:
-            place: A checkpoint, or a directory of them (its newest); rank 0 reads it.
-
-        Raises:
-            CheckpointError: there is none, a file is damaged (named), or it belongs to
-                another model or optimizer; raised on every replica, and nothing has changed.
-            ModelError: the model is not compiled or not built.
-        """
-        read: dict[str, Tensor] = {}
-
-        def open_it() -> str:
-            found = open_checkpoint(place)
-            if found.manifest.tables:
-                raise CheckpointError(
-                    f"{found.address} holds tables ({', '.join(sorted(found.manifest.tables))}): it is of a job with a "
-                    "master, and not of a ReplicaTrainer"
-                )
-            read.update(found.dense())
-            return json.dumps({"step": found.version, "job": str(found.job.get("job", ""))})
-
-        found = json.loads(run_at_root(self.group, open_it))
-        self.restore(read, found["step"])
-        self._job = found["job"]
