@@ -1,9 +1,4 @@
-"""`create_host_embedding` and `HostEmbedding`: a host table as a Keras layer with gradients.
-
-After `embedding_ops.create_host_embedding` of TensorFlow for the IPU: the sparse gradient is exchanged and applied by
-the embedding's own optimizer when a tape computes it. A tape computes gradients of variables only, so lookups depend on
-a scalar weight of the layer, whose gradient is zero.
-"""
+"""`create_host_embedding` and `HostEmbedding`: a host table as a Keras layer with gradients."""
 
 from __future__ import annotations
 
@@ -121,6 +116,7 @@ class HostEmbedding(keras.layers.Layer):  # type: ignore[misc]
         super().__init__(name=table.spec.name.replace("/", "_"), dtype="float32")
         self.table = table
         self.supports_jit = False  # XLA compiles no calls to Python
+        # A tape computes gradients of variables only: lookups depend on this scalar, whose gradient is zero.
         self._anchor = self.add_weight(
             shape=(), initializer="zeros", name="on_the_way", trainable=table.optimizer is not None
         )
@@ -240,9 +236,6 @@ class HostEmbedding(keras.layers.Layer):  # type: ignore[misc]
                 f"tf.config.threading.set_inter_op_parallelism_threads({group.size}) before its first operation, or "
                 "run eagerly"
             )
-
-
-# Creates a host embedding's table: agreed on by all replicas, and laid out
 
 
 def create_host_table(

@@ -110,9 +110,6 @@ def rows_with_slots(store: EmbeddingStore, spec: TableSpec) -> RowBlock:
     return RowBlock(ids, weights, slots)
 
 
-# The ids of one lookup by all replicas, known to every replica
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class GatheredIds:
     """The ids of all replicas, one replica after another, each in its own order.
@@ -218,7 +215,11 @@ def _refuse_outside(group: ReplicaGroup, spec: TableSpec, headers: Int64) -> Non
 
 
 class RemoteBuffers(RowExchange):
-    """What both strategies share: this replica's shard of the table, in a memory store."""
+    """What both strategies share: this replica's shard of the table, in a memory store.
+
+    Both, and one replica with the joined batch, sum the gradients of an id in the same order, by replica and then by
+    position, so they give the same bits. After the host embeddings of TensorFlow for the IPU.
+    """
 
     strategy: str
 
@@ -393,9 +394,6 @@ class EncodingBuffers(RemoteBuffers):
         return self.partition.joined(blocks)
 
 
-# Kernels that lay out rows for an exchange and reassemble them, without holding the GIL
-
-
 _BELOW_32_BITS = 1 << 31
 
 
@@ -493,9 +491,6 @@ def _spread(rows: Float32, pieces: npt.NDArray[np.float32]) -> None:
             for i in range(count):
                 for column in range(first, last):
                     pieces[j, i, column - first] = rows[i, column]
-
-
-# Exchange by callbacks: the table is in an embedding store; indices out, rows in, gradients out
 
 
 _COMMITS = 0  # the rank that changes the store

@@ -208,9 +208,6 @@ def _release_name(group: ReplicaGroup, name: str) -> None:
         _held[group.outermost].discard(name)
 
 
-# Gradient accumulation: sums over the lookups that make one step
-
-
 class PendingSums:
     """Sums of one member's part of a table: a left fold over lookups, replicas and positions.
 

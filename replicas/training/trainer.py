@@ -397,9 +397,6 @@ class ReplicaTrainer:
         require_same(self.group, what, {"records": len(reader), "seed": self.seed, **settings})
 
 
-# The state of host embeddings, saved and restored with the rest
-
-
 def host_embeddings(model: keras.Model) -> list[HostEmbedding]:
     """The model's layers that are host embeddings, by the names of their tables."""
     found = [layer for layer in layers_of(model) if isinstance(layer, HostEmbedding)]
@@ -458,9 +455,6 @@ def _of_table(table: str, tensors: Mapping[str, Array]) -> dict[str, Array]:
     return {key.removeprefix(start): array for key, array in tensors.items() if key.startswith(start)}
 
 
-# Predictions of all records; each replica computes a part
-
-
 def predict_all(
     model: keras.Model, step: PredictStep, reader: Reader, batch_size: int, group: ReplicaGroup
 ) -> Structure[Array]:
@@ -491,9 +485,6 @@ def _outputs(model: keras.Model, step: PredictStep, reader: Reader, indices: Int
         step(as_tensors(reader.take(taken)[:1], f"{type(reader).__name__}.take()", model, taken)),
     )
     return outputs
-
-
-# The epochs of a training: steps, evaluation, callbacks, and when weights must be whole
 
 
 def run_epochs(
