@@ -1,9 +1,4 @@
-"""`create_host_embedding` and `HostEmbedding`: a host table as a Keras layer with gradients.
-
-After `embedding_ops.create_host_embedding` of TensorFlow for the IPU: the sparse gradient is exchanged and applied by
-the embedding's own optimizer when a tape computes it. A tape computes gradients of variables only, so lookups depend on
-a scalar weight of the layer, whose gradient is zero.
-"""
+"""`create_host_embedding` and `HostEmbedding`: a host table as a Keras layer with gradients."""
 
 from __future__ import annotations
 
@@ -25,11 +20,18 @@ from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.replicas.groups.agreement import require_same
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import ThreadGroup
-from elastable.replicas.host_embeddings.exchanges import Callbacks, EncodingBuffers, TokenBuffers, TokenSums
+from elastable.replicas.host_embeddings.exchanges import (
+    Callbacks,
+    EncodingBuffers,
+    GatheredIds,
+    RowExchange,
+    TokenBuffers,
+    TokenSums,
+    require_integers,
+)
 from elastable.replicas.host_embeddings.host_table import HostTable
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
 from elastable.replicas.host_embeddings.options import HostTableOptions, InitialRows
-from elastable.replicas.host_embeddings.row_exchange import GatheredIds, RowExchange, require_integers
 from elastable.replicas.host_embeddings.state import State
 from elastable.replicas.processes.world import replica_group
 from elastable.worker.rows.initializers import initializer_spec, seed_of
@@ -114,6 +116,7 @@ class HostEmbedding(keras.layers.Layer):  # type: ignore[misc]
         super().__init__(name=table.spec.name.replace("/", "_"), dtype="float32")
         self.table = table
         self.supports_jit = False  # XLA compiles no calls to Python
+        # A tape computes gradients of variables only: lookups depend on this scalar, whose gradient is zero.
         self._anchor = self.add_weight(
             shape=(), initializer="zeros", name="on_the_way", trainable=table.optimizer is not None
         )
@@ -233,9 +236,6 @@ class HostEmbedding(keras.layers.Layer):  # type: ignore[misc]
                 f"tf.config.threading.set_inter_op_parallelism_threads({group.size}) before its first operation, or "
                 "run eagerly"
             )
-
-
-# Creates a host embedding's table: agreed on by all replicas, and laid out
 
 
 def create_host_table(

@@ -1,7 +1,4 @@
-"""A host embedding's state in a safetensors file: whole rows in order, with a checksum.
-
-One replica writes it, all read it, for any number of replicas, strategy and exchange.
-"""
+"""A host embedding's state in a safetensors file: whole rows in order, with a checksum."""
 
 from __future__ import annotations
 

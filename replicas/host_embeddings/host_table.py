@@ -20,8 +20,8 @@ from elastable.embedding_store.tables import Coalescer, GradientPart, coalesce_m
 from elastable.embedding_store.tables.checks import require_gradients
 from elastable.replicas.groups.agreement import fail_together
 from elastable.replicas.groups.group import ReplicaGroup
+from elastable.replicas.host_embeddings.exchanges import GatheredIds, RowExchange, gather_ids
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
-from elastable.replicas.host_embeddings.row_exchange import GatheredIds, RowExchange, gather_ids
 from elastable.replicas.host_embeddings.state import State, block_of, require_state, state_of
 
 __all__ = ["HostTable"]
@@ -206,9 +206,6 @@ def _take_name(group: ReplicaGroup, name: str) -> None:
 def _release_name(group: ReplicaGroup, name: str) -> None:
     with _lock:
         _held[group.outermost].discard(name)
-
-
-# Gradient accumulation: sums over the lookups that make one step
 
 
 class PendingSums:

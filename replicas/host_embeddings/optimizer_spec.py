@@ -1,8 +1,4 @@
-"""How a host embedding is trained: optimizer, learning rate and gradient accumulation.
-
-After `HostEmbeddingOptimizerSpec` and `HostEmbeddingSGDGAOptimizerSpec` of TensorFlow for the IPU
-(`tensorflow.python.ipu.embedding_ops`), whose names and first arguments these keep.
-"""
+"""How a host embedding is trained: optimizer, learning rate and gradient accumulation."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ LearningRate = float | Callable[[int], float]
 
 
 class HostEmbeddingOptimizerSpec:
-    """The optimizer of a host embedding's rows.
+    """The optimizer of a host embedding's rows, named as in `tensorflow.python.ipu.embedding_ops`.
 
     Attributes:
         optimizer: The embedding store's spec of the optimizer.

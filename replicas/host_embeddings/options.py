@@ -14,8 +14,8 @@ from elastable.embedding_store.contract.arrays import Array, Float32
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.replicas.host_embeddings.exchanges import id_dtype
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
-from elastable.replicas.host_embeddings.row_exchange import id_dtype
 
 __all__ = [
     "DTYPES",
@@ -149,9 +149,6 @@ class HostTableOptions:
         return BadSpec(f"host embedding {self.name!r}: {why}")
 
 
-# The cost of a host embedding's step by strategy: exact bytes, modelled seconds, and the strategy chosen
-
-
 _HEADER_BYTES = 32  # per replica: number of ids, of samples, and the first id outside the table
 
 
@@ -168,27 +165,14 @@ class StepBytes:
         return self.ids + self.rows + self.gradients
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """Constants of `seconds_per_step`, measured by `benchmarks/replicas/host_embeddings.py` (docs/host-embeddings.md).
-
-    Attributes:
-        id_s: Seconds per id of all replicas, to group or sort it.
-        byte_s: Seconds per byte of a row, to move and update it, both directions together.
-        token_share: Extra share of time for rows that are sorted by owner and put back.
-        uneven_share: Extra share of time for columns that the replicas do not divide.
-        far_row_s: Seconds per uncached piece of a row, both directions together.
-        cache_bytes: Cache of a replica.
-        link_bytes_s: Bytes per second from one replica to the others.
-    """
-
-    id_s: float = 44e-9
-    byte_s: float = 0.78e-9
-    token_share: float = 0.10
-    uneven_share: float = 0.35
-    far_row_s: float = 42e-9
-    cache_bytes: float = 16e6
-    link_bytes_s: float = 5e9
+# Constants of `seconds_per_step`, measured by `benchmarks/replicas/host_embeddings.py` (docs/host-embeddings.md).
+_ID_S = 44e-9  # per id of all replicas, to group or sort it
+_BYTE_S = 0.78e-9  # per byte of a row, to move and update it, both directions together
+_TOKEN_SHARE = 0.10  # extra share of time for rows that are sorted by owner and put back
+_UNEVEN_SHARE = 0.35  # extra share of time for columns that the replicas do not divide
+_FAR_ROW_S = 42e-9  # per uncached piece of a row, both directions together
+_CACHE_BYTES = 16e6  # of a replica
+_LINK_BYTES_S = 5e9  # from one replica to the others
 
 
 def bytes_per_step(
@@ -218,27 +202,24 @@ def bytes_per_step(
     return StepBytes(ids, values, values)
 
 
-def seconds_per_step(
-    strategy: str, rows: int, dim: int, replicas: int, lookups: int, machine: Machine | None = None
-) -> float:
+def seconds_per_step(strategy: str, rows: int, dim: int, replicas: int, lookups: int) -> float:
     """Modelled seconds of a lookup and its update; arguments as of `bytes_per_step`.
 
     Both strategies group all replicas' ids and move as many bytes. By token, rows are sorted by owner and put back, but
     each is accessed once; by encoding, in n pieces on n replicas, which costs time if the table exceeds the caches, and
     columns are padded if n does not divide them.
     """
-    machine = Machine() if machine is None else machine
-    far = max(0.0, 1.0 - machine.cache_bytes * replicas / (4.0 * rows * dim))
-    work = machine.id_s * replicas + machine.byte_s * 4 * dim
+    far = max(0.0, 1.0 - _CACHE_BYTES * replicas / (4.0 * rows * dim))
+    work = _ID_S * replicas + _BYTE_S * 4 * dim
     if strategy == "TOKEN":
-        work = work * (1 + machine.token_share) + far * machine.far_row_s
+        work = work * (1 + _TOKEN_SHARE) + far * _FAR_ROW_S
     else:
-        work = work * (1 + machine.uneven_share * (dim % replicas > 0)) + far * machine.far_row_s * replicas
+        work = work * (1 + _UNEVEN_SHARE * (dim % replicas > 0)) + far * _FAR_ROW_S * replicas
     sent = bytes_per_step(strategy, rows, dim, replicas, lookups).total
-    return lookups * work + sent / machine.link_bytes_s
+    return lookups * work + sent / _LINK_BYTES_S
 
 
-def choose_strategy(rows: int, dim: int, replicas: int, machine: Machine | None = None) -> str:
+def choose_strategy(rows: int, dim: int, replicas: int) -> str:
     """The faster strategy, for "AUTO"; the number of lookups affects both alike.
 
     Raises:
@@ -248,5 +229,5 @@ def choose_strategy(rows: int, dim: int, replicas: int, machine: Machine | None 
         raise BadSpec(f"a strategy needs rows, columns and replicas, got {rows}, {dim} and {replicas}")
     if replicas == 1:
         return "TOKEN"
-    token, encoding = (seconds_per_step(of, rows, dim, replicas, 4096, machine) for of in ("TOKEN", "ENCODING"))
+    token, encoding = (seconds_per_step(of, rows, dim, replicas, 4096) for of in ("TOKEN", "ENCODING"))
     return "TOKEN" if token < encoding else "ENCODING"

@@ -1,7 +1,4 @@
-"""Losses of triples against candidates (log-sigmoid, margin, softmax) and penalties on embeddings, with gradients.
-
-A loss sees scores alone, so every score function goes with every loss.
-"""
+"""Losses of triples against candidates (log-sigmoid, margin, softmax) and penalties on embeddings, with gradients."""
 
 from __future__ import annotations
 

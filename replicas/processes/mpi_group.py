@@ -62,14 +62,14 @@ class MpiGroup(ReplicaGroup):
         names = range(len(ranks))
         beginning = MpiChannel(comm, ranks, names, rank, _BEGINNING, deadline_s, None)
         here = this_host().encode()
-        hosts = _gather_texts(beginning, "hosts", rank, here)
+        hosts = _gather_texts(beginning, "hosts", here)
         point = Rendezvous(one_host=len(set(hosts)) == 1)
         try:
-            addresses = _gather_texts(beginning, "addresses", rank, point.address.to_bytes())
+            addresses = _gather_texts(beginning, "addresses", point.address.to_bytes())
             connections = point.connect(rank, [MemberAddress.from_bytes(address) for address in addresses], deadline_s)
         finally:
             point.close()
-        number = _channel_number(max(_numbers(beginning, "beginning", rank)), comm)
+        number = _channel_number(beginning, "beginning")
         beginning.close()
         monitor = PeerMonitor(rank, connections, deadline_s)
         crowded = hosts.count(here) > CORES
@@ -87,7 +87,7 @@ class MpiGroup(ReplicaGroup):
 
     def _part(self, what: str, members: Sequence[int]) -> ReplicaGroup:
         channel = self._channel
-        number = _channel_number(max(_numbers(channel, what, self.rank)), channel.comm)
+        number = _channel_number(channel, what)
         addresses = [channel.addresses[member] for member in members]
         names = [self.ranks[member] for member in members]
         rank = members.index(self.rank)
@@ -97,35 +97,29 @@ class MpiGroup(ReplicaGroup):
         return MpiGroup(rank, names, part, self.monitor)
 
 
-def _gather_texts(channel: MpiChannel, what: str, rank: int, mine: bytes) -> list[bytes]:
-    """Everyone's short text, by rank."""
+def _gathered(channel: MpiChannel, what: str, mine: UInt8) -> UInt8:
+    """`[members, bytes]`: everyone's bytes, by rank."""
     size = len(channel.addresses)
-    send = np.zeros(_ADDRESS_BYTES, np.uint8)
-    send[: len(mine)] = np.frombuffer(mine, np.uint8)
-    found = np.zeros((size, _ADDRESS_BYTES), np.uint8)
-    channel.exchange(what, [send] * size, list(found))
+    found = np.zeros((size, len(mine)), np.uint8)
+    channel.exchange(what, [mine] * size, list(found))
+    return found
+
+
+def _gather_texts(channel: MpiChannel, what: str, mine: bytes) -> list[bytes]:
+    """Everyone's short text, by rank."""
+    found = _gathered(channel, what, np.frombuffer(mine.ljust(_ADDRESS_BYTES, b"\0"), np.uint8))
     return [row.tobytes().rstrip(b"\0") for row in found]
 
 
-def _numbers(channel: MpiChannel, what: str, rank: int) -> list[int]:
-    """Everyone's first free channel number."""
-    size = len(channel.addresses)
-    found = np.zeros((size, 1), np.int64)
-    channel.exchange(what, [np.array([_next_channel]).view(np.uint8)] * size, [row.view(np.uint8) for row in found])
-    return [int(number) for number in found[:, 0]]
-
-
-def _channel_number(number: int, comm: MPI.Intracomm) -> int:
-    """Takes the channel number that all its members agreed on."""
+def _channel_number(channel: MpiChannel, what: str) -> int:
+    """Takes a channel number that is free in all members; every member calls it."""
     global _next_channel
-    highest = int(comm.Get_attr(MPI.TAG_UB) or 32767) // 2 - 1  # the least that the standard guarantees
+    number = int(_gathered(channel, what, np.array([_next_channel]).view(np.uint8)).view(np.int64).max())
+    highest = int(channel.comm.Get_attr(MPI.TAG_UB) or 32767) // 2 - 1  # the least that the standard guarantees
     if number > highest:
         raise BadInput(f"more than {highest} groups in one process; keep groups instead of creating them again")
     _next_channel = number + 1
     return number
-
-
-# Exchanges bytes between the members of one group by MPI's nonblocking messages, with a deadline
 
 
 _WHAT_BYTES = 248
@@ -316,11 +310,13 @@ class MpiChannel:
                         return
                     progress, asked = now, False
                 missing = sorted(set(pending.values()))
-                self._say_where(what, missing)
+                if self.monitor is not None:
+                    self.monitor.at = what, tuple(self._names[place] for place in missing)
                 self._require_there(what, missing)
                 if not asked and now - progress > self.deadline_s - ask_s:
                     asked = True
-                    self._ask()
+                    if self.monitor is not None:
+                        self.monitor.ask_all()
                 if now - progress > self.deadline_s:
                     self._give_up(what, missing)
                 _rest(now - progress, awake_s)
@@ -337,10 +333,6 @@ class MpiChannel:
         self.failure = Unavailable(f"{what}: MPI gave up on this exchange: {error}")
         raise Unavailable(*self.failure.args) from error
 
-    def _say_where(self, what: str, missing: Sequence[int]) -> None:
-        if self.monitor is not None:
-            self.monitor.at = what, tuple(self._names[place] for place in missing)
-
     def _require_there(self, what: str, missing: Sequence[int]) -> None:
         if self.monitor is None or not self.monitor.gone:
             return
@@ -348,10 +340,6 @@ class MpiChannel:
         if lost is not None:
             self.failure = Unavailable(f"rank {lost[0]} has left the group: {lost[1]}")
             raise Unavailable(*self.failure.args)
-
-    def _ask(self) -> None:
-        if self.monitor is not None:
-            self.monitor.ask_all()
 
     def _give_up(self, what: str, missing: Sequence[int]) -> None:
         names = [self._names[place] for place in missing]

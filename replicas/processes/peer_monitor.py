@@ -229,9 +229,6 @@ def _break_when_silent(connection: socket.socket, seconds: float) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-# How members connect to each other: one TCP connection for every pair
-
-
 _HELLO_BYTES = 256
 _HELLO_S = 5.0
 

@@ -97,9 +97,6 @@ class Feed:
             yield BatchPart(batch, tuple((stop - start) / (last - first) for start, stop in bounds))
 
 
-# The inputs of `fit`, `evaluate` and `predict` as readers
-
-
 class _Range(Reader):
     """The records first .. last - 1 of another reader."""
 

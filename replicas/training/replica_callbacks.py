@@ -9,7 +9,7 @@ import numpy as np
 
 from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.worker.keras.keras_callbacks import history_of, require_callback, sees_batches
+from elastable.worker.keras.keras_callbacks import require_callback, sees_batches
 
 __all__ = ["ReplicaCallbacks"]
 
@@ -27,6 +27,7 @@ class ReplicaCallbacks:
         verbose: 0: silent; otherwise rank 0 prints a line per epoch.
 
     Attributes:
+        list: The callbacks, to be called as Keras calls them.
         sees_batches: Whether a callback of any replica handles batches.
 
     Raises:
@@ -44,10 +45,10 @@ class ReplicaCallbacks:
     ) -> None:
         for callback in callbacks:
             _refuse_unsupported(callback)
-        self._model, self._group = model, group
+        self.model, self._group = model, group
         self.sees_batches = self._anyone(sees_batches(callbacks))
         shown = bool(verbose) and group.rank == 0
-        self._list = keras.callbacks.CallbackList(
+        self.list = keras.callbacks.CallbackList(
             list(callbacks),
             add_history=True,
             add_progbar=shown,
@@ -57,38 +58,15 @@ class ReplicaCallbacks:
             verbose=2 if shown else 0,
         )
 
-    @property
-    def history(self) -> keras.callbacks.History:
-        return history_of(self._list)
-
-    def begin(self) -> None:
-        self._model.stop_training = False
-        self._list.on_train_begin()
-
-    def begin_epoch(self, epoch: int) -> None:
-        self._list.on_epoch_begin(epoch)
-
-    def begin_validation(self) -> None:
-        self._list.on_test_begin()
-
-    def end_validation(self, logs: Mapping[str, float]) -> None:
-        self._list.on_test_end(dict(logs))
-
-    def begin_batch(self, step: int) -> None:
-        self._list.on_train_batch_begin(step)
-
     def end_batch(self, step: int, logs: Mapping[str, float]) -> bool:
         """Whether a callback of any replica stops training."""
-        self._list.on_train_batch_end(step, dict(logs))
-        return self._anyone(bool(self._model.stop_training))
+        self.list.on_train_batch_end(step, dict(logs))
+        return self._anyone(bool(self.model.stop_training))
 
     def end_epoch(self, epoch: int, logs: Mapping[str, float]) -> bool:
         """Whether a callback of any replica stops training."""
-        self._list.on_epoch_end(epoch, dict(logs))
-        return self._anyone(bool(self._model.stop_training))
-
-    def end(self, logs: Mapping[str, float]) -> None:
-        self._list.on_train_end(dict(logs))
+        self.list.on_epoch_end(epoch, dict(logs))
+        return self._anyone(bool(self.model.stop_training))
 
     def agree(self, learning_rate: float) -> None:
         """Raises BadInput if the replicas' learning rates differ; every replica calls it."""

@@ -183,9 +183,6 @@ def _begin_equal(model: keras.Model, group: ReplicaGroup) -> None:
             put(variable, group.broadcast(value_of(variable)))
 
 
-# A model's states besides its weights, such as moving statistics: averaged over replicas after each step
-
-
 def model_states(model: keras.Model) -> list[keras.Variable]:
     """Variables that layers update in the forward pass: no frozen weights, and no seeds, which follow the step."""
     layers = layers_of(model)
@@ -231,9 +228,6 @@ def _mean(rows: Array, shares: Sequence[float]) -> Array:
     same = (rows == first).all(axis=0)
     total[same] = first[same]
     return total
-
-
-# Metrics over replicas: their states are summed; their results are never averaged
 
 
 class ReplicaMetrics:

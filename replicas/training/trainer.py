@@ -22,31 +22,51 @@ from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.master.tasks.progress import Progress
 from elastable.replicas.groups.agreement import require_same, run_at_root
 from elastable.replicas.groups.group import ReplicaGroup
+from elastable.replicas.host_embeddings.embedding import HostEmbedding
+from elastable.replicas.host_embeddings.state import require_state
 from elastable.replicas.processes.world import replica_group
 from elastable.replicas.training.feed import Feed, reader_of, require_batch_size, split_off
-from elastable.replicas.training.host_embedding_state import HOST, host_embeddings, host_tensors, restore_hosts
 from elastable.replicas.training.model_refusals import refuse_losses, refuse_model, refuse_scaled_tables
 from elastable.replicas.training.replica_callbacks import ReplicaCallbacks
 from elastable.replicas.training.replica_training import ReplicaMemory, Training
 from elastable.replicas.training.step import BatchStep, GradientStep, PredictStep, ReplicaEvaluateStep
 from elastable.replicas.training.variables.placement import VariablePlacement
 from elastable.replicas.training.variables.split import VariableSplit
+from elastable.worker.keras.keras_callbacks import history_of
+from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.models.build import as_tensors, build_model, for_model, sample_batch
 from elastable.worker.readers import NumpyReader, Reader
 from elastable.worker.readers.records.pytrees import Structure
 
-__all__ = ["ReplicaTrainer", "ShardedTrainer"]
-
-
-# What a trainer's methods share: the training state, created on first use, compiled steps and evaluation
-
+__all__ = ["HOST", "ReplicaTrainer", "host_embeddings", "host_tensors", "restore_hosts"]
 
 StepKind = TypeVar("StepKind", bound=BatchStep)
 
+HOST = "host/"
+"""Prefix of their tensors' keys: "host/TABLE/ARRAY", with the arrays of `elastable.replicas.host_embeddings.file`."""
 
-class TrainerCore:
-    """The model, its replicas and what training keeps; `ShardedTrainer` describes the arguments."""
+
+class ReplicaTrainer:
+    """Trains one Keras model on all replicas of a group, which may shard its weights and optimizer state.
+
+    Every replica creates a trainer for the same model and calls the same methods with the same arguments and data; each
+    takes its part of every batch. The gradient of a step is the mean over all records of the batch, summed in rank
+    order: sharding does not change a bit of it (docs/sharded-training.md).
+
+    Checkpoints have the format of a job without tables (docs/checkpoints.md). They hold whole tensors in the order of
+    unsharded training; `elastable checkpoint` reads them.
+
+    Args:
+        model: A Keras model. All replicas start from rank 0's values.
+        locations: What to shard: `replicated_tensor_sharding` of `weight` and
+            `optimizer_state`, thresholds, and overrides by variable. None: nothing.
+        group: The replicas. None: the processes that `elastable replicas` or `mpirun` started.
+        seed: Seed of the record order and of dropout.
+
+    Raises:
+        ModelError, Unsupported: the model cannot be trained this way; names the reason.
+    """
 
     def __init__(
         self,
@@ -64,95 +84,8 @@ class TrainerCore:
         self._optimizer: keras.optimizers.Optimizer | None = None
         self._training: Training | None = None
         self._tried = False
+        self._job = ""
         self._steps: dict[tuple[type[BatchStep], str], BatchStep] = {}
-
-    def _evaluate(self, reader: Reader, batch_size: int) -> dict[str, float]:
-        training = self._ready(None)
-        step = self._step(ReplicaEvaluateStep, sample_batch(reader, self.model))
-        training.metrics.reset()
-        for part in Feed(
-            reader, batch_size, self.group, collective_layer=self._collective_layer(), model=self.model
-        ).parts():
-            if part.batch is not None:
-                step(part.batch, part.shares[self.group.rank])
-        return training.metrics.results()
-
-    def _validation(
-        self, reader: Reader | None, batch_size: int, every: int, listeners: ReplicaCallbacks
-    ) -> Callable[[int], Mapping[str, float]]:
-        """Epoch -> validation logs: of every `every`-th epoch, or none without a reader. `listeners` hear of each."""
-
-        def evaluate(epoch: int) -> Mapping[str, float]:
-            if reader is None or (epoch + 1) % every:
-                return {}
-            listeners.begin_validation()
-            found = self._evaluate(reader, batch_size)
-            listeners.end_validation(found)
-            return {f"val_{name}": value for name, value in found.items()}
-
-        return evaluate
-
-    def _step(self, kind: type[StepKind], sample: TensorBatch) -> StepKind:
-        """The compiled step for batches shaped like `sample`, traced once."""
-        shapes = tf.nest.map_structure(lambda tensor: (tensor.dtype.name, tuple(tensor.shape[1:])), sample)
-        key = (kind, repr(shapes))
-        if key not in self._steps:
-            if issubclass(kind, GradientStep):
-                self._steps[key] = self._ready(sample).gradients(sample)
-            else:
-                self._steps[key] = kind(self.model, sample)
-        return cast(StepKind, self._steps[key])
-
-    def _ready(self, sample: TensorBatch | None) -> Training:
-        """The training state, created on first use; every replica calls it."""
-        if self._optimizer is None:
-            raise ModelError("the trainer is not compiled; call compile(optimizer, loss, ...) first")
-        if self._training is None or (sample is not None and not self._tried):
-            self._require_built(sample)
-        if sample is not None and not self._tried:
-            build_model(self.model, sample)
-            self._tried = True
-            if self._training is not None:
-                self._training.count_metrics()  # Keras has made those of compile() only now
-        if self._training is None:
-            refuse_scaled_tables(self.model, self._optimizer)
-            self._training = Training(self.model, self._optimizer, self._locations, self.group, self.seed)
-            # Between trainings the model has a fresh optimizer without state, so that it can be saved.
-            self.model.optimizer = self._training.optimizer.clone()
-        return self._training
-
-    def _require_built(self, sample: TensorBatch | None) -> None:
-        if self.model.built:
-            return
-        if sample is None:
-            raise ModelError(f"model {self.model.name!r} is not built: give it an Input or call its build() first")
-        self.model(sample[0], training=False)
-
-    def _collective_layer(self) -> str:
-        """The name of a layer that all replicas must call together; "": there is none."""
-        return next((layer.name for layer in host_embeddings(self.model)), "")
-
-    def _agree(self, what: str, reader: Reader, **settings: object) -> None:
-        require_same(self.group, what, {"records": len(reader), "seed": self.seed, **settings})
-
-
-class ShardedTrainer(TrainerCore):
-    """Trains one Keras model on all replicas of a group, which may shard its weights and optimizer state.
-
-    Every replica creates a trainer for the same model and calls the same methods with the same arguments and data; each
-    takes its part of every batch. The gradient of a step is the mean over all records of the batch, summed in rank
-    order: sharding does not change a bit of it (docs/sharded-training.md).
-
-    Args:
-        model: A Keras model. All replicas start from rank 0's values.
-        locations: What to shard: `replicated_tensor_sharding` of `weight` and
-            `optimizer_state`, thresholds, and overrides by variable. None: nothing.
-        group: The replicas. None: the processes that `elastable replicas` or `mpirun` started.
-        seed: Seed of the record order and of dropout.
-
-    Raises:
-        ModelError, Unsupported: the model cannot be trained this way; names the reason.
-    """
 
     def compile(
         self,
@@ -237,7 +170,7 @@ class ShardedTrainer(TrainerCore):
             run_epochs(training, compute, feed, listeners, range(initial_epoch, epochs), evaluate)
         finally:
             self.model.optimizer = before
-        return listeners.history
+        return history_of(listeners.list)
 
     def evaluate(
         self,
@@ -337,112 +270,6 @@ class ShardedTrainer(TrainerCore):
         self._tried = False
         self._steps.clear()
 
-
-# Predictions of all records; each replica computes a part
-
-
-def predict_all(
-    model: keras.Model, step: PredictStep, reader: Reader, batch_size: int, group: ReplicaGroup
-) -> Structure[Array]:
-    """The outputs of all records, in their order, on every replica; each calls it.
-
-    Args:
-        model: The model.
-        step: This replica's.
-        reader: The same records on every replica.
-        batch_size: Most records that a replica computes at once.
-        group: All replicas.
-    """
-    split = VariableSplit(len(reader), group.size)
-    mine = np.arange(*split.bounds(group.rank))
-    # As many calls on every replica, as a call may be a collective lookup: without records, it takes the first.
-    outputs = [_outputs(model, step, reader, part) for part in np.array_split(mine, -(-split.length // batch_size))]
-    joined = tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *outputs)
-    found: Structure[Array] = tf.nest.map_structure(
-        lambda array: np.concatenate(group.all_gather_uneven(array)), joined
-    )
-    return found
-
-
-def _outputs(model: keras.Model, step: PredictStep, reader: Reader, indices: Int64) -> Structure[Array]:
-    taken = indices if len(indices) else np.zeros(1, np.int64)
-    outputs: Structure[Array] = tf.nest.map_structure(
-        lambda array: array[: len(indices)],
-        step(as_tensors(reader.take(taken)[:1], f"{type(reader).__name__}.take()", model, taken)),
-    )
-    return outputs
-
-
-# The epochs of a training: steps, evaluation, callbacks, and when weights must be whole
-
-
-def run_epochs(
-    training: Training,
-    compute: GradientStep,
-    feed: Feed,
-    listeners: ReplicaCallbacks,
-    epochs: range,
-    evaluate: Callable[[int], Mapping[str, float]],
-) -> None:
-    """Trains; every replica calls it.
-
-    Callbacks and evaluation see the model's whole weights; what callbacks change in them counts.
-
-    Args:
-        training: The model's training state.
-        compute: For batches shaped like the feed's.
-        feed: The records.
-        listeners: The callbacks.
-        epochs: The epochs to run.
-        evaluate: Epoch -> validation logs to add.
-    """
-    logs: dict[str, float] = {}
-    listeners.begin()
-    for epoch in epochs:
-        listeners.begin_epoch(epoch)
-        training.weights.take_back()
-        stop = _epoch(training, compute, feed, epoch, listeners)
-        logs = training.metrics.results()
-        training.weights.make_whole()
-        logs |= evaluate(epoch)
-        stop |= listeners.end_epoch(epoch, logs)
-        training.weights.take_back()
-        listeners.agree(training.optimizer.learning_rate())
-        if stop:
-            break
-    training.finish()
-    listeners.end(logs)
-    training.weights.take_back()
-
-
-def _epoch(training: Training, compute: GradientStep, feed: Feed, epoch: int, listeners: ReplicaCallbacks) -> bool:
-    """True if a callback stopped it."""
-    training.metrics.reset()
-    measured = training.memory
-    for step, part in enumerate(feed.parts(epoch)):
-        if listeners.sees_batches:
-            listeners.begin_batch(step)
-        training.train(compute, part, measure=training.memory is measured)
-        if listeners.sees_batches:
-            training.weights.make_whole()
-            stop = listeners.end_batch(step, training.metrics.results())
-            training.weights.take_back()
-            if stop:
-                return True
-    return False
-
-
-# `et.ReplicaTrainer`: data-parallel training over replicas, with checkpoints
-
-
-class ReplicaTrainer(ShardedTrainer):
-    """A `ShardedTrainer` with checkpoints, in the format of a job without tables (docs/checkpoints.md).
-
-    They hold whole tensors in the order of unsharded training; `elastable checkpoint` reads them.
-    """
-
-    _job = ""
-
     def save(self, directory: str | Path, *, keep: int = 3) -> str:
         """Writes a checkpoint of the current step; every replica calls it, rank 0 writes.
 
@@ -499,3 +326,219 @@ class ReplicaTrainer(ShardedTrainer):
         found = json.loads(run_at_root(self.group, open_it))
         self.restore(read, found["step"])
         self._job = found["job"]
+
+    def _evaluate(self, reader: Reader, batch_size: int) -> dict[str, float]:
+        training = self._ready(None)
+        step = self._step(ReplicaEvaluateStep, sample_batch(reader, self.model))
+        training.metrics.reset()
+        for part in Feed(
+            reader, batch_size, self.group, collective_layer=self._collective_layer(), model=self.model
+        ).parts():
+            if part.batch is not None:
+                step(part.batch, part.shares[self.group.rank])
+        return training.metrics.results()
+
+    def _validation(
+        self, reader: Reader | None, batch_size: int, every: int, listeners: ReplicaCallbacks
+    ) -> Callable[[int], Mapping[str, float]]:
+        """Epoch -> validation logs: of every `every`-th epoch, or none without a reader. `listeners` hear of each."""
+
+        def evaluate(epoch: int) -> Mapping[str, float]:
+            if reader is None or (epoch + 1) % every:
+                return {}
+            listeners.list.on_test_begin()
+            found = self._evaluate(reader, batch_size)
+            listeners.list.on_test_end(dict(found))
+            return {f"val_{name}": value for name, value in found.items()}
+
+        return evaluate
+
+    def _step(self, kind: type[StepKind], sample: TensorBatch) -> StepKind:
+        """The compiled step for batches shaped like `sample`, traced once."""
+        shapes = tf.nest.map_structure(lambda tensor: (tensor.dtype.name, tuple(tensor.shape[1:])), sample)
+        key = (kind, repr(shapes))
+        if key not in self._steps:
+            if issubclass(kind, GradientStep):
+                self._steps[key] = self._ready(sample).gradients(sample)
+            else:
+                self._steps[key] = kind(self.model, sample)
+        return cast(StepKind, self._steps[key])
+
+    def _ready(self, sample: TensorBatch | None) -> Training:
+        """The training state, created on first use; every replica calls it."""
+        if self._optimizer is None:
+            raise ModelError("the trainer is not compiled; call compile(optimizer, loss, ...) first")
+        if self._training is None or (sample is not None and not self._tried):
+            self._require_built(sample)
+        if sample is not None and not self._tried:
+            build_model(self.model, sample)
+            self._tried = True
+            if self._training is not None:
+                self._training.count_metrics()  # Keras has made those of compile() only now
+        if self._training is None:
+            refuse_scaled_tables(self.model, self._optimizer)
+            self._training = Training(self.model, self._optimizer, self._locations, self.group, self.seed)
+            # Between trainings the model has a fresh optimizer without state, so that it can be saved.
+            self.model.optimizer = self._training.optimizer.clone()
+        return self._training
+
+    def _require_built(self, sample: TensorBatch | None) -> None:
+        if self.model.built:
+            return
+        if sample is None:
+            raise ModelError(f"model {self.model.name!r} is not built: give it an Input or call its build() first")
+        self.model(sample[0], training=False)
+
+    def _collective_layer(self) -> str:
+        """The name of a layer that all replicas must call together; "": there is none."""
+        return next((layer.name for layer in host_embeddings(self.model)), "")
+
+    def _agree(self, what: str, reader: Reader, **settings: object) -> None:
+        require_same(self.group, what, {"records": len(reader), "seed": self.seed, **settings})
+
+
+def host_embeddings(model: keras.Model) -> list[HostEmbedding]:
+    """The model's layers that are host embeddings, by the names of their tables."""
+    found = [layer for layer in layers_of(model) if isinstance(layer, HostEmbedding)]
+    return sorted(found, key=lambda layer: str(layer.table.spec.name))
+
+
+def host_tensors(model: keras.Model) -> Iterator[tuple[str, Array]]:
+    """(key, whole tensor) of every host embedding's state; every replica iterates to the end."""
+    for layer in host_embeddings(model):
+        for name, array in layer.state().items():
+            yield f"{HOST}{layer.table.spec.name}/{name}", np.asarray(array)
+
+
+def restore_hosts(model: keras.Model, group: ReplicaGroup, tensors: Mapping[str, Array]) -> None:
+    """Restores what `host_tensors` gave; every replica calls it.
+
+    Args:
+        model: This replica's.
+        group: All replicas.
+        tensors: Tensors by key; only rank 0's are used.
+
+    Raises:
+        CheckpointError: they do not fit the model's host embeddings; nothing has changed.
+    """
+    layers = host_embeddings(model)
+    states = {layer.table.spec.name: _of_table(layer.table.spec.name, tensors) for layer in layers}
+
+    def checked() -> str:
+        known = {f"{HOST}{name}/{array}" for name, state in states.items() for array in state}
+        foreign = sorted(key for key in tensors if key.startswith(HOST) and key not in known)
+        if foreign:
+            raise CheckpointError(f"the checkpoint has {foreign[0]}, and the model has no such host embedding")
+        for layer in layers:
+            try:
+                require_state(layer.table.spec, states[layer.table.spec.name])
+            except BadInput as error:
+                raise CheckpointError(f"the checkpoint is of another model: {error}") from error
+        return json.dumps(
+            {
+                table: {name: (str(array.dtype), array.shape) for name, array in state.items()}
+                for table, state in states.items()
+            }
+        )
+
+    kinds: dict[str, dict[str, tuple[str, list[int]]]] = json.loads(run_at_root(group, checked))
+    for layer in layers:
+        mine, taken = states[layer.table.spec.name], dict[str, Array]()
+        for name, (dtype, shape) in kinds[layer.table.spec.name].items():
+            array = np.asarray(mine[name], order="C") if group.rank == 0 else np.empty(shape, dtype)
+            taken[name] = group.broadcast(array)
+        layer.restore(taken)
+
+
+def _of_table(table: str, tensors: Mapping[str, Array]) -> dict[str, Array]:
+    start = f"{HOST}{table}/"
+    return {key.removeprefix(start): array for key, array in tensors.items() if key.startswith(start)}
+
+
+def predict_all(
+    model: keras.Model, step: PredictStep, reader: Reader, batch_size: int, group: ReplicaGroup
+) -> Structure[Array]:
+    """The outputs of all records, in their order, on every replica; each calls it.
+
+    Args:
+        model: The model.
+        step: This replica's.
+        reader: The same records on every replica.
+        batch_size: Most records that a replica computes at once.
+        group: All replicas.
+    """
+    split = VariableSplit(len(reader), group.size)
+    mine = np.arange(*split.bounds(group.rank))
+    # As many calls on every replica, as a call may be a collective lookup: without records, it takes the first.
+    outputs = [_outputs(model, step, reader, part) for part in np.array_split(mine, -(-split.length // batch_size))]
+    joined = tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *outputs)
+    found: Structure[Array] = tf.nest.map_structure(
+        lambda array: np.concatenate(group.all_gather_uneven(array)), joined
+    )
+    return found
+
+
+def _outputs(model: keras.Model, step: PredictStep, reader: Reader, indices: Int64) -> Structure[Array]:
+    taken = indices if len(indices) else np.zeros(1, np.int64)
+    outputs: Structure[Array] = tf.nest.map_structure(
+        lambda array: array[: len(indices)],
+        step(as_tensors(reader.take(taken)[:1], f"{type(reader).__name__}.take()", model, taken)),
+    )
+    return outputs
+
+
+def run_epochs(
+    training: Training,
+    compute: GradientStep,
+    feed: Feed,
+    listeners: ReplicaCallbacks,
+    epochs: range,
+    evaluate: Callable[[int], Mapping[str, float]],
+) -> None:
+    """Trains; every replica calls it.
+
+    Callbacks and evaluation see the model's whole weights; what callbacks change in them counts.
+
+    Args:
+        training: The model's training state.
+        compute: For batches shaped like the feed's.
+        feed: The records.
+        listeners: The callbacks.
+        epochs: The epochs to run.
+        evaluate: Epoch -> validation logs to add.
+    """
+    logs: dict[str, float] = {}
+    listeners.model.stop_training = False
+    listeners.list.on_train_begin()
+    for epoch in epochs:
+        listeners.list.on_epoch_begin(epoch)
+        training.weights.take_back()
+        stop = _epoch(training, compute, feed, epoch, listeners)
+        logs = training.metrics.results()
+        training.weights.make_whole()
+        logs |= evaluate(epoch)
+        stop |= listeners.end_epoch(epoch, logs)
+        training.weights.take_back()
+        listeners.agree(training.optimizer.learning_rate())
+        if stop:
+            break
+    training.finish()
+    listeners.list.on_train_end(dict(logs))
+    training.weights.take_back()
+
+
+def _epoch(training: Training, compute: GradientStep, feed: Feed, epoch: int, listeners: ReplicaCallbacks) -> bool:
+    """True if a callback stopped it."""
+    training.metrics.reset()
+    measured = training.memory
+    for step, part in enumerate(feed.parts(epoch)):
+        if listeners.sees_batches:
+            listeners.list.on_train_batch_begin(step)
+        training.train(compute, part, measure=training.memory is measured)
+        if listeners.sees_batches:
+            training.weights.make_whole()
+            stop = listeners.end_batch(step, training.metrics.results())
+            training.weights.take_back()
+            if stop:
+                return True
+    return False

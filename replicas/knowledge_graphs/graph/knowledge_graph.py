@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Self, get_args
@@ -10,7 +11,7 @@ from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Bools, Int32, Int64
+from elastable.embedding_store.contract.arrays import Int32, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.names import Names, inverse_names
 from elastable.replicas.knowledge_graphs.graph.ogb import GraphParts, read_ogb
@@ -154,13 +155,13 @@ class KnowledgeGraph:
 
     def __post_init__(self) -> None:
         trained_on = {split: _repeated(getattr(self, split), self.train) for split in SPLITS[1:]}
-        told = [
+        notes = [
             f"{count} of {len(getattr(self, split))} {split} triples are training triples, too; metrics count them"
             for split, count in trained_on.items()
             if count
         ]
         object.__setattr__(self, "trained_on", trained_on)
-        object.__setattr__(self, "notes", (*self.notes, *told))
+        object.__setattr__(self, "notes", (*self.notes, *notes))
 
     def save_names(self, folder: str | os.PathLike[str], reciprocal: bool = False) -> None:
         """Writes `entities.txt` and `relations.txt`, a name per line in the order of ids, into an existing folder.
@@ -175,7 +176,8 @@ class KnowledgeGraph:
         """int64 `[k]`, ascending: the entities of a type. Raises BadInput for an unknown type, or without types."""
         if self.types is None or self.entity_types is None:
             raise BadInput(f"{self.name} has no entity_types.txt with entity and type, one per line")
-        kind, found = self.types.id_of(name), np.flatnonzero(self.entity_types == self.types.id_of(name))
+        kind = self.types.id_of(name)
+        found = np.flatnonzero(self.entity_types == kind)
         if self.further_types is None:
             return found
         return np.union1d(found, self.further_types[self.further_types[:, 1] == kind, 0]).astype(np.int64)
@@ -211,11 +213,21 @@ def load_graph(source: str | os.PathLike[str], *, unseen: Unseen = "keep") -> Kn
     if "train" not in files:
         raise BadInput(f"{folder}: no train.txt (or .tsv) with training triples")
     entities, relations = _Ids(), _Ids()
-    train, header = _read(files["train"], asked, entities, relations)
-    if not len(train):
-        raise BadInput(f"{files['train']}: no training triple")
-    triples, headers = {"train": train}, {"train": header}
-    counts = _read_others(files, asked, triples, headers, entities, relations, unseen)
+    triples, headers = dict[str, Int32](), dict[str, bool]()
+    for split in SPLITS:
+        triples[split], headers[split] = np.empty((0, 3), np.int32), False
+        if split in files:
+            triples[split], headers[split] = _read(files[split], asked, entities, relations)
+        if not len(triples["train"]):
+            raise BadInput(f"{files['train']}: no training triple")
+
+    def place(split: str, record: int) -> str:
+        return f"{files[split]}, {_record(files[split], record + headers[split])}"
+
+    counts = _take_out_unseen(triples, entities.names, relations.names, unseen, place)
+    if unseen == "drop":  # ids are in order of first occurrence
+        del entities.names[1 + int(triples["train"][:, [0, 2]].max()) :]
+        del relations.names[1 + int(triples["train"][:, 1].max()) :]
     names = Names(entities.names)
     types, entity_types, further_types = read_entity_types(_file(folder, _TYPES), names)
     return KnowledgeGraph(
@@ -237,25 +249,16 @@ def graph_of_parts(parts: GraphParts, unseen: Unseen = "keep") -> KnowledgeGraph
     Raises:
         BadInput: there is no training triple, or with "refuse" an entity or relation that no training triple has.
     """
-    triples, counts = dict(parts.triples), dict[str, int]()
+    triples = dict(parts.triples)
     if not len(triples["train"]):
         raise BadInput(f"{parts.name}: no training triple")
-    names = (parts.entities, parts.relations, parts.entities)
-    trained = [np.zeros(len(each), np.bool_) for each in names]
-    for column, other in ((0, 2), (1, 1), (2, 0)):
-        trained[column][triples["train"][:, column]] = trained[other][triples["train"][:, column]] = True
-    for split in SPLITS[1:]:
-        found = triples[split]
-        strange = np.stack([~trained[column][found[:, column]] for column in range(3)], axis=1)
-        counts[split] = int(strange.any(1).sum())
-        if counts[split] and unseen == "refuse":
-            record = int(np.argmax(strange.any(1)))
-            column = int(np.argmax(strange[record]))
-            raise BadInput(
-                f"{parts.name}, {split} triple {record} (from 0): no training triple has "
-                f"{names[column].what} {names[column][found[record, column]]!r}"
-            )
-        triples[split] = found[~strange.any(1)] if unseen == "drop" else found
+    counts = _take_out_unseen(
+        triples,
+        parts.entities,
+        parts.relations,
+        unseen,
+        lambda split, record: f"{parts.name}, {split} triple {record} (from 0)",
+    )
     return KnowledgeGraph(
         name=parts.name,
         entities=parts.entities,
@@ -267,6 +270,38 @@ def graph_of_parts(parts: GraphParts, unseen: Unseen = "keep") -> KnowledgeGraph
         entity_types=parts.entity_types,
         types=parts.types,
     )
+
+
+def _take_out_unseen(
+    triples: dict[str, Int32],
+    entities: Sequence[str],
+    relations: Sequence[str],
+    unseen: Unseen,
+    place: Callable[[str, int], str],
+) -> dict[str, int]:
+    """How many triples of each other split have a name that no training triple has; drops them, or refuses the first.
+
+    `place` says where a split's triple is.
+    """
+    entity, relation = np.zeros(len(entities), np.bool_), np.zeros(len(relations), np.bool_)
+    entity[triples["train"][:, [0, 2]]] = relation[triples["train"][:, 1]] = True
+    columns = ("entity", entity, entities), ("relation", relation, relations), ("entity", entity, entities)
+    counts = {}
+    for split in SPLITS[1:]:
+        found = triples[split]
+        strange = np.stack([~trained[found[:, column]] for column, (_, trained, _) in enumerate(columns)], axis=1)
+        some = strange.any(axis=1)
+        counts[split] = int(some.sum())
+        if counts[split] and unseen == "refuse":
+            record = int(np.argmax(some))
+            column = int(np.argmax(strange[record]))
+            what, _, names = columns[column]
+            raise BadInput(
+                f"{place(split, record)}: no training triple has {what} {names[found[record, column]]!r}; "
+                "such triples can be kept (unseen='keep') or dropped (unseen='drop')"
+            )
+        triples[split] = found[~some] if unseen == "drop" else found
+    return counts
 
 
 class _Ids:
@@ -282,32 +317,6 @@ class _Ids:
                 self._ids[name] = len(self.names)
                 self.names.append(name)
         return np.array([self._ids[name] for name in names], np.int64)
-
-
-def _read_others(
-    files: dict[str, Path],
-    asked: GraphSource,
-    triples: dict[str, Int32],
-    headers: dict[str, bool],
-    entities: _Ids,
-    relations: _Ids,
-    unseen: Unseen,
-) -> dict[str, int]:
-    """Adds the validation and test triples to `triples`; returns how many of each have unseen names."""
-    seen = (len(entities.names), len(relations.names), len(entities.names))
-    counts = {}
-    for split in SPLITS[1:]:
-        found, headers[split] = np.empty((0, 3), np.int32), False
-        if split in files:
-            found, headers[split] = _read(files[split], asked, entities, relations)
-        strange = found >= np.array(seen)
-        counts[split] = int(strange.any(1).sum())
-        if counts[split] and unseen == "refuse":
-            _refuse(files[split], headers[split], strange, found, entities.names, relations.names)
-        triples[split] = found[~strange.any(1)] if unseen == "drop" else found
-    if unseen == "drop":
-        del entities.names[seen[0] :], relations.names[seen[1] :]
-    return counts
 
 
 def _file(folder: Path, name: str) -> Path | None:
@@ -343,18 +352,6 @@ def _read(file: Path, asked: GraphSource, entities: _Ids, relations: _Ids) -> tu
     return triples.astype(np.int32), header
 
 
-def _refuse(
-    file: Path, header: bool, strange: Bools, triples: Int32, entities: list[str], relations: list[str]
-) -> None:
-    record = int(np.argmax(strange.any(1)))
-    column = int(np.argmax(strange[record]))
-    what, names = (("entity", entities), ("relation", relations))[column == 1]
-    raise BadInput(
-        f"{file}, {_record(file, record + header)}: no training triple has {what} {names[triples[record, column]]!r}; "
-        f"such triples can be kept (unseen='keep') or dropped (unseen='drop')"
-    )
-
-
 def _record(file: Path, record: int) -> str:
     """Where a file's record `record` (from 0) is."""
     if file.name.endswith(TABLE_ENDINGS):
@@ -383,14 +380,9 @@ def save_graph(graph: KnowledgeGraph, folder: Path) -> None:
                     for head, relation, tail in getattr(graph, split).tolist()
                 )
         if graph.entity_types is not None and graph.types is not None:
+            pairs = [*enumerate(graph.entity_types.tolist())]
+            pairs += [] if graph.further_types is None else graph.further_types.tolist()
             with (folder / "entity_types.txt").open("w", encoding="utf-8", newline="\n") as file:
-                file.writelines(
-                    f"{entities[entity]}\t{graph.types[kind]}\n"
-                    for entity, kind in enumerate(graph.entity_types.tolist())
-                )
-                file.writelines(
-                    f"{entities[entity]}\t{graph.types[kind]}\n"
-                    for entity, kind in ([] if graph.further_types is None else graph.further_types.tolist())
-                )
+                file.writelines(f"{entities[entity]}\t{graph.types[kind]}\n" for entity, kind in pairs)
     except OSError as error:
         raise BadInput(f"{folder} cannot be written: {error}") from error

@@ -102,7 +102,8 @@ def read_ogb(folder: Path) -> GraphParts:
             raise BadInput(
                 f"{folder / split}.npz: ids count within types in all splits, with head_type and tail_type, or in none"
             )
-    types = sorted({each for split in splits.values() for end in ("head", "tail") for each in _types(split, end)})
+    named = [array for split in splits.values() for name, array in split.items() if name.endswith("_type")]
+    types = np.unique(np.concatenate([np.empty(0, str), *named])).tolist()
     offsets, names, kinds = _entities(folder, splits, types)
     relations = _relations(folder, splits)
     triples = {}
@@ -116,15 +117,9 @@ def read_ogb(folder: Path) -> GraphParts:
 
 
 def _arrays(file: Path, needed: bool) -> dict[str, Array]:
-    empty = np.empty(0, np.int64)
     if not file.is_file() and not needed:
-        return {
-            "head": empty,
-            "relation": empty,
-            "tail": empty,
-            "head_type": empty.astype(str),
-            "tail_type": empty.astype(str),
-        }
+        ids = dict.fromkeys(("head", "relation", "tail"), np.empty(0, np.int64))
+        return {**ids, **dict.fromkeys(("head_type", "tail_type"), np.empty(0, str))}
     try:
         with file.open("rb") as opened, np.load(opened, allow_pickle=False) as saved:
             found = {name: saved[name] for name in ("head", "relation", "tail")}
@@ -145,10 +140,6 @@ def _arrays(file: Path, needed: bool) -> dict[str, Array]:
     return {name: value.astype(np.int64) if value.dtype.kind in "iu" else value for name, value in found.items()}
 
 
-def _types(arrays: Mapping[str, Array], end: str) -> set[str]:
-    return set(np.unique(arrays.get(f"{end}_type", np.empty(0, str))).tolist())
-
-
 def _offsets(kinds: Array, offsets: Mapping[str, int]) -> Array:
     """int64 `[N]`: the first id of each entity's type."""
     unique, codes = np.unique(kinds, return_inverse=True)
@@ -157,21 +148,14 @@ def _offsets(kinds: Array, offsets: Mapping[str, int]) -> Array:
 
 def _entities(
     folder: Path, splits: Mapping[str, Mapping[str, Array]], types: list[str]
-) -> tuple[dict[str, int], Names, np.ndarray[tuple[int, ...], np.dtype[np.int32]]]:
+) -> tuple[dict[str, int], Names, Int32]:
     """The first id of every type, the names, and each entity's type."""
     offsets: dict[str, int] = {}
     names: list[str] = []
     kinds: list[Array] = []
     for place, kind in enumerate(types or [""]):
-        count = 1 + max(
-            (
-                int(some.max())
-                for split in splits.values()
-                for end in ("head", "tail")
-                if len(some := _of_type(split, end, kind))
-            ),
-            default=-1,
-        )
+        ids = [_of_type(split, end, kind) for split in splits.values() for end in ("head", "tail")]
+        count = 1 + max((int(some.max()) for some in ids if len(some)), default=-1)
         mapped = _mapping(folder, f"{kind}_entidx2name" if kind else "nodeidx2entityid", "entity")
         if mapped is None:
             _require_dense(folder, count, kind or "entities", splits)

@@ -62,14 +62,19 @@ def read_columns(path: str | os.PathLike[str], columns: tuple[str, ...] = ("head
     except pa.ArrowInvalid as error:
         _refuse_malformed(file, columns)  # finds the line that Arrow could not parse
         raise BadInput(f"{file}: cannot be read ({error})") from error
-    found = []
-    for name in columns:
-        encoded = table[name].combine_chunks().dictionary_encode()
-        names = encoded.dictionary.to_pylist()
-        if not all(names):
-            _refuse_malformed(file, columns)
-        found.append((names, np.asarray(encoded.indices, np.int32)))
+    found, whole = _encoded(table, columns)
+    if not all(whole):
+        _refuse_malformed(file, columns)
     return found
+
+
+def _encoded(table: pa.Table, columns: tuple[str, ...]) -> tuple[NamedColumns, list[bool]]:
+    """The columns, and whether every row of each has a name."""
+    encoded = [table[name].combine_chunks().dictionary_encode() for name in columns]
+    names = [column.dictionary.to_pylist() for column in encoded]
+    codes = [np.asarray(column.indices.fill_null(0), np.int32) for column in encoded]
+    whole = [not column.null_count and all(named) for column, named in zip(encoded, names, strict=True)]
+    return list(zip(names, codes, strict=True)), whole
 
 
 _HEADERS = (
@@ -199,14 +204,10 @@ def read_table_columns(file: Path, columns: tuple[str, ...], header: bool = True
         table = _parquet(file, columns) if file.suffix == ".parquet" else _csv(file, columns, header)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BadInput(f"{file}: cannot be read ({error})") from error
-    found = []
-    for name in columns:
-        encoded = table[name].combine_chunks().dictionary_encode()
-        names = encoded.dictionary.to_pylist()
-        if encoded.null_count or not all(names):
-            empty = [place for place, each in enumerate(table[name].to_pylist()) if not each]
-            raise BadInput(f"{file}, row {empty[0]} (from 0): column {name!r} is empty")
-        found.append((names, np.asarray(encoded.indices, np.int32)))
+    found, whole = _encoded(table, columns)
+    for name in (name for name, each in zip(columns, whole, strict=True) if not each):
+        empty = next(place for place, each in enumerate(table[name].to_pylist()) if not each)
+        raise BadInput(f"{file}, row {empty} (from 0): column {name!r} is empty")
     return found
 
 

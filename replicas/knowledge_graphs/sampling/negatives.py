@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -260,18 +260,9 @@ class AllEntities(NegativeSampler):
         *,
         corruption: Corruption = "t",
         exclude: Exclude = "answer",
-        known: KnownTriples | None = None,
-        tell_entities: bool = False,
+        **settings: Any,
     ) -> None:
-        super().__init__(
-            sharding,
-            sharding.rows,
-            corruption=corruption,
-            shared=True,
-            exclude=exclude,
-            known=known,
-            tell_entities=tell_entities,
-        )
+        super().__init__(sharding, sharding.rows, corruption=corruption, shared=True, exclude=exclude, **settings)
         self._column_of = sharding.place_of(np.arange(sharding.entities))
 
     @property
@@ -302,7 +293,8 @@ class TripleNegatives(NegativeSampler):
         heads: int `[N, k]`, global ids: candidates for the head of each triple, by its position in the partitioned
             array; or `[k]`: the same for all. -1 is padding. Needed for corruption "h" and "ht".
         tails: The same for tails; needed for "t" and "ht".
-        corruption, exclude, known, tell_entities: As of `NegativeSampler`.
+        corruption: As of `NegativeSampler`.
+        settings: Its `exclude`, `known` and `tell_entities`.
 
     Raises:
         BadInput: lists are missing or do not fit together.
@@ -316,9 +308,7 @@ class TripleNegatives(NegativeSampler):
         heads: npt.ArrayLike | None = None,
         tails: npt.ArrayLike | None = None,
         corruption: Corruption = "ht",
-        exclude: Exclude = "nothing",
-        known: KnownTriples | None = None,
-        tell_entities: bool = False,
+        **settings: Any,
     ) -> None:
         lists = {
             side: _checked_lists(side, given, sharding.entities)
@@ -330,16 +320,9 @@ class TripleNegatives(NegativeSampler):
             raise BadInput("listed candidates: heads and tails must both be [N, k], or both [k]")
         shared = dimensions == {1}
         self._lists = {side: found.reshape(-1, found.shape[-1]) for side, found in lists.items()}
-        count = max((_most_on_a_shard(found, sharding) for found in self._lists.values()), default=1)
-        super().__init__(
-            sharding,
-            max(1, count),
-            corruption=corruption,
-            shared=shared,
-            exclude=exclude,
-            known=known,
-            tell_entities=tell_entities,
-        )
+        nothing = np.zeros(sharding.shards, np.int64)
+        count = max((_most(found, sharding.shard_of, nothing) for found in self._lists.values()), default=1)
+        super().__init__(sharding, max(1, count), corruption=corruption, shared=shared, **settings)
 
     @property
     def _pads(self) -> bool:
@@ -388,10 +371,6 @@ def _checked_lists(side: Side, given: npt.ArrayLike | None, entities: int) -> In
     if lists.size and not -1 <= lists.min() <= lists.max() < entities:
         raise IdOutOfRange(f"listed {side}s are in {lists.min()} .. {lists.max()}; there are {entities} entities")
     return np.ascontiguousarray(lists, np.int64)
-
-
-def _most_on_a_shard(lists: Int64, sharding: Sharding) -> int:
-    return int(_most(lists, sharding.shard_of, np.zeros(sharding.shards, np.int64)))
 
 
 @kernel

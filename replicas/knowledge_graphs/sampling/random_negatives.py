@@ -17,7 +17,7 @@ from elastable.replicas.knowledge_graphs.graph import (
     draw_between,
     stream_key,
 )
-from elastable.replicas.knowledge_graphs.sampling.negatives import NegativeSampler, StepTriples
+from elastable.replicas.knowledge_graphs.sampling.negatives import Exclude, NegativeSampler, StepTriples
 
 __all__ = ["AugmentedNegatives", "RandomNegatives", "TypeMembers", "TypedNegatives"]
 
@@ -89,8 +89,9 @@ class AugmentedNegatives(RandomNegatives):
     without shards. Its own answer does not count, nor does padding; with `known`, no true answer does.
 
     Args:
-        sharding, count, seed, total, tell_entities: As of `NegativeSampler`.
+        sharding, count: As of `NegativeSampler`.
         known: The true triples, to mask them; None: only a triple's own answer is masked.
+        settings: The `seed`, `total` and `tell_entities` of `NegativeSampler`.
     """
 
     def __init__(
@@ -98,22 +99,11 @@ class AugmentedNegatives(RandomNegatives):
         sharding: Sharding,
         count: int,
         *,
-        seed: int = 0,
         known: KnownTriples | None = None,
-        tell_entities: bool = False,
-        total: int | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__(
-            sharding,
-            count,
-            corruption="t",
-            shared=True,
-            seed=seed,
-            exclude="answer" if known is None else "known",
-            known=known,
-            tell_entities=tell_entities,
-            total=total,
-        )
+        exclude: Exclude = "answer" if known is None else "known"
+        super().__init__(sharding, count, corruption="t", shared=True, exclude=exclude, known=known, **settings)
 
     @property
     def _pads(self) -> bool:

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from functools import cached_property, lru_cache
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -165,8 +166,9 @@ class RigidSampler(ShardedSampler):
     them, and short blocks are padded, so steps hardly differ in the number of triples.
 
     Args:
-        partition, batch_per_worker, seed, negatives, weights: As of `ShardedSampler`.
+        partition, batch_per_worker: As of `ShardedSampler`.
         shuffle: False: every epoch has the order of the partition.
+        settings: The `seed`, `negatives` and `weights` of `ShardedSampler`.
     """
 
     def __init__(
@@ -174,12 +176,10 @@ class RigidSampler(ShardedSampler):
         partition: PartitionedTriples,
         batch_per_worker: int,
         *,
-        seed: int = 0,
-        negatives: NegativeSampler | None = None,
-        weights: Float32 | None = None,
         shuffle: bool = True,
+        **settings: Any,
     ) -> None:
-        super().__init__(partition, batch_per_worker, seed=seed, negatives=negatives, weights=weights)
+        super().__init__(partition, batch_per_worker, **settings)
         self._steps = -(-int(self._counts.max()) // self.block)
         self._shuffle = shuffle
         self._orders: OrderedDict[int, Int64] = OrderedDict()

@@ -6,10 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Bools, Float32, Int32, Int64
+from elastable.embedding_store.contract.arrays import Bools, Float32, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.embedding_store.tables import coalesce, unique_ids
@@ -30,6 +31,8 @@ __all__ = [
     "TripleScores",
     "asked_sides",
     "counted",
+    "masked",
+    "require_own",
 ]
 
 
@@ -48,7 +51,7 @@ class Scored:
     negative: Float32
     counted: Bools | None
     gathered_rows: int
-    _triples: TripleScores
+    _kept: tuple[Any, ...]  # for the backward pass of the scheme
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,33 +116,19 @@ class Scheme(ABC):
         """The candidates of a batch that fits the group."""
         if batch.negatives is None:
             raise BadInput(f"step {batch.step} has no candidates: give its sampler negatives")
-        if len(batch.head) != self.group.size or batch.worker != self.group.rank:
-            raise BadInput(
-                f"a batch of worker {batch.worker} of {len(batch.head)} was given to worker {self.group.rank} of "
-                f"{self.group.size}"
-            )
+        require_own(batch, self.group)
         return batch.negatives
 
-    def _masks(self, batch: StepBatch) -> Callable[[Side, Float32, Float32], QueryMasks] | None:
-        """Makes the masks of one side's queries, if there is dropout."""
-        return None if self._dropout is None else partial(self._dropout.masks, batch)
+    def _triples(self, batch: StepBatch, entities: Float32, tails: Float32, relations: Float32) -> TripleScores:
+        asked = asked_sides(self._negatives(batch).corruption, *batch.head.shape)
+        heads, relation = entities[batch.head.reshape(-1)], batch.relation.reshape(-1).astype(np.int64)
+        masks = None if self._dropout is None else partial(self._dropout.masks, batch)
+        return TripleScores(self.score, asked, heads, relation, tails, relations, masks)
 
     def _summed(self, places: Int64, gradients: Float32) -> tuple[Int64, Float32]:
         """Unique rows, and the sums of their gradients."""
         update = coalesce(places, gradients, self.pool)
         return update.ids, update.gradients
-
-
-@dataclass(slots=True)
-class _EmbeddingMovingScored(Scored):
-    """What `backward` needs: the rows sent, the candidates received, and their scores for each queried end."""
-
-    batch: StepBatch
-    sent: Int32
-    candidates: Float32
-    ready: Float32
-    places: list[Int64]
-    scores: list[Float32]
 
 
 class EmbeddingMoving(Scheme):
@@ -155,58 +144,48 @@ class EmbeddingMoving(Scheme):
     back; w is the width of an embedding, other letters are those of `graph.batch`.
     """
 
-    def forward(self, batch: StepBatch, entities: Float32, relations: Float32) -> _EmbeddingMovingScored:
+    def forward(self, batch: StepBatch, entities: Float32, relations: Float32) -> Scored:
         negatives = self._negatives(batch)
         n, p = batch.head.shape
-        heads = entities[batch.head.reshape(-1)]
         drawn = negatives.rows.reshape(n, -1)
         sent = batch.tail if negatives.local else np.concatenate([batch.tail, drawn], axis=1)
         moved = self.group.all_to_all(entities[sent])
         width = entities.shape[1]
         tails = moved[:, :p].reshape(n * p, width)
         candidates = entities[drawn.reshape(-1)] if negatives.local else moved[:, p:].reshape(-1, width)
-        asked = asked_sides(negatives.corruption, n, p)
-        triples = TripleScores(
-            self.score, asked, heads, batch.relation.reshape(-1).astype(np.int64), tails, relations, self._masks(batch)
-        )
+        triples = self._triples(batch, entities, tails, relations)
         ready = self.score.prepared(candidates)
-        places = [_received_places(negatives, part) for part in asked]
+        places = [_received_places(negatives, part) for part in triples.asked]
         found = [
             self.score.comparison.scores(query, ready, place, self.pool)
             for query, place in zip(triples.queries, places, strict=True)
         ]
         negative = np.empty((n * p, found[0].shape[1]), np.float32)
-        for part, scores in zip(asked, found, strict=True):
+        for part, scores in zip(triples.asked, found, strict=True):
             negative[part.triples] = scores
-        mask = counted(negatives.mask, n * p)
-        return _EmbeddingMovingScored(
-            triples.scores, negative, mask, batch.gathered_rows, triples, batch, sent, candidates, ready, places, found
-        )
+        kept = triples, batch, sent, candidates, ready, places, found
+        return Scored(triples.scores, negative, counted(negatives.mask, n * p), batch.gathered_rows, kept)
 
     def backward(self, scored: Scored, positive: Float32, negative: Float32) -> StepGradients:
-        assert isinstance(scored, _EmbeddingMovingScored)
-        triples, batch, negatives = scored._triples, scored.batch, self._negatives(scored.batch)
+        triples, batch, sent, candidates, ready, places, found = scored._kept
         n, p = batch.head.shape
-        to_candidates = np.zeros_like(scored.candidates)
-        to_queries = [
-            self.score.comparison.gradients(
-                query, scored.ready, place, scores, negative[part.triples], place, to_candidates, self.pool
+        to_candidates, to_queries = np.zeros_like(candidates), []
+        for part, query, place, scores in zip(triples.asked, triples.queries, places, found, strict=True):
+            slopes = negative[part.triples]
+            to_queries.append(
+                self.score.comparison.gradients(query, ready, place, scores, slopes, place, to_candidates, self.pool)
             )
-            for part, query, place, scores in zip(
-                triples.asked, triples.queries, scored.places, scored.scores, strict=True
-            )
-        ]
-        to_candidates = self.score.unprepared(scored.candidates, to_candidates)
+        to_candidates = self.score.unprepared(candidates, to_candidates)
         to_heads, to_tails, relations, dense = triples.gradients(positive, to_queries)
         back = to_tails.reshape(n, p, -1)
-        places = [batch.head.reshape(-1), scored.sent.reshape(-1)]
-        if negatives.local:
-            moved = [self.group.all_to_all(back).reshape(len(places[1]), -1), to_candidates]
-            places.append(negatives.rows.reshape(-1))
+        targets = [batch.head.reshape(-1), sent.reshape(-1)]
+        if batch.negatives.local:
+            moved = [self.group.all_to_all(back).reshape(sent.size, -1), to_candidates]
+            targets.append(batch.negatives.rows.reshape(-1))
         else:
             back = np.concatenate([back, to_candidates.reshape(n, -1, back.shape[2])], axis=1)
-            moved = [self.group.all_to_all(back).reshape(len(places[1]), -1)]
-        rows, entities = self._summed(np.concatenate(places).astype(np.int64), np.concatenate([to_heads, *moved]))
+            moved = [self.group.all_to_all(back).reshape(sent.size, -1)]
+        rows, entities = self._summed(np.concatenate(targets).astype(np.int64), np.concatenate([to_heads, *moved]))
         return StepGradients(rows, entities, relations, dense)
 
 
@@ -216,23 +195,6 @@ def _received_places(negatives: Negatives, part: Asked) -> Int64:
     if negatives.per_triple:
         return np.ascontiguousarray(every[:, part.triples].transpose(1, 0, 2)).reshape(len(part.triples), -1)
     return np.ascontiguousarray(every[:, min(part.place, negatives.rows.shape[1] - 1)].reshape(1, -1))
-
-
-@dataclass(slots=True)
-class _ScoreMovingScored(Scored):
-    """What `backward` needs; for each queried end: everyone's queries, the candidates' positions, and scores.
-
-    `places` are positions among the unique rows, `read` in `ready`.
-    """
-
-    batch: StepBatch
-    entities: Float32
-    unique: Int64
-    ready: Float32
-    everyone: list[Float32]
-    places: list[Int64]
-    read: list[Int64]
-    scores: list[Float32]
 
 
 class ScoreMoving(Scheme):
@@ -250,62 +212,50 @@ class ScoreMoving(Scheme):
     and as many back; v is the width of a query.
     """
 
-    def forward(self, batch: StepBatch, entities: Float32, relations: Float32) -> _ScoreMovingScored:
+    def forward(self, batch: StepBatch, entities: Float32, relations: Float32) -> Scored:
         negatives = self._negatives(batch)
         if negatives.local and self.group.size > 1:
             raise BadInput("score-moving scores every worker's triples everywhere: draw candidates from all shards")
         n, p = batch.head.shape
-        heads = entities[batch.head.reshape(-1)]
         tails = self.group.all_to_all(entities[batch.tail]).reshape(n * p, -1)
-        asked = asked_sides(negatives.corruption, n, p)
-        relation = batch.relation.reshape(-1).astype(np.int64)
-        triples = TripleScores(self.score, asked, heads, relation, tails, relations, self._masks(batch))
+        triples = self._triples(batch, entities, tails, relations)
         unique, inverse = unique_ids(negatives.rows.reshape(-1).astype(np.int64))
-        ready, in_place = self._ready(entities, unique)
+        in_place = self.score.as_they_are  # the shard itself is compared, or its prepared rows `unique`
+        ready = entities if in_place else self.score.prepared(entities[unique])
         targets = inverse.astype(np.int64).reshape(negatives.rows.shape)
         everyone = [self.group.all_gather(query) for query in triples.queries]
-        places = [_local_places(negatives, part, targets) for part in asked]
+        places = [_local_places(negatives, part, targets) for part in triples.asked]
         read = [unique[place] if in_place else place for place in places]
         found = [
             self.score.comparison.scores(queries.reshape(-1, queries.shape[2]), ready, place, self.pool)
             for queries, place in zip(everyone, read, strict=True)
         ]
         negative = np.empty((n * p, n * found[0].shape[1]), np.float32)
-        for part, scores in zip(asked, found, strict=True):
+        for part, scores in zip(triples.asked, found, strict=True):
             back = self.group.all_to_all(scores.reshape(n, len(part.triples), -1))
             negative[part.triples] = back.transpose(1, 0, 2).reshape(len(part.triples), -1)
-        common = (triples.scores, negative, counted(negatives.mask, n * p), batch.gathered_rows, triples)
-        return _ScoreMovingScored(*common, batch, entities, unique, ready, everyone, places, read, found)
+        # `places` are positions among the unique rows, `read` in `ready`.
+        kept = triples, batch, entities, unique, ready, everyone, places, read, found
+        return Scored(triples.scores, negative, counted(negatives.mask, n * p), batch.gathered_rows, kept)
 
     def backward(self, scored: Scored, positive: Float32, negative: Float32) -> StepGradients:
-        assert isinstance(scored, _ScoreMovingScored)
-        triples, batch, unique, raw = scored._triples, scored.batch, scored.unique, scored.entities
+        triples, batch, raw, unique, ready, everyone, places, reads, found = scored._kept
         n, p = batch.head.shape
         to_drawn = np.zeros((len(unique), raw.shape[1]), np.float32)
         to_queries = []
-        for part, queries, place, read, scores in zip(
-            triples.asked, scored.everyone, scored.places, scored.read, scored.scores, strict=True
-        ):
+        for part, queries, place, read, scores in zip(triples.asked, everyone, places, reads, found, strict=True):
             mine = negative[part.triples].reshape(len(part.triples), n, -1).transpose(1, 0, 2)
             here = self.group.all_to_all(np.ascontiguousarray(mine)).reshape(scores.shape)
             flat = queries.reshape(-1, queries.shape[2])
-            to_all = self.score.comparison.gradients(flat, scored.ready, read, scores, here, place, to_drawn, self.pool)
+            to_all = self.score.comparison.gradients(flat, ready, read, scores, here, place, to_drawn, self.pool)
             to_queries.append(self.group.reduce_scatter(np.ascontiguousarray(to_all).reshape(queries.shape)))
-        to_drawn = self._unready(raw, unique, to_drawn)
+        if not self.score.as_they_are:
+            to_drawn = self.score.unprepared(raw[unique], to_drawn)
         to_heads, to_tails, relations, dense = triples.gradients(positive, to_queries)
         back = self.group.all_to_all(to_tails.reshape(n, p, -1)).reshape(n * p, -1)
-        places = np.concatenate([batch.head.reshape(-1), batch.tail.reshape(-1), unique]).astype(np.int64)
-        rows, entities = self._summed(places, np.concatenate([to_heads, back, to_drawn]))
+        targets = np.concatenate([batch.head.reshape(-1), batch.tail.reshape(-1), unique]).astype(np.int64)
+        rows, entities = self._summed(targets, np.concatenate([to_heads, back, to_drawn]))
         return StepGradients(rows, entities, relations, dense)
-
-    def _ready(self, entities: Float32, unique: Int64) -> tuple[Float32, bool]:
-        """The candidates to compare: (the shard itself, True), or (its prepared rows `unique`, False)."""
-        if self.score.as_they_are:
-            return entities, True
-        return self.score.prepared(entities[unique]), False
-
-    def _unready(self, entities: Float32, unique: Int64, gradients: Float32) -> Float32:
-        return gradients if self.score.as_they_are else self.score.unprepared(entities[unique], gradients)
 
 
 def _local_places(negatives: Negatives, part: Asked, targets: Int64) -> Int64:
@@ -387,7 +337,7 @@ class TripleScores:
             score.require_side(part.side)
             given, related = self._ready[_other(part.side)][part.triples], relations[relation[part.triples]]
             self._masks.append(None if masks is None else masks(part.side, given, related))
-            query = score.query(*_masked(given, related, self._masks[-1]), part.side)
+            query = score.query(*masked(given, related, self._masks[-1]), part.side)
             self.queries.append(query)
             self.scores[part.triples] = self._compare(part, query)
 
@@ -421,9 +371,9 @@ class TripleScores:
                 to_answers,
             )
             given, relation = self._ready[_other(part.side)][part.triples], self._relation[part.triples]
-            used = _masked(given, self._relations[relation], masks)
+            used = masked(given, self._relations[relation], masks)
             to_given, to_relation, to_dense = self._score.all_gradients(*used, part.side, to_query)
-            to_given, to_relation = _masked(to_given, to_relation, masks)
+            to_given, to_relation = masked(to_given, to_relation, masks)
             add_rows(to_relations, relation, np.ascontiguousarray(to_relation))
             found[part.side][part.triples] += to_answers
             found[_other(part.side)][part.triples] += to_given
@@ -433,8 +383,17 @@ class TripleScores:
         return heads, tails, to_relations, dense
 
 
-def _masked(given: Float32, relation: Float32, masks: QueryMasks | None) -> tuple[Float32, Float32]:
+def masked(given: Float32, relation: Float32, masks: QueryMasks | None) -> tuple[Float32, Float32]:
+    """Both, multiplied by the masks of dropout, if there are any."""
     return (given, relation) if masks is None else (given * masks.given, relation * masks.relation)
+
+
+def require_own(batch: StepBatch, group: ReplicaGroup) -> None:
+    """Raises BadInput for a batch of another group, or of another worker of the group."""
+    if len(batch.head) != group.size or batch.worker != group.rank:
+        raise BadInput(
+            f"a batch of worker {batch.worker} of {len(batch.head)} was given to worker {group.rank} of {group.size}"
+        )
 
 
 def _other(side: Side) -> Side:

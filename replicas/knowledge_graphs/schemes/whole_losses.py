@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Float64, Int32, Int64
-from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.knowledge_graphs.graph import KnownTriples, Sharding, Side, StepBatch
 from elastable.replicas.knowledge_graphs.losses import exponentials, row_total
-from elastable.replicas.knowledge_graphs.schemes.candidate_losses import Dropout, StepGradients
+from elastable.replicas.knowledge_graphs.schemes.candidate_losses import Dropout, StepGradients, masked, require_own
 from elastable.replicas.knowledge_graphs.scores import ScoreFunction
 from elastable.replicas.knowledge_graphs.scores.kernels import add_rows
 
 __all__ = ["KvsAll", "WholeSoftmax", "distinct_queries"]
 
 _ROWS_A_THREAD = 8
-
-
-@dataclass(frozen=True, slots=True)
-class _Slopes:
-    """The loss of one side's queries, and their parts of the gradients."""
-
-    loss: float
-    given: Float32
-    relations: Float32
-    dense: dict[str, Float32]
 
 
 class WholeSoftmax:
@@ -85,8 +72,7 @@ class WholeSoftmax:
         Raises:
             BadInput: a batch of another group.
         """
-        if len(batch.head) != self.group.size or batch.worker != self.group.rank:
-            raise BadInput(f"a batch of worker {batch.worker} was given to worker {self.group.rank}")
+        require_own(batch, self.group)
         n, p = batch.head.shape
         everyones = self.group.all_gather(weight)
         raw = entities[: self.held]
@@ -98,12 +84,12 @@ class WholeSoftmax:
         to_relations, dense, loss = np.zeros_like(relations), dict[str, Float32](), 0.0
         for side in self.sides:
             given = heads if side == "tail" else tails
-            found = self._side(side, batch, given, relations, ready, to_all, everyones)
-            loss += found.loss
-            to_relations += found.relations
+            value, to_given, to_related, more = self._side(side, batch, given, relations, ready, to_all, everyones)
+            loss += value
+            to_relations += to_related
             target = to_heads if side == "tail" else to_tails
-            target += found.given
-            for name, gradient in found.dense.items():
+            target += to_given
+            for name, gradient in more.items():
                 dense[name] = dense[name] + gradient if name in dense else gradient
         to_rows = np.zeros_like(entities)
         to_rows[: self.held] = self.score.unprepared(raw, to_all)
@@ -122,13 +108,13 @@ class WholeSoftmax:
         ready: Float32,
         to_all: Float32,
         weights: Float32,
-    ) -> _Slopes:
+    ) -> tuple[float, Float32, Float32, dict[str, Float32]]:
+        """The loss of one side's queries; the gradients of what is given, of relations and of further variables."""
         n, p = batch.head.shape
         relation = batch.relation.reshape(-1).astype(np.int64)
         mine, related = self.score.prepared(given), relations[relation]
         masks = None if self._dropout is None else self._dropout.masks(batch, side, mine, related)
-        if masks is not None:
-            mine, related = mine * masks.given, related * masks.relation
+        mine, related = masked(mine, related, masks)
         query = self.score.query(mine, related, side)
         everyone = self.group.all_gather(query)
         flat = everyone.reshape(n * n * p, -1)
@@ -138,12 +124,10 @@ class WholeSoftmax:
         to_everyone = self.score.comparison.gradients(flat, ready, places, scores, slopes, places, to_all, self.pool)
         to_query = self.group.reduce_scatter(np.ascontiguousarray(to_everyone).reshape(everyone.shape))
         to_given, to_relation, dense = self.score.all_gradients(mine, related, side, to_query)
-        if masks is not None:
-            to_given, to_relation = to_given * masks.given, to_relation * masks.relation
+        to_given, to_relation = masked(to_given, to_relation, masks)
         to_relations = np.zeros_like(relations)
         add_rows(to_relations, relation, np.ascontiguousarray(to_relation))
-        to_given = self.score.unprepared(given, to_given)
-        return _Slopes(loss, to_given, to_relations, dense)
+        return loss, self.score.unprepared(given, to_given), to_relations, dense
 
     def _loss(self, side: Side, batch: StepBatch, scores: Float32, weight: Float32) -> tuple[float, Float32]:
         """This shard's part of everyone's loss, and the gradients of the scores.

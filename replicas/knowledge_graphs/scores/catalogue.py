@@ -9,17 +9,20 @@ from typing import cast
 
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.scores.conve import ConvE
-from elastable.replicas.knowledge_graphs.scores.distance_scores import (
+from elastable.replicas.knowledge_graphs.scores.functions import (
+    CP,
     BoxE,
+    ComplEx,
+    DistMult,
     InterHT,
     PairRE,
     RotatE,
+    ScoreFunction,
     TranS,
     TransE,
     TripleRE,
+    TuckER,
 )
-from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
-from elastable.replicas.knowledge_graphs.scores.product_scores import CP, ComplEx, DistMult, TuckER
 
 __all__ = ["SCORES", "RowLayout", "RowPart", "row_layout", "score_function"]
 

@@ -12,7 +12,7 @@ from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import InitializerSpec
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph import Side
-from elastable.replicas.knowledge_graphs.scores.function import RowPair, ScoreFunction
+from elastable.replicas.knowledge_graphs.scores.functions import RowPair, ScoreFunction
 from elastable.replicas.knowledge_graphs.scores.kernels import Dot
 
 if TYPE_CHECKING:

@@ -6,17 +6,16 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Array
-from elastable.embedding_store.contract.malformed import UNREADABLE, DocumentFields
+from elastable.embedding_store.contract.malformed import UNREADABLE
 from elastable.embedding_store.errors import BadInput, CheckpointError
 from elastable.master.checkpoints.storage.checkpoint_files import MANIFEST, LocalFiles
 from elastable.master.checkpoints.storage.tensor_file import parts_of, tensors_in
-from elastable.replicas.knowledge_graphs.scores import SCORES
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 
 __all__ = ["GraphCheckpoints", "RunProgress"]
@@ -67,7 +66,7 @@ class GraphCheckpoint:
     settings: TrainSettings
     place: RunProgress
     graph: Mapping[str, object]
-    address: str = field(default="")
+    address: str = ""
 
 
 class GraphCheckpoints:
@@ -147,8 +146,8 @@ class GraphCheckpoints:
             state, _ = tensors_in(content)
             return GraphCheckpoint(
                 {key: np.asarray(value) for key, value in state.items()},
-                _settings_in(manifest["settings"]),
-                _progress_in(manifest["place"]),
+                TrainSettings.from_json(manifest["settings"]),
+                RunProgress(**manifest["place"]),
                 manifest["graph"],
                 address,
             )
@@ -172,18 +171,6 @@ def _manifest(
         "files": {_TENSORS: {"sha256": digest.hexdigest(), "bytes": sum(len(part) for part in parts)}},
     }
     return {**manifest, "checksum": _checksum(manifest)}
-
-
-def _progress_in(values: DocumentFields) -> RunProgress:
-    """The progress of a manifest; earlier ones were written after an evaluation at the end of an epoch."""
-    steps = values["step"] // max(1, values["epochs"])
-    return RunProgress(**{"evaluated_step": values["step"], "steps_per_epoch": steps, **values})
-
-
-def _settings_in(values: Mapping[str, object]) -> TrainSettings:
-    """The settings of a manifest; earlier ones name a norm that their score ignored."""
-    known = SCORES.get(str(values.get("model")))
-    return TrainSettings.from_json({**values, "norm": None} if known is not None and not known.norms else values)
 
 
 def _name(step: int) -> str:

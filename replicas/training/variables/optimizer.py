@@ -203,9 +203,6 @@ def _clipping_off(optimizer: Optimizer) -> Iterator[None]:
             setattr(optimizer, name, value)
 
 
-# Gradient clipping where no replica holds all gradients: by norms that do not depend on the sharding
-
-
 _AT_ONCE = 1 << 16
 
 

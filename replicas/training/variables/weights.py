@@ -185,9 +185,6 @@ def _buffer(variable: keras.Variable, part: Array) -> keras.Variable:
     return keras.Variable(part, name=variable.path.replace("/", "_"), dtype=variable.dtype)
 
 
-# The whole training state as tensors, in an order that does not depend on the replicas
-
-
 @dataclass(frozen=True, slots=True)
 class _Entry:
     """A tensor: the variable that holds it, and the position of the variable it is split like (None: it is whole)."""

@@ -234,13 +234,6 @@ def test_a_setting_without_effect_is_refused(given: dict[str, object], told: str
         settings_of("ComplEx", given)
 
 
-def test_a_checkpoint_of_rotate_with_the_norm_that_it_ignored_is_read(tmp_path: Path) -> None:
-    settings = settings_of("RotatE", {"dim": 4})
-    object.__setattr__(settings, "norm", 2)  # as runs before said
-    GraphCheckpoints(tmp_path).write({"entities": np.zeros((2, 4), np.float32)}, settings, RunProgress(), {})
-    assert GraphCheckpoints(tmp_path).newest().settings.norm is None
-
-
 def test_every_model_has_defaults_that_can_be() -> None:
     for name in SCORES:
         assert settings_of(name, {}).model == name

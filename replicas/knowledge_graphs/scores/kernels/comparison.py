@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol, cast
+from functools import cache
 
 import numpy as np
 
@@ -13,10 +12,10 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import summing_inlined, summing_kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 
-__all__ = ["NORMS", "Comparison", "KernelComparison", "PairGradients", "PairScore", "Size", "length", "pair_comparison"]
+__all__ = ["NORMS", "Comparison", "PairGradients", "PairScore", "Size", "length", "pair_comparison", "pair_kernels"]
 
 Size = Callable[[Float64, Float64, int], Float64]
-"""`size(queries, highest, norm)`: float64 `[b]`; see `KernelComparison`."""
+"""`size(queries, highest, norm)`: float64 `[b]`; see `Comparison`."""
 
 NORMS = (1, 2)
 """The norms of distances."""
@@ -26,17 +25,32 @@ _COLUMNS_A_THREAD = 16
 _ROUNDINGS = 8.0
 
 
-class Comparison(ABC):
-    """Scores of queries against candidates, and the gradients of both.
+class Comparison:
+    """Scores of queries against candidates, and the gradients of both, by two kernels.
 
     Candidates are rows of an array, named by their places, so that they are
     never copied out for each query. They come in groups: the queries of a batch,
     in order, are cut into as many equal groups as there are groups of
     candidates. One group is "shared by all"; as many groups as queries is
     "candidates of each its own".
+
+    Threads share the queries forward, and the columns backward, so that nobody meets.
+
+    Args:
+        forward: Scores the queries `start..stop`.
+        backward: Adds to the columns `start..stop` (in units of `columns`) of both gradients.
+        size: The sum of the absolute values of all terms of a score, which bounds its rounding errors.
+        parts: Into how many independent parts the gradients fall, by the width of a row.
+        norm: 1 or 2, for kernels that know both.
     """
 
-    @abstractmethod
+    def __init__(
+        self, forward: Callable[..., None], backward: Callable[..., None], size: Size, parts: int, norm: int = 1
+    ) -> None:
+        if norm not in NORMS:
+            raise BadInput(f"norm {norm}: distances are by the norm 1 or 2")
+        self._forward, self._backward, self._size, self._parts, self.norm = forward, backward, size, parts, norm
+
     def scores(self, queries: Float32, rows: Float32, places: Int64, pool: RangePool = SERIAL) -> Float32:
         """Higher is more plausible.
 
@@ -49,12 +63,19 @@ class Comparison(ABC):
         Returns:
             float32 `[b, n]`.
         """
+        scores = np.empty((len(queries), places.shape[1]), queries.dtype)
+        fewest = max(1, _PAIRS_A_THREAD // max(1, places.shape[1]))
+        arguments = queries, rows, places, scores, self.norm
+        pool.run(lambda start, stop: self._forward(*arguments, start, stop), len(queries), fewest)
+        return scores
 
-    @abstractmethod
     def exact_scores(self, queries: Float64, rows: Float64) -> Float64:
         """float64 `[p]`: scores of pairs, `[p, width]` each, in double precision; equal pairs have equal bits."""
+        # The same kernel, compiled for float64.
+        found = np.empty((len(queries), 1), np.float64)
+        self._forward(queries, rows, np.arange(len(queries))[:, None], found, self.norm, 0, len(queries))
+        return found[:, 0]
 
-    @abstractmethod
     def rounding(self, queries: Float64, highest: Float64) -> Float64:
         """How far `scores`, in float32, may be from `exact_scores`.
 
@@ -65,8 +86,11 @@ class Comparison(ABC):
         Returns:
             float64 `[b]`.
         """
+        # Terms are rounded a few times each, and sums have lanes of some dozen terms for the widths in use.
+        roundings = np.sqrt(len(highest)) + _ROUNDINGS
+        bound: Float64 = roundings * float(np.finfo(np.float32).epsneg) * self._size(queries, highest, self.norm)
+        return bound
 
-    @abstractmethod
     def gradients(
         self,
         queries: Float32,
@@ -91,100 +115,11 @@ class Comparison(ABC):
         Returns:
             Gradients of the queries, float32 `[b, query width]`.
         """
-
-
-class _Forward(Protocol):
-    def __call__(
-        self, queries: Float32, rows: Float32, places: Int64, scores: Float32, norm: int, start: int, stop: int
-    ) -> None: ...
-
-
-class _Backward(Protocol):
-    def __call__(
-        self,
-        queries: Float32,
-        rows: Float32,
-        places: Int64,
-        scores: Float32,
-        score_gradients: Float32,
-        row_places: Int64,
-        row_gradients: Float32,
-        query_gradients: Float32,
-        norm: int,
-        start: int,
-        stop: int,
-    ) -> None: ...
-
-
-class KernelComparison(Comparison):
-    """One of two kernels: threads share the queries forward, and the columns backward, so that nobody meets.
-
-    Args:
-        forward: Scores the queries `start..stop`.
-        backward: Adds to the columns `start..stop` (in units of `columns`) of both gradients.
-        size: The sum of the absolute values of all terms of a score, which bounds its rounding errors.
-        parts: Into how many independent parts the gradients fall, by the width of a row.
-        norm: 1 or 2, for kernels that know both.
-    """
-
-    def __init__(self, forward: _Forward, backward: _Backward, size: Size, parts: int, norm: int = 1) -> None:
-        if norm not in NORMS:
-            raise BadInput(f"norm {norm}: distances are by the norm 1 or 2")
-        self._forward, self._backward, self._size, self._parts, self.norm = forward, backward, size, parts, norm
-
-    def scores(self, queries: Float32, rows: Float32, places: Int64, pool: RangePool = SERIAL) -> Float32:
-        scores = np.empty((len(queries), places.shape[1]), queries.dtype)
-        fewest = max(1, _PAIRS_A_THREAD // max(1, places.shape[1]))
-        pool.run(
-            lambda start, stop: self._forward(queries, rows, places, scores, self.norm, start, stop),
-            len(queries),
-            fewest,
-        )
-        return scores
-
-    def exact_scores(self, queries: Float64, rows: Float64) -> Float64:
-        # The same kernel, compiled for float64.
-        found = np.empty((len(queries), 1), np.float64)
-        each = np.arange(len(queries))[:, None]
-        self._forward(cast(Float32, queries), cast(Float32, rows), each, cast(Float32, found), self.norm, 0, len(each))
-        return found[:, 0]
-
-    def rounding(self, queries: Float64, highest: Float64) -> Float64:
-        # Terms are rounded a few times each, and sums have lanes of some dozen terms for the widths in use.
-        roundings = np.sqrt(len(highest)) + _ROUNDINGS
-        bound: Float64 = roundings * float(np.finfo(np.float32).epsneg) * self._size(queries, highest, self.norm)
-        return bound
-
-    def gradients(
-        self,
-        queries: Float32,
-        rows: Float32,
-        places: Int64,
-        scores: Float32,
-        score_gradients: Float32,
-        row_places: Int64,
-        row_gradients: Float32,
-        pool: RangePool = SERIAL,
-    ) -> Float32:
-        query_gradients = np.zeros_like(queries)
-        pool.run(
-            lambda start, stop: self._backward(
-                queries,
-                rows,
-                places,
-                scores,
-                score_gradients,
-                row_places,
-                row_gradients,
-                query_gradients,
-                self.norm,
-                start,
-                stop,
-            ),
-            rows.shape[1] // self._parts,
-            _COLUMNS_A_THREAD,
-        )
-        return query_gradients
+        to_queries = np.zeros_like(queries)
+        given = queries, rows, places, scores, score_gradients, row_places, row_gradients, to_queries, self.norm
+        columns = rows.shape[1] // self._parts
+        pool.run(lambda start, stop: self._backward(*given, start, stop), columns, _COLUMNS_A_THREAD)
+        return to_queries
 
 
 def length(terms: Float64, norm: int) -> Float64:
@@ -203,17 +138,18 @@ PairGradients = Callable[[Float32, Float32, Float32, Float32, np.float32, np.flo
 """
 
 
-def pair_comparison(score: PairScore, add: PairGradients, size: Size, parts: int, norm: int = 1) -> KernelComparison:
-    """The comparison whose kernels compute `score` and `add`; the other arguments are as of `KernelComparison`.
+def pair_comparison(score: PairScore, add: PairGradients, size: Size, parts: int, norm: int = 1) -> Comparison:
+    """The comparison whose kernels compute `score` and `add`; the other arguments are as of `Comparison`.
 
     Raises:
         BadInput: another norm than 1 or 2.
     """
-    forward, backward = _KERNELS.get((score, add)) or _KERNELS.setdefault((score, add), _compiled(score, add))
-    return KernelComparison(forward, backward, size, parts, norm)
+    return Comparison(*pair_kernels(score, add), size, parts, norm)
 
 
-def _compiled(score: PairScore, add: PairGradients) -> tuple[Callable[..., None], Callable[..., None]]:
+@cache
+def pair_kernels(score: PairScore, add: PairGradients) -> tuple[Callable[..., None], Callable[..., None]]:
+    """The kernels of `Comparison` that compute `score` and `add` of every pair, compiled once."""
     score, add = summing_inlined(score), summing_inlined(add)
 
     @summing_kernel
@@ -250,6 +186,3 @@ def _compiled(score: PairScore, add: PairGradients) -> tuple[Callable[..., None]
                     add(query, rows[group[k]], to_query, to_row, g, scores[q, k], norm, start, stop)
 
     return forward, backward
-
-
-_KERNELS: dict[tuple[PairScore, PairGradients], tuple[Callable[..., None], Callable[..., None]]] = {}

@@ -6,12 +6,12 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Float64, Int64
 from elastable.embedding_store.native.kernel import summing_inlined, summing_kernel
-from elastable.replicas.knowledge_graphs.scores.kernels.comparison import KernelComparison, length, pair_comparison
+from elastable.replicas.knowledge_graphs.scores.kernels.comparison import Comparison, length, pair_comparison
 
 __all__ = ["affine", "affine_of_two", "boxes", "distance", "modulus", "to_unit_length", "unit_length_gradients"]
 
 
-def distance(norm: int) -> KernelComparison:
+def distance(norm: int) -> Comparison:
     """`-|q - e|` by the norm 1 or 2; a query is as wide as a row.
 
     Raises:
@@ -62,7 +62,7 @@ def _distance_add(
             to_e[j] -= step
 
 
-def modulus() -> KernelComparison:
+def modulus() -> Comparison:
     """`-sum |q_j - e_j|` over complex numbers: all real parts of a row, then all imaginary ones.
 
     The modulus of each complex difference, as in RotatE (Sun et al., 2019), not
@@ -114,7 +114,7 @@ def _modulus_add(
         to_row_imaginary[j] += share * y
 
 
-def affine(norm: int) -> KernelComparison:
+def affine(norm: int) -> Comparison:
     """`-|a + b * e|`, elementwise; a query is `[a, b]`, twice as wide as a row.
 
     Raises:
@@ -123,13 +123,13 @@ def affine(norm: int) -> KernelComparison:
     return pair_comparison(_affine_score, _affine_add, _affine_size, 1, norm)
 
 
-def affine_of_two(norm: int) -> KernelComparison:
+def affine_of_two(norm: int) -> Comparison:
     """`-|a + b * e + c * f|`, elementwise; a row is `[e, f]`, a query `[a, b, c]`.
 
     Raises:
         BadInput: another norm than 1 or 2.
     """
-    return KernelComparison(_affine_forward_of_two, _affine_backward_of_two, _affine_size_of_two, 2, norm)
+    return Comparison(_affine_forward_of_two, _affine_backward_of_two, _affine_size_of_two, 2, norm)
 
 
 def _affine_size(queries: Float64, highest: Float64, norm: int) -> Float64:
@@ -187,8 +187,6 @@ def _affine_add(
 
 
 # Separate loops: slicing the query anew for each candidate would cost three times the arithmetic.
-
-
 @summing_kernel
 def _affine_forward_of_two(
     queries: Float32, rows: Float32, places: Int64, scores: Float32, norm: int, start: int, stop: int
@@ -280,7 +278,7 @@ def _lengths(rows: Float32) -> Float32:
     return lengths
 
 
-def boxes(norm: int) -> KernelComparison:
+def boxes(norm: int) -> Comparison:
     """`-|D(e + x, v)| - |D(f + y, w)|`; a row is `[e, f]`, a query `[x, v, y, w]`.
 
     `D(z, w)` is the distance of BoxE (Abboud et al., 2020) from the middle of a
@@ -290,7 +288,7 @@ def boxes(norm: int) -> KernelComparison:
     Raises:
         BadInput: another norm than 1 or 2.
     """
-    return KernelComparison(_box_forward, _box_backward, _box_size, 2, norm)
+    return Comparison(_box_forward, _box_backward, _box_size, 2, norm)
 
 
 def _box_size(queries: Float64, highest: Float64, norm: int) -> Float64:

@@ -7,10 +7,10 @@ product, and more where another process needs the cores. Blocks do not depend on
 from __future__ import annotations
 
 import ctypes
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -19,16 +19,16 @@ import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Float32, Float64, Int64
-from elastable.embedding_store.native.kernel import kernel, summing_kernel
+from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
-from elastable.replicas.knowledge_graphs.scores.kernels.comparison import KernelComparison
+from elastable.replicas.knowledge_graphs.scores.kernels.comparison import Comparison, pair_kernels
 
 __all__ = ["Dot", "add_rows", "blas_threads", "one_blas_thread", "product_gradients", "products"]
 
 F = TypeVar("F", np.float32, np.float64)
 
 
-class Dot(KernelComparison):
+class Dot(Comparison):
     """`q . e`; candidates shared by many queries are a matrix product.
 
     Args:
@@ -37,7 +37,7 @@ class Dot(KernelComparison):
     """
 
     def __init__(self, bias: bool = False) -> None:
-        super().__init__(_dot_forward, _dot_backward, _dot_size, 1)
+        super().__init__(*pair_kernels(_dot_score, _dot_add), _dot_size, 1)
         self._bias = bias
 
     def scores(self, queries: Float32, rows: Float32, places: Int64, pool: RangePool = SERIAL) -> Float32:
@@ -92,50 +92,28 @@ def _dot_size(queries: Float64, highest: Float64, norm: int) -> Float64:
     return found
 
 
-@summing_kernel
-def _dot_forward(
-    queries: Float32, rows: Float32, places: Int64, scores: Float32, norm: int, start: int, stop: int
-) -> None:
-    width = rows.shape[1]
-    for b in range(start, stop):
-        query = queries[b]
-        group = places[b]
-        for k in range(len(group)):
-            row = rows[group[k]]
-            total = np.float32(0)
-            for j in range(width):
-                total += query[j] * row[j]
-            scores[b, k] = total
+def _dot_score(query: Float32, row: Float32, norm: int) -> np.float32:
+    total = np.float32(0)
+    for j in range(len(row)):
+        total += query[j] * row[j]
+    return total
 
 
-@summing_kernel
-def _dot_backward(
-    queries: Float32,
-    rows: Float32,
-    places: Int64,
-    scores: Float32,
-    score_gradients: Float32,
-    row_places: Int64,
-    row_gradients: Float32,
-    query_gradients: Float32,
+def _dot_add(
+    query: Float32,
+    row: Float32,
+    to_query: Float32,
+    to_row: Float32,
+    g: np.float32,
+    score: np.float32,
     norm: int,
     start: int,
     stop: int,
 ) -> None:
-    for b in range(len(queries)):
-        query = queries[b, start:stop]
-        to_query = query_gradients[b, start:stop]
-        group = places[b]
-        targets = row_places[b]
-        for k in range(len(group)):
-            g = score_gradients[b, k]
-            if g == np.float32(0):
-                continue
-            row = rows[group[k], start:stop]
-            to_row = row_gradients[targets[k], start:stop]
-            for j in range(stop - start):
-                to_query[j] += g * row[j]
-                to_row[j] += g * query[j]
+    q, e, to_q, to_e = query[start:stop], row[start:stop], to_query[start:stop], to_row[start:stop]
+    for j in range(stop - start):
+        to_q[j] += g * e[j]
+        to_e[j] += g * q[j]
 
 
 _BLOCK = 2048
@@ -231,20 +209,12 @@ def add_rows(rows: Float32, places: Int64, parts: Float32) -> None:
             row[j] += part[j]
 
 
-_PREFIXES, _SUFFIXES = ("scipy_", ""), ("64_", "")
-"""Of the names of its functions, in NumPy's wheels and elsewhere."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Library:
-    """An OpenBLAS that this process has loaded; its number of threads is the whole process'."""
-
-    threads: Callable[[], int]
-    set_threads: Callable[[int], object]
-
-
 @lru_cache(maxsize=1)
-def _libraries() -> tuple[_Library, ...]:
+def _libraries() -> list[tuple[Callable[[], int], Callable[[int], object]]]:
+    """Of every OpenBLAS that this process has loaded, what reads and what sets its threads, those of all the process.
+
+    Their names have a prefix and a suffix in NumPy's wheels, and none elsewhere.
+    """
     files = set()
     with suppress(OSError), Path("/proc/self/maps").open() as lines:
         for line in lines:
@@ -255,30 +225,24 @@ def _libraries() -> tuple[_Library, ...]:
     for file in sorted(files):
         with suppress(OSError):
             library = ctypes.CDLL(file)
-            for prefix, suffix in ((prefix, suffix) for prefix in _PREFIXES for suffix in _SUFFIXES):
-                get, put = (getattr(library, f"{prefix}openblas_{what}_num_threads{suffix}", None) for what in _WHAT)
+            for prefix, suffix in itertools.product(("scipy_", ""), ("64_", "")):
+                names = (f"{prefix}openblas_{what}_num_threads{suffix}" for what in ("get", "set"))
+                get, put = (getattr(library, name, None) for name in names)
                 if get is not None and put is not None:
-                    found.append(_Library(get, put))
+                    found.append((get, put))
                     break
-    return tuple(found)
-
-
-_WHAT = ("get", "set")
+    return found
 
 
 class _Users:
     """How many callers are inside `one_blas_thread`: the first sets the limit, the last lifts it."""
 
-    def __init__(self) -> None:
-        self.lock, self.inside, self.before = threading.Lock(), 0, list[int]()
-
-
-_USERS = _Users()
+    lock, inside, before = threading.Lock(), 0, list[int]()
 
 
 def blas_threads() -> list[int]:
     """The number of threads of every OpenBLAS of this process."""
-    return [int(library.threads()) for library in _libraries()]
+    return [int(threads()) for threads, _ in _libraries()]
 
 
 @contextmanager
@@ -287,20 +251,20 @@ def one_blas_thread() -> Iterator[None]:
 
     Another library for matrix products is left as it is.
     """
-    with _USERS.lock:
-        if _USERS.inside == 0:
-            _USERS.before = blas_threads()
-            _set([1] * len(_USERS.before))
-        _USERS.inside += 1
+    with _Users.lock:
+        if _Users.inside == 0:
+            _Users.before = blas_threads()
+            _set([1] * len(_Users.before))
+        _Users.inside += 1
     try:
         yield
     finally:
-        with _USERS.lock:
-            _USERS.inside -= 1
-            if _USERS.inside == 0:
-                _set(_USERS.before)
+        with _Users.lock:
+            _Users.inside -= 1
+            if _Users.inside == 0:
+                _set(_Users.before)
 
 
 def _set(threads: list[int]) -> None:
-    for library, count in zip(_libraries(), threads, strict=True):
-        library.set_threads(count)
+    for (_, set_threads), count in zip(_libraries(), threads, strict=True):
+        set_threads(count)
