@@ -14,8 +14,7 @@ from elastable.commands.command_line import AS_JSON, takes
 from elastable.embedding_store.composite import Placement, plan_tables
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.option import Option, check_options, required, setting
-from elastable.jobs.options import MODEL_FILE
-from elastable.jobs.shared_options import OFFLOAD_ABOVE
+from elastable.jobs.options import MODEL_FILE, OFFLOAD_ABOVE
 from elastable.models.table_places import locations_of
 from elastable.process.quiet import import_tensorflow
 from elastable.process.stopping import OutputConsole

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from elastable.commands.command_line import takes
-from elastable.jobs.servers.server_options import ServerOptions
+from elastable.jobs.options import ServerOptions
 from elastable.output.progress_bars import JobConsole
 
 __all__ = ["serve"]
@@ -14,6 +14,6 @@ __all__ = ["serve"]
 @takes(ServerOptions)
 def serve(options: ServerOptions) -> None:
     """Serve the tables of a store to any gRPC client, without a model: clients create tables, look up and push."""
-    from elastable.jobs.parameter_server import run_parameter_server
+    from elastable.jobs.serving import run_parameter_server
 
     raise typer.Exit(run_parameter_server(options, JobConsole()))

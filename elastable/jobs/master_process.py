@@ -21,26 +21,26 @@ from elastable.embedding_store.wire.access.credentials import GIVEN_TOKEN, Crede
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_store import channels_of
-from elastable.jobs.job_run import JobRun, LocalWorkers
-from elastable.jobs.options import JobOptions, WorkerOptions
+from elastable.jobs.job_run import JobRun
+from elastable.jobs.local_processes import LocalStores, LocalWorkers, StoreAccess
+from elastable.jobs.options import JobOptions, StoreServerOptions, WorkerOptions, client_limits
 from elastable.jobs.prepare import PreparedJob, prepare_job
 from elastable.jobs.servers.finding import find_servers, server_now
-from elastable.jobs.servers.local_stores import LocalStores, StoreAccess
-from elastable.jobs.servers.server_options import StoreServerOptions
-from elastable.jobs.shared_options import client_limits
 from elastable.jobs.store_watch import StoreHealth
 from elastable.master.checkpoints.storage.checkpoint_locations import require_writable_checkpoints
 from elastable.master.jobs.job_master import Master
 from elastable.master.master_options import MasterOptions
 from elastable.master.wire.master_service import master_service
-from elastable.monitoring.metric import Source
-from elastable.monitoring.page.views import JobView
-from elastable.monitoring.sources.checkpoint_source import CheckpointSource
-from elastable.monitoring.sources.job_source import JobSource
-from elastable.monitoring.sources.server_source import server_sources
-from elastable.monitoring.sources.shard_source import servers_source, shard_lookups_source
-from elastable.monitoring.sources.store_source import StoreSource
-from elastable.monitoring.watched import Watched
+from elastable.monitoring.metrics import (
+    Source,
+    checkpoint_source,
+    job_source,
+    server_sources,
+    servers_source,
+    shard_lookups_source,
+    store_source,
+)
+from elastable.monitoring.page.views import JobView, Watched
 from elastable.monitoring.watching import require_watchable, watched_over_http
 from elastable.output.run_directory import RunDirectory, require_writable
 from elastable.process.heap import keep_collections_short
@@ -92,7 +92,7 @@ def run_job(options: JobOptions, console: Console) -> int:
                     store_service(prepared.store, lookups=lookups, not_ready=health.not_ready),
                     master_service(master, channels_of(prepared.store)),
                 ],
-                client_limits(options.client_calls, options.client_bytes, options.client_rate),
+                client_limits(options),
                 credentials=access.credentials,
                 insecure=options.insecure,
                 anonymous=access.anonymous,
@@ -101,9 +101,9 @@ def run_job(options: JobOptions, console: Console) -> int:
         _introduce(console, placed, prepared, run, server.address)
         job = JobRun(options, prepared, master, run, console, health)
         sources: dict[str, Source] = {
-            "job": JobSource(master),
-            "checkpoints": CheckpointSource(job.noted),
-            "store": StoreSource(prepared.store, health.not_ready),
+            "job": partial(job_source, master),
+            "checkpoints": partial(checkpoint_source, job.noted),
+            "store": partial(store_source, prepared.store, health.not_ready),
             "servers": partial(servers_source, lambda: master.status().servers),
             "shards": partial(shard_lookups_source, prepared.store, prepared.store),
             **server_sources("master", server, lookups),

@@ -37,12 +37,8 @@ from elastable.embedding_store.wire.shared.shared_source import SharedSource
 from elastable.jobs.options import WorkerOptions
 from elastable.master.api import JobSpec, JobStatus, TaskKind, WorkerIdentity
 from elastable.master.wire.client import MasterClient
-from elastable.monitoring.metric import Source
-from elastable.monitoring.sources.process_source import process_source
-from elastable.monitoring.sources.server_source import lookups_source
-from elastable.monitoring.sources.shard_source import shard_lookups_source
-from elastable.monitoring.sources.worker_source import WorkerSource
-from elastable.monitoring.watched import Watched
+from elastable.monitoring.metrics import Source, lookups_source, process_source, shard_lookups_source, worker_source
+from elastable.monitoring.page.views import Watched
 from elastable.monitoring.watching import require_watchable, watched_over_http
 from elastable.process.logs import describe_process
 from elastable.process.stopping import SIGNAL_REASONS
@@ -109,7 +105,7 @@ def run_worker(options: WorkerOptions) -> int:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     sources: dict[str, Source] = {
-        "worker": WorkerSource(measures),
+        "worker": partial(worker_source, measures),
         "lookups": partial(lookups_source, measures.lookups),
         "shards": partial(shard_lookups_source, source, servers),
         "process": partial(process_source, "worker"),

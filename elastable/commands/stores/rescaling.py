@@ -14,7 +14,7 @@ from elastable.embedding_store.composite import move_job
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.option import Option, check_options, required, setting
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
-from elastable.jobs.shared_options import deadline
+from elastable.jobs.options import deadline
 from elastable.master.keras.wrapping_optimizers import register_job_optimizers
 from elastable.process.repeating import repeating
 

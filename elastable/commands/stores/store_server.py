@@ -9,7 +9,7 @@ import typer
 
 from elastable.commands.command_line import takes, without_subcommand
 from elastable.commands.stores.rescaling import rescale
-from elastable.jobs.servers.server_options import StoreServerOptions
+from elastable.jobs.options import StoreServerOptions
 from elastable.output.progress_bars import JobConsole
 from elastable.process.child import when_parent_ends
 
@@ -30,6 +30,6 @@ def serve(options: StoreServerOptions) -> None:
     """
     # Started by `elastable train --stores N`: it writes what its store keeps, and makes room for the next one.
     when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
-    from elastable.jobs.servers.store_server import run_store_server
+    from elastable.jobs.serving import run_store_server
 
     raise typer.Exit(run_store_server(options, JobConsole()))

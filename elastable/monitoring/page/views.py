@@ -6,7 +6,7 @@ import math
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from elastable.embedding_store import errors
@@ -18,16 +18,33 @@ from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.api import GoneWorker, JobStatus, WorkerStatus
 from elastable.monitoring.checkpoint_log import CheckpointLog
+from elastable.monitoring.metrics import Source
 from elastable.output.curves import Curves
 from elastable.process.child import EndedChild
 
 if TYPE_CHECKING:
     from elastable.master.jobs.job_master import Master
 
-__all__ = ["JobView", "ServerView", "ShardView", "View", "advice_on"]
+__all__ = ["JobView", "ServerView", "ShardView", "View", "Watched", "advice_on"]
 
 View = Callable[[], Mapping[str, object]]
 """The current state of a process; called by one thread at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What a process shows of itself.
+
+    Attributes:
+        sources: Name -> metrics.
+        not_ready: Why it cannot do its work now, by service; empty: it can.
+        view: What its live page shows; None: it has none.
+    """
+
+    sources: Mapping[str, Source]
+    not_ready: Callable[[], Mapping[str, str]]
+    view: View | None = None
+
 
 _PHASES = ("wait", "sum", "dense", "rows", "callbacks")
 _COMMIT_PHASES = ("prepare", "apply", "append")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from elastable.embedding_store.errors import BadInput
-from elastable.jobs.servers.server_options import ServerOptions
+from elastable.jobs.options import ServerOptions
 from tests.elastable.conftest import JOB, Trained
 from tests.elastable.processes import CLICK_JOB, run_elastable
 
