@@ -10,7 +10,7 @@ import numpy as np
 from elastable.callbacks.freezing import Freezing
 from elastable.embedding_store.errors import Unsupported
 from elastable.in_process.fit_seeds import FitSeeds
-from elastable.in_process.fit_tables import FitTables
+from elastable.in_process.in_process_stores import FitTables
 from elastable.master.api import JobSpec, Push, SyncPushId
 from elastable.master.commits.accumulate import add_metrics
 from elastable.master.commits.committer import Committer

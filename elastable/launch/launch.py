@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from elastable.embedding_store.errors import ElastableError, JobFailed, NotInstalled
-from elastable.launch.control_client import ADDRESS, TOKEN, Message, read_line
+from elastable.launch.member import ADDRESS, TOKEN, Message, read_line
 from elastable.launch.program import Program
 from elastable.process.exit_codes import ExitCode, error_of
 from elastable.replicas.processes.hosts import own_addresses, this_host

@@ -77,8 +77,7 @@ def import_everything() -> None:
     import matplotlib
 
     import elastable.commands.job
-    import elastable.commands.stores.store_server
-    import elastable.commands.worker
+    import elastable.commands.store
     import elastable.jobs.master_process
     import elastable.jobs.serving
     import elastable.jobs.worker_process  # noqa: F401

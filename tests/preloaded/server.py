@@ -78,7 +78,6 @@ def import_everything() -> None:
 
     import elastable.command
     import elastable.commands.job
-    import elastable.commands.worker
     import elastable.jobs.master_process
     import elastable.jobs.serving
     import elastable.jobs.worker_process

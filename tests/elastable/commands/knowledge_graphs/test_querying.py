@@ -15,7 +15,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from elastable.command import app
-from elastable.commands.knowledge_graphs.evaluating import rank_table
+from elastable.commands.knowledge_graphs.querying import rank_table
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph import load_graph
@@ -86,7 +86,7 @@ def test_candidates_are_listed_for_each_triple_by_a_file(run: Path, graph: Path,
         np.savez(file, head_neg=lists["head"], tail_neg=lists["tail"])
     else:
         columns: dict[str, object] = {
-            f"{side}_candidates": [[names[e] for e in row] for row in each] for side, each in lists.items()
+            f"{side}_entities_among": [[names[e] for e in row] for row in each] for side, each in lists.items()
         }
         pyarrow.parquet.write_table(pa.table(columns), file)
     told = json.loads(elastable("kg", "evaluate", run, "--listed", file, "--raw", "--json").output)["metrics"]
