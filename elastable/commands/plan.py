@@ -45,7 +45,7 @@ def plan(options: _PlanOptions) -> None:
 
     model, tables = tables_of(options.model_file, options.offload_above)
     placements = plan_tables(tables, locations_of(options.locations, options.store).settings)
-    dense = [(variable.path, tuple(variable.shape), _bytes(variable)) for variable in variables_of(model.weights)]
+    dense = [(variable.path, tuple(variable.shape), _bytes_of(variable)) for variable in variables_of(model.weights)]
     if options.as_json:
         typer.echo(json.dumps(_as_json(placements, dense), indent=2))
         return
@@ -78,7 +78,7 @@ def _as_json(placements: tuple[Placement, ...], dense: list[tuple[str, tuple[int
     }
 
 
-def _bytes(variable: keras.Variable) -> int:
+def _bytes_of(variable: keras.Variable) -> int:
     return int(variable.value.dtype.size * variable.value.shape.num_elements())
 
 

@@ -84,9 +84,12 @@ def fit_data(given: FitArguments) -> FitData:
         reader = ClassWeightReader(reader, given.class_weight)
     batch_size = given.batch_size or _batch_size(reader, given)
     _warn_if_short(len(reader), batch_size * given.grads_to_wait, given.steps_per_epoch)
-    together = given.validation_batch_size or _stream_batch(validation) or given.batch_size or batch_size
-    if validation is not None and given.validation_steps:
-        validation = _first(validation, given.validation_steps, together)
+    of_stream = validation.batch_records if isinstance(validation, StreamReader) else None
+    together = given.validation_batch_size or of_stream or given.batch_size or batch_size
+    if validation is not None and (first := given.validation_steps):
+        _warn_if_short(len(validation), together, first, "validation_steps")
+        if first * together < len(validation):
+            validation = PartReader(validation, 0, first * together)
     steps = 0 if endless else given.steps_per_epoch  # without an end a pass is an epoch
     return FitData(reader, validation, batch_size, together, steps or 0)
 
@@ -191,21 +194,12 @@ def _split(reader: Reader, share: float) -> tuple[Reader, Reader]:
     return PartReader(reader, 0, kept), PartReader(reader, kept, records)
 
 
-def _first(reader: Reader, steps: int, batch: int) -> Reader:
-    _warn_if_short(len(reader), batch, steps, "validation_steps")
-    return reader if steps * batch >= len(reader) else PartReader(reader, 0, steps * batch)
-
-
 def _batch_size(reader: Reader, given: FitArguments) -> int:
     if together := getattr(reader, "batch_records", 0):
         return int(together)
     if given.steps_per_epoch:
         return math.ceil(len(reader) / (given.steps_per_epoch * given.grads_to_wait))
     return _BATCH_RECORDS
-
-
-def _stream_batch(reader: Reader | None) -> int | None:
-    return reader.batch_records if isinstance(reader, StreamReader) else None
 
 
 def _warn_if_short(records: int, batch: int, steps: int | None, name: str = "steps_per_epoch") -> None:

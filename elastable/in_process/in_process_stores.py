@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
 from weakref import WeakSet
 
 import keras
@@ -22,12 +21,12 @@ from elastable.embedding_store.open_store import open_store
 from elastable.in_process.fit_seeds import FitSeeds
 from elastable.master.keras.discovery import discover_tables
 from elastable.models.table_places import join_stores, on_worker
-from elastable.models.tables_in_store import seeded_as_read, tables_in_store
+from elastable.models.tables_in_store import as_there, seeded_as_read, tables_in_store
 from elastable.worker.layers.model_tables import pretrained_rows, store_layers
 from elastable.worker.models.on_worker import keep_on_worker
 from elastable.worker.step.traced.step_plan import StepPlan
 
-__all__ = ["FitTables", "StoreGiven", "refuse_rows_of_others", "stores_and_places"]
+__all__ = ["FitTables", "StoreGiven"]
 
 StoreGiven = EmbeddingStore | str | Mapping[str, EmbeddingStore | str] | None
 """What `et.fit(store=)` takes."""
@@ -40,22 +39,13 @@ _read: set[str] = set()  # of these, which a model may read from
 _own: WeakSet[MemoryStore] = WeakSet()
 
 
-def stores_and_places(
+def _stores_and_places(
     given: StoreGiven, locations: LocationSettings | None, tables: Mapping[str, TableSpec], model: keras.Model
 ) -> tuple[dict[str, EmbeddingStore], dict[str, str]]:
     """Storage -> store, and table -> storage.
 
     A store given by URL is opened once in a process, stays open for the layers that read from it, and is closed when
-    the process ends.
-
-    Args:
-        given: As of `et.fit`.
-        locations: Which tables live where; None: all in the first store.
-        tables: Of the model.
-        model: Whose layers may read from a store in memory already, which is kept.
-
-    Raises:
-        BadInput: no store, or no URL of one.
+    the process ends. A store in memory that the model's layers read already is kept.
     """
     stores = _stores(given, model, tables)
     if not stores:
@@ -65,15 +55,12 @@ def stores_and_places(
     return stores, dict.fromkeys(tables, next(iter(stores)))
 
 
-def refuse_rows_of_others(
+def _refuse_rows_of_others(
     model: keras.Model, tables: Mapping[str, TableSpec], stores: Mapping[str, EmbeddingStore]
 ) -> None:
     """Refuses a store with rows that the model's layers do not read: they would be its initial values.
 
     A store that was opened by its URL for this model is closed then, so that it can be opened and attached.
-
-    Raises:
-        BadInput: naming the table, and what to do.
     """
     read = {layer.table_name: layer.source for layer in store_layers(model)}
     for storage, store in stores.items():
@@ -81,7 +68,11 @@ def refuse_rows_of_others(
         for name in tables:
             if name not in there or read.get(name) is not None or not (rows := store.row_count(name)):
                 continue
-            _close_unread(stores)
+            with _lock:
+                urls = [url for url, store in _opened.items() if store in stores.values() and url not in _read]
+                unread = [_opened.pop(url) for url in urls]
+            for opened in unread:
+                opened.close()
             raise BadInput(
                 f"the {storage} store holds {rows} rows of table {name!r} already, which this model has not read: to "
                 "go on with them open that store by et.open_store, call layer.attach(store), and give et.fit the same "
@@ -96,10 +87,7 @@ def _stores(given: StoreGiven, model: keras.Model, tables: Mapping[str, TableSpe
         return {"memory": _memory_of(model, tables) or _memory()}
     if isinstance(given, Mapping):
         return {storage: _store(store) for storage, store in given.items()}
-    if isinstance(given, str):
-        store = _store(given)
-        return {storage_of_url(given): store}
-    return {"memory": _store(given)}
+    return {storage_of_url(given) if isinstance(given, str) else "memory": _store(given)}
 
 
 def _store(given: object) -> EmbeddingStore:
@@ -115,14 +103,6 @@ def _store(given: object) -> EmbeddingStore:
         return _opened[given]
 
 
-def _close_unread(stores: Mapping[str, EmbeddingStore]) -> None:
-    with _lock:
-        urls = [url for url, store in _opened.items() if store in stores.values() and url not in _read]
-        unread = [_opened.pop(url) for url in urls]
-    for store in unread:
-        store.close()
-
-
 def _memory() -> MemoryStore:
     store = MemoryStore()
     _own.add(store)
@@ -136,14 +116,7 @@ def _memory_of(model: keras.Model, tables: Mapping[str, TableSpec]) -> MemorySto
     if not isinstance(only, MemoryStore) or only not in _own:
         return None
     there = only.specs()
-    return only if all(_is_same(spec, there.get(name)) for name, spec in tables.items()) else None
-
-
-def _is_same(spec: TableSpec, there: TableSpec | None) -> bool:
-    """Whether a table is the one that is there, at whatever learning rate it was made."""
-    if there is None or not there.optimizer.same_but_rate(spec.optimizer):
-        return False
-    return not replace(spec, optimizer=there.optimizer).differences(there)
+    return only if all(as_there(spec, there.get(name)) == there.get(name) for name, spec in tables.items()) else None
 
 
 @atexit.register
@@ -156,11 +129,8 @@ def _close() -> None:
             store.close()
 
 
-# The tables of a model that is trained in this process: discovered, placed, filled, and attached to its layers
-
-
 class FitTables:
-    """The model's tables in the stores that hold them.
+    """The model's tables in the stores that hold them: discovered, placed, filled, and attached to its layers.
 
     Args:
         model: A built, compiled model.
@@ -196,8 +166,8 @@ class FitTables:
         self.optimizers = {} if steps is None else steps.optimizers()
         tables = _discovered(model, seeds.rows, lazy, self.optimizers)
         tables = seeded_as_read(tables, model, seeds.keras)
-        stores, places = stores_and_places(store, locations, tables, model)
-        refuse_rows_of_others(model, tables, stores)
+        stores, places = _stores_and_places(store, locations, tables, model)
+        _refuse_rows_of_others(model, tables, stores)
         given = {**pretrained_rows(store_layers(model), unseeded=seeds.keras), **(moved or {})}
         self.on_worker = on_worker(places)
         keep_on_worker(model, {name: tables[name] for name in self.on_worker}, given)

@@ -21,10 +21,6 @@ from elastable.process.logs import describe_process
 
 __all__ = ["JobHooks", "Stopwatch", "UntrainedTables"]
 
-
-# Warns of tables that training never reaches
-
-
 _VERSIONS = 10
 
 
@@ -235,11 +231,8 @@ class JobHooks(Hooks):
         self.logs = dict(logs)
         if self._run is not None:
             self._run.record("epoch", self._version, epoch, logs)
-        _log.info("epoch %d ended at version %d: %s", epoch + 1, self._version, _listed(logs))
+        listed = ", ".join(f"{name} {value:.6g}" for name, value in logs.items()) or "no metrics"
+        _log.info("epoch %d ended at version %d: %s", epoch + 1, self._version, listed)
         self._on_epoch(epoch, logs)
         if self._callbacks.end_epoch(epoch, logs):
             self._stop("a callback stopped training")
-
-
-def _listed(logs: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.6g}" for name, value in logs.items()) or "no metrics"

@@ -210,7 +210,12 @@ class JobRun:
         for found in self._series.standing(prepared.job.job, MOST_CHECKPOINTS) if prepared.progress.version else []:
             written = datetime.fromisoformat(found.manifest.written).timestamp()
             self.noted.note_earlier(found.version, written, found.address, found.manifest.size)
-        self._writer = CheckpointWriter(prepared.store, self._begin_checkpoint, options.deadline_s, self.noted)
+        self._writer = CheckpointWriter(
+            prepared.store,
+            lambda rows, dense, progress: self._series.begin(rows, dense, prepared.job, progress),
+            options.deadline_s,
+            self.noted,
+        )
 
     def ended_workers(self) -> list[EndedChild]:
         """Worker processes that the command has started and that have failed."""
@@ -222,7 +227,8 @@ class JobRun:
         Args:
             started: `time.monotonic()` when the command started.
         """
-        prepared, progress = self._prepared, self._progress()
+        prepared, job = self._prepared, self._prepared.job
+        progress = JobProgress(self._console, job.train_records * job.epochs, prepared.progress.records)
         self._series.require_reached(prepared.progress.version)
         callbacks, hooks = self._callbacks(progress)
         show = repeating(lambda: self._look(progress), _LOOK_EVERY_S, "elastable-watch")
@@ -256,23 +262,12 @@ class JobRun:
     def _interrupted(self) -> bool:
         return self._master.stop_reason in SIGNAL_REASONS.values()
 
-    def _progress(self) -> JobProgress:
-        job = self._prepared.job
-        return JobProgress(self._console, job.train_records * job.epochs, self._prepared.progress.records)
-
     def _callbacks(self, progress: JobProgress) -> tuple[JobCallbacks, JobHooks]:
         prepared, job, begin = self._prepared, self._prepared.job, self._prepared.progress
         schedule = Schedule(job)
-        callbacks = prepared.file.callbacks()
-        best = BestVersions(
-            callbacks,
-            prepared.store,
-            prepared.dense,
-            job,
-            self._master.progress,
-            f"{self._checkpoints}/best",
-            self._series.rows_changed,
-        )
+        callbacks, home = prepared.file.callbacks(), f"{self._checkpoints}/best"
+        progress_now, rows_changed = self._master.progress, self._series.rows_changed
+        best = BestVersions(callbacks, prepared.store, prepared.dense, job, progress_now, home, rows_changed)
         freezing = Freezing(prepared.model, prepared.dense)
         joined = JobCallbacks(
             callbacks, prepared.model, job.epochs, schedule.steps_per_epoch, freezing, best, dense=prepared.dense
@@ -282,7 +277,7 @@ class JobRun:
             schedule,
             self._master.stop,
             self._run,
-            self._save,
+            lambda: self._writer.begin(prepared.dense.tensors(), self._master.progress()),
             self._options.checkpoint_every,
             lambda epoch, logs: progress.epoch(epoch, job.epochs, logs),
             progress.evaluation,
@@ -307,12 +302,6 @@ class JobRun:
             _log.warning("%s", line)
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    def _save(self) -> None:
-        self._writer.begin(self._prepared.dense.tensors(), self._master.progress())
-
-    def _begin_checkpoint(self, rows: Snapshot, dense: Mapping[str, Tensor], progress: Progress) -> Callable[[], str]:
-        return self._series.begin(rows, dense, self._prepared.job, progress)
-
     def _look(self, progress: JobProgress) -> None:
         """Shows the job, and looks after local workers."""
         progress.show(self._master.status())
@@ -334,7 +323,8 @@ class JobRun:
         timed = max(0, trained - hooks.untimed_records)
         seconds = hooks.stopwatch.seconds
         result: dict[str, object] = {
-            "auc": _held_out_auc(hooks.logs),
+            # The first AUC of the validation split, whatever its metric is called: "auc", "AUC", "auc_1".
+            "auc": next((value for name, value in hooks.logs.items() if name.lower().startswith("val_auc")), None),
             "examples": trained,
             "seconds": seconds,
             "timed_examples": timed,
@@ -382,8 +372,3 @@ class JobRun:
         except Unsupported as error:
             self._console.print(f"[yellow]not exported: {escape(str(error))}[/yellow]", highlight=False)
             return None
-
-
-def _held_out_auc(logs: Mapping[str, float]) -> float | None:
-    """The first AUC of the validation split, whatever its metric is called: "auc", "AUC", "auc_1"."""
-    return next((value for name, value in logs.items() if name.lower().startswith("val_auc")), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -74,7 +74,8 @@ def run_job(options: JobOptions, console: Console) -> int:
         stores, run, stores_access = None, None, None
         if options.local_stores:
             run, stores_access = _run_directory(options, held), StoreAccess.for_run()
-            settings = _store_server(options)
+            same = ("store", "transport", "client_calls", "client_bytes", "client_rate")
+            settings = StoreServerOptions(listen="127.0.0.1:0", **{name: getattr(options, name) for name in same})
             stores = held.enter_context(LocalStores(options.local_stores, settings, run.path, stores_access))
         placed = _with_servers(options, stores)
         describe_process(role="master")
@@ -117,10 +118,10 @@ def run_job(options: JobOptions, console: Console) -> int:
         if options.local_workers:
             environment = {**access.environment, **({} if stores_access is None else stores_access.workers)}
             job.workers = held.enter_context(_local_workers(options, environment, server.address, run))
-        if isinstance(prepared.store, ShardedStore):
-            if stores is None:
-                _follow(prepared.store, options.stores)
-            held.enter_context(repeating(prepared.store.watch.look, _LOOK_EVERY_S, "elastable-server-watch"))
+        if isinstance(servers := prepared.store, ShardedStore):
+            if stores is None:  # one that is not reached is looked for where `--stores` says that it is by now
+                servers.follow(lambda number: server_now(options.stores, number, servers.address.split(",")))
+            held.enter_context(repeating(servers.watch.look, _LOOK_EVERY_S, "elastable-server-watch"))
         held.enter_context(warming(prepared.store))  # while the workers start, and not when they first ask
         try:
             return job.train(started)
@@ -143,11 +144,6 @@ def _with_servers(options: JobOptions, local: LocalStores | None) -> JobOptions:
     return replace(options, store=find_servers(options.stores, options.deadline_s), stores=())
 
 
-def _follow(store: ShardedStore, stores: Sequence[str]) -> None:
-    """Has servers that are not reached looked for where `--stores` says that they are by now."""
-    store.follow(lambda number: server_now(stores, number, store.address.split(",")))
-
-
 def _master(options: JobOptions, prepared: PreparedJob) -> Master:
     settings = MasterOptions(
         lease_seconds=options.lease_s,
@@ -158,17 +154,6 @@ def _master(options: JobOptions, prepared: PreparedJob) -> Master:
     )
     return Master(
         prepared.job, prepared.store, prepared.dense, prepared.metrics, start=prepared.progress, options=settings
-    )
-
-
-def _store_server(options: JobOptions) -> StoreServerOptions:
-    return StoreServerOptions(
-        store=options.store,
-        transport=options.transport,
-        listen="127.0.0.1:0",
-        client_calls=options.client_calls,
-        client_bytes=options.client_bytes,
-        client_rate=options.client_rate,
     )
 
 
@@ -193,28 +178,24 @@ def _let_workers_leave(master: Master) -> None:
 
 
 def _introduce(console: Console, options: JobOptions, prepared: PreparedJob, run: RunDirectory, address: str) -> None:
+    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     tables = ", ".join(
         f"{spec.name} [{'any id' if spec.vocabulary_size is None else f'{spec.vocabulary_size:,}'} x {spec.dim}]"
         for spec in prepared.tables.values()
     )
     job = prepared.job
-    console.print(
-        f"master at {address}, store {redacted(options.store)}, run {run.path}", highlight=False, markup=False
-    )
-    console.print(f"tables: {tables}", highlight=False, markup=False, soft_wrap=True)
-    console.print(
+    say(f"master at {address}, store {redacted(options.store)}, run {run.path}")
+    say(f"tables: {tables}")
+    say(
         f"{job.train_records:,} records x {job.epochs} epochs, {job.mode}, micro-batches of {job.micro_batch_size}, "
-        f"{job.micro_batches_per_version} to a version",
-        highlight=False,
+        f"{job.micro_batches_per_version} to a version"
     )
     taken = prepared.resumed or (prepared.warm if not prepared.progress.version else None)
     origin = "" if taken is None else f" from {redacted(taken.address)} of job {taken.job.get('job', '')}"
     if prepared.progress.version:
-        line = f"resuming at version {prepared.progress.version}{origin}"
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(f"resuming at version {prepared.progress.version}{origin}")
     elif taken is not None:
-        line = f"beginning with rows{origin}, version {taken.version}"
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(f"beginning with rows{origin}, version {taken.version}")
     run.begin_job(job.job, address, prepared.progress.version)
 
 
@@ -257,7 +238,9 @@ class JobAccess:
         credentials.for_server(where, options.insecure)
         if options.local_workers:
             credentials.for_client(where.for_this_host())
-        if not options.local_workers or not _may_have_own(credentials, where, _rows_elsewhere(options)):
+        # Workers look rows up at servers that others started; those of this run have separate tokens.
+        elsewhere = (bool(options.stores) and not options.local_stores) or options.store.startswith("grpc://")
+        if not options.local_workers or not _may_have_own(credentials, where, elsewhere):
             return cls(credentials, None, {})
         without = dict.fromkeys(_OTHER_TOKENS, "")
         if credentials.worker_token is not None:
@@ -265,11 +248,6 @@ class JobAccess:
         token = secrets.token_hex(32)
         onlookers = None if credentials.tokens else Role.READER
         return cls(replace(credentials, worker_token=token), onlookers, {**without, GIVEN_TOKEN: token})
-
-
-def _rows_elsewhere(options: JobOptions) -> bool:
-    """Whether workers look rows up at servers that others started; those of this run have tokens of their own."""
-    return (bool(options.stores) and not options.local_stores) or options.store.startswith("grpc://")
 
 
 def _may_have_own(credentials: Credentials, where: Address, rows_elsewhere: bool) -> bool:

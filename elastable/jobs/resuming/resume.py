@@ -13,6 +13,7 @@ from elastable.embedding_store.contract.malformed import DocumentFields
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, ShardLost, StoreBroken, StoreFailed, TableNotFound, Unsupported
+from elastable.jobs.options import JobOptions
 from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import Checkpoint
 from elastable.master.checkpoints.restoring import refuse_other_model, restore_tables
@@ -32,22 +33,14 @@ __all__ = [
 ]
 
 
-# A store made ready for a job that begins: empty, and then with the tables of the job
+_log = logging.getLogger(__name__)
 
-
+_OWNER_LEAVES_S = 5.0  # a server may notice a little later that a process has died
 _PINS_END_S = 90.0  # longer than the leases of a master that died
 
 
-def claim_store(store: EmbeddingStore, overwrite: bool) -> None:
-    """Makes sure that a job begins with an empty store.
-
-    Args:
-        store: The store.
-        overwrite: Whether tables that are there are dropped.
-
-    Raises:
-        BadInput: tables of an earlier job are there, and are not to be dropped.
-    """
+def _claim(store: EmbeddingStore, overwrite: bool) -> None:
+    """Makes sure that a job begins with an empty store. Raises `BadInput` where tables are not to be dropped."""
     held = store.specs()
     if not held and store.version() == 0:
         return
@@ -62,7 +55,7 @@ def claim_store(store: EmbeddingStore, overwrite: bool) -> None:
     store.reset_version(0)
 
 
-def create(store: EmbeddingStore, tables: Mapping[str, TableSpec], overwrite: bool) -> None:
+def _create(store: EmbeddingStore, tables: Mapping[str, TableSpec], overwrite: bool) -> None:
     """Makes the tables of a job that begins; what is left of tables of which a shard was lost may be dropped first."""
     try:
         create_tables(store, tables)
@@ -92,11 +85,6 @@ def _await_pins(store: EmbeddingStore) -> None:
         time.sleep(min(max(left, 0.01), 0.25))
 
 
-_log = logging.getLogger(__name__)
-
-_OWNER_LEAVES_S = 5.0  # a server may notice a little later that a process has died
-
-
 @dataclass(frozen=True, slots=True)
 class Beginning:
     """Where a job begins.
@@ -117,28 +105,22 @@ def fill_store(
     tables: Mapping[str, TableSpec],
     dense: DenseModel,
     job: JobSpec,
-    *,
+    options: JobOptions,
     checkpoint: Checkpoint | None,
-    resume: bool,
-    overwrite: bool,
-    take_over: bool = False,
-    rerun: bool = False,
 ) -> Beginning:
     """Makes the tables and the dense part those that the job begins with.
 
-    With `resume`, a store that keeps records is brought to the last version that was committed to it; the job goes on
-    there, unless the checkpoint is newer. Nothing is copied then: the rows are where they were.
+    With `options.resume`, a store that keeps records is brought to the last version that was committed to it; the job
+    goes on there, unless the checkpoint is newer. Nothing is copied then: the rows are where they were.
 
     Args:
         store: Holds the tables.
         tables: That the model needs.
         dense: The dense part of the model; changed where the job goes on.
         job: As the options describe it.
+        options: Whether an earlier job goes on (`resume`) or makes room for a new one when it has finished (`rerun`),
+            its tables are dropped (`overwrite`), and the store is taken from a process that uses it (`take_over`).
         checkpoint: The newest one to resume from; None: there is none.
-        resume: Whether an earlier job goes on.
-        overwrite: Whether tables of an earlier job are dropped.
-        take_over: Whether the store is taken from another process that writes to it now.
-        rerun: With `resume`: whether a new job takes the place of one that has reached its last version.
 
     Raises:
         BadInput: the store holds what is not to be dropped, another process is using it, or its rows have moved.
@@ -146,16 +128,17 @@ def fill_store(
         CheckpointError: what was saved is of another model.
         SpecConflict: a table in the store has another spec.
     """
-    if not take_over:
+    overwrite = options.overwrite
+    if not options.take_over:
         refuse_live_owner(store.other_writer)
     if isinstance(store, ShardedStore) and not overwrite:
         store.refuse_moved()
-    if resume:
-        beginning, overwrite = _resumed(store, tables, dense, job, checkpoint, overwrite, rerun)
+    if options.resume:
+        beginning, overwrite = _resumed(store, tables, dense, job, options, checkpoint)
         if beginning is not None:
             return beginning
-    claim_store(store, overwrite)
-    create(store, tables, overwrite)
+    _claim(store, overwrite)
+    _create(store, tables, overwrite)
     return Beginning(Progress())
 
 
@@ -164,11 +147,11 @@ def _resumed(
     tables: Mapping[str, TableSpec],
     dense: DenseModel,
     job: JobSpec,
+    options: JobOptions,
     checkpoint: Checkpoint | None,
-    overwrite: bool,
-    rerun: bool,
 ) -> tuple[Beginning | None, bool]:
     """Where an earlier job goes on (None: there is none), and whether tables in the store may be dropped."""
+    overwrite, rerun = options.overwrite, options.rerun
     recorded = _last_record(store, checkpoint, overwrite)
     if rerun and recorded is not None and is_finished(recorded.job, recorded.progress, job):
         _log.warning("job %s in the store is finished: its tables make room for a new job", recorded.job["job"])
@@ -204,8 +187,8 @@ def _restored(
     if store.specs():
         checkpoint.verify()  # before anything in the store is dropped
     dense.restore(checkpoint.dense())
-    claim_store(store, overwrite=True)
-    create(store, tables, overwrite=True)
+    _claim(store, overwrite=True)
+    _create(store, tables, overwrite=True)
     restore_tables(checkpoint, store)
     return Beginning(checkpoint.progress(), str(checkpoint.job["job"]), checkpoint)
 
