@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elastable.embedding_store.errors import BadInput, CheckpointError
+from elastable.embedding_store.errors import CheckpointError
 from elastable.jobs.options import JobOptions
 from elastable.jobs.prepare import prepare_job
 from elastable.master.checkpoints.checkpoint import list_checkpoints, open_checkpoint
@@ -81,10 +81,3 @@ def test_a_warm_start_by_options(whole: Path) -> None:
         assert store.row_count("any") == 0
     with pytest.raises(CheckpointError, match="its rows have 4 values in the checkpoint and 8 in the model"):
         prepare_job(JobOptions(CLICK_JOB, warm_start=whole))
-
-
-def test_settings_that_cannot_be_are_refused() -> None:
-    with pytest.raises(BadInput, match="--full-every 0: must be at least 1"):
-        JobOptions(MODEL, full_every=0)
-    with pytest.raises(BadInput, match="--warm-tables needs --warm-start"):
-        JobOptions(MODEL, warm_tables=("users",))
