@@ -19,7 +19,7 @@ from elastable.master.tasks.schedule import Schedule
 from elastable.output.run_directory import RunDirectory
 from elastable.process.logs import describe_process
 
-__all__ = ["JobHooks", "Stopwatch", "UntrainedTables"]
+__all__ = ["JobHooks", "UntrainedTables"]
 
 _VERSIONS = 10
 
@@ -74,29 +74,6 @@ _log = logging.getLogger(__name__)
 _RECORD_EVERY_S = 0.5
 
 
-class Stopwatch:
-    """Seconds from the first version to the last, without evaluations."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._since: float | None = None
-
-    def start(self) -> None:
-        """What comes now is training."""
-        self._since = time.monotonic()
-
-    def version(self) -> None:
-        """A version has been committed."""
-        now = time.monotonic()
-        if self._since is not None:
-            self.seconds += now - self._since
-        self._since = now
-
-    def pause(self) -> None:
-        """What comes now is no training."""
-        self._since = None
-
-
 class JobHooks(Hooks):
     """Joins a job to Keras callbacks, a run directory and checkpoints.
 
@@ -146,9 +123,11 @@ class JobHooks(Hooks):
         self._version, self._written = version, written
         self._made_one = False
         self._stopped = False
-        self.stopwatch = Stopwatch()
+        self.seconds = 0.0
+        """Between versions, without evaluations."""
         self.untimed_records = 0
-        """Records of the version that started the watch: its seconds were the workers' way here."""
+        """Records of the first version: its seconds were the workers' way here, and are not counted."""
+        self._timed_since: float | None = None
         self.logs: Mapping[str, float] = {}
 
     def state(self) -> Mapping[str, object]:
@@ -159,7 +138,7 @@ class JobHooks(Hooks):
         self._begin_step()
         if self._made_one:
             # Not in the first one: the workers are still on their way.
-            self.stopwatch.start()
+            self._timed_since = time.monotonic()
 
     def go_on(self, logs: Mapping[str, float]) -> None:
         """The job goes on at a version that was kept before callbacks heard of it: they hear of it now."""
@@ -186,7 +165,10 @@ class JobHooks(Hooks):
             self.untimed_records = before(version) - before(version - 1)
         self._version, self._made_one = version, True
         describe_process(version=version)
-        self.stopwatch.version()
+        now = time.monotonic()
+        if self._timed_since is not None:
+            self.seconds += now - self._timed_since
+        self._timed_since = now
         rows = self._rows_written()
         last = self._schedule.ends_epoch(version)
         self._stopped = self._callbacks.version(self._schedule.step(version - 1), logs, last)
@@ -218,7 +200,7 @@ class JobHooks(Hooks):
         return self._stopped
 
     def on_evaluation_begin(self, version: int) -> None:
-        self.stopwatch.pause()
+        self._timed_since = None
 
     def on_evaluation(self, version: int, logs: Mapping[str, float]) -> None:
         if self._run is not None:
@@ -226,7 +208,7 @@ class JobHooks(Hooks):
         self._evaluated(version, logs)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
-        self.stopwatch.pause()
+        self._timed_since = None
         self._untrained.end()
         self.logs = dict(logs)
         if self._run is not None:

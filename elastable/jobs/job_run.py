@@ -49,12 +49,13 @@ from elastable.worker.models.export import export_keras
 __all__ = ["CheckpointWriter", "JobRun"]
 
 
-# Checkpoints of a job, written from a pinned version while training goes on
+_log = logging.getLogger(__name__)
 
-
-# A master that takes the place of one that died waits for its pins.
+# Of the pin of a version while it is written; a master that takes the place of one that died waits for its pins.
 _LEASE_S = 30.0
 _RENEW_EVERY_S = 5.0
+_LOOK_EVERY_S = 0.5
+_STARTING_POINT = ("resume", "rerun", "overwrite", "take_over", "checkpoint_dir")
 
 Begin = Callable[[Snapshot, Mapping[str, Tensor], Progress], Callable[[], str]]
 """Begins a checkpoint of (rows, dense tensors, progress); what it returns writes it, and returns where it is."""
@@ -105,7 +106,12 @@ class CheckpointWriter:
             self._failed(version, time.monotonic(), f": {error}")
             pin.close()
             return
-        self._writing = self._thread.submit(self._from_pin, pin, write, version)
+
+        def write_from_pin() -> None:
+            with PinKeeper(pin, _RENEW_EVERY_S, f"the checkpoint of version {version}"):
+                self._warned(write, version)
+
+        self._writing = self._thread.submit(write_from_pin)
 
     def finish(self, dense: Mapping[str, Tensor], progress: Progress) -> str:
         """Writes the last version of a job, when nothing is committed any more; returns where it is.
@@ -131,10 +137,6 @@ class CheckpointWriter:
         self.wait()
         self._thread.shutdown()
 
-    def _from_pin(self, pin: Snapshot, write: Callable[[], str], version: int) -> None:
-        with PinKeeper(pin, _RENEW_EVERY_S, f"the checkpoint of version {version}"):
-            self._warned(write, version)
-
     def _warned(self, write: Callable[[], str], version: int) -> None:
         self._outrun = False
         begun = time.monotonic()
@@ -159,12 +161,6 @@ class CheckpointWriter:
     def _failed(self, version: int, begun: float, why: str) -> None:
         _log.warning("no checkpoint of version %d%s", version, why, extra={"version": version})
         self._noted.note_failure(version, time.monotonic() - begun, why.lstrip(":, "))
-
-
-_log = logging.getLogger(__name__)
-
-_LOOK_EVERY_S = 0.5
-_STARTING_POINT = ("resume", "rerun", "overwrite", "take_over", "checkpoint_dir")
 
 
 class JobRun:
@@ -255,8 +251,12 @@ class JobRun:
         self._finish(hooks, checkpoint, status, time.monotonic() - started)
         if not self._interrupted:
             return ExitCode.DONE
-        self._show_how_to_continue(status.version)
-        return ExitCode.OUTPUT_CLOSED if self._master.stop_reason == OUTPUT_CLOSED else ExitCode.INTERRUPTED
+        line = f"{self._master.stop_reason} at version {status.version:,}; go on with:\n{self.resume_command}"
+        closed = self._master.stop_reason == OUTPUT_CLOSED
+        if closed:
+            _log.warning("%s", line)
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        return ExitCode.OUTPUT_CLOSED if closed else ExitCode.INTERRUPTED
 
     @property
     def _interrupted(self) -> bool:
@@ -296,12 +296,6 @@ class JobRun:
         words = ["elastable", command, *command_words(shown, leave_out=_STARTING_POINT)]
         return shlex.join([*words, "--resume", "--checkpoint-dir", str(self._checkpoints)])
 
-    def _show_how_to_continue(self, version: int) -> None:
-        line = f"{self._master.stop_reason} at version {version:,}; go on with:\n{self.resume_command}"
-        if self._master.stop_reason == OUTPUT_CLOSED:
-            _log.warning("%s", line)
-        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
-
     def _look(self, progress: JobProgress) -> None:
         """Shows the job, and looks after local workers."""
         progress.show(self._master.status())
@@ -317,11 +311,18 @@ class JobRun:
                 self._master.report_failure("local workers", error, fatal=True)
 
     def _finish(self, hooks: JobHooks, checkpoint: str, status: JobStatus, total_seconds: float) -> None:
-        job = self._prepared.job
-        exported = self._export()
+        job, store, exported = self._prepared.job, self._prepared.store, None
+        if self._options.export:
+            try:
+                exported = str(export_keras(self._prepared.model, store, self._run.path / "model.keras"))
+            except Unsupported as error:
+                self._console.print(f"[yellow]not exported: {escape(str(error))}[/yellow]", highlight=False)
+        servers = store.watch if isinstance(store, ShardedStore) else None
+        if servers is not None:
+            servers.look()
         trained = max(0, status.records_trained - self._prepared.progress.records)
         timed = max(0, trained - hooks.untimed_records)
-        seconds = hooks.stopwatch.seconds
+        seconds = hooks.seconds
         result: dict[str, object] = {
             # The first AUC of the validation split, whatever its metric is called: "auc", "AUC", "auc_1".
             "auc": next((value for name, value in hooks.logs.items() if name.lower().startswith("val_auc")), None),
@@ -332,8 +333,12 @@ class JobRun:
             "total_seconds": total_seconds,
             "version": status.version,
             "workers": self._master.contributors,
-            "store": self._store(),
-            "store_servers": self._store_servers(),
+            # The store that the job was given; of store servers, their addresses.
+            "store": redacted(self._options.store if servers is None else job.store_url),
+            "store_servers": [
+                {"address": of.address, "store": of.shard.store if of.shard is not None else None}
+                for of in ([] if servers is None else servers.statuses())
+            ],
             "mode": job.mode,
             "epochs": job.epochs,
             "seed": job.seed,
@@ -347,28 +352,3 @@ class JobRun:
         if exported:
             paths["model"] = exported
         self._console.print(summary_table(result, hooks.logs, paths))
-
-    def _store(self) -> str:
-        """The store that the job was given; of store servers, their addresses."""
-        servers = isinstance(self._prepared.store, ShardedStore)
-        return redacted(self._prepared.job.store_url if servers else self._options.store)
-
-    def _store_servers(self) -> list[dict[str, object]]:
-        """Where each of the job's store servers is, and where it says that it keeps its rows."""
-        store = self._prepared.store
-        if not isinstance(store, ShardedStore):
-            return []
-        store.watch.look()
-        return [
-            {"address": of.address, "store": of.shard.store if of.shard is not None else None}
-            for of in store.watch.statuses()
-        ]
-
-    def _export(self) -> str | None:
-        if not self._options.export:
-            return None
-        try:
-            return str(export_keras(self._prepared.model, self._prepared.store, self._run.path / "model.keras"))
-        except Unsupported as error:
-            self._console.print(f"[yellow]not exported: {escape(str(error))}[/yellow]", highlight=False)
-            return None

@@ -77,7 +77,10 @@ def run_job(options: JobOptions, console: Console) -> int:
             same = ("store", "transport", "client_calls", "client_bytes", "client_rate")
             settings = StoreServerOptions(listen="127.0.0.1:0", **{name: getattr(options, name) for name in same})
             stores = held.enter_context(LocalStores(options.local_stores, settings, run.path, stores_access))
-        placed = _with_servers(options, stores)
+        placed = options
+        if options.stores:
+            url = find_servers(options.stores, options.deadline_s) if stores is None else stores.url
+            placed = replace(options, store=url, stores=())
         describe_process(role="master")
         prepared = prepare_job(placed, None if stores_access is None else stores_access.credentials)
         held.callback(prepared.store.close)
@@ -117,7 +120,8 @@ def run_job(options: JobOptions, console: Console) -> int:
         held.enter_context(stopping_on_signals(master.stop, console))
         if options.local_workers:
             environment = {**access.environment, **({} if stores_access is None else stores_access.workers)}
-            job.workers = held.enter_context(_local_workers(options, environment, server.address, run))
+            worker = _worker_options(options, server.address)
+            job.workers = held.enter_context(LocalWorkers(options.local_workers, worker, run.path, environment))
         if isinstance(servers := prepared.store, ShardedStore):
             if stores is None:  # one that is not reached is looked for where `--stores` says that it is by now
                 servers.follow(lambda number: server_now(options.stores, number, servers.address.split(",")))
@@ -126,7 +130,10 @@ def run_job(options: JobOptions, console: Console) -> int:
         try:
             return job.train(started)
         finally:
-            _let_workers_leave(master)
+            # Serves on for a while, until every worker knows that the job is over, or why it failed.
+            give_up = time.monotonic() + _LEAVE_WAIT_S
+            while master.status().workers and time.monotonic() < give_up:
+                time.sleep(0.05)
 
 
 def _run_directory(options: JobOptions, held: ExitStack) -> RunDirectory:
@@ -135,46 +142,21 @@ def _run_directory(options: JobOptions, held: ExitStack) -> RunDirectory:
     return run
 
 
-def _with_servers(options: JobOptions, local: LocalStores | None) -> JobOptions:
-    """The options with the store servers as the store, once those of this machine are there."""
-    if not options.stores:
-        return options
-    if local is not None:
-        return replace(options, store=local.url, stores=())
-    return replace(options, store=find_servers(options.stores, options.deadline_s), stores=())
-
-
 def _master(options: JobOptions, prepared: PreparedJob) -> Master:
     settings = MasterOptions(
-        lease_seconds=options.lease_s,
-        backup_after_s=options.backup_after_s,
-        commit_deadline_s=options.deadline_s,
-        evaluate_every=options.evaluate_every,
-        checkpoint_every=options.checkpoint_every,
-    )
-    return Master(
-        prepared.job, prepared.store, prepared.dense, prepared.metrics, start=prepared.progress, options=settings
-    )
+        lease_seconds=options.lease_s, backup_after_s=options.backup_after_s, commit_deadline_s=options.deadline_s,
+        evaluate_every=options.evaluate_every, checkpoint_every=options.checkpoint_every,
+    )  # fmt: skip
+    parts = prepared.job, prepared.store, prepared.dense, prepared.metrics
+    return Master(*parts, start=prepared.progress, options=settings)
 
 
-def _local_workers(
-    options: JobOptions, environment: Mapping[str, str], address: str, run: RunDirectory
-) -> LocalWorkers:
-    worker = WorkerOptions(
+def _worker_options(options: JobOptions, address: str) -> WorkerOptions:
+    return WorkerOptions(
         master=str(Address.parse(address).for_this_host()),  # a certificate names hosts, and 0.0.0.0 is none
-        model=options.model_file,
-        deadline_s=options.deadline_s,
-        transport=options.transport,
+        model=options.model_file, deadline_s=options.deadline_s, transport=options.transport,
         profile=options.local_profile,
-    )
-    return LocalWorkers(options.local_workers, worker, run.path, environment)
-
-
-def _let_workers_leave(master: Master) -> None:
-    """Serves on for a while, until every worker knows that the job is over, or why it failed."""
-    give_up = time.monotonic() + _LEAVE_WAIT_S
-    while master.status().workers and time.monotonic() < give_up:
-        time.sleep(0.05)
+    )  # fmt: skip
 
 
 def _introduce(console: Console, options: JobOptions, prepared: PreparedJob, run: RunDirectory, address: str) -> None:

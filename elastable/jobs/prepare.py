@@ -157,14 +157,9 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
     shared, deadline_s = options.transport != "grpc", operation_deadline(options.deadline_s)
     on_broken = None if checkpoint is None else giving_way_to(checkpoint, tables, job, options)
     store = open_places(
-        locations,
-        places,
-        options.store,
-        shared=shared,
-        deadline_s=deadline_s,
-        on_broken=on_broken,
+        locations, places, options.store, shared=shared, deadline_s=deadline_s, on_broken=on_broken,
         credentials=credentials,
-    )
+    )  # fmt: skip
     optimizers = {} if steps is None else steps.optimizers()
     try:
         beginning = _filled(options, store, tables, model, dense, job, checkpoint, warm, optimizers)
@@ -200,10 +195,13 @@ def _described(
     if options.mode == "async" and accumulation_of(model.optimizer):
         raise Unsupported("gradient_accumulation_steps in mode async, where every batch is an update: leave it out")
     validation = file.reader("validation")
+    served = options.store.startswith(SERVERS) or (options.locations is None and options.store.startswith("grpc://"))
     return JobSpec(
         job=uuid.uuid4().hex[:12],
         grads_to_wait=grads_to_wait,
-        store_url=_where_workers_look(options),
+        # Where workers look rows up: at the server of the store if it is one that serves, else at the master. With a
+        # location file some tables may be in another store than the one at grpc://; store servers have them all.
+        store_url=options.store if served else "master",
         model_file=str(file.path),
         model_sha256=file.sha256,
         on_worker=on_worker,
@@ -231,7 +229,13 @@ def _filled(
     refuse_averages(model.optimizer, store, tables)
     beginning = fill_store(store, tables, dense, job, options, checkpoint)
     if beginning.job is not None:
-        _say_who_wins(model, beginning)
+        if given := tables_given(store_layers(model)):
+            _log.warning(
+                "the rows that model() gives (%s) are left out: the job goes on from %s, version %d",
+                ", ".join(given),
+                "the store" if beginning.checkpoint is None else beginning.checkpoint.address,
+                beginning.progress.version,
+            )
         for layer in store_layers(model):
             layer.attach(store, options.seed)
         note_trained(model, optimizers)
@@ -240,18 +244,6 @@ def _filled(
     if warm is not None:
         warm_start(warm, store, tables, options.warm_tables)
     return beginning
-
-
-def _say_who_wins(model: keras.Model, beginning: Beginning) -> None:
-    given = tables_given(store_layers(model))
-    if given:
-        where = "the store" if beginning.checkpoint is None else beginning.checkpoint.address
-        _log.warning(
-            "the rows that model() gives (%s) are left out: the job goes on from %s, version %d",
-            ", ".join(given),
-            where,
-            beginning.progress.version,
-        )
 
 
 def _warm_start(model: keras.Model, options: JobOptions) -> Checkpoint | None:
@@ -303,13 +295,6 @@ def _training_records(file: ModelFile) -> Reader:
     if train is None:
         raise ModelError(f"{file.path}: data('train') returned None; there is nothing to train on")
     return train
-
-
-def _where_workers_look(options: JobOptions) -> str:
-    """Where workers look rows up: at the server of the store if it is one that serves, else at the master."""
-    # With a location file some tables may be in another store than the one at grpc://; store servers have them all.
-    served = options.store.startswith(SERVERS) or (options.locations is None and options.store.startswith("grpc://"))
-    return options.store if served else "master"
 
 
 def _checkpoint_to_resume(options: JobOptions) -> Checkpoint | None:

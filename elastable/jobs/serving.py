@@ -27,7 +27,7 @@ from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
 from elastable.embedding_store.wire.shared.shared_store import channels_of
 from elastable.jobs.options import ServerOptions, ServingOptions, StoreServerOptions, client_limits
-from elastable.jobs.servers.store_registry import Registration, StoreRegistry
+from elastable.jobs.servers.store_registry import StoreRegistry
 from elastable.jobs.store_watch import StoreHealth
 from elastable.master.api import JobSpec
 from elastable.master.checkpoints.row_saver import CheckpointRowSaver
@@ -161,7 +161,12 @@ def run_store_server(options: StoreServerOptions, console: Console) -> int:
     register_job_optimizers(import_tensorflow)
     describe_process(role="store", shard=options.listen)
     with ExitStack() as held:
-        registration = None if options.register is None else _registered(options, options.register, held)
+        registration = None
+        if options.register is not None:
+            # It keeps its number until it ends: whoever has it next finds the rows in no other's hands.
+            registry = held.enter_context(StoreRegistry(options.register))
+            host = _called(options, options.listen).rpartition(":")[0]
+            registration = held.enter_context(registry.take(options.number, host))
         url = options.store if registration is None else url_of_server(options.store, registration.number)
         serving = _Serving(options, url, console)
         store, channels = serving.open(held)
@@ -169,7 +174,9 @@ def run_store_server(options: StoreServerOptions, console: Console) -> int:
         shard = Shard(store, byte_count(options.gradient_bytes), CheckpointRowSaver(store), redacted(url))
         credentials = Credentials.from_environment()
         services = shard_services(shard, channels, serving.lookups, not_ready)
-        server = held.enter_context(serving.server(services, credentials, _anonymous(credentials)))
+        # Where nobody set a token or a role, whoever reaches the port may claim the server: as a Redis without one.
+        anonymous = None if credentials.tokens or credentials.roles_of_names else Role.ADMINISTRATOR
+        server = held.enter_context(serving.server(services, credentials, anonymous))
         held.enter_context(serving.health.watching(store, serving.lose))
         describe_process(shard=server.address)
         serving.say(f"store server at {server.address}, store {redacted(url)}, version {store.version()}")
@@ -180,20 +187,9 @@ def run_store_server(options: StoreServerOptions, console: Console) -> int:
         return serving.run("store", server, sources, view, lambda reason: serving.stopped.set())
 
 
-def _registered(options: StoreServerOptions, url: str, held: ExitStack) -> Registration:
-    """Its number, which the server keeps until it ends: whoever has it next finds the rows in no other's hands."""
-    registry = held.enter_context(StoreRegistry(url))
-    return held.enter_context(registry.take(options.number, _called(options, options.listen).rpartition(":")[0]))
-
-
 def _called(options: StoreServerOptions, listening: str) -> str:
     """Where others call the server."""
     if options.advertise is not None:
         return str(Address.parse(options.advertise))
     where = Address.parse(listening)
     return str(replace(where, host=socket.gethostname())) if where.host in ("0.0.0.0", "::") else str(where)
-
-
-def _anonymous(credentials: Credentials) -> Role | None:
-    """Where nobody set a token or a role, whoever reaches the port may claim the server: as a Redis without one."""
-    return None if credentials.tokens or credentials.roles_of_names else Role.ADMINISTRATOR

@@ -49,7 +49,19 @@ def _claim(store: EmbeddingStore, overwrite: bool) -> None:
             f"the store holds {len(held)} tables at version {store.version()} ({', '.join(sorted(held)[:5])}): go on "
             "from its checkpoint with --resume, drop them with --overwrite, or use another ?namespace= in its URL"
         )
-    _await_pins(store)
+    # Until what a master that died had pinned has run out: no table is dropped before. Readers that live go on.
+    give_up = time.monotonic() + _PINS_END_S
+    warned = False
+    while (pins := store.pins()) and time.monotonic() < give_up:
+        left = max(pin.lease_left_s for pin in pins)
+        if not warned:
+            warned = True
+            _log.warning(
+                "versions %s of the store are pinned; if it was by a master that died they are free in %.0f s",
+                ", ".join(map(str, sorted({pin.version for pin in pins}))),
+                left,
+            )
+        time.sleep(min(max(left, 0.01), 0.25))
     for name in held:
         store.drop_table(name)
     store.reset_version(0)
@@ -67,22 +79,6 @@ def _create(store: EmbeddingStore, tables: Mapping[str, TableSpec], overwrite: b
                 store.drop_table(name)
         store.reset_version(0)
         create_tables(store, tables)
-
-
-def _await_pins(store: EmbeddingStore) -> None:
-    """Until what a master that died had pinned has run out: no table is dropped before. Readers that live go on."""
-    give_up = time.monotonic() + _PINS_END_S
-    warned = False
-    while (pins := store.pins()) and time.monotonic() < give_up:
-        left = max(pin.lease_left_s for pin in pins)
-        if not warned:
-            warned = True
-            _log.warning(
-                "versions %s of the store are pinned; if it was by a master that died they are free in %.0f s",
-                ", ".join(map(str, sorted({pin.version for pin in pins}))),
-                left,
-            )
-        time.sleep(min(max(left, 0.01), 0.25))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,38 +155,48 @@ def _resumed(
     if rerun and checkpoint is not None and is_finished(checkpoint.job, checkpoint.progress(), job):
         checkpoint = None
     if recorded is not None and _goes_on(recorded, checkpoint, overwrite):
-        return _go_on(recorded, store, tables, dense, job), overwrite
+        progress = recorded.progress
+        refuse_other_job("the job in the store", recorded.job, job)
+        if progress.version != store.version():
+            raise BadInput(
+                f"the store is at version {store.version()} and its record of version {progress.version}: who else "
+                "writes there?"
+            )
+        create_tables(store, tables)  # they are there; one with another spec is refused
+        dense.restore(recorded.dense)
+        return Beginning(progress, str(recorded.job["job"])), overwrite
     if checkpoint is not None:
-        return _restored(checkpoint, store, tables, dense, job), overwrite
+        refuse_other_job(checkpoint.address, checkpoint.job, job)
+        refuse_other_model(checkpoint, tables)
+        if store.specs():
+            checkpoint.verify()  # before anything in the store is dropped
+        dense.restore(checkpoint.dense())
+        _claim(store, overwrite=True)
+        _create(store, tables, overwrite=True)
+        restore_tables(checkpoint, store)
+        return Beginning(checkpoint.progress(), str(checkpoint.job["job"]), checkpoint), overwrite
     # The first master may have died before its first commit: what it created there holds nothing yet.
     return None, overwrite or (store.keeps_records and store.version() == 0 and set(store.specs()) <= set(tables))
 
 
 def _last_record(store: EmbeddingStore, checkpoint: Checkpoint | None, overwrite: bool) -> VersionRecord | None:
     """The record of the store's version, if it can go on from there. Raises `StoreBroken` without a checkpoint."""
+    if not store.keeps_records:
+        return None
     try:
-        return _standing(store)
+        if taken_back := store.recover():  # an interrupted commit
+            _log.warning("a commit had broken off in the store: %d rows are as they were before it", taken_back)
+        record = store.record()
+        return None if record is None else VersionRecord.from_bytes(record)
     except StoreBroken as error:
         if checkpoint is None:
             raise
-        _refuse_anothers(store, checkpoint, overwrite)
+        record = None
+        with suppress(StoreFailed):  # shards that are apart say nothing
+            record = store.record()
+        refuse_anothers_record(record, checkpoint, overwrite)
         _log.warning("the store cannot go on: %s; the job goes on from %s instead", error, checkpoint.address)
         return None
-
-
-def _restored(
-    checkpoint: Checkpoint, store: EmbeddingStore, tables: Mapping[str, TableSpec], dense: DenseModel, job: JobSpec
-) -> Beginning:
-    """The job goes on from a checkpoint."""
-    refuse_other_job(checkpoint.address, checkpoint.job, job)
-    refuse_other_model(checkpoint, tables)
-    if store.specs():
-        checkpoint.verify()  # before anything in the store is dropped
-    dense.restore(checkpoint.dense())
-    _claim(store, overwrite=True)
-    _create(store, tables, overwrite=True)
-    restore_tables(checkpoint, store)
-    return Beginning(checkpoint.progress(), str(checkpoint.job["job"]), checkpoint)
 
 
 def is_finished(saved: DocumentFields, progress: Progress, job: JobSpec) -> bool:
@@ -216,17 +222,6 @@ def refuse_live_owner(other_writer: Callable[[], str | None]) -> None:
         time.sleep(0.1)
 
 
-def _standing(store: EmbeddingStore) -> VersionRecord | None:
-    """What the store keeps with its version, once an interrupted commit is rolled back."""
-    if not store.keeps_records:
-        return None
-    taken_back = store.recover()
-    if taken_back:
-        _log.warning("a commit had broken off in the store: %d rows are as they were before it", taken_back)
-    record = store.record()
-    return None if record is None else VersionRecord.from_bytes(record)
-
-
 def _goes_on(standing: VersionRecord, checkpoint: Checkpoint | None, overwrite: bool) -> bool:
     """Whether the job goes on in the store, and not from the checkpoint.
 
@@ -246,50 +241,16 @@ def _goes_on(standing: VersionRecord, checkpoint: Checkpoint | None, overwrite: 
     )
 
 
-def _refuse_anothers(store: EmbeddingStore, checkpoint: Checkpoint, overwrite: bool) -> None:
-    """Raises `BadInput` where a store that is going to be filled anew says that it is another job's."""
-    try:
-        record = store.record()
-    except StoreFailed:  # shards that are apart say nothing
-        return
-    refuse_anothers_record(record, checkpoint, overwrite)
-
-
 def refuse_anothers_record(record: bytes | None, checkpoint: Checkpoint, overwrite: bool) -> None:
     """Raises `BadInput` where the record of a version is not of the job of the checkpoint, unless it may be dropped."""
     if record is not None:
         _goes_on(VersionRecord.from_bytes(record), checkpoint, overwrite)
 
 
-def _go_on(
-    standing: VersionRecord,
-    store: EmbeddingStore,
-    tables: Mapping[str, TableSpec],
-    dense: DenseModel,
-    job: JobSpec,
-) -> Beginning:
-    refuse_other_job("the job in the store", standing.job, job)
-    if standing.progress.version != store.version():
-        raise BadInput(
-            f"the store is at version {store.version()} and its record of version {standing.progress.version}: "
-            "who else writes there?"
-        )
-    create_tables(store, tables)  # they are there; one with another spec is refused
-    dense.restore(standing.dense)
-    return Beginning(standing.progress, str(standing.job["job"]))
-
-
 _SAME = (
-    "mode",
-    "micro_batch_size",
-    "grads_to_wait",
-    "seed",
-    "train_records",
-    "shuffle",
-    "average",
-    "intra_op_threads",
+    "mode", "micro_batch_size", "grads_to_wait", "seed", "train_records", "shuffle", "average", "intra_op_threads",
     "on_worker",
-)
+)  # fmt: skip
 
 
 def refuse_other_job(what: str, saved: DocumentFields, job: JobSpec) -> None:

@@ -86,7 +86,7 @@ def test_candidates_are_listed_for_each_triple_by_a_file(run: Path, graph: Path,
         np.savez(file, head_neg=lists["head"], tail_neg=lists["tail"])
     else:
         columns: dict[str, object] = {
-            f"{side}_entities_among": [[names[e] for e in row] for row in each] for side, each in lists.items()
+            f"{side}_candidates": [[names[e] for e in row] for row in each] for side, each in lists.items()
         }
         pyarrow.parquet.write_table(pa.table(columns), file)
     told = json.loads(elastable("kg", "evaluate", run, "--listed", file, "--raw", "--json").output)["metrics"]
