@@ -29,8 +29,9 @@ def main() -> None:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     report_to, words = int(sys.argv[1]), sys.argv[2:]  # the program gets its own arguments
     code, why = _run(words)
-    if code != 0:
-        _leave_groups(why or f"exit code {code}")
+    world = sys.modules.get("elastable.replicas.processes.world")
+    if code != 0 and world is not None:
+        world.leave_all(why or f"exit code {code}")
     with suppress(OSError):
         os.write(report_to, why.encode())
     sys.exit(code)
@@ -69,12 +70,6 @@ def _exit_code(ended: SystemExit) -> int:
 
 def _said(error: BaseException | None) -> str:
     return "" if error is None else f"{type(error).__name__}: {error}"
-
-
-def _leave_groups(why: str) -> None:
-    world = sys.modules.get("elastable.replicas.processes.world")
-    if world is not None:
-        world.leave_all(why)
 
 
 def _die_with_parent() -> None:

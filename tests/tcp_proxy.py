@@ -87,16 +87,17 @@ class TcpProxy:
                 threading.Thread(target=self._forward, args=(source, target), daemon=True).start()
 
     def _forward(self, source: socket.socket, target: socket.socket) -> None:
-        try:
+        with contextlib.suppress(OSError):
             while received := source.recv(1 << 16):
                 if source not in self._deaf:
-                    target.sendall(received)
-        except OSError:
-            pass
+                    self._pass_on(received, target)
         if source in self._deaf:
             return  # its end is lost, too
         _end(source)
         _end(target)
+
+    def _pass_on(self, received: bytes, target: socket.socket) -> None:
+        target.sendall(received)
 
 
 def _end(one: socket.socket) -> None:

@@ -45,15 +45,20 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the suite that runs in a process of its own
     monkeypatch.delenv("CI", raising=False)
     pytester.makeconftest(CONFTEST)
-    pytester.makeini("[pytest]\nmarkers =\n  process\n  slow\n")
+    pytester.makeini("[pytest]\nmarkers =\n  process\n  slow\n  sampled(n)\n")
     return pytester
 
 
+def told(ran: pytest.RunResult) -> tuple[list[str], str]:
+    """What the tests of `DRAWS` say they drew, sorted; and the seed that the run tells, if it does."""
+    seeds = [line.removeprefix("seed: ") for line in ran.outlines if line.startswith("seed: ")]
+    return sorted(line.split("drawn ")[1] for line in ran.outlines if "drawn " in line), "".join(seeds)
+
+
 def drawn(suite: pytest.Pytester, *options: str) -> list[str]:
-    """What the tests of `DRAWS` say they drew, sorted."""
     ran = suite.runpytest_inprocess("-s", *options)
     ran.assert_outcomes(passed=2 if "-k" not in options else 1)
-    return sorted(line.split("drawn ")[1] for line in ran.outlines if "drawn " in line)
+    return told(ran)[0]
 
 
 def test_what_was_there_before_the_first_test_is_left_out_of_collections() -> None:
@@ -76,19 +81,16 @@ class TestSeeds:
 
     def test_a_random_seed_is_told_and_can_be_given_again(self, suite: pytest.Pytester) -> None:
         suite.makepyfile(DRAWS)
-        ran = suite.runpytest_inprocess("-s", "-q", "--seed", "random")
-        (line,) = [line for line in ran.outlines if line.startswith("seed: ")]
-        told = sorted(line.split("drawn ")[1] for line in ran.outlines if "drawn " in line)
-        assert drawn(suite, "--seed", line.removeprefix("seed: ")) == told
+        draws, seed = told(suite.runpytest_inprocess("-s", "-q", "--seed", "random"))
+        assert drawn(suite, "--seed", seed) == draws
 
     @pytest.mark.process
     def test_all_processes_of_a_run_have_one_random_seed(self, suite: pytest.Pytester) -> None:
         suite.makepyfile(DRAWS)
         ran = suite.runpytest_subprocess("-n", "2", "--dist", "load", "-rP", "--random-order", "--seed", "random")
-        told = sorted(line.split("drawn ")[1] for line in ran.outlines if "drawn " in line)
-        (line,) = [line for line in ran.outlines if line.startswith("seed: ")]
-        assert len(told) == 2
-        assert drawn(suite, "--seed", line.removeprefix("seed: ")) == told
+        draws, seed = told(ran)
+        assert len(draws) == 2
+        assert drawn(suite, "--seed", seed) == draws
 
 
 class TestOrder:
@@ -113,25 +115,24 @@ class TestOrder:
 
 
 class TestSkips:
-    SKIPS = "import pytest\n\ndef test_it():\n    pytest.skip({!r})\n"
-
-    def test_a_skip_is_a_failure_in_ci_alone(self, suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-        suite.makepyfile(self.SKIPS.format("no engine here"))
+    @pytest.mark.parametrize(
+        ("skipped", "in_ci"),
+        [
+            ("def test_it():\n    pytest.skip('no engine here')\n", "failed"),
+            ("pytest.importorskip('no_such_module')\n", "errors"),
+            ("def test_it():\n    pytest.skip('this store says that a lookup may meet a commit halfway')\n", "skipped"),
+        ],
+    )
+    def test_a_skip_is_a_failure_in_ci_alone_unless_its_reason_is_of_the_list(
+        self, suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, skipped: str, in_ci: str
+    ) -> None:
+        suite.makepyfile("import pytest\n\n" + skipped)
         suite.runpytest_inprocess().assert_outcomes(skipped=1)
         monkeypatch.setenv("CI", "true")
         ran = suite.runpytest_inprocess()
-        ran.assert_outcomes(failed=1)
-        ran.stdout.fnmatch_lines(["*::test_it is skipped in CI: Skipped: no engine here"])
-
-    def test_so_is_a_module_that_is_skipped(self, suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-        suite.makepyfile("import pytest\npytest.importorskip('no_such_module')\n")
-        monkeypatch.setenv("CI", "true")
-        suite.runpytest_inprocess().assert_outcomes(errors=1)
-
-    def test_reasons_of_the_list_pass(self, suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-        suite.makepyfile(self.SKIPS.format("this store says that a lookup may meet a commit halfway"))
-        monkeypatch.setenv("CI", "true")
-        suite.runpytest_inprocess().assert_outcomes(skipped=1)
+        ran.assert_outcomes(**{in_ci: 1})
+        if in_ci == "failed":
+            ran.stdout.fnmatch_lines(["*::test_it is skipped in CI: Skipped: no engine here"])
 
     def test_every_reason_of_the_list_is_that_of_a_test(self) -> None:
         sources = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py") if "plugins" not in str(path))
@@ -150,19 +151,20 @@ class TestQuick:
         )
         suite.runpytest_inprocess("--quick").assert_outcomes(passed=1, deselected=3)
 
-    def test_a_process_that_nobody_announced_fails_its_test(self, suite: pytest.Pytester) -> None:
-        suite.makepyfile("import subprocess\n\ndef test_it():\n    subprocess.run(['true'])\n")
-        ran = suite.runpytest_subprocess("--quick")
-        ran.assert_outcomes(failed=1)
-        ran.stdout.fnmatch_lines(["*mark it with pytest.mark.process*"])
-
-    def test_it_fails_in_other_runs_too_where_quick_tests_lie(self, suite: pytest.Pytester) -> None:
-        starts = "import subprocess\n\ndef test_it():\n    subprocess.run(['true'])\n"
-        for folder, outcome in (("master", "failed"), ("worker", "passed")):
-            place = suite.path / "tests" / folder
-            place.mkdir(parents=True)
-            (place / f"test_{folder}.py").write_text(starts)
-            suite.runpytest_subprocess(f"tests/{folder}").assert_outcomes(**{outcome: 1})
+    @pytest.mark.parametrize(
+        ("folder", "options", "outcome"),
+        [(".", ("--quick",), "failed"), ("tests/master", (), "failed"), ("tests/worker", (), "passed")],
+    )
+    def test_a_process_that_nobody_announced_fails_its_test_in_quick_runs_and_where_quick_tests_lie(
+        self, suite: pytest.Pytester, folder: str, options: tuple[str, ...], outcome: str
+    ) -> None:
+        (suite.path / folder).mkdir(parents=True, exist_ok=True)
+        place = suite.path / folder / "test_process.py"
+        place.write_text("import subprocess\n\ndef test_it():\n    subprocess.run(['true'])\n")
+        ran = suite.runpytest_subprocess(folder, *options)
+        ran.assert_outcomes(**{outcome: 1})
+        if outcome == "failed":
+            ran.stdout.fnmatch_lines(["*mark it with pytest.mark.process*"])
 
 
 def test_the_suite_of_this_repository_has_the_same_plugins() -> None:
@@ -201,8 +203,8 @@ class TestDelays:
         monkeypatch.setattr(delays, "ROOT", str(suite.path))
         monkeypatch.setattr(delays, "SHARE", 0.3)
         suite.makepyfile(HASTY)
-        told = [suite.runpytest_inprocess("--delays", str(number)).parseoutcomes() for number in range(12)]
-        assert any(outcomes == {"passed": 1, "failed": 1} for outcomes in told)
+        ran = [suite.runpytest_inprocess("--delays", str(number)).parseoutcomes() for number in range(12)]
+        assert any(outcomes == {"passed": 1, "failed": 1} for outcomes in ran)
         suite.runpytest_inprocess("--delays", "0", "-k", "patient").assert_outcomes(passed=1, deselected=1)
 
     def test_a_number_decides_which_places_are_slow(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,10 +229,8 @@ class TestDelays:
         assert 0 < len(first) < 3 * 40
 
 
-def test_of_sampled_cases_some_run_and_all_at_night(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest(CONFTEST)
-    pytester.makeini("[pytest]\nmarkers =\n  slow\n  process\n  sampled(n)\n")
-    pytester.makepyfile(
+def test_of_sampled_cases_some_run_and_all_at_night(suite: pytest.Pytester) -> None:
+    suite.makepyfile(
         """
         import pytest
 
@@ -246,7 +246,7 @@ def test_of_sampled_cases_some_run_and_all_at_night(pytester: pytest.Pytester) -
     )
 
     def ran(*options: str) -> list[str]:
-        lines = pytester.runpytest("-s", "-q", "-p", "no:randomly", *options).stdout.lines
+        lines = suite.runpytest("-s", "-q", "-p", "no:randomly", *options).stdout.lines
         return [line.rsplit("ran ", 1)[1] for line in lines if "ran " in line and " in " not in line]
 
     assert ran("-m", "not slow") == ["0", "3", "6", "a", "b"]
@@ -255,12 +255,10 @@ def test_of_sampled_cases_some_run_and_all_at_night(pytester: pytest.Pytester) -
 
 @pytest.mark.parametrize(("server", "kept"), [(None, 3), (Path("/usr/bin/redis-server"), 4)])
 def test_cases_on_valkey_repeat_those_on_redis_where_redis_is_valkey(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, server: Path | None, kept: int
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, server: Path | None, kept: int
 ) -> None:
     monkeypatch.setattr("tests.plugins.sampled.redis_binary", lambda: server)
-    pytester.makeconftest(CONFTEST)
-    pytester.makeini("[pytest]\nmarkers =\n  slow\n  process\n  sampled(n)\n")
-    pytester.makepyfile(
+    suite.makepyfile(
         """
         import pytest
 
@@ -270,4 +268,4 @@ def test_cases_on_valkey_repeat_those_on_redis_where_redis_is_valkey(
         def test_none(): pass
         """
     )
-    pytester.runpytest_inprocess("-m", "not slow").assert_outcomes(passed=kept, deselected=4 - kept)
+    suite.runpytest_inprocess("-m", "not slow").assert_outcomes(passed=kept, deselected=4 - kept)

@@ -24,8 +24,8 @@ from elastable.embedding_store.composite import ShardedStore
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.shards import PushedCommit, RowPush, RowSums, Slices, SumTerm
 from elastable.embedding_store.wire.access.credentials import Credentials
-from elastable.jobs.servers.local_stores import LocalStores, StoreAccess
-from elastable.jobs.servers.server_options import StoreServerOptions
+from elastable.jobs.local_processes import LocalStores, StoreAccess
+from elastable.jobs.options import StoreServerOptions
 
 __all__ = ["measured", "shares"]
 

@@ -16,7 +16,7 @@ from elastable.master.keras.dense import DenseModel
 from elastable.master.keras.keras_optimizer import inner_optimizer
 from elastable.master.keras.wrapping_optimizers import keeps_averages, rows_become_averages
 
-__all__ = ["finalize_averages", "refuse_averages"]
+__all__ = ["finalize_averages", "refuse_averages", "report_rows"]
 
 
 def finalize_averages(
@@ -33,14 +33,16 @@ def finalize_averages(
         dense: The dense part.
         store: Holds the tables; nobody commits to it meanwhile.
         tables: Of the model.
-        rows_changed: Told of rows that were written.
+        rows_changed: Called with rows that were written.
     """
-
-    def changed(table: str, ids: Int64) -> None:
-        rows_changed({table: TableUpdate(ids, np.zeros((len(ids), 0), np.float32))})
-
     dense.finalize_averages()
-    rows_become_averages(store, [name for name in tables if name not in dense.frozen_tables], changed)
+    trained = [name for name in tables if name not in dense.frozen_tables]
+    rows_become_averages(store, trained, report_rows(rows_changed))
+
+
+def report_rows(rows_changed: Callable[[Mapping[str, TableUpdate]], None]) -> Callable[[str, Int64], None]:
+    """Calls `rows_changed` with an update without gradients for the table and the ids that it gets."""
+    return lambda table, ids: rows_changed({table: TableUpdate(ids, np.zeros((len(ids), 0), np.float32))})
 
 
 def refuse_averages(optimizer: keras.Optimizer, store: EmbeddingStore, tables: Mapping[str, TableSpec]) -> None:

@@ -13,10 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import keras
-import numpy as np
 
+from elastable.callbacks.averages import report_rows
 from elastable.callbacks.callback_state import named
-from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import CheckpointError, Unsupported
@@ -44,7 +43,7 @@ class BestVersions:
         job: What is computed.
         progress: The place of the job.
         directory: Where checkpoints of best versions go, for a job that may be resumed; None: a temporary folder.
-        rows_changed: Told of rows that were put back.
+        rows_changed: Called with rows that were put back.
 
     Raises:
         Unsupported: a job that would be resumed from its store, whose record holds the last version and not the best.
@@ -121,7 +120,7 @@ class BestVersions:
         # Each restores over the one before.
         best = [name for name, callback in self._followed.items() if callback.best_weights is not None]
         if best:
-            restore_weights(self._open(best[-1], self._noted[best[-1]]), self._store, self._changed)
+            restore_weights(self._open(best[-1], self._noted[best[-1]]), self._store, report_rows(self._rows_changed))
 
     def close(self) -> None:
         """Takes temporary files away, and lets the callbacks see all weights again."""
@@ -143,10 +142,6 @@ class BestVersions:
 
     def _home(self, name: str) -> str:
         return f"{self._temporary or self._directory}/{name.replace(' ', '-')}"
-
-    def _changed(self, table: str, ids: Int64) -> None:
-        none = np.zeros((len(ids), 0), np.float32)
-        self._rows_changed({table: TableUpdate(ids, none)})
 
 
 def _with_dense_weights(hook: Callable[..., None]) -> Callable[..., None]:

@@ -9,8 +9,13 @@ from pathlib import Path
 import typer
 
 from elastable.commands.command_line import with_options
-from elastable.commands.knowledge_graphs.evaluating import classify_triples, evaluate_run, score_triples
-from elastable.commands.knowledge_graphs.predicting import export_run, predict_links
+from elastable.commands.knowledge_graphs.querying import (
+    classify_triples,
+    evaluate_run,
+    export_run,
+    predict_links,
+    score_triples,
+)
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.option import Option, OptionField, option_fields, required, setting
 from elastable.embedding_store.support.extras import needs

@@ -14,8 +14,7 @@ from elastable.commands.command_line import AS_JSON, takes
 from elastable.embedding_store.composite import Placement, plan_tables
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.option import Option, check_options, required, setting
-from elastable.jobs.options import MODEL_FILE
-from elastable.jobs.shared_options import OFFLOAD_ABOVE
+from elastable.jobs.options import MODEL_FILE, OFFLOAD_ABOVE
 from elastable.models.table_places import locations_of
 from elastable.process.quiet import import_tensorflow
 from elastable.process.stopping import OutputConsole
@@ -46,7 +45,7 @@ def plan(options: _PlanOptions) -> None:
 
     model, tables = tables_of(options.model_file, options.offload_above)
     placements = plan_tables(tables, locations_of(options.locations, options.store).settings)
-    dense = [(variable.path, tuple(variable.shape), _bytes(variable)) for variable in variables_of(model.weights)]
+    dense = [(variable.path, tuple(variable.shape), _bytes_of(variable)) for variable in variables_of(model.weights)]
     if options.as_json:
         typer.echo(json.dumps(_as_json(placements, dense), indent=2))
         return
@@ -79,7 +78,7 @@ def _as_json(placements: tuple[Placement, ...], dense: list[tuple[str, tuple[int
     }
 
 
-def _bytes(variable: keras.Variable) -> int:
+def _bytes_of(variable: keras.Variable) -> int:
     return int(variable.value.dtype.size * variable.value.shape.num_elements())
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from elastable.embedding_store.errors import BadInput
-from elastable.in_process.fit_streams import is_fit_stream, train_stream, validation_stream
-from elastable.worker.readers import EndlessReader, Reader, StreamReader, as_reader
+from elastable.worker.readers import EndlessReader, PassReader, Reader, StreamReader, as_reader
+from elastable.worker.readers.streams.stream_reader import is_endless, is_iterator, is_stream
 from elastable.worker.readers.views import ClassWeightReader, PartReader
 
-__all__ = ["FitArguments", "FitData", "fit_data"]
+__all__ = ["FitArguments", "FitData", "fit_data", "is_fit_stream"]
 
 _BATCH_RECORDS = 32  # as in Keras
 _PARTS = ("x", "y", "sample_weight")
@@ -84,9 +84,12 @@ def fit_data(given: FitArguments) -> FitData:
         reader = ClassWeightReader(reader, given.class_weight)
     batch_size = given.batch_size or _batch_size(reader, given)
     _warn_if_short(len(reader), batch_size * given.grads_to_wait, given.steps_per_epoch)
-    together = given.validation_batch_size or _stream_batch(validation) or given.batch_size or batch_size
-    if validation is not None and given.validation_steps:
-        validation = _first(validation, given.validation_steps, together)
+    of_stream = validation.batch_records if isinstance(validation, StreamReader) else None
+    together = given.validation_batch_size or of_stream or given.batch_size or batch_size
+    if validation is not None and (first := given.validation_steps):
+        _warn_if_short(len(validation), together, first, "validation_steps")
+        if first * together < len(validation):
+            validation = PartReader(validation, 0, first * together)
     steps = 0 if endless else given.steps_per_epoch  # without an end a pass is an epoch
     return FitData(reader, validation, batch_size, together, steps or 0)
 
@@ -191,21 +194,12 @@ def _split(reader: Reader, share: float) -> tuple[Reader, Reader]:
     return PartReader(reader, 0, kept), PartReader(reader, kept, records)
 
 
-def _first(reader: Reader, steps: int, batch: int) -> Reader:
-    _warn_if_short(len(reader), batch, steps, "validation_steps")
-    return reader if steps * batch >= len(reader) else PartReader(reader, 0, steps * batch)
-
-
 def _batch_size(reader: Reader, given: FitArguments) -> int:
     if together := getattr(reader, "batch_records", 0):
         return int(together)
     if given.steps_per_epoch:
         return math.ceil(len(reader) / (given.steps_per_epoch * given.grads_to_wait))
     return _BATCH_RECORDS
-
-
-def _stream_batch(reader: Reader | None) -> int | None:
-    return reader.batch_records if isinstance(reader, StreamReader) else None
 
 
 def _warn_if_short(records: int, batch: int, steps: int | None, name: str = "steps_per_epoch") -> None:
@@ -231,3 +225,71 @@ def _require_share(share: float | None) -> float:
     if not isinstance(share, int | float) or not 0.0 <= share < 1.0:
         raise BadInput(f"validation_split={share!r}: need a share of the records, 0 <= validation_split < 1")
     return float(share)
+
+
+# Streams as `model.fit` takes them, with and without an end, as readers
+
+
+class _FromEpoch(EndlessReader):
+    """A stream whose first batches belong to the epoch at which `fit` begins, as in Keras."""
+
+    def __init__(self, batches: object, batches_per_epoch: int, first_epoch: int) -> None:
+        self._first_epoch = first_epoch
+        super().__init__(batches, batches_per_epoch)
+
+    def of_pass(self, number: int) -> Reader:
+        """The records of epoch `number`."""
+        return super().of_pass(max(0, number - self._first_epoch))
+
+
+def is_fit_stream(data: object) -> bool:
+    """Whether `data` gives batches one after the other: a dataset, a loader or an iterator."""
+    return is_stream(data) or is_iterator(data)
+
+
+def train_stream(
+    data: object, batches_per_epoch: int | None, first_epoch: int, epochs: int, shuffle: bool, once: bool
+) -> Reader:
+    """Records to train on; of a stream without an end, an `EndlessReader`.
+
+    Args:
+        data: A stream, as `is_fit_stream` says.
+        batches_per_epoch: Batches of an epoch; None: all.
+        first_epoch: The epoch of the stream's first batch.
+        epochs: The epoch to end at.
+        shuffle: Whether the batches of a `PyDataset` are shuffled.
+        once: Whether a stream with an end is read once, for records by number; False: anew for each pass.
+
+    Raises:
+        BadInput: an end that is not known, or no end, without `batches_per_epoch`.
+    """
+    endless = is_endless(data)
+    if endless is False or (endless is None and not batches_per_epoch and not is_iterator(data)):
+        if once:
+            return StreamReader(data)
+        return PassReader(data, shuffle=shuffle, first_pass=first_epoch, goes_on=bool(batches_per_epoch))
+    if not batches_per_epoch:
+        raise BadInput(
+            f"x is a {type(data).__name__}, a stream without an end: say where an epoch ends (steps_per_epoch=), or "
+            "which of its batches to take (et.StreamReader(stream, count=...))"
+        )
+    if endless or is_iterator(data):
+        return _FromEpoch(data, batches_per_epoch, first_epoch)
+    count = batches_per_epoch * epochs  # no more than are trained: it may have no end
+    if once:
+        return StreamReader(data, count=count)
+    return PassReader(data, count=count, shuffle=shuffle, first_pass=first_epoch, goes_on=True)
+
+
+def validation_stream(data: object, steps: int | None) -> Reader:
+    """Records to evaluate on: the first `steps` batches, each time; None: all.
+
+    Raises:
+        BadInput: a stream without an end, or whose end is not known, without `steps`.
+    """
+    if steps is None and (is_iterator(data) or is_endless(data)):
+        raise BadInput(
+            f"validation_data is a {type(data).__name__}, a stream without an end: say how many of its batches to "
+            "evaluate (validation_steps=)"
+        )
+    return StreamReader(data, count=None if steps is None else int(steps))

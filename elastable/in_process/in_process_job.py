@@ -24,8 +24,7 @@ from elastable.embedding_store.shards import ShardStore
 from elastable.in_process.backup import refuse_backup_of_slots
 from elastable.in_process.fit_data import FitData
 from elastable.in_process.fit_seeds import FitSeeds
-from elastable.in_process.fit_tables import FitTables
-from elastable.in_process.in_process_stores import StoreGiven
+from elastable.in_process.in_process_stores import FitTables, StoreGiven
 from elastable.jobs.job_hooks import JobHooks
 from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
 from elastable.master.jobs.job_master import Master

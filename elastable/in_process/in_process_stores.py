@@ -6,20 +6,27 @@ import atexit
 import contextlib
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
 from weakref import WeakSet
 
 import keras
 
+from elastable.callbacks.averages import refuse_averages
 from elastable.embedding_store.composite import LocationSettings, plan_tables, storage_of_tables, storage_of_url
+from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import MemoryStore
-from elastable.embedding_store.errors import BadInput, ElastableError
+from elastable.embedding_store.errors import BadInput, ElastableError, Unsupported
 from elastable.embedding_store.open_store import open_store
-from elastable.worker.layers.model_tables import store_layers
+from elastable.in_process.fit_seeds import FitSeeds
+from elastable.master.keras.discovery import discover_tables
+from elastable.models.table_places import join_stores, on_worker
+from elastable.models.tables_in_store import as_there, seeded_as_read, tables_in_store
+from elastable.worker.layers.model_tables import pretrained_rows, store_layers
+from elastable.worker.models.offload import keep_on_worker
+from elastable.worker.step.traced.step_plan import StepPlan
 
-__all__ = ["StoreGiven", "refuse_rows_of_others", "stores_and_places"]
+__all__ = ["FitTables", "StoreGiven"]
 
 StoreGiven = EmbeddingStore | str | Mapping[str, EmbeddingStore | str] | None
 """What `et.fit(store=)` takes."""
@@ -32,22 +39,13 @@ _read: set[str] = set()  # of these, which a model may read from
 _own: WeakSet[MemoryStore] = WeakSet()
 
 
-def stores_and_places(
+def _stores_and_places(
     given: StoreGiven, locations: LocationSettings | None, tables: Mapping[str, TableSpec], model: keras.Model
 ) -> tuple[dict[str, EmbeddingStore], dict[str, str]]:
     """Storage -> store, and table -> storage.
 
     A store given by URL is opened once in a process, stays open for the layers that read from it, and is closed when
-    the process ends.
-
-    Args:
-        given: As of `et.fit`.
-        locations: Which tables live where; None: all in the first store.
-        tables: Of the model.
-        model: Whose layers may read from a store in memory already, which is kept.
-
-    Raises:
-        BadInput: no store, or no URL of one.
+    the process ends. A store in memory that the model's layers read already is kept.
     """
     stores = _stores(given, model, tables)
     if not stores:
@@ -57,15 +55,12 @@ def stores_and_places(
     return stores, dict.fromkeys(tables, next(iter(stores)))
 
 
-def refuse_rows_of_others(
+def _refuse_rows_of_others(
     model: keras.Model, tables: Mapping[str, TableSpec], stores: Mapping[str, EmbeddingStore]
 ) -> None:
     """Refuses a store with rows that the model's layers do not read: they would be its initial values.
 
     A store that was opened by its URL for this model is closed then, so that it can be opened and attached.
-
-    Raises:
-        BadInput: naming the table, and what to do.
     """
     read = {layer.table_name: layer.source for layer in store_layers(model)}
     for storage, store in stores.items():
@@ -73,7 +68,11 @@ def refuse_rows_of_others(
         for name in tables:
             if name not in there or read.get(name) is not None or not (rows := store.row_count(name)):
                 continue
-            _close_unread(stores)
+            with _lock:
+                urls = [url for url, store in _opened.items() if store in stores.values() and url not in _read]
+                unread = [_opened.pop(url) for url in urls]
+            for opened in unread:
+                opened.close()
             raise BadInput(
                 f"the {storage} store holds {rows} rows of table {name!r} already, which this model has not read: to "
                 "go on with them open that store by et.open_store, call layer.attach(store), and give et.fit the same "
@@ -88,10 +87,7 @@ def _stores(given: StoreGiven, model: keras.Model, tables: Mapping[str, TableSpe
         return {"memory": _memory_of(model, tables) or _memory()}
     if isinstance(given, Mapping):
         return {storage: _store(store) for storage, store in given.items()}
-    if isinstance(given, str):
-        store = _store(given)
-        return {storage_of_url(given): store}
-    return {"memory": _store(given)}
+    return {storage_of_url(given) if isinstance(given, str) else "memory": _store(given)}
 
 
 def _store(given: object) -> EmbeddingStore:
@@ -107,14 +103,6 @@ def _store(given: object) -> EmbeddingStore:
         return _opened[given]
 
 
-def _close_unread(stores: Mapping[str, EmbeddingStore]) -> None:
-    with _lock:
-        urls = [url for url, store in _opened.items() if store in stores.values() and url not in _read]
-        unread = [_opened.pop(url) for url in urls]
-    for store in unread:
-        store.close()
-
-
 def _memory() -> MemoryStore:
     store = MemoryStore()
     _own.add(store)
@@ -128,14 +116,7 @@ def _memory_of(model: keras.Model, tables: Mapping[str, TableSpec]) -> MemorySto
     if not isinstance(only, MemoryStore) or only not in _own:
         return None
     there = only.specs()
-    return only if all(_is_same(spec, there.get(name)) for name, spec in tables.items()) else None
-
-
-def _is_same(spec: TableSpec, there: TableSpec | None) -> bool:
-    """Whether a table is the one that is there, at whatever learning rate it was made."""
-    if there is None or not there.optimizer.same_but_rate(spec.optimizer):
-        return False
-    return not replace(spec, optimizer=there.optimizer).differences(there)
+    return only if all(as_there(spec, there.get(name)) == there.get(name) for name, spec in tables.items()) else None
 
 
 @atexit.register
@@ -146,3 +127,66 @@ def _close() -> None:
     for store in stores:
         with contextlib.suppress(ElastableError):
             store.close()
+
+
+class FitTables:
+    """The model's tables in the stores that hold them: discovered, placed, filled, and attached to its layers.
+
+    Args:
+        model: A built, compiled model.
+        seeds: Of initial rows.
+        lazy: As of `discover_tables`.
+        store, locations: As of `et.fit`.
+        version: That the store is at then; None: as it is.
+        moved: Table name -> float32 `[vocabulary, dim]`: rows of Keras embeddings that moved to the store.
+        steps: What the model's own `train_step` does; None: it has Keras' own.
+
+    Attributes:
+        specs: Table name -> its spec, of those that are in the store.
+        store: Holds them.
+        on_worker: Tables that are Keras variables of the model instead.
+        optimizers: As of `discover_tables`.
+
+    Raises:
+        ElastableError: a table that cannot be, or a store that holds others' rows.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        *,
+        seeds: FitSeeds,
+        lazy: bool | None,
+        store: StoreGiven = None,
+        locations: LocationSettings | None = None,
+        version: int | None = None,
+        moved: Mapping[str, Float32] | None = None,
+        steps: StepPlan | None = None,
+    ) -> None:
+        self.optimizers = {} if steps is None else steps.optimizers()
+        tables = _discovered(model, seeds.rows, lazy, self.optimizers)
+        tables = seeded_as_read(tables, model, seeds.keras)
+        stores, places = _stores_and_places(store, locations, tables, model)
+        _refuse_rows_of_others(model, tables, stores)
+        given = {**pretrained_rows(store_layers(model), unseeded=seeds.keras), **(moved or {})}
+        self.on_worker = on_worker(places)
+        keep_on_worker(model, {name: tables[name] for name in self.on_worker}, given)
+        self.specs = {name: spec for name, spec in tables.items() if places[name] != "worker"}
+        held = join_stores(stores, places)
+        refuse_averages(model.optimizer, held, self.specs)
+        begin = held.version() if version is None else version
+        self.store = tables_in_store(model, self.specs, held, given, seeds.rows, begin, self.optimizers)
+
+
+def _discovered(
+    model: keras.Model, seed: int, lazy: bool | None, optimizers: Mapping[str, keras.Optimizer]
+) -> dict[str, TableSpec]:
+    try:
+        return discover_tables(model, seed, lazy=lazy, optimizers=optimizers)
+    except Unsupported as error:
+        if lazy is not None:
+            raise
+        raise Unsupported(
+            f"{error}. model.fit takes lazy=False for a table with input_dim, so that rows which no batch touches have "
+            "Keras' numbers; with lazy=True on the layer, and in et.fit, touched rows alone are trained"
+        ) from error

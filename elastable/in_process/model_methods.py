@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import keras
 
-from elastable.in_process.fit_data import FitArguments, fit_data
-from elastable.in_process.fit_streams import is_fit_stream
+from elastable.in_process.fit_data import FitArguments, fit_data, is_fit_stream
 from elastable.in_process.fitting import fit
 from elastable.in_process.on_batch import train_batch
 from elastable.worker.readers import Reader

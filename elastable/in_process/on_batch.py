@@ -10,7 +10,7 @@ import numpy as np
 from elastable.callbacks.freezing import Freezing
 from elastable.embedding_store.errors import Unsupported
 from elastable.in_process.fit_seeds import FitSeeds
-from elastable.in_process.fit_tables import FitTables
+from elastable.in_process.in_process_stores import FitTables
 from elastable.master.api import JobSpec, Push, SyncPushId
 from elastable.master.commits.accumulate import add_metrics
 from elastable.master.commits.committer import Committer
@@ -121,12 +121,8 @@ class _BatchTrainer:
         except BaseException:
             self._dense.rewind()  # the step has moved the states of the model itself
             raise
-        self._committer.commit(version + 1, [push], _place_of)
+        self._committer.commit(version + 1, [push], lambda made: Progress())
         total = add_metrics((), [result.metrics])
         for variable, value in zip(self._model.metrics_variables, total, strict=True):
             variable.assign(value.astype(variable.dtype))
         return self._book.results(total)
-
-
-def _place_of(made: object) -> Progress:
-    return Progress()

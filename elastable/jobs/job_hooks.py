@@ -4,47 +4,74 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+import keras
 
 from elastable.callbacks.callback_list import JobCallbacks
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.errors import Unsupported
 from elastable.master.commits.accumulate import Accumulated
 from elastable.master.jobs.hooks import Hooks
+from elastable.master.keras.discovery import store_backed_layers
 from elastable.master.master_options import is_due
 from elastable.master.tasks.schedule import Schedule
-from elastable.models.untrained import UntrainedTables
 from elastable.output.run_directory import RunDirectory
 from elastable.process.logs import describe_process
 
-__all__ = ["JobHooks", "Stopwatch"]
+__all__ = ["JobHooks", "UntrainedTables"]
+
+_VERSIONS = 10
+
+
+class UntrainedTables:
+    """Finds the embedding layers whose tables had no gradient in the first versions, and names them once.
+
+    Frozen layers (`trainable=False`) are not warned of.
+
+    Args:
+        model: The model that is trained.
+        versions: Versions after which a table should have had a gradient.
+    """
+
+    def __init__(self, model: keras.Model, versions: int = _VERSIONS) -> None:
+        self._model = model
+        self._left, self._versions = versions, versions
+        self._updated: set[str] = set()
+
+    def saw(self, updated: Iterable[str], overflowed: bool = False) -> None:
+        """A version has been committed that changed these tables; warns with the last of the first versions.
+
+        One whose gradient overflowed changes no table, whatever it looked up: it says nothing.
+        """
+        if not self._left or overflowed:
+            return
+        self._updated.update(updated)
+        self._left -= 1
+        if not self._left:
+            self._warn()
+
+    def end(self) -> None:
+        """An epoch is over: one of fewer versions is judged by what there was, unless each of them overflowed."""
+        if 0 < self._left < self._versions:
+            self._left = 0
+            self._warn()
+
+    def _warn(self) -> None:
+        for layer in store_backed_layers(self._model):
+            if layer.table_name not in self._updated and getattr(layer, "trainable", True):
+                _log.warning(
+                    "embedding layer %r: its table %r has had no gradient so far: either nothing that the loss is "
+                    "computed from looks its rows up, or all bags and lists of ids that it was given were empty. Set "
+                    "trainable=False on the layer if that is meant",
+                    layer.name,
+                    layer.table_name,
+                )
+
 
 _log = logging.getLogger(__name__)
 
 _RECORD_EVERY_S = 0.5
-
-
-class Stopwatch:
-    """Seconds from the first version to the last, without evaluations."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._since: float | None = None
-
-    def start(self) -> None:
-        """What comes now is training."""
-        self._since = time.monotonic()
-
-    def version(self) -> None:
-        """A version has been committed."""
-        now = time.monotonic()
-        if self._since is not None:
-            self.seconds += now - self._since
-        self._since = now
-
-    def pause(self) -> None:
-        """What comes now is no training."""
-        self._since = None
 
 
 class JobHooks(Hooks):
@@ -96,9 +123,11 @@ class JobHooks(Hooks):
         self._version, self._written = version, written
         self._made_one = False
         self._stopped = False
-        self.stopwatch = Stopwatch()
+        self.seconds = 0.0
+        """Between versions, without evaluations."""
         self.untimed_records = 0
-        """Records of the version that started the watch: its seconds were the workers' way here."""
+        """Records of the first version: its seconds were the workers' way here, and are not counted."""
+        self._timed_since: float | None = None
         self.logs: Mapping[str, float] = {}
 
     def state(self) -> Mapping[str, object]:
@@ -109,7 +138,7 @@ class JobHooks(Hooks):
         self._begin_step()
         if self._made_one:
             # Not in the first one: the workers are still on their way.
-            self.stopwatch.start()
+            self._timed_since = time.monotonic()
 
     def go_on(self, logs: Mapping[str, float]) -> None:
         """The job goes on at a version that was kept before callbacks heard of it: they hear of it now."""
@@ -136,7 +165,10 @@ class JobHooks(Hooks):
             self.untimed_records = before(version) - before(version - 1)
         self._version, self._made_one = version, True
         describe_process(version=version)
-        self.stopwatch.version()
+        now = time.monotonic()
+        if self._timed_since is not None:
+            self.seconds += now - self._timed_since
+        self._timed_since = now
         rows = self._rows_written()
         last = self._schedule.ends_epoch(version)
         self._stopped = self._callbacks.version(self._schedule.step(version - 1), logs, last)
@@ -168,7 +200,7 @@ class JobHooks(Hooks):
         return self._stopped
 
     def on_evaluation_begin(self, version: int) -> None:
-        self.stopwatch.pause()
+        self._timed_since = None
 
     def on_evaluation(self, version: int, logs: Mapping[str, float]) -> None:
         if self._run is not None:
@@ -176,16 +208,13 @@ class JobHooks(Hooks):
         self._evaluated(version, logs)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
-        self.stopwatch.pause()
+        self._timed_since = None
         self._untrained.end()
         self.logs = dict(logs)
         if self._run is not None:
             self._run.record("epoch", self._version, epoch, logs)
-        _log.info("epoch %d ended at version %d: %s", epoch + 1, self._version, _listed(logs))
+        listed = ", ".join(f"{name} {value:.6g}" for name, value in logs.items()) or "no metrics"
+        _log.info("epoch %d ended at version %d: %s", epoch + 1, self._version, listed)
         self._on_epoch(epoch, logs)
         if self._callbacks.end_epoch(epoch, logs):
             self._stop("a callback stopped training")
-
-
-def _listed(logs: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.6g}" for name, value in logs.items()) or "no metrics"

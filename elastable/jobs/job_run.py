@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import logging
 import shlex
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console
 from rich.markup import escape
@@ -26,12 +22,13 @@ from elastable.embedding_store.composite import ShardedStore
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import PinKeeper
-from elastable.embedding_store.errors import CheckpointError, ElastableError, JobFailed, StaleVersion, Unsupported
+from elastable.embedding_store.errors import CheckpointError, ElastableError, StaleVersion, Unsupported
 from elastable.embedding_store.option import command_words
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.jobs.job_hooks import JobHooks
-from elastable.jobs.options import JobOptions, TrainOptions, WorkerOptions
+from elastable.jobs.local_processes import LocalWorkers
+from elastable.jobs.options import JobOptions, TrainOptions
 from elastable.jobs.prepare import PreparedJob
 from elastable.jobs.store_watch import StoreHealth, watching_store
 from elastable.master.api import JobStatus, Tensor
@@ -43,22 +40,23 @@ from elastable.master.tasks.schedule import Schedule
 from elastable.monitoring.checkpoint_log import MOST_CHECKPOINTS, CheckpointLog
 from elastable.output.progress_bars import JobProgress, summary_table
 from elastable.output.run_directory import RunDirectory
-from elastable.process.child import EndedChild, start_elastable
-from elastable.process.exit_codes import ExitCode, error_of
+from elastable.process.child import EndedChild
+from elastable.process.exit_codes import ExitCode
 from elastable.process.repeating import repeating
 from elastable.process.stopping import OUTPUT_CLOSED, SIGNAL_REASONS
 from elastable.worker.keras.same_optimizer import note_training
 from elastable.worker.models.export import export_keras
 
-__all__ = ["CheckpointWriter", "JobRun", "LocalWorkers"]
+__all__ = ["CheckpointWriter", "JobRun"]
 
 
-# Checkpoints of a job, written from a pinned version while training goes on
+_log = logging.getLogger(__name__)
 
-
-# A master that takes the place of one that died waits for its pins.
+# Of the pin of a version while it is written; a master that takes the place of one that died waits for its pins.
 _LEASE_S = 30.0
 _RENEW_EVERY_S = 5.0
+_LOOK_EVERY_S = 0.5
+_STARTING_POINT = ("resume", "rerun", "overwrite", "take_over", "checkpoint_dir")
 
 Begin = Callable[[Snapshot, Mapping[str, Tensor], Progress], Callable[[], str]]
 """Begins a checkpoint of (rows, dense tensors, progress); what it returns writes it, and returns where it is."""
@@ -109,7 +107,12 @@ class CheckpointWriter:
             self._failed(version, time.monotonic(), f": {error}")
             pin.close()
             return
-        self._writing = self._thread.submit(self._from_pin, pin, write, version)
+
+        def write_from_pin() -> None:
+            with PinKeeper(pin, _RENEW_EVERY_S, f"the checkpoint of version {version}"):
+                self._warned(write, version)
+
+        self._writing = self._thread.submit(write_from_pin)
 
     def finish(self, dense: Mapping[str, Tensor], progress: Progress) -> str:
         """Writes the last version of a job, when nothing is committed any more; returns where it is.
@@ -135,10 +138,6 @@ class CheckpointWriter:
         self.wait()
         self._thread.shutdown()
 
-    def _from_pin(self, pin: Snapshot, write: Callable[[], str], version: int) -> None:
-        with PinKeeper(pin, _RENEW_EVERY_S, f"the checkpoint of version {version}"):
-            self._warned(write, version)
-
     def _warned(self, write: Callable[[], str], version: int) -> None:
         self._outrun = False
         begun = time.monotonic()
@@ -163,12 +162,6 @@ class CheckpointWriter:
     def _failed(self, version: int, begun: float, why: str) -> None:
         _log.warning("no checkpoint of version %d%s", version, why, extra={"version": version})
         self._noted.note_failure(version, time.monotonic() - begun, why.lstrip(":, "))
-
-
-_log = logging.getLogger(__name__)
-
-_LOOK_EVERY_S = 0.5
-_STARTING_POINT = ("resume", "rerun", "overwrite", "take_over", "checkpoint_dir")
 
 
 class JobRun:
@@ -214,7 +207,12 @@ class JobRun:
         for found in self._series.standing(prepared.job.job, MOST_CHECKPOINTS) if prepared.progress.version else []:
             written = datetime.fromisoformat(found.manifest.written).timestamp()
             self.noted.note_earlier(found.version, written, found.address, found.manifest.size)
-        self._writer = CheckpointWriter(prepared.store, self._begin_checkpoint, options.deadline_s, self.noted)
+        self._writer = CheckpointWriter(
+            prepared.store,
+            lambda rows, dense, progress: self._series.begin(rows, dense, prepared.job, progress),
+            options.deadline_s,
+            self.noted,
+        )
 
     def ended_workers(self) -> list[EndedChild]:
         """Worker processes that the command has started and that have failed."""
@@ -226,7 +224,8 @@ class JobRun:
         Args:
             started: `time.monotonic()` when the command started.
         """
-        prepared, progress = self._prepared, self._progress()
+        prepared, job = self._prepared, self._prepared.job
+        progress = JobProgress(self._console, job.train_records * job.epochs, prepared.progress.records)
         self._series.require_reached(prepared.progress.version)
         callbacks, hooks = self._callbacks(progress)
         show = repeating(lambda: self._look(progress), _LOOK_EVERY_S, "elastable-watch")
@@ -253,30 +252,23 @@ class JobRun:
         self._finish(hooks, checkpoint, status, time.monotonic() - started)
         if not self._interrupted:
             return ExitCode.DONE
-        self._show_how_to_continue(status.version)
-        return ExitCode.OUTPUT_CLOSED if self._master.stop_reason == OUTPUT_CLOSED else ExitCode.INTERRUPTED
+        line = f"{self._master.stop_reason} at version {status.version:,}; go on with:\n{self.resume_command}"
+        closed = self._master.stop_reason == OUTPUT_CLOSED
+        if closed:
+            _log.warning("%s", line)
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        return ExitCode.OUTPUT_CLOSED if closed else ExitCode.INTERRUPTED
 
     @property
     def _interrupted(self) -> bool:
         return self._master.stop_reason in SIGNAL_REASONS.values()
 
-    def _progress(self) -> JobProgress:
-        job = self._prepared.job
-        return JobProgress(self._console, job.train_records * job.epochs, self._prepared.progress.records)
-
     def _callbacks(self, progress: JobProgress) -> tuple[JobCallbacks, JobHooks]:
         prepared, job, begin = self._prepared, self._prepared.job, self._prepared.progress
         schedule = Schedule(job)
-        callbacks = prepared.file.callbacks()
-        best = BestVersions(
-            callbacks,
-            prepared.store,
-            prepared.dense,
-            job,
-            self._master.progress,
-            f"{self._checkpoints}/best",
-            self._series.rows_changed,
-        )
+        callbacks, home = prepared.file.callbacks(), f"{self._checkpoints}/best"
+        progress_now, rows_changed = self._master.progress, self._series.rows_changed
+        best = BestVersions(callbacks, prepared.store, prepared.dense, job, progress_now, home, rows_changed)
         note_training(prepared.model, elsewhere=True)
         freezing = Freezing(prepared.model, prepared.dense)
         joined = JobCallbacks(
@@ -287,7 +279,7 @@ class JobRun:
             schedule,
             self._master.stop,
             self._run,
-            self._save,
+            lambda: self._writer.begin(prepared.dense.tensors(), self._master.progress()),
             self._options.checkpoint_every,
             lambda epoch, logs: progress.epoch(epoch, job.epochs, logs),
             progress.evaluation,
@@ -306,18 +298,6 @@ class JobRun:
         words = ["elastable", command, *command_words(shown, leave_out=_STARTING_POINT)]
         return shlex.join([*words, "--resume", "--checkpoint-dir", str(self._checkpoints)])
 
-    def _show_how_to_continue(self, version: int) -> None:
-        line = f"{self._master.stop_reason} at version {version:,}; go on with:\n{self.resume_command}"
-        if self._master.stop_reason == OUTPUT_CLOSED:
-            _log.warning("%s", line)
-        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-    def _save(self) -> None:
-        self._writer.begin(self._prepared.dense.tensors(), self._master.progress())
-
-    def _begin_checkpoint(self, rows: Snapshot, dense: Mapping[str, Tensor], progress: Progress) -> Callable[[], str]:
-        return self._series.begin(rows, dense, self._prepared.job, progress)
-
     def _look(self, progress: JobProgress) -> None:
         """Shows the job, and looks after local workers."""
         progress.show(self._master.status())
@@ -333,13 +313,21 @@ class JobRun:
                 self._master.report_failure("local workers", error, fatal=True)
 
     def _finish(self, hooks: JobHooks, checkpoint: str, status: JobStatus, total_seconds: float) -> None:
-        job = self._prepared.job
-        exported = self._export()
+        job, store, exported = self._prepared.job, self._prepared.store, None
+        if self._options.export:
+            try:
+                exported = str(export_keras(self._prepared.model, store, self._run.path / "model.keras"))
+            except Unsupported as error:
+                self._console.print(f"[yellow]not exported: {escape(str(error))}[/yellow]", highlight=False)
+        servers = store.watch if isinstance(store, ShardedStore) else None
+        if servers is not None:
+            servers.look()
         trained = max(0, status.records_trained - self._prepared.progress.records)
         timed = max(0, trained - hooks.untimed_records)
-        seconds = hooks.stopwatch.seconds
+        seconds = hooks.seconds
         result: dict[str, object] = {
-            "auc": _held_out_auc(hooks.logs),
+            # The first AUC of the validation split, whatever its metric is called: "auc", "AUC", "auc_1".
+            "auc": next((value for name, value in hooks.logs.items() if name.lower().startswith("val_auc")), None),
             "examples": trained,
             "seconds": seconds,
             "timed_examples": timed,
@@ -347,8 +335,12 @@ class JobRun:
             "total_seconds": total_seconds,
             "version": status.version,
             "workers": self._master.contributors,
-            "store": self._store(),
-            "store_servers": self._store_servers(),
+            # The store that the job was given; of store servers, their addresses.
+            "store": redacted(self._options.store if servers is None else job.store_url),
+            "store_servers": [
+                {"address": of.address, "store": of.shard.store if of.shard is not None else None}
+                for of in ([] if servers is None else servers.statuses())
+            ],
             "mode": job.mode,
             "epochs": job.epochs,
             "seed": job.seed,
@@ -362,118 +354,3 @@ class JobRun:
         if exported:
             paths["model"] = exported
         self._console.print(summary_table(result, hooks.logs, paths))
-
-    def _store(self) -> str:
-        """The store that the job was given; of store servers, their addresses."""
-        servers = isinstance(self._prepared.store, ShardedStore)
-        return redacted(self._prepared.job.store_url if servers else self._options.store)
-
-    def _store_servers(self) -> list[dict[str, object]]:
-        """Where each of the job's store servers is, and where it says that it keeps its rows."""
-        store = self._prepared.store
-        if not isinstance(store, ShardedStore):
-            return []
-        store.watch.look()
-        return [
-            {"address": of.address, "store": of.shard.store if of.shard is not None else None}
-            for of in store.watch.statuses()
-        ]
-
-    def _export(self) -> str | None:
-        if not self._options.export:
-            return None
-        try:
-            return str(export_keras(self._prepared.model, self._prepared.store, self._run.path / "model.keras"))
-        except Unsupported as error:
-            self._console.print(f"[yellow]not exported: {escape(str(error))}[/yellow]", highlight=False)
-            return None
-
-
-def _held_out_auc(logs: Mapping[str, float]) -> float | None:
-    """The first AUC of the validation split, whatever its metric is called: "auc", "AUC", "auc_1"."""
-    return next((value for name, value in logs.items() if name.lower().startswith("val_auc")), None)
-
-
-# Worker processes on this machine, started and ended with a job
-
-
-_STOP_WAIT_S = 20.0
-
-
-class LocalWorkers:
-    """Processes of `elastable worker`, each with its own log file.
-
-    They run in their own sessions, so that Ctrl-C reaches the master alone, which then ends the job for all. They end
-    at once when the master's process does, also by SIGKILL.
-
-    Args:
-        count: Number of processes.
-        options: Of each; the first alone makes a profile.
-        logs: Directory for the log files.
-        environment: Variables in which their environment differs from this process'.
-    """
-
-    def __init__(
-        self, count: int, options: WorkerOptions, logs: Path, environment: Mapping[str, str] | None = None
-    ) -> None:
-        self._logs = [logs / f"worker-{number}.log" for number in range(count)]
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._reported: set[int] = set()
-        for log in self._logs:
-            self._processes.append(start_elastable(["worker", *command_words(options)], log, environment))
-            options = replace(options, profile=None)  # two profilers of one host would write to one file
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop(wait_s=_STOP_WAIT_S if error is None else 2.0)
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids, in order."""
-        return [process.pid for process in self._processes]
-
-    def failed(self) -> list[EndedChild]:
-        """Those that have ended, but not with exit code 0, in order."""
-        ended = zip(self._processes, self._logs, strict=True)
-        return [EndedChild(it.pid, code, log) for it, log in ended if (code := it.poll())]
-
-    def newly_dead(self) -> list[str]:
-        """A line for every worker that failed since the last call."""
-        new = [worker for worker in self.failed() if worker.pid not in self._reported]
-        self._reported |= {worker.pid for worker in new}
-        return [f"worker {self.pids.index(worker.pid)} (pid {worker.pid}) {worker}" for worker in new]
-
-    def require_some_alive(self) -> None:
-        """Refuses to go on when every worker is gone.
-
-        Raises:
-            ElastableError: with the end of a log; of the kind that all workers failed with, or `JobFailed` where they
-                differ or were killed.
-        """
-        codes = [process.poll() for process in self._processes]
-        if codes and None not in codes:
-            number = next((n for n, code in enumerate(codes) if code), 0)
-            failed = {code for code in codes if code}
-            kind = error_of(failed.pop()) if len(failed) == 1 else JobFailed
-            tail = "\n".join(self._logs[number].read_text(errors="replace").splitlines()[-8:])
-            raise kind(f"every worker has ended before the job; the last lines of {self._logs[number]}:\n{tail}")
-
-    def stop(self, wait_s: float) -> None:
-        """Lets the workers end by themselves for `wait_s` seconds, then ends them."""
-        give_up = time.monotonic() + wait_s
-        for process in self._processes:
-            try:
-                process.wait(timeout=max(0.05, give_up - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.terminate()
-        for process in self._processes:
-            try:
-                process.wait(timeout=5.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(timeout=5.0)
-            process.stdin.close()  # type: ignore[union-attr]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,26 +21,26 @@ from elastable.embedding_store.wire.access.credentials import GIVEN_TOKEN, Crede
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_store import channels_of
-from elastable.jobs.job_run import JobRun, LocalWorkers
-from elastable.jobs.options import JobOptions, WorkerOptions
+from elastable.jobs.job_run import JobRun
+from elastable.jobs.local_processes import LocalStores, LocalWorkers, StoreAccess
+from elastable.jobs.options import JobOptions, StoreServerOptions, WorkerOptions, client_limits
 from elastable.jobs.prepare import PreparedJob, prepare_job
 from elastable.jobs.servers.finding import find_servers, server_now
-from elastable.jobs.servers.local_stores import LocalStores, StoreAccess
-from elastable.jobs.servers.server_options import StoreServerOptions
-from elastable.jobs.shared_options import client_limits
 from elastable.jobs.store_watch import StoreHealth
 from elastable.master.checkpoints.storage.checkpoint_locations import claimed_checkpoints, require_writable_checkpoints
 from elastable.master.jobs.job_master import Master
 from elastable.master.master_options import MasterOptions
 from elastable.master.wire.master_service import master_service
-from elastable.monitoring.metric import Source
-from elastable.monitoring.page.views import JobView
-from elastable.monitoring.sources.checkpoint_source import CheckpointSource
-from elastable.monitoring.sources.job_source import JobSource
-from elastable.monitoring.sources.server_source import server_sources
-from elastable.monitoring.sources.shard_source import servers_source, shard_lookups_source
-from elastable.monitoring.sources.store_source import StoreSource
-from elastable.monitoring.watched import Watched
+from elastable.monitoring.metrics import (
+    Source,
+    checkpoint_source,
+    job_source,
+    server_sources,
+    servers_source,
+    shard_lookups_source,
+    store_source,
+)
+from elastable.monitoring.page.views import JobView, Watched
 from elastable.monitoring.watching import require_watchable, watched_over_http
 from elastable.output.run_directory import RunDirectory, require_writable
 from elastable.process.heap import keep_collections_short
@@ -76,9 +76,13 @@ def run_job(options: JobOptions, console: Console) -> int:
         stores, run, stores_access = None, None, None
         if options.local_stores:
             run, stores_access = _run_directory(options, held), StoreAccess.for_run()
-            settings = _store_server(options)
+            same = ("store", "transport", "client_calls", "client_bytes", "client_rate")
+            settings = StoreServerOptions(listen="127.0.0.1:0", **{name: getattr(options, name) for name in same})
             stores = held.enter_context(LocalStores(options.local_stores, settings, run.path, stores_access))
-        placed = _with_servers(options, stores)
+        placed = options
+        if options.stores:
+            url = find_servers(options.stores, options.deadline_s) if stores is None else stores.url
+            placed = replace(options, store=url, stores=())
         describe_process(role="master")
         prepared = prepare_job(placed, None if stores_access is None else stores_access.credentials)
         held.callback(prepared.store.close)
@@ -94,7 +98,7 @@ def run_job(options: JobOptions, console: Console) -> int:
                     store_service(prepared.store, lookups=lookups, not_ready=health.not_ready),
                     master_service(master, channels_of(prepared.store)),
                 ],
-                client_limits(options.client_calls, options.client_bytes, options.client_rate),
+                client_limits(options),
                 credentials=access.credentials,
                 insecure=options.insecure,
                 anonymous=access.anonymous,
@@ -103,9 +107,9 @@ def run_job(options: JobOptions, console: Console) -> int:
         _introduce(console, placed, prepared, run, server.address)
         job = JobRun(options, prepared, master, run, console, health)
         sources: dict[str, Source] = {
-            "job": JobSource(master),
-            "checkpoints": CheckpointSource(job.noted),
-            "store": StoreSource(prepared.store, health.not_ready),
+            "job": partial(job_source, master),
+            "checkpoints": partial(checkpoint_source, job.noted),
+            "store": partial(store_source, prepared.store, health.not_ready),
             "servers": partial(servers_source, lambda: master.status().servers),
             "shards": partial(shard_lookups_source, prepared.store, prepared.store),
             **server_sources("master", server, lookups),
@@ -118,16 +122,20 @@ def run_job(options: JobOptions, console: Console) -> int:
         held.enter_context(stopping_on_signals(master.stop, console))
         if options.local_workers:
             environment = {**access.environment, **({} if stores_access is None else stores_access.workers)}
-            job.workers = held.enter_context(_local_workers(options, environment, server.address, run))
-        if isinstance(prepared.store, ShardedStore):
-            if stores is None:
-                _follow(prepared.store, options.stores)
-            held.enter_context(repeating(prepared.store.watch.look, _LOOK_EVERY_S, "elastable-server-watch"))
+            worker = _worker_options(options, server.address)
+            job.workers = held.enter_context(LocalWorkers(options.local_workers, worker, run.path, environment))
+        if isinstance(servers := prepared.store, ShardedStore):
+            if stores is None:  # one that is not reached is looked for where `--stores` says that it is by now
+                servers.follow(lambda number: server_now(options.stores, number, servers.address.split(",")))
+            held.enter_context(repeating(servers.watch.look, _LOOK_EVERY_S, "elastable-server-watch"))
         held.enter_context(warming(prepared.store))  # while the workers start, and not when they first ask
         try:
             return job.train(started)
         finally:
-            _let_workers_leave(master)
+            # Serves on for a while, until every worker knows that the job is over, or why it failed.
+            give_up = time.monotonic() + _LEAVE_WAIT_S
+            while master.status().workers and time.monotonic() < give_up:
+                time.sleep(0.05)
 
 
 def _run_directory(options: JobOptions, held: ExitStack) -> RunDirectory:
@@ -136,87 +144,42 @@ def _run_directory(options: JobOptions, held: ExitStack) -> RunDirectory:
     return run
 
 
-def _with_servers(options: JobOptions, local: LocalStores | None) -> JobOptions:
-    """The options with the store servers as the store, once those of this machine are there."""
-    if not options.stores:
-        return options
-    if local is not None:
-        return replace(options, store=local.url, stores=())
-    return replace(options, store=find_servers(options.stores, options.deadline_s), stores=())
-
-
-def _follow(store: ShardedStore, stores: Sequence[str]) -> None:
-    """Has servers that are not reached looked for where `--stores` says that they are by now."""
-    store.follow(lambda number: server_now(stores, number, store.address.split(",")))
-
-
 def _master(options: JobOptions, prepared: PreparedJob) -> Master:
     settings = MasterOptions(
-        lease_seconds=options.lease_s,
-        backup_after_s=options.backup_after_s,
-        commit_deadline_s=options.deadline_s,
-        evaluate_every=options.evaluate_every,
-        checkpoint_every=options.checkpoint_every,
-    )
-    return Master(
-        prepared.job, prepared.store, prepared.dense, prepared.metrics, start=prepared.progress, options=settings
-    )
+        lease_seconds=options.lease_s, backup_after_s=options.backup_after_s, commit_deadline_s=options.deadline_s,
+        evaluate_every=options.evaluate_every, checkpoint_every=options.checkpoint_every,
+    )  # fmt: skip
+    parts = prepared.job, prepared.store, prepared.dense, prepared.metrics
+    return Master(*parts, start=prepared.progress, options=settings)
 
 
-def _store_server(options: JobOptions) -> StoreServerOptions:
-    return StoreServerOptions(
-        store=options.store,
-        transport=options.transport,
-        listen="127.0.0.1:0",
-        client_calls=options.client_calls,
-        client_bytes=options.client_bytes,
-        client_rate=options.client_rate,
-    )
-
-
-def _local_workers(
-    options: JobOptions, environment: Mapping[str, str], address: str, run: RunDirectory
-) -> LocalWorkers:
-    worker = WorkerOptions(
+def _worker_options(options: JobOptions, address: str) -> WorkerOptions:
+    return WorkerOptions(
         master=str(Address.parse(address).for_this_host()),  # a certificate names hosts, and 0.0.0.0 is none
-        model=options.model_file,
-        deadline_s=options.deadline_s,
-        transport=options.transport,
+        model=options.model_file, deadline_s=options.deadline_s, transport=options.transport,
         profile=options.local_profile,
-    )
-    return LocalWorkers(options.local_workers, worker, run.path, environment)
-
-
-def _let_workers_leave(master: Master) -> None:
-    """Serves on for a while, until every worker knows that the job is over, or why it failed."""
-    give_up = time.monotonic() + _LEAVE_WAIT_S
-    while master.status().workers and time.monotonic() < give_up:
-        time.sleep(0.05)
+    )  # fmt: skip
 
 
 def _introduce(console: Console, options: JobOptions, prepared: PreparedJob, run: RunDirectory, address: str) -> None:
+    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     tables = ", ".join(
         f"{spec.name} [{'any id' if spec.vocabulary_size is None else f'{spec.vocabulary_size:,}'} x {spec.dim}]"
         for spec in prepared.tables.values()
     )
     job = prepared.job
-    console.print(
-        f"master at {address}, store {redacted(options.store)}, run {run.path}", highlight=False, markup=False
-    )
-    console.print(f"tables: {tables}", highlight=False, markup=False, soft_wrap=True)
-    console.print(
+    say(f"master at {address}, store {redacted(options.store)}, run {run.path}")
+    say(f"tables: {tables}")
+    say(
         f"{job.train_records:,} records x {job.epochs} epochs, {job.mode}, micro-batches of {job.micro_batch_size}, "
-        f"{job.micro_batches_per_version} to a version",
-        highlight=False,
+        f"{job.micro_batches_per_version} to a version"
     )
     taken = prepared.resumed or (prepared.warm if not prepared.progress.version else None)
     origin = "" if taken is None else f" from {redacted(taken.address)} of job {taken.job.get('job', '')}"
     if prepared.progress.version:
-        line = f"resuming at version {prepared.progress.version}{origin}"
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(f"resuming at version {prepared.progress.version}{origin}")
     elif taken is not None:
-        line = f"beginning with rows{origin}, version {taken.version}"
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(f"beginning with rows{origin}, version {taken.version}")
     run.begin_job(job.job, address, prepared.progress.version)
 
 
@@ -259,7 +222,9 @@ class JobAccess:
         credentials.for_server(where, options.insecure)
         if options.local_workers:
             credentials.for_client(where.for_this_host())
-        if not options.local_workers or not _may_have_own(credentials, where, _rows_elsewhere(options)):
+        # Workers look rows up at servers that others started; those of this run have separate tokens.
+        elsewhere = (bool(options.stores) and not options.local_stores) or options.store.startswith("grpc://")
+        if not options.local_workers or not _may_have_own(credentials, where, elsewhere):
             return cls(credentials, None, {})
         without = dict.fromkeys(_OTHER_TOKENS, "")
         if credentials.worker_token is not None:
@@ -267,11 +232,6 @@ class JobAccess:
         token = secrets.token_hex(32)
         onlookers = None if credentials.tokens else Role.READER
         return cls(replace(credentials, worker_token=token), onlookers, {**without, GIVEN_TOKEN: token})
-
-
-def _rows_elsewhere(options: JobOptions) -> bool:
-    """Whether workers look rows up at servers that others started; those of this run have tokens of their own."""
-    return (bool(options.stores) and not options.local_stores) or options.store.startswith("grpc://")
 
 
 def _may_have_own(credentials: Credentials, where: Address, rows_elsewhere: bool) -> bool:

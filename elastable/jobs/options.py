@@ -1,51 +1,107 @@
 """The settings of the commands that train and serve: help, default, bounds and name of each, defined once."""
 
+# ruff: noqa: RUF009 - these calls make fields
+
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.open_store import check_store_url
 from elastable.embedding_store.option import Option, check_options, required, setting
-from elastable.embedding_store.support.store_url import outlives_process, refuse_remote_shards
-from elastable.embedding_store.tiers.redis.url import redacted
-from elastable.jobs.servers.server_options import require_own_store, require_servers
-from elastable.jobs.shared_options import (
-    CLIENT_BYTES,
-    CLIENT_CALLS,
-    CLIENT_RATE,
-    HTTP,
-    INSECURE,
-    LISTEN,
-    NOT_FINITE,
-    OFFLOAD_ABOVE,
-    PROFILE,
-    STORE_URL,
-    TRANSPORT,
-    check_addresses,
-    client_limits,
-    deadline,
-    of_job,
-    of_model,
-    of_network,
-    of_saving,
-    of_store,
-    of_workers,
+from elastable.embedding_store.support.address import Address
+from elastable.embedding_store.support.store_url import (
+    SERVERS,
+    byte_count,
+    outlives_process,
+    refuse_remote_shards,
+    server_addresses,
 )
+from elastable.embedding_store.tiers.redis.url import redacted
+from elastable.embedding_store.wire.server.call_room import CallLimits
+from elastable.jobs.servers.finding import DnsServers, is_dns_name
+from elastable.jobs.servers.store_registry import is_registry
 from elastable.master.api import KNOWN_VALUES
 
 __all__ = [
     "MODEL_FILE",
-    "MOST_LOCAL_STORES",
+    "OFFLOAD_ABOVE",
     "JobOptions",
+    "ServerOptions",
+    "ServingOptions",
+    "StoreServerOptions",
     "TrainOptions",
     "WorkerOptions",
+    "client_limits",
+    "deadline",
 ]
 
-MOST_LOCAL_STORES = 64
+_MOST_LOCAL_STORES = 64
+
+T = TypeVar("T")
+
+
+def _grouped(group: str, default: T, help: str, **more: Any) -> T:  # noqa: A002 - as `Option` calls it
+    return setting(default, Option(help, group=group, **more))
+
+
+_of_job = partial(_grouped, "The job")
+_of_model = partial(_grouped, "Data and model")
+_of_store = partial(_grouped, "Store and locations")
+_of_saving = partial(_grouped, "Checkpoints and output")
+_of_workers = partial(_grouped, "Slow workers")
+
+_network = partial(Option, group="Network")
 
 MODEL_FILE = Option("Model file: defines model() and data(split).", metavar="MODEL.py", positional=True)
+OFFLOAD_ABOVE = Option(
+    "Move each plain keras.layers.Embedding of more elements to the store; 0: none.",
+    flags=("--offload-embeddings-above",), at_least=0, metavar="ELEMENTS",
+)  # fmt: skip
+_STORE_URL = Option(
+    "memory, file:///folder, or redis://[user:pass@]host:port (rediss:// for TLS); docs/tiers.md says more.",
+    group="Store and locations", metavar="URL",
+)  # fmt: skip
+_NOT_FINITE = Option(
+    "What to do with gradients that hold NaN or Inf.", group="The job", choices=KNOWN_VALUES["not_finite"]
+)
+_LISTEN = _network("Address to listen on; port 0 takes a free one.", metavar="HOST:PORT")
+_INSECURE = _network(
+    "Listen beyond this host without TLS or a token: whoever reaches the port may use everything it serves."
+)
+_HTTP = _network(
+    "Serve metrics, health and a live page over HTTP at this address; port 0 takes a free one.",
+    metavar="HOST:PORT", unset="off",
+)  # fmt: skip
+_CLIENT_CALLS = _network(
+    "Calls of one client (a connection) under way or waiting at this server; for one more it is told so, and waits.",
+    at_least=16, metavar="N",
+)  # fmt: skip
+_CLIENT_BYTES = _network(
+    "Bytes of requests of one client that this server receives at once; for more it is told so, and waits.",
+    metavar="SIZE", unset="a sixteenth of the memory, at least 512 MiB",
+)  # fmt: skip
+_CLIENT_RATE = _network(
+    "Calls a second that one client may make at this server; for one more it is told so, and waits.",
+    at_least=10, metavar="N", unset="no limit",
+)  # fmt: skip
+_TRANSPORT = _network(
+    "How processes on this host read rows: auto takes the server's shared memory where that is possible, else gRPC.",
+    choices=("auto", "grpc", "shared"),
+)
+_PROFILE = Option(
+    "Write a profile of ten micro-batches of a worker to this folder, for TensorBoard.",
+    group="Slow workers", metavar="DIR", unset="none",
+)  # fmt: skip
+
+
+def deadline(meaning: str) -> Option:
+    return _network(meaning, flags=("--deadline",), above=0, metavar="SECONDS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,143 +113,105 @@ class JobOptions:
     """
 
     model_file: Path = required(MODEL_FILE)
-    mode: str = setting(
+    mode: str = _of_job(
         "sync",
-        of_job(
-            "sync gives the same numbers for any number of workers; async never waits.", choices=KNOWN_VALUES["mode"]
-        ),
+        "sync gives the same numbers for any number of workers; async never waits.",
+        choices=KNOWN_VALUES["mode"],
     )
-    epochs: int = setting(1, of_job("Passes over the training data.", at_least=1))
-    micro_batch_size: int = setting(
-        256,
-        of_job("Records in a micro-batch, the unit of work of a worker.", at_least=1),
-    )
-    grads_to_wait: int | None = setting(
-        None,
-        of_job(
-            "Micro-batches of one update.",
-            at_least=1, unset="the optimizer's gradient_accumulation_steps; else --workers in sync mode, or 1",
-        ),
+    epochs: int = _of_job(1, "Passes over the training data.", at_least=1)
+    micro_batch_size: int = _of_job(256, "Records in a micro-batch, the unit of work of a worker.", at_least=1)
+    grads_to_wait: int | None = _of_job(
+        None, "Micro-batches of one update.", at_least=1,
+        unset="the optimizer's gradient_accumulation_steps; else --workers in sync mode, or 1",
     )  # fmt: skip
-    average: str = setting(
+    average: str = _of_job(
         "mean",
-        of_job(
-            "How micro-batches are combined: mean divides as Keras divides the loss of one batch; records weighs each "
-            "by its records; batches weighs all the same; sum adds them.",
-            choices=KNOWN_VALUES["average"],
-        ),
+        "How micro-batches are combined: mean divides as Keras divides the loss of one batch; records weighs each by "
+        "its records; batches weighs all the same; sum adds them.",
+        choices=KNOWN_VALUES["average"],
     )
-    not_finite: str = setting("refuse", NOT_FINITE)
-    seed: int = setting(0, of_job("Seed of record order, initial values and dropout."))
-    intra_op_threads: int = setting(
-        1, of_job("TensorFlow threads of every worker; part of the job, since it changes roundings.", at_least=1)
+    not_finite: str = setting("refuse", _NOT_FINITE)
+    seed: int = _of_job(0, "Seed of record order, initial values and dropout.")
+    intra_op_threads: int = _of_job(
+        1, "TensorFlow threads of every worker; part of the job, since it changes roundings.", at_least=1
     )
-    evaluate_every: int = setting(
-        0,
-        of_job(
-            "Evaluate every N versions during training; 0: only at the end of epochs.", at_least=0, metavar="VERSIONS"
-        ),
+    evaluate_every: int = _of_job(
+        0, "Evaluate every N versions during training; 0: only at the end of epochs.", at_least=0, metavar="VERSIONS"
     )
-    shuffle: bool = setting(True, of_model("Shuffle the training records."))
-    lazy: bool = setting(
+    shuffle: bool = _of_model(True, "Shuffle the training records.")
+    lazy: bool = _of_model(
         True,
-        of_model(
-            "A step moves only the rows that its batch touches; --no-lazy moves all rows, as plain Keras does "
-            "(docs/lazy.md)."
-        ),
+        "A step moves only the rows that its batch touches; --no-lazy moves all rows, as plain Keras does "
+        "(docs/lazy.md).",
     )
-    offload_above: int = setting(0, OFFLOAD_ABOVE)
-    store: str = setting("memory", STORE_URL)
-    stores: tuple[str, ...] = setting(
+    offload_above: int = setting(0, replace(OFFLOAD_ABOVE, group="Data and model"))
+    store: str = setting("memory", _STORE_URL)
+    stores: tuple[str, ...] = _of_store(
         (),
-        of_store(
-            "Store servers that hold the rows, a shard each (elastable store); with elastable train, a number starts "
-            "so many here, each with a part of --store.",
-            metavar="HOST:PORT[,...]|redis://...|dns://...|N", unset="rows are with the master",
-        ),
+        "Store servers that hold the rows, a shard each (elastable store); with elastable train, a number starts so "
+        "many here, each with a part of --store.",
+        metavar="HOST:PORT[,...]|redis://...|dns://...|N", unset="rows are with the master",
     )  # fmt: skip
-    locations: Path | None = setting(
-        None, of_store("Which table is kept where; see elastable plan.", metavar="FILE.toml", unset="all in --store")
+    locations: Path | None = _of_store(
+        None, "Which table is kept where; see elastable plan.", metavar="FILE.toml", unset="all in --store"
     )
-    warm_start: str | Path | None = setting(
-        None, of_store("Start with rows of another model's checkpoint, in the tables that both have.", metavar="CKPT")
+    warm_start: str | Path | None = _of_store(
+        None, "Start with rows of another model's checkpoint, in the tables that both have.", metavar="CKPT"
     )
-    warm_tables: tuple[str, ...] = setting(
-        (), of_store("Take only these tables from --warm-start.", metavar="A,B", unset="all that both models have")
+    warm_tables: tuple[str, ...] = _of_store(
+        (), "Take only these tables from --warm-start.", metavar="A,B", unset="all that both models have"
     )
-    overwrite: bool = setting(
+    overwrite: bool = _of_store(
         False,
-        of_store(
-            "Drop the tables of an earlier job from the store; write beside another job's checkpoints in "
-            "--checkpoint-dir."
-        ),
+        "Drop the tables of an earlier job from the store; write beside another job's checkpoints in --checkpoint-dir.",
     )
-    take_over: bool = setting(False, of_store("Take the store from a job that still runs on it; that job fails."))
-    run_dir: Path = setting(Path("runs"), of_saving("Directory for run directories.", metavar="DIR"))
-    checkpoint_dir: str | Path | None = setting(
-        None,
-        of_saving(
-            "Directory for checkpoints, a path or a URL such as s3://bucket/folder.",
-            metavar="DIR|URL", unset="in the run directory",
-        ),
+    take_over: bool = _of_store(False, "Take the store from a job that still runs on it; that job fails.")
+    run_dir: Path = _of_saving(Path("runs"), "Directory for run directories.", metavar="DIR")
+    checkpoint_dir: str | Path | None = _of_saving(
+        None, "Directory for checkpoints, a path or a URL such as s3://bucket/folder.",
+        metavar="DIR|URL", unset="in the run directory",
     )  # fmt: skip
-    checkpoint_every: int = setting(
-        0, of_saving("Write a checkpoint every N versions; 0: only at the end.", at_least=0, metavar="VERSIONS")
+    checkpoint_every: int = _of_saving(
+        0, "Write a checkpoint every N versions; 0: only at the end.", at_least=0, metavar="VERSIONS"
     )
-    keep: int = setting(3, of_saving("Checkpoints to keep; 0: all.", at_least=0))
-    full_every: int = setting(
-        5,
-        of_saving(
-            "Write a full checkpoint every N; those between hold only what changed.",
-            at_least=1, metavar="CHECKPOINTS",
-        ),
-    )  # fmt: skip
-    resume: bool = setting(
-        False,
-        of_saving("Continue an earlier job, in Redis or from the newest checkpoint; start anew if there is none."),
+    keep: int = _of_saving(3, "Checkpoints to keep; 0: all.", at_least=0)
+    full_every: int = _of_saving(
+        5, "Write a full checkpoint every N; those between hold only what changed.", at_least=1, metavar="CHECKPOINTS"
     )
-    rerun: bool = setting(False, of_saving("With --resume: train again if the earlier job has finished."))
-    export: bool = setting(True, of_saving("Write the trained model as plain .keras."))
-    lease_s: float = setting(
-        60.0,
-        of_workers(
-            "Seconds before an unfinished micro-batch is reassigned.", flags=("--lease",), above=0, metavar="SECONDS"
-        ),
+    resume: bool = _of_saving(
+        False, "Continue an earlier job, in Redis or from the newest checkpoint; start anew if there is none."
     )
-    backup_after_s: float | None = setting(
-        None,
-        of_workers(
-            "Seconds before an idle worker also computes a slow worker's micro-batch; the first result counts.",
-            flags=("--backup-after",), above=0, metavar="SECONDS", unset="never",
-        ),
+    rerun: bool = _of_saving(False, "With --resume: train again if the earlier job has finished.")
+    export: bool = _of_saving(True, "Write the trained model as plain .keras.")
+    lease_s: float = _of_workers(
+        60.0, "Seconds before an unfinished micro-batch is reassigned.", flags=("--lease",), above=0, metavar="SECONDS"
+    )
+    backup_after_s: float | None = _of_workers(
+        None, "Seconds before an idle worker also computes a slow worker's micro-batch; the first result counts.",
+        flags=("--backup-after",), above=0, metavar="SECONDS", unset="never",
     )  # fmt: skip
-    staleness_bound: int | None = setting(
-        None,
-        of_workers(
-            "With --mode async: compute a gradient again if it is more versions behind than this.",
-            at_least=0, metavar="VERSIONS", unset="no bound",
-        ),
+    staleness_bound: int | None = _of_workers(
+        None, "With --mode async: compute a gradient again if it is more versions behind than this.",
+        at_least=0, metavar="VERSIONS", unset="no bound",
     )  # fmt: skip
-    staleness_modulation: str = setting(
+    staleness_modulation: str = _of_workers(
         "none",
-        of_workers(
-            "With --mode async: inverse divides the learning rate by 1 + the versions that a gradient is behind.",
-            choices=KNOWN_VALUES["staleness_modulation"],
-        ),
+        "With --mode async: inverse divides the learning rate by 1 + the versions that a gradient is behind.",
+        choices=KNOWN_VALUES["staleness_modulation"],
     )
     deadline_s: float = setting(60.0, deadline("How long a worker or the store may be unreachable."))
-    transport: str = setting("auto", TRANSPORT)
-    insecure: bool = setting(False, INSECURE)
-    listen: str = setting("127.0.0.1:50051", LISTEN)
-    http: str | None = setting(None, HTTP)
-    client_calls: int = setting(128, CLIENT_CALLS)
-    client_bytes: str | None = setting(None, CLIENT_BYTES)
-    client_rate: int | None = setting(None, CLIENT_RATE)
+    transport: str = setting("auto", _TRANSPORT)
+    insecure: bool = setting(False, _INSECURE)
+    listen: str = setting("127.0.0.1:50051", _LISTEN)
+    http: str | None = setting(None, _HTTP)
+    client_calls: int = setting(128, _CLIENT_CALLS)
+    client_bytes: str | None = setting(None, _CLIENT_BYTES)
+    client_rate: int | None = setting(None, _CLIENT_RATE)
 
     def __post_init__(self) -> None:
         check_options(self)
-        client_limits(self.client_calls, self.client_bytes, self.client_rate)
-        check_addresses(listen=self.listen, http=self.http)
+        client_limits(self)
+        _check_addresses(listen=self.listen, http=self.http)
         if self.warm_tables and self.warm_start is None:
             raise BadInput("--warm-tables needs --warm-start: the checkpoint to take the rows from")
         self._check_stores()
@@ -212,13 +230,13 @@ class JobOptions:
             refuse_remote_shards(self.store)
             return
         if self.local_stores:
-            require_own_store(self.store)
+            _require_own_store(self.store)
             return
         if self.store != "memory":
             raise BadInput(
                 f"--store {redacted(self.store)} with --stores: each store server elsewhere has its own --store"
             )
-        require_servers(self.stores)
+        _require_servers(self.stores)
 
     @property
     def local_stores(self) -> int:
@@ -245,9 +263,9 @@ class JobOptions:
 class TrainOptions(JobOptions):
     """Settings of `elastable train`."""
 
-    workers: int = setting(2, of_job("Worker processes to start on this machine.", at_least=1))
-    profile: Path | None = setting(None, PROFILE)
-    listen: str = setting("127.0.0.1:0", LISTEN)
+    workers: int = _of_job(2, "Worker processes to start on this machine.", at_least=1)
+    profile: Path | None = setting(None, _PROFILE)
+    listen: str = setting("127.0.0.1:0", _LISTEN)
 
     @property
     def local_workers(self) -> int:
@@ -261,8 +279,8 @@ class TrainOptions(JobOptions):
     def local_stores(self) -> int:
         if len(self.stores) != 1 or not self.stores[0].isdecimal():
             return 0
-        if not 1 <= int(self.stores[0]) <= MOST_LOCAL_STORES:
-            raise BadInput(f"--stores {self.stores[0]}: from 1 to {MOST_LOCAL_STORES} store servers are started here")
+        if not 1 <= int(self.stores[0]) <= _MOST_LOCAL_STORES:
+            raise BadInput(f"--stores {self.stores[0]}: from 1 to {_MOST_LOCAL_STORES} store servers are started here")
         return int(self.stores[0])
 
 
@@ -285,17 +303,120 @@ class WorkerOptions:
         Option("Run whatever file of this machine the master names: it gives the master control of this account."),
     )
     deadline_s: float = setting(60.0, deadline("How long the master or the store may be unreachable."))
-    transport: str = setting("auto", TRANSPORT)
-    profile: Path | None = setting(None, PROFILE)
-    insecure: bool = setting(False, of_network("With --http: serve others than this host without TLS and tokens."))
-    http: str | None = setting(None, HTTP)
+    transport: str = setting("auto", _TRANSPORT)
+    profile: Path | None = setting(None, _PROFILE)
+    insecure: bool = setting(False, _network("With --http: serve others than this host without TLS and tokens."))
+    http: str | None = setting(None, _HTTP)
 
     def __post_init__(self) -> None:
         check_options(self)
-        check_addresses(http=self.http)
+        _check_addresses(http=self.http)
         if self.model is None and not self.trust_master:
             raise BadInput(
                 "no model file is named: write `elastable worker MODEL.py --master HOST:PORT` with the master's own "
                 "file. --trust-master runs whatever file of this machine the master names, and so gives the master, "
                 "and whoever answers at its address, this account"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class ServingOptions:
+    """What `elastable serve` and `elastable store` have in common.
+
+    Raises:
+        BadInput: a value that is not allowed.
+    """
+
+    store: str = setting("memory", _STORE_URL)
+    transport: str = setting("auto", _TRANSPORT)
+    insecure: bool = setting(False, _INSECURE)
+    listen: str = setting("127.0.0.1:50051", _LISTEN)
+    http: str | None = setting(None, _HTTP)
+    client_calls: int = setting(128, _CLIENT_CALLS)
+    client_bytes: str | None = setting(None, _CLIENT_BYTES)
+    client_rate: int | None = setting(None, _CLIENT_RATE)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        client_limits(self)
+        _check_addresses(listen=self.listen, http=self.http)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions(ServingOptions):
+    """Settings of `elastable serve`."""
+
+    not_finite: str = setting("refuse", _NOT_FINITE)
+    deadline_s: float = setting(60.0, deadline("How long a commit is retried while the store fails."))
+
+
+@dataclass(frozen=True, slots=True)
+class StoreServerOptions(ServingOptions):
+    """Settings of `elastable store`; `BadInput` also for a store that is split over several places."""
+
+    gradient_bytes: str = _of_store(
+        "1GiB", "Memory for gradients of the version in work; workers wait where there is no room.", metavar="SIZE"
+    )
+    register: str | None = _of_store(
+        None, "Announce this server in a Redis, under a number: it keeps its rows in store-NUMBER of --store.",
+        metavar="URL", unset="masters name its address",
+    )  # fmt: skip
+    number: int | None = _of_store(
+        None, "Number of this server, from 0, with --register.", at_least=0,
+        unset="the one that this host had last, else the lowest that is free",
+    )  # fmt: skip
+    listen: str = setting("127.0.0.1:50061", _LISTEN)
+    advertise: str | None = setting(
+        None,
+        _network(
+            "Where masters and workers call this server, with --register.", metavar="HOST:PORT",
+            unset="--listen, or this host's name and the port",
+        ),
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        ServingOptions.__post_init__(self)
+        byte_count(self.gradient_bytes)
+        _require_own_store(self.store)
+        if self.register is None and (self.number is not None or self.advertise is not None):
+            raise BadInput("--number and --advertise need --register: the Redis in which the server is announced")
+
+
+def client_limits(options: JobOptions | ServingOptions) -> CallLimits:
+    """What one client may do at a server with these options. Raises `BadInput` for `--client-bytes` that are none."""
+    most = None if options.client_bytes is None else byte_count(options.client_bytes)
+    if most == 0:
+        raise BadInput(f"--client-bytes {options.client_bytes}: must be above 0")
+    return CallLimits(
+        calls_of_a_client=options.client_calls,
+        upload_bytes_of_a_client=most,
+        calls_a_second_of_a_client=options.client_rate,
+    )
+
+
+def _check_addresses(**addresses: str | None) -> None:
+    """Raises `BadInput` for an address to listen on that is none, by its option."""
+    for option, address in addresses.items():
+        try:
+            if address is not None:
+                Address.parse(address)
+        except BadInput as error:
+            raise BadInput(f"--{option}: {error}") from error
+
+
+def _require_servers(stores: Sequence[str]) -> None:
+    """Raises `BadInput` where `--stores`, split at its commas, can name no store servers."""
+    url = ",".join(stores)
+    if is_dns_name(url):
+        DnsServers.parse(url)
+    elif not is_registry(url):
+        server_addresses(SERVERS + url)
+
+
+def _require_own_store(url: str) -> None:
+    """Raises `BadInput` unless a store server can keep its rows in the store at this URL."""
+    if not re.match(r"memory($|\?)|file:|rediss?(\+sentinel)?:", url):
+        raise BadInput(
+            f"--store {redacted(url)}: a store server keeps its own rows: write memory, memory?log=/folder, "
+            "file:///folder or redis://host:port"
+        )

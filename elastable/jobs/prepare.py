@@ -53,17 +53,8 @@ from elastable.worker.step.traced.step_plan import StepPlan, plan_step
 __all__ = ["PreparedJob", "giving_way_to", "prepare_job", "tables_of"]
 
 
-# A store that has lost rows, of a job that is resumed: what is left of it makes room for the newest checkpoint
-
-
 def giving_way_to(
-    checkpoint: Checkpoint,
-    tables: Mapping[str, TableSpec],
-    job: JobSpec,
-    *,
-    overwrite: bool,
-    take_over: bool,
-    rerun: bool,
+    checkpoint: Checkpoint, tables: Mapping[str, TableSpec], job: JobSpec, options: JobOptions
 ) -> OnBroken:
     """Decides for `open_store` whether what is left of a broken store may be deleted, since the job has a checkpoint.
 
@@ -72,7 +63,7 @@ def giving_way_to(
     Args:
         checkpoint: That the job goes on from.
         tables: Of its model.
-        job, overwrite, take_over, rerun: As of `fill_store`.
+        job, options: As of `fill_store`.
 
     Returns:
         What raises `BadInput` where another process uses the store, or where it is another job's; `CheckpointError`
@@ -80,12 +71,12 @@ def giving_way_to(
     """
 
     def give_way(error: StoreBroken, remains: Remains) -> None:
-        if not take_over:
+        if not options.take_over:
             refuse_live_owner(remains.other_writer)
-        if rerun and is_finished(checkpoint.job, checkpoint.progress(), job):
+        if options.rerun and is_finished(checkpoint.job, checkpoint.progress(), job):
             _log.warning("the store cannot go on: %s; what is left of it is deleted, and a new job begins", error)
             return
-        refuse_anothers_record(remains.record(), checkpoint, overwrite)
+        refuse_anothers_record(remains.record(), checkpoint, options.overwrite)
         refuse_other_job(checkpoint.address, checkpoint.job, job)
         refuse_other_model(checkpoint, tables)
         checkpoint.verify()
@@ -163,16 +154,11 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
     warn_of_batch_statistics(model, job)
     dense = dense_part(model, steps)
     shared, deadline_s = options.transport != "grpc", operation_deadline(options.deadline_s)
-    on_broken = None if checkpoint is None else _giving_way(options, checkpoint, tables, job)
+    on_broken = None if checkpoint is None else giving_way_to(checkpoint, tables, job, options)
     store = open_places(
-        locations,
-        places,
-        options.store,
-        shared=shared,
-        deadline_s=deadline_s,
-        on_broken=on_broken,
+        locations, places, options.store, shared=shared, deadline_s=deadline_s, on_broken=on_broken,
         credentials=credentials,
-    )
+    )  # fmt: skip
     optimizers = {} if steps is None else steps.optimizers()
     try:
         beginning = _filled(options, store, tables, model, dense, job, checkpoint, warm, optimizers)
@@ -205,13 +191,16 @@ def _described(
     batches = -(-len(train) // options.micro_batch_size)
     asked = options.grads_to_wait or (None if accumulation_of(model.optimizer) else options.default_grads_to_wait)
     grads_to_wait, average = accumulated_by(model.optimizer, batches, asked, options.average)
-    if options.mode == "async":
-        _refuse_sync_only(model)
+    if options.mode == "async" and accumulation_of(model.optimizer):
+        raise Unsupported("gradient_accumulation_steps in mode async, where every batch is an update: leave it out")
     validation = file.reader("validation")
+    served = options.store.startswith(SERVERS) or (options.locations is None and options.store.startswith("grpc://"))
     return JobSpec(
         job=uuid.uuid4().hex[:12],
         grads_to_wait=grads_to_wait,
-        store_url=_where_workers_look(options),
+        # Where workers look rows up: at the server of the store if it is one that serves, else at the master. With a
+        # location file some tables may be in another store than the one at grpc://; store servers have them all.
+        store_url=options.store if served else "master",
         model_file=str(file.path),
         model_sha256=file.sha256,
         on_worker=on_worker,
@@ -220,12 +209,6 @@ def _described(
         average=average,
         **{name: getattr(options, name) for name in _SAME_NAME},
     )
-
-
-def _refuse_sync_only(model: keras.Model) -> None:
-    """Raises `Unsupported` for what only synchronous jobs can train."""
-    if accumulation_of(model.optimizer):
-        raise Unsupported("gradient_accumulation_steps in mode async, where every batch is an update: leave it out")
 
 
 def _filled(
@@ -243,19 +226,15 @@ def _filled(
     # An address where nobody answers is refused at once: it may be a typo. A server that loads its data is awaited.
     retry(store.version, "reading the store's version", options.deadline_s, on=(NotReady,))
     refuse_averages(model.optimizer, store, tables)
-    beginning = fill_store(
-        store,
-        tables,
-        dense,
-        job,
-        checkpoint=checkpoint,
-        resume=options.resume,
-        overwrite=options.overwrite,
-        take_over=options.take_over,
-        rerun=options.rerun,
-    )
+    beginning = fill_store(store, tables, dense, job, options, checkpoint)
     if beginning.job is not None:
-        _say_who_wins(model, beginning)
+        if given := tables_given(store_layers(model)):
+            _log.warning(
+                "the rows that model() gives (%s) are left out: the job goes on from %s, version %d",
+                ", ".join(given),
+                "the store" if beginning.checkpoint is None else beginning.checkpoint.address,
+                beginning.progress.version,
+            )
         for layer in store_layers(model):
             layer.attach(store, options.seed)
         note_trained(model, optimizers)
@@ -264,18 +243,6 @@ def _filled(
     if warm is not None:
         warm_start(warm, store, tables, options.warm_tables)
     return beginning
-
-
-def _say_who_wins(model: keras.Model, beginning: Beginning) -> None:
-    given = tables_given(store_layers(model))
-    if given:
-        where = "the store" if beginning.checkpoint is None else beginning.checkpoint.address
-        _log.warning(
-            "the rows that model() gives (%s) are left out: the job goes on from %s, version %d",
-            ", ".join(given),
-            where,
-            beginning.progress.version,
-        )
 
 
 def _warm_start(model: keras.Model, options: JobOptions) -> Checkpoint | None:
@@ -327,19 +294,6 @@ def _training_records(file: ModelFile) -> Reader:
     if train is None:
         raise ModelError(f"{file.path}: data('train') returned None; there is nothing to train on")
     return train
-
-
-def _where_workers_look(options: JobOptions) -> str:
-    """Where workers look rows up: at the server of the store if it is one that serves, else at the master."""
-    # With a location file some tables may be in another store than the one at grpc://; store servers have them all.
-    served = options.store.startswith(SERVERS) or (options.locations is None and options.store.startswith("grpc://"))
-    return options.store if served else "master"
-
-
-def _giving_way(options: JobOptions, checkpoint: Checkpoint, tables: Mapping[str, TableSpec], job: JobSpec) -> OnBroken:
-    return giving_way_to(
-        checkpoint, tables, job, overwrite=options.overwrite, take_over=options.take_over, rerun=options.rerun
-    )
 
 
 def _checkpoint_to_resume(options: JobOptions) -> Checkpoint | None:

@@ -8,7 +8,6 @@ import signal
 import socket
 import uuid
 from functools import partial
-from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
@@ -36,12 +35,8 @@ from elastable.embedding_store.wire.shared.shared_source import SharedSource
 from elastable.jobs.options import WorkerOptions
 from elastable.master.api import JobSpec, JobStatus, TaskKind, WorkerIdentity
 from elastable.master.wire.client import MasterClient
-from elastable.monitoring.metric import Source
-from elastable.monitoring.sources.process_source import process_source
-from elastable.monitoring.sources.server_source import lookups_source
-from elastable.monitoring.sources.shard_source import shard_lookups_source
-from elastable.monitoring.sources.worker_source import WorkerSource
-from elastable.monitoring.watched import Watched
+from elastable.monitoring.metrics import Source, lookups_source, process_source, shard_lookups_source, worker_source
+from elastable.monitoring.page.views import Watched
 from elastable.monitoring.watching import require_watchable, watched_over_http
 from elastable.process.logs import describe_process
 from elastable.process.stopping import SIGNAL_REASONS
@@ -84,7 +79,11 @@ def run_worker(options: WorkerOptions) -> int:
     try:
         set_intra_op_threads(job.intra_op_threads)
         source, servers = _source(job, client, options.transport, deadline_s)
-        file = _model_file(job, options.model)
+        if not job.model_sha256:
+            raise ModelError(
+                "the server trains no model (it is the parameter server of elastable serve); it has no work for workers"
+            )
+        file = load_model_file(options.model or job.model_file, job.model_sha256)
         readers = _readers(job, file)
         everywhere = True
         computer = _computer(job, file, readers, source, deadline_s)
@@ -96,7 +95,10 @@ def run_worker(options: WorkerOptions) -> int:
         local = Unavailable | ShardLost | Unauthenticated | PermissionDenied | MemoryError
         fatal = everywhere and not isinstance(error, local)
         if session.alive():
-            _tell(client, identity, error, fatal)
+            try:
+                client.report_failure(identity.incarnation, error, fatal)
+            except ElastableError as silence:
+                _log.warning("%s could not be reported to the master: %s", error, silence)
         session.close()
         raise
 
@@ -107,7 +109,7 @@ def run_worker(options: WorkerOptions) -> int:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     sources: dict[str, Source] = {
-        "worker": WorkerSource(measures),
+        "worker": partial(worker_source, measures),
         "lookups": partial(lookups_source, measures.lookups),
         "shards": partial(shard_lookups_source, source, servers),
         "process": partial(process_source, "worker"),
@@ -138,7 +140,14 @@ def _source(
     """Where rows are looked up; and the job's store servers, if it has some, to which their gradients go."""
     if job.store_url.startswith(SERVERS):
         source, store = _servers(job.store_url, transport, operation_deadline(deadline_s))
-        store.follow(partial(_address_now, client.address))
+
+        def address_now(number: int) -> str | None:
+            """Where the master last found one of its store servers; None: nowhere."""
+            with MasterClient(client.address, _ADDRESS_S) as master:
+                servers = master.status().servers
+            return servers[number].address if number < len(servers) else None
+
+        store.follow(address_now)
         return source, store
     if job.store_url != "master":
         if not job.store_url.startswith("grpc://"):
@@ -153,13 +162,6 @@ def _source(
     return SharedSource(client.store(), required=transport == "shared", ahead=True), None
 
 
-def _address_now(master: str, number: int) -> str | None:
-    """Where the master last found one of its store servers; None: nowhere."""
-    with MasterClient(master, _ADDRESS_S) as client:
-        servers = client.status().servers
-    return servers[number].address if number < len(servers) else None
-
-
 def _servers(url: str, transport: str, deadline_s: float | None) -> tuple[RowSource, ShardedStore]:
     """The job's store servers: from memory where they are on this host, else over gRPC."""
     deadline_s, credentials = deadline_s or GRPC_DEADLINE_S, Credentials.for_store_servers()
@@ -170,14 +172,6 @@ def _servers(url: str, transport: str, deadline_s: float | None) -> tuple[RowSou
     for each in clients:
         each.share_memory()
     return PartitionedSource([SharedSource(each, required=transport == "shared") for each in clients]), store
-
-
-def _model_file(job: JobSpec, model: Path | None) -> ModelFile:
-    if not job.model_sha256:
-        raise ModelError(
-            "the server trains no model (it is the parameter server of elastable serve); it has no work for workers"
-        )
-    return load_model_file(model or job.model_file, job.model_sha256)
 
 
 def _readers(job: JobSpec, file: ModelFile) -> dict[TaskKind, Reader]:
@@ -202,10 +196,3 @@ def _computer(
     readers = {**readers, TaskKind.TRAIN: train}
     specs = retry(source.specs, "reading the tables", deadline_s, on=(NotReady,))
     return MicroBatchComputer(model, job, readers, sample_batch(train, model), source, specs, deadline_s)
-
-
-def _tell(client: MasterClient, identity: WorkerIdentity, error: Exception, fatal: bool) -> None:
-    try:
-        client.report_failure(identity.incarnation, error, fatal)
-    except ElastableError as silence:
-        _log.warning("%s could not be reported to the master: %s", error, silence)

@@ -19,8 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO
 
-from elastable.embedding_store.errors import ElastableError, JobFailed, NotInstalled
-from elastable.launch.control_client import ADDRESS, TOKEN, Message, read_line
+from elastable.embedding_store.errors import JobFailed, NotInstalled
+from elastable.launch.member import ADDRESS, TOKEN, Message, read_line
 from elastable.launch.program import Program
 from elastable.process.exit_codes import ExitCode, error_of
 from elastable.replicas.processes.hosts import own_addresses, this_host
@@ -208,16 +208,14 @@ class Launch:
 
     def _end_when_due(self) -> None:
         now = time.monotonic()
-        if self._first_failure is None and now - self._began > self._deadline_s and not self._all_came():
+        late = now - self._began > self._deadline_s and not all(member.pid for member in self._members)
+        if self._first_failure is None and late:
             self._first_failure = now - self._grace_s
         if self._first_failure is not None and self._kill_at is None and now - self._first_failure > self._grace_s:
             self._end_running(signal.SIGTERM)
             self._kill_at = now + _TERM_S
         if self._kill_at is not None and now > self._kill_at:
             self._end_now()
-
-    def _all_came(self) -> bool:
-        return all(member.pid for member in self._members)
 
     def _signal_all(self, number: int) -> None:
         for member in self._members:
@@ -276,15 +274,12 @@ class Launch:
         if failures:
             rank = failures[0][2]
             member = self._members[rank]
-            raise _error(member.code)(f"{member.failure(rank)}{note}")
+            kind = JobFailed if member.code is None else error_of(member.code)
+            raise kind(f"{member.failure(rank)}{note}")
         missing = [str(rank) for rank, member in enumerate(self._members) if not member.pid]
         if missing:
             names = f"; every host must resolve {socket.gethostname()} and the names of --hosts" if self._hosts else ""
             raise JobFailed(f"rank {', '.join(missing)} did not start{names}; mpiexec says: {output or 'nothing'}")
-
-
-def _error(code: int | None) -> type[ElastableError]:
-    return JobFailed if code is None else error_of(code)
 
 
 def _command(size: int, hosts: str | None) -> Sequence[str]:

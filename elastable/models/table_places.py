@@ -69,16 +69,10 @@ def open_places(
                 raise BadInput(
                     f"tables are placed in {storage} ({placed}): name its URL in [stores] of the location file"
                 )
-            refuse_remote_shards(locations.stores[storage])
-            stores[storage] = opened.enter_context(
-                open_store(
-                    locations.stores[storage],
-                    shared=shared,
-                    deadline_s=deadline_s,
-                    on_broken=on_broken,
-                    credentials=credentials,
-                )
-            )
+            url = locations.stores[storage]
+            refuse_remote_shards(url)
+            store = open_store(url, shared=shared, deadline_s=deadline_s, on_broken=on_broken, credentials=credentials)
+            stores[storage] = opened.enter_context(store)
         opened.pop_all()
     return join_stores(stores, places)
 
@@ -114,11 +108,8 @@ def join_stores(stores: Mapping[str, EmbeddingStore], places: Places) -> Embeddi
     """
     if len(stores) == 1 and set(places.values()) - {"worker"} <= set(stores):
         return next(iter(stores.values()))
-    return PlacedStore(stores, _in_stores(places), default=next(iter(stores)))
-
-
-def _in_stores(places: Places) -> dict[str, str]:
-    return {table: place for table, place in places.items() if place != "worker"}
+    in_stores = {table: place for table, place in places.items() if place != "worker"}
+    return PlacedStore(stores, in_stores, default=next(iter(stores)))
 
 
 def on_worker(places: Places) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from elastable.master.keras.discovery import create_tables
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.keras_slots import keras_slots
 
-__all__ = ["note_trained", "optimizer_of_layer", "seeded_as_read", "tables_in_store"]
+__all__ = ["as_there", "note_trained", "optimizer_of_layer", "seeded_as_read", "tables_in_store"]
 
 _BLOCK_ROWS = 1 << 16
 _NO_DECAY = 0.0  # the logarithm of 1
@@ -82,7 +82,7 @@ def tables_in_store(
         layer.require_trainable_by(optimizer_of_layer(layer, model, optimizers), tables[name])
     there = held.specs()
     # Every version names its learning rate: a table made at an earlier point of a schedule is the same table.
-    create_tables(held, {name: _as_there(spec, there.get(name)) for name, spec in tables.items()})
+    create_tables(held, {name: as_there(spec, there.get(name)) for name, spec in tables.items()})
     for name, spec in tables.items():
         if name in before:
             layer, source = before[name]
@@ -130,7 +130,7 @@ def optimizer_of_layer(
     return layer.optimizer or (optimizers or {}).get(layer.table_name, model.optimizer)
 
 
-def _as_there(spec: TableSpec, there: TableSpec | None) -> TableSpec:
+def as_there(spec: TableSpec, there: TableSpec | None) -> TableSpec:
     """The spec, with the learning rate that the table in the store was made with."""
     if there is None or not there.optimizer.same_but_rate(spec.optimizer):
         return spec

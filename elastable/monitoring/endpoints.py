@@ -31,9 +31,8 @@ from starlette.types import Receive, Scope, Send
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.measures import BOUNDS_S, Histogram
 from elastable.monitoring.http_server import ALLOWED
-from elastable.monitoring.metric import Metric, MetricKind, Sample, Source
-from elastable.monitoring.sources.process_source import SOURCE_FAILED
-from elastable.monitoring.watched import Watched
+from elastable.monitoring.metrics import SOURCE_FAILED, Metric, MetricKind, Sample, Source
+from elastable.monitoring.page.views import Watched
 
 __all__ = ["MOST_STREAMS", "PAGE", "Endpoints", "EventStream", "registry_of"]
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.extras import needs
 from elastable.embedding_store.wire.access.credentials import Credentials
-from elastable.monitoring.watched import Watched
+from elastable.monitoring.page.views import Watched
 
 __all__ = ["require_watchable", "watched_over_http"]
 

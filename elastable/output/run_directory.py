@@ -185,7 +185,7 @@ def draw_learning_curve(lines: Sequence[Mapping[str, object]], file: Path) -> No
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    names = sorted({_base(name) for line in lines for name in line if name not in ABOUT})
+    names = sorted({name.removeprefix("val_") for line in lines for name in line if name not in ABOUT})
     # Loss first: it is what is looked at first.
     names.sort(key=lambda name: name != "loss")
     figure, panels = pyplot.subplots(1, max(1, len(names)), figsize=(5 * max(1, len(names)), 3.6), squeeze=False)
@@ -201,10 +201,6 @@ def draw_learning_curve(lines: Sequence[Mapping[str, object]], file: Path) -> No
     figure.tight_layout()
     figure.savefig(file, dpi=110)
     pyplot.close(figure)
-
-
-def _base(name: str) -> str:
-    return name.removeprefix("val_")
 
 
 def _plot(

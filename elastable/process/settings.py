@@ -72,20 +72,13 @@ def load_settings(
                 raise BadInput(f"settings file {file}: [{key}] is no command of elastable{_meant(key, commands)}")
         else:
             _take(found, f"{file}: {key}", key, value, by_key, command)
-    own = _table(content, command)
-    for key, value in own.items():
+    own: object = content
+    for word in command:
+        own = own.get(word) if isinstance(own, dict) else None
+    for key, value in own.items() if isinstance(own, dict) else ():
         if not isinstance(value, dict):
             _take(found, f"{file}: [{'.'.join(command)}] {key}", key, value, by_key, command)
     return found
-
-
-def _table(content: Mapping[str, object], command: Sequence[str]) -> Mapping[str, object]:
-    for word in command:
-        inner = content.get(word)
-        if not isinstance(inner, dict):
-            return {}
-        content = inner
-    return content
 
 
 def _take(
@@ -103,20 +96,16 @@ def _take(
         value = tuple(value)
     if isinstance(value, str) and Path in field.kinds:
         value = Path(value)
-    if value is None or not field.accepts(value) or (isinstance(value, tuple) and not all(map(_is_text, value))):
+    if (
+        value is None
+        or not field.accepts(value)
+        or (isinstance(value, tuple) and not all(isinstance(each, str) for each in value))
+    ):
         shown = list(value) if isinstance(value, tuple) else value
-        wanted = f"must be a list of strings, as {key} = {_listed(shown)}" if tuple in field.kinds else field.wanted
+        texts = json.dumps([str(each) for each in shown] if isinstance(shown, list) else [str(shown)])
+        wanted = f"must be a list of strings, as {key} = {texts}" if tuple in field.kinds else field.wanted
         raise BadInput(f"settings file {where} = {shown!r}: {wanted}")
     found[field.name] = value
-
-
-def _listed(value: object) -> str:
-    """A value as a list of strings, in TOML."""
-    return json.dumps([str(each) for each in value] if isinstance(value, list) else [str(value)])
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 def _meant(key: str, known: Collection[str]) -> str:

@@ -77,11 +77,9 @@ def import_everything() -> None:
     import matplotlib
 
     import elastable.commands.job
-    import elastable.commands.stores.store_server
-    import elastable.commands.worker
+    import elastable.commands.store
     import elastable.jobs.master_process
-    import elastable.jobs.parameter_server
-    import elastable.jobs.servers.store_server_process
+    import elastable.jobs.serving
     import elastable.jobs.worker_process  # noqa: F401
     from elastable.embedding_store.contract.spec import OptimizerSpec
     from elastable.embedding_store.warm import warm_lookups, warm_updates

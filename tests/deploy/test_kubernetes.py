@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from elastable.command import app
 from elastable.embedding_store.wire.access.credentials import ENVIRONMENT
-from elastable.monitoring.catalogue import METRICS
+from elastable.monitoring.metrics import METRICS
 from elastable.monitoring.tracing import ENDPOINT_VARIABLES
 from elastable.process.exit_codes import ExitCode
 from tests.untyped import Parsed

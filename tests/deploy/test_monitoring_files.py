@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from elastable.monitoring.catalogue import METRICS
-from elastable.monitoring.metric import MetricKind
-from elastable.monitoring.sources.job_source import STATES
+from elastable.monitoring.metrics import METRICS, STATES, MetricKind
 from tests.untyped import Parsed
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -80,6 +80,26 @@ class Gan(keras.Model):
         return {"judged": self.judged.result(), "fooled": self.fooled.result()}
 
 
+def tables(model: keras.Model) -> dict[str, keras.layers.Layer]:
+    """Embedding layers by name."""
+    kinds = (et.Embedding, keras.layers.Embedding)
+    return {layer.name: layer for layer in model._flatten_layers() if isinstance(layer, kinds)}
+
+
+def rows(model: keras.Model) -> dict[str, np.ndarray]:
+    """All rows of all tables, wherever they are."""
+    return {
+        name: layer.read_rows(np.arange(LABELS)) if isinstance(layer, et.Embedding) else np.asarray(layer.embeddings)
+        for name, layer in tables(model).items()
+    }
+
+
+def same_start(ours: keras.Model, plain: keras.Model) -> None:
+    """Gives the plain model the rows that ours begins with."""
+    for name, layer in tables(plain).items():
+        layer.set_weights([tables(ours)[name].read_rows(np.arange(LABELS))])
+
+
 def dense(part: keras.Model, tape: Any, loss: tf.Tensor, optimizer: keras.optimizers.Optimizer) -> None:
     """An update in plain Keras, with the gradients of tables as dense ones; unreached variables take no step."""
     gradients = tape.gradient(loss, part.trainable_weights)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import keras
 import numpy as np
+import tensorflow as tf
 
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
@@ -18,6 +21,7 @@ __all__ = [
     "plain_model",
     "store_model",
     "tables_and_weights",
+    "trained_by_tape",
 ]
 
 USERS, WORDS, DIM = 30, 40, 4
@@ -79,3 +83,38 @@ def assert_close(one: keras.Model, other: keras.Model, relative: float = 1e-5) -
     for name, values in theirs.items():
         difference = np.linalg.norm(ours[name] - values) / np.linalg.norm(values)
         assert difference <= relative, f"{name}: {difference}"
+
+
+def trained_by_tape(
+    optimizer: keras.optimizers.Optimizer,
+    records: tuple[dict[str, Array], Array],
+    batch_size: int,
+    epochs: int = 2,
+    model: keras.Model | None = None,
+    loss: Callable[..., object] | str = "binary_crossentropy",
+    own: Mapping[str, keras.optimizers.Optimizer] | None = None,
+) -> keras.Model:
+    """Plain Keras' own steps, with an id's gradients summed; `own`: what trains the variables of a layer instead.
+
+    `model.fit` hands optimizers `IndexedSlices` with ids more than once, of which they clip and square each occurrence
+    by itself.
+    """
+    if model is None:
+        model = plain_model()
+        model.compile(optimizer, loss)
+    variables, optimizer, (x, y) = model.trainable_variables, model.optimizer, records
+    for _ in range(epochs):
+        for start in range(0, len(y), batch_size):
+            batch = {name: values[start : start + batch_size] for name, values in x.items()}
+            with tf.GradientTape() as tape:
+                found = model.compute_loss(y=y[start : start + batch_size], y_pred=model(batch, training=True))
+                found = optimizer.scale_loss(found)
+            gradients = tape.gradient(found, [variable.value for variable in variables])
+            rest = []
+            for variable, gradient in zip(variables, map(tf.convert_to_tensor, gradients), strict=True):
+                its = (own or {}).get(variable.path.split("/")[0])
+                rest += [(gradient, variable)] if its is None else []
+                if its is not None:
+                    its.apply([gradient], [variable])
+            optimizer.apply(*zip(*rest, strict=True))
+    return model

@@ -78,9 +78,8 @@ def import_everything() -> None:
 
     import elastable.command
     import elastable.commands.job
-    import elastable.commands.worker
     import elastable.jobs.master_process
-    import elastable.jobs.parameter_server
+    import elastable.jobs.serving
     import elastable.jobs.worker_process
     import elastable.models.trained
     from elastable.embedding_store.contract.spec import OptimizerSpec

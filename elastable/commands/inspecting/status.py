@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 
 import typer
@@ -20,7 +21,7 @@ from elastable.embedding_store.errors import Unavailable
 from elastable.embedding_store.option import Option, check_options, required, setting
 from elastable.embedding_store.shards import ServerStatus, ShardStatus
 from elastable.embedding_store.wire.remote_store import RemoteStore
-from elastable.master.api import JobStatus, Refusal
+from elastable.master.api import JobStatus, Refusal, WorkerIdentity
 from elastable.master.wire.client import MasterClient
 from elastable.process.stopping import OutputConsole
 
@@ -60,18 +61,15 @@ def status(options: _StatusOptions) -> None:
             else:
                 console.print(_shown(*reported))
             return
-        reports = _reports(client, store, options.every_s)
-        if options.as_json:
-            for each in reports:
-                typer.echo(json.dumps(_as_json(*each)))
-            return
-        if not console.is_terminal:
-            for each in reports:
-                console.print(_shown(*each))
-            return
-        with Live(console=console, auto_refresh=False) as live:
-            for each in reports:
-                live.update(_shown(*each), refresh=True)
+        is_live = console.is_terminal and not options.as_json
+        with Live(console=console, auto_refresh=False) if is_live else nullcontext() as live:
+            for each in _reports(client, store, options.every_s):
+                if options.as_json:
+                    typer.echo(json.dumps(_as_json(*each)))
+                elif live is None:
+                    console.print(_shown(*each))
+                else:
+                    live.update(_shown(*each), refresh=True)
 
 
 def _reports(client: MasterClient, store: RemoteStore, every_s: float) -> Iterator[_Reported]:
@@ -137,8 +135,8 @@ def _servers_table(servers: Sequence[ServerStatus]) -> Table:
         shard = server.shard or ShardStatus()
         hit = "" if shard.hit_rate is None else f"{shard.hit_rate:.1%}"
         waited = f"{server.waited_s:.1f} s" if server.waited_s else ""
-        told = f"{shard.version:,}", f"{shard.rows:,}", f"{shard.bytes:,}", hit, f"{shard.flush_lag:,}"
-        table.add_row(escape(server.address), *told, waited if not server.failure else escape(server.failure))
+        held = f"{shard.version:,}", f"{shard.rows:,}", f"{shard.bytes:,}", hit, f"{shard.flush_lag:,}"
+        table.add_row(escape(server.address), *held, waited if not server.failure else escape(server.failure))
     return table
 
 
@@ -198,24 +196,13 @@ def _as_json(reported: JobStatus, pins: Sequence[PinStatistics]) -> dict[str, ob
     plain = {name: getattr(reported, name) for name in reported.__slots__ if name not in apart}
     plain["metrics"], plain["seconds_left"] = dict(reported.metrics), reported.seconds_left
     plain["flush"] = None if reported.flush is None else asdict(reported.flush)
-    plain["workers"] = [
-        {
-            "host": w.identity.host,
-            "pid": w.identity.pid,
-            "leases": w.leases,
-            "micro_batches": w.micro_batches,
-            "records_per_s": w.records_per_s,
-            "silent_s": w.silent_s,
-        }
-        for w in reported.workers
-    ]
-    plain["gone"] = [
-        {"host": g.identity.host, "pid": g.identity.pid, "leases": g.leases, "seconds_ago": g.seconds_ago}
-        for g in reported.gone
-    ]
-    plain["refusals"] = [
-        {"host": r.worker.host, "pid": r.worker.pid, "error": r.error, "message": r.message, "count": r.count}
-        for r in reported.refusals
-    ]
+    speed = ("leases", "micro_batches", "records_per_s", "silent_s")
+    plain["workers"] = [_of_worker(each.identity, each, speed) for each in reported.workers]
+    plain["gone"] = [_of_worker(each.identity, each, ("leases", "seconds_ago")) for each in reported.gone]
+    plain["refusals"] = [_of_worker(each.worker, each, ("error", "message", "count")) for each in reported.refusals]
     plain["servers"] = [asdict(server) for server in reported.servers]
     return {**plain, "pins": [asdict(pin) for pin in pins]}
+
+
+def _of_worker(who: WorkerIdentity, reported: object, names: Sequence[str]) -> dict[str, object]:
+    return {"host": who.host, "pid": who.pid, **{name: getattr(reported, name) for name in names}}

@@ -13,6 +13,7 @@ from elastable.embedding_store.contract.malformed import DocumentFields
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, ShardLost, StoreBroken, StoreFailed, TableNotFound, Unsupported
+from elastable.jobs.options import JobOptions
 from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import Checkpoint
 from elastable.master.checkpoints.restoring import refuse_other_model, restore_tables
@@ -32,22 +33,14 @@ __all__ = [
 ]
 
 
-# A store made ready for a job that begins: empty, and then with the tables of the job
+_log = logging.getLogger(__name__)
 
-
+_OWNER_LEAVES_S = 5.0  # a server may notice a little later that a process has died
 _PINS_END_S = 90.0  # longer than the leases of a master that died
 
 
-def claim_store(store: EmbeddingStore, overwrite: bool) -> None:
-    """Makes sure that a job begins with an empty store.
-
-    Args:
-        store: The store.
-        overwrite: Whether tables that are there are dropped.
-
-    Raises:
-        BadInput: tables of an earlier job are there, and are not to be dropped.
-    """
+def _claim(store: EmbeddingStore, overwrite: bool) -> None:
+    """Makes sure that a job begins with an empty store. Raises `BadInput` where tables are not to be dropped."""
     held = store.specs()
     if not held and store.version() == 0:
         return
@@ -56,28 +49,7 @@ def claim_store(store: EmbeddingStore, overwrite: bool) -> None:
             f"the store holds {len(held)} tables at version {store.version()} ({', '.join(sorted(held)[:5])}): go on "
             "from its checkpoint with --resume, drop them with --overwrite, or use another ?namespace= in its URL"
         )
-    _await_pins(store)
-    for name in held:
-        store.drop_table(name)
-    store.reset_version(0)
-
-
-def create(store: EmbeddingStore, tables: Mapping[str, TableSpec], overwrite: bool) -> None:
-    """Makes the tables of a job that begins; what is left of tables of which a shard was lost may be dropped first."""
-    try:
-        create_tables(store, tables)
-    except ShardLost:
-        if not overwrite:
-            raise
-        for name in tables:
-            with suppress(TableNotFound):
-                store.drop_table(name)
-        store.reset_version(0)
-        create_tables(store, tables)
-
-
-def _await_pins(store: EmbeddingStore) -> None:
-    """Until what a master that died had pinned has run out: no table is dropped before. Readers that live go on."""
+    # Until what a master that died had pinned has run out: no table is dropped before. Readers that live go on.
     give_up = time.monotonic() + _PINS_END_S
     warned = False
     while (pins := store.pins()) and time.monotonic() < give_up:
@@ -90,11 +62,23 @@ def _await_pins(store: EmbeddingStore) -> None:
                 left,
             )
         time.sleep(min(max(left, 0.01), 0.25))
+    for name in held:
+        store.drop_table(name)
+    store.reset_version(0)
 
 
-_log = logging.getLogger(__name__)
-
-_OWNER_LEAVES_S = 5.0  # a server may notice a little later that a process has died
+def _create(store: EmbeddingStore, tables: Mapping[str, TableSpec], overwrite: bool) -> None:
+    """Makes the tables of a job that begins; what is left of tables of which a shard was lost may be dropped first."""
+    try:
+        create_tables(store, tables)
+    except ShardLost:
+        if not overwrite:
+            raise
+        for name in tables:
+            with suppress(TableNotFound):
+                store.drop_table(name)
+        store.reset_version(0)
+        create_tables(store, tables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,28 +101,22 @@ def fill_store(
     tables: Mapping[str, TableSpec],
     dense: DenseModel,
     job: JobSpec,
-    *,
+    options: JobOptions,
     checkpoint: Checkpoint | None,
-    resume: bool,
-    overwrite: bool,
-    take_over: bool = False,
-    rerun: bool = False,
 ) -> Beginning:
     """Makes the tables and the dense part those that the job begins with.
 
-    With `resume`, a store that keeps records is brought to the last version that was committed to it; the job goes on
-    there, unless the checkpoint is newer. Nothing is copied then: the rows are where they were.
+    With `options.resume`, a store that keeps records is brought to the last version that was committed to it; the job
+    goes on there, unless the checkpoint is newer. Nothing is copied then: the rows are where they were.
 
     Args:
         store: Holds the tables.
         tables: That the model needs.
         dense: The dense part of the model; changed where the job goes on.
         job: As the options describe it.
+        options: Whether an earlier job goes on (`resume`) or makes room for a new one when it has finished (`rerun`),
+            its tables are dropped (`overwrite`), and the store is taken from a process that uses it (`take_over`).
         checkpoint: The newest one to resume from; None: there is none.
-        resume: Whether an earlier job goes on.
-        overwrite: Whether tables of an earlier job are dropped.
-        take_over: Whether the store is taken from another process that writes to it now.
-        rerun: With `resume`: whether a new job takes the place of one that has reached its last version.
 
     Raises:
         BadInput: the store holds what is not to be dropped, another process is using it, or its rows have moved.
@@ -146,16 +124,17 @@ def fill_store(
         CheckpointError: what was saved is of another model.
         SpecConflict: a table in the store has another spec.
     """
-    if not take_over:
+    overwrite = options.overwrite
+    if not options.take_over:
         refuse_live_owner(store.other_writer)
     if isinstance(store, ShardedStore) and not overwrite:
         store.refuse_moved()
-    if resume:
-        beginning, overwrite = _resumed(store, tables, dense, job, checkpoint, overwrite, rerun)
+    if options.resume:
+        beginning, overwrite = _resumed(store, tables, dense, job, options, checkpoint)
         if beginning is not None:
             return beginning
-    claim_store(store, overwrite)
-    create(store, tables, overwrite)
+    _claim(store, overwrite)
+    _create(store, tables, overwrite)
     return Beginning(Progress())
 
 
@@ -164,11 +143,11 @@ def _resumed(
     tables: Mapping[str, TableSpec],
     dense: DenseModel,
     job: JobSpec,
+    options: JobOptions,
     checkpoint: Checkpoint | None,
-    overwrite: bool,
-    rerun: bool,
 ) -> tuple[Beginning | None, bool]:
     """Where an earlier job goes on (None: there is none), and whether tables in the store may be dropped."""
+    overwrite, rerun = options.overwrite, options.rerun
     recorded = _last_record(store, checkpoint, overwrite)
     if rerun and recorded is not None and is_finished(recorded.job, recorded.progress, job):
         _log.warning("job %s in the store is finished: its tables make room for a new job", recorded.job["job"])
@@ -176,38 +155,48 @@ def _resumed(
     if rerun and checkpoint is not None and is_finished(checkpoint.job, checkpoint.progress(), job):
         checkpoint = None
     if recorded is not None and _goes_on(recorded, checkpoint, overwrite):
-        return _go_on(recorded, store, tables, dense, job), overwrite
+        progress = recorded.progress
+        refuse_other_job("the job in the store", recorded.job, job)
+        if progress.version != store.version():
+            raise BadInput(
+                f"the store is at version {store.version()} and its record of version {progress.version}: who else "
+                "writes there?"
+            )
+        create_tables(store, tables)  # they are there; one with another spec is refused
+        dense.restore(recorded.dense)
+        return Beginning(progress, str(recorded.job["job"])), overwrite
     if checkpoint is not None:
-        return _restored(checkpoint, store, tables, dense, job), overwrite
+        refuse_other_job(checkpoint.address, checkpoint.job, job)
+        refuse_other_model(checkpoint, tables)
+        if store.specs():
+            checkpoint.verify()  # before anything in the store is dropped
+        dense.restore(checkpoint.dense())
+        _claim(store, overwrite=True)
+        _create(store, tables, overwrite=True)
+        restore_tables(checkpoint, store)
+        return Beginning(checkpoint.progress(), str(checkpoint.job["job"]), checkpoint), overwrite
     # The first master may have died before its first commit: what it created there holds nothing yet.
     return None, overwrite or (store.keeps_records and store.version() == 0 and set(store.specs()) <= set(tables))
 
 
 def _last_record(store: EmbeddingStore, checkpoint: Checkpoint | None, overwrite: bool) -> VersionRecord | None:
     """The record of the store's version, if it can go on from there. Raises `StoreBroken` without a checkpoint."""
+    if not store.keeps_records:
+        return None
     try:
-        return _standing(store)
+        if taken_back := store.recover():  # an interrupted commit
+            _log.warning("a commit had broken off in the store: %d rows are as they were before it", taken_back)
+        record = store.record()
+        return None if record is None else VersionRecord.from_bytes(record)
     except StoreBroken as error:
         if checkpoint is None:
             raise
-        _refuse_anothers(store, checkpoint, overwrite)
+        record = None
+        with suppress(StoreFailed):  # shards that are apart say nothing
+            record = store.record()
+        refuse_anothers_record(record, checkpoint, overwrite)
         _log.warning("the store cannot go on: %s; the job goes on from %s instead", error, checkpoint.address)
         return None
-
-
-def _restored(
-    checkpoint: Checkpoint, store: EmbeddingStore, tables: Mapping[str, TableSpec], dense: DenseModel, job: JobSpec
-) -> Beginning:
-    """The job goes on from a checkpoint."""
-    refuse_other_job(checkpoint.address, checkpoint.job, job)
-    refuse_other_model(checkpoint, tables)
-    if store.specs():
-        checkpoint.verify()  # before anything in the store is dropped
-    dense.restore(checkpoint.dense())
-    claim_store(store, overwrite=True)
-    create(store, tables, overwrite=True)
-    restore_tables(checkpoint, store)
-    return Beginning(checkpoint.progress(), str(checkpoint.job["job"]), checkpoint)
 
 
 def is_finished(saved: DocumentFields, progress: Progress, job: JobSpec) -> bool:
@@ -233,17 +222,6 @@ def refuse_live_owner(other_writer: Callable[[], str | None]) -> None:
         time.sleep(0.1)
 
 
-def _standing(store: EmbeddingStore) -> VersionRecord | None:
-    """What the store keeps with its version, once an interrupted commit is rolled back."""
-    if not store.keeps_records:
-        return None
-    taken_back = store.recover()
-    if taken_back:
-        _log.warning("a commit had broken off in the store: %d rows are as they were before it", taken_back)
-    record = store.record()
-    return None if record is None else VersionRecord.from_bytes(record)
-
-
 def _goes_on(standing: VersionRecord, checkpoint: Checkpoint | None, overwrite: bool) -> bool:
     """Whether the job goes on in the store, and not from the checkpoint.
 
@@ -263,50 +241,16 @@ def _goes_on(standing: VersionRecord, checkpoint: Checkpoint | None, overwrite: 
     )
 
 
-def _refuse_anothers(store: EmbeddingStore, checkpoint: Checkpoint, overwrite: bool) -> None:
-    """Raises `BadInput` where a store that is going to be filled anew says that it is another job's."""
-    try:
-        record = store.record()
-    except StoreFailed:  # shards that are apart say nothing
-        return
-    refuse_anothers_record(record, checkpoint, overwrite)
-
-
 def refuse_anothers_record(record: bytes | None, checkpoint: Checkpoint, overwrite: bool) -> None:
     """Raises `BadInput` where the record of a version is not of the job of the checkpoint, unless it may be dropped."""
     if record is not None:
         _goes_on(VersionRecord.from_bytes(record), checkpoint, overwrite)
 
 
-def _go_on(
-    standing: VersionRecord,
-    store: EmbeddingStore,
-    tables: Mapping[str, TableSpec],
-    dense: DenseModel,
-    job: JobSpec,
-) -> Beginning:
-    refuse_other_job("the job in the store", standing.job, job)
-    if standing.progress.version != store.version():
-        raise BadInput(
-            f"the store is at version {store.version()} and its record of version {standing.progress.version}: "
-            "who else writes there?"
-        )
-    create_tables(store, tables)  # they are there; one with another spec is refused
-    dense.restore(standing.dense)
-    return Beginning(standing.progress, str(standing.job["job"]))
-
-
 _SAME = (
-    "mode",
-    "micro_batch_size",
-    "grads_to_wait",
-    "seed",
-    "train_records",
-    "shuffle",
-    "average",
-    "intra_op_threads",
+    "mode", "micro_batch_size", "grads_to_wait", "seed", "train_records", "shuffle", "average", "intra_op_threads",
     "on_worker",
-)
+)  # fmt: skip
 
 
 def refuse_other_job(what: str, saved: DocumentFields, job: JobSpec) -> None:

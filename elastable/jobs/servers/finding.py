@@ -112,7 +112,8 @@ def ordered_servers(said: Mapping[str, Collection[tuple[int, int] | None]]) -> l
             continue
         known = {position for position in positions if position is not None}
         if len(known) != 1 or None in positions or next(iter(known))[1] != count:
-            raise BadInput(f"store server {address} has tables {_told(known)}, and {count} servers are given (count=)")
+            whose = ", ".join(f"of number {number} of {of}" for number, of in sorted(known)) or "of no store server"
+            raise BadInput(f"store server {address} has tables {whose}, and {count} servers are given (count=)")
         ((number, _),) = known
         if number in taken:
             raise BadInput(f"store servers {taken[number]} and {address} both have the tables of number {number}")
@@ -120,10 +121,6 @@ def ordered_servers(said: Mapping[str, Collection[tuple[int, int] | None]]) -> l
     left: Sequence[int] = [number for number in range(count) if number not in taken]
     taken.update(zip(left, empty, strict=True))
     return [taken[number] for number in range(count)]
-
-
-def _told(positions: Collection[tuple[int, int]]) -> str:
-    return ", ".join(f"of number {number} of {of}" for number, of in sorted(positions)) or "of no store server"
 
 
 _ASKED_S = 2.0
@@ -143,7 +140,11 @@ def find_servers(stores: Sequence[str], deadline_s: float, resolve: Resolve = re
     """
     url = ",".join(stores)  # a URL of Redis may name several hosts
     if is_dns_name(url):
-        return SERVERS + ",".join(_in_order(DnsServers.parse(url).addresses(deadline_s, resolve), deadline_s))
+        addresses = DnsServers.parse(url).addresses(deadline_s, resolve)
+        with ExitStack() as opened:
+            clients = [opened.enter_context(ShardClient(address, deadline_s)) for address in addresses]
+            said = {client.address: {position_of(spec) for spec in client.specs().values()} for client in clients}
+        return SERVERS + ",".join(ordered_servers(said))
     if not is_registry(url):
         return SERVERS + url
     with StoreRegistry(url) as registry:
@@ -180,9 +181,3 @@ def _number_at(address: str) -> int | None:
             if (position := position_of(spec)) is not None:
                 return position[0]
     return None
-
-
-def _in_order(addresses: Sequence[str], deadline_s: float) -> list[str]:
-    with ExitStack() as opened:
-        clients = [opened.enter_context(ShardClient(address, deadline_s)) for address in addresses]
-        return ordered_servers({of.address: {position_of(spec) for spec in of.specs().values()} for of in clients})

@@ -6,7 +6,8 @@ import math
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from elastable.embedding_store import errors
@@ -18,16 +19,33 @@ from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.api import GoneWorker, JobStatus, WorkerStatus
 from elastable.monitoring.checkpoint_log import CheckpointLog
+from elastable.monitoring.metrics import Source
 from elastable.output.curves import Curves
 from elastable.process.child import EndedChild
 
 if TYPE_CHECKING:
     from elastable.master.jobs.job_master import Master
 
-__all__ = ["JobView", "ServerView", "ShardView", "View", "advice_on"]
+__all__ = ["JobView", "ServerView", "ShardView", "View", "Watched", "advice_on"]
 
 View = Callable[[], Mapping[str, object]]
 """The current state of a process; called by one thread at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What a process shows of itself.
+
+    Attributes:
+        sources: Name -> metrics.
+        not_ready: Why it cannot do its work now, by service; empty: it can.
+        view: What its live page shows; None: it has none.
+    """
+
+    sources: Mapping[str, Source]
+    not_ready: Callable[[], Mapping[str, str]]
+    view: View | None = None
+
 
 _PHASES = ("wait", "sum", "dense", "rows", "callbacks")
 _COMMIT_PHASES = ("prepare", "apply", "append")
@@ -71,15 +89,13 @@ class JobView:
         return {
             **_progress(status),
             "kind": "job",
-            "time": time.time(),
-            "started": self._started,
+            **_times(self._started),
             "why": self._master.not_ready(),
             "curves": self._curves.points(),
             "phases": _phases(self._master, _commits(self._store if problem is None else None, status)),
-            "workers": [*map(_worker, status.workers), *map(_gone, status.gone), *map(self._unjoined, unjoined)],
+            "workers": [*map(_worker, status.workers), *map(_worker, status.gone), *map(self._unjoined, unjoined)],
             "servers": [*map(_server, status.servers)],
-            "store_ready": problem is None,
-            **(_store(self._store) if problem is None else {"tables": [], "flush": None, "pins": []}),
+            **_store(self._store, problem),
             "checkpoints": [asdict(each) for each in reversed(self._checkpoints.noted())],
             "problems": [*map(self._unjoined_problem, unjoined), *_problems(status, problem, self._checkpoints)],
             "resume": self._resume,
@@ -112,19 +128,16 @@ class ServerView:
 
     def __call__(self) -> Mapping[str, object]:
         problem = self._not_ready()
-        if problem is not None:
-            status: Mapping[str, object] = {"state": "failed", "workers": [], "tables": [], "flush": None, "pins": []}
-        else:
-            told = self._status()
-            status = {**_progress(told), "workers": [*map(_worker, told.workers)], **_store(self._store)}
-        problems = [] if problem is None else [_problem("the store", problem)]
+        progress: Mapping[str, object] = {"state": "failed", "workers": []}
+        if problem is None:
+            status = self._status()
+            progress = {**_progress(status), "workers": [*map(_worker, status.workers)]}
         return {
-            **status,
+            **progress,
             "kind": "server",
-            "time": time.time(),
-            "started": self._started,
-            "store_ready": problem is None,
-            "problems": problems,
+            **_times(self._started),
+            **_store(self._store, problem),
+            "problems": _store_problems(problem),
         }
 
 
@@ -144,11 +157,9 @@ class ShardView:
     def __call__(self) -> Mapping[str, object]:
         problem, claim = self._not_ready(), self._shard.ownership.claim
         owner = self._shard.ownership.live_owner()
-        shown: dict[str, object] = {"tables": [], "flush": None, "pins": [], "version": None}
-        if problem is None:
-            shown = {**_store(self._shard.store), "version": self._shard.store.version()}
         return {
-            **shown,
+            **_store(self._shard.store, problem),
+            "version": self._shard.store.version() if problem is None else None,
             "kind": "shard",
             "state": "failed" if problem is not None else "serving a job" if owner else "waiting for a job",
             "store": self._url,
@@ -156,11 +167,13 @@ class ShardView:
             "job": "" if claim is None else printable(claim.job, 256, lines=False),
             "pushed_bytes": self._shard.buffered_bytes,
             "workers": [],
-            "time": time.time(),
-            "started": self._started,
-            "store_ready": problem is None,
-            "problems": [] if problem is None else [_problem("the store", problem)],
+            **_times(self._started),
+            "problems": _store_problems(problem),
         }
+
+
+def _times(started: float) -> dict[str, object]:
+    return {"time": time.time(), "started": started}
 
 
 def _progress(status: JobStatus) -> dict[str, object]:
@@ -199,13 +212,21 @@ def _commits(store: EmbeddingStore | None, status: JobStatus) -> Mapping[str, Hi
     return StoreMeasures.of_all(held if store is None or held else [store.measures()]).commits
 
 
-def _worker(worker: WorkerStatus) -> dict[str, object]:
-    state = "working" if worker.leases else "idle"
-    return {**_who(worker), "state": state, "records_per_s": worker.records_per_s, "silent_s": worker.silent_s}
-
-
-def _gone(worker: GoneWorker) -> dict[str, object]:
-    return {**_who(worker), "state": "gone", "records_per_s": 0.0, "silent_s": worker.seconds_ago}
+def _worker(worker: WorkerStatus | GoneWorker) -> dict[str, object]:
+    if isinstance(worker, WorkerStatus):
+        state, speed, silent_s = "working" if worker.leases else "idle", worker.records_per_s, worker.silent_s
+    else:
+        state, speed, silent_s = "gone", 0.0, worker.seconds_ago
+    return {
+        "id": worker.identity.incarnation,
+        "host": worker.identity.host,
+        "pid": worker.identity.pid,
+        "leases": worker.leases,
+        "micro_batches": worker.micro_batches,
+        "state": state,
+        "records_per_s": speed,
+        "silent_s": silent_s,
+    }
 
 
 def _server(server: ServerStatus) -> dict[str, object]:
@@ -217,18 +238,12 @@ def _server(server: ServerStatus) -> dict[str, object]:
     return {**said, "address": server.address, "state": state, "waited_s": server.waited_s}
 
 
-def _who(worker: WorkerStatus | GoneWorker) -> dict[str, object]:
-    return {
-        "id": worker.identity.incarnation,
-        "host": worker.identity.host,
-        "pid": worker.identity.pid,
-        "leases": worker.leases,
-        "micro_batches": worker.micro_batches,
-    }
-
-
-def _store(store: EmbeddingStore) -> dict[str, object]:
-    try:
+def _store(store: EmbeddingStore, problem: str | None) -> dict[str, object]:
+    """What it holds; nothing where a problem is known, or turns up between two looks of whoever watches the store."""
+    found: dict[str, object] = {"store_ready": problem is None, "tables": [], "flush": None, "pins": []}
+    with suppress(ElastableError):
+        if problem is not None:
+            return found
         specs = dict(list(store.specs().items())[:_MOST_TABLES])
         measures, flush = store.measures(), store.flush_status()
         tables = []
@@ -238,14 +253,13 @@ def _store(store: EmbeddingStore) -> dict[str, object]:
             held = asdict(store.table_statistics(name))
             tables.append({"name": name, "dim": spec.dim, "vocabulary": spec.vocabulary_size, "hit_rate": hit, **held})
         pins = [{"version": pin.version, "rows": pin.rows, "left_s": pin.lease_left_s} for pin in store.pins()]
-        return {"tables": tables, "flush": None if flush is None else asdict(flush), "pins": pins}
-    except ElastableError:  # between two looks of whoever watches the store
-        return {"tables": [], "flush": None, "pins": []}
+        found |= {"tables": tables, "flush": None if flush is None else asdict(flush), "pins": pins}
+    return found
 
 
 def _problems(status: JobStatus, problem: str | None, checkpoints: CheckpointLog) -> list[dict[str, object]]:
     """What is wrong, and what to do, the latest first."""
-    found = [] if problem is None else [_problem("the store", problem)]
+    found = _store_problems(problem)
     for server in status.servers:
         if why := server.failure or (server.shard.failure if server.shard is not None else ""):
             found.append(_problem(f"the store server {server.address}", why))
@@ -263,6 +277,10 @@ def _problems(status: JobStatus, problem: str | None, checkpoints: CheckpointLog
         _problem(f"the checkpoint of version {each.version}", f"CheckpointError: {each.error}") for each in failed
     ]
     return found
+
+
+def _store_problems(problem: str | None) -> list[dict[str, object]]:
+    return [] if problem is None else [_problem("the store", problem)]
 
 
 def _problem(who: str, what: str, count: int = 1) -> dict[str, object]:
@@ -305,4 +323,4 @@ def advice_on(error: str) -> str:
     kind = getattr(errors, error, None) if error in errors.__all__ else None
     if not isinstance(kind, type):
         return "Look at the worker's log."
-    return next((told for known, told in _ADVICE if issubclass(kind, known)), "")
+    return next((advice for known, advice in _ADVICE if issubclass(kind, known)), "")

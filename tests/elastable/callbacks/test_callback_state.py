@@ -13,12 +13,11 @@ import pytest
 from elastable.callbacks.callback_state import restore_states, states_of
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.open_store import open_store
-from elastable.master.checkpoints.checkpoint import open_checkpoint
-from elastable.master.checkpoints.comparing import compare_dense, compare_tables
-from tests.elastable.processes import run_elastable
+from tests.elastable.kept_jobs import assert_same, kept, killed_at, trained
 
 JOB = Path(__file__).with_name("plateau_job.py")
 VERSIONS = 4  # of an epoch
+OPTIONS = ("--epochs", "6", "--micro-batch-size", "16", "--workers", "1", "--checkpoint-every", "3")
 
 
 class Counts(keras.callbacks.Callback):
@@ -98,48 +97,36 @@ def test_those_that_came_begin_anew_and_those_that_went_are_told(caplog: pytest.
     assert "callbacks that are not there any more: EarlyStopping" in caplog.text
 
 
-def train(home: Path, *more: str) -> str:
-    options = ("--epochs", "6", "--micro-batch-size", "16", "--workers", "1", "--no-export", "--deadline", "60")
-    saving = ("--checkpoint-dir", home / "saved", "--checkpoint-every", "3", "--keep", "0")
-    ran = run_elastable("train", JOB, *options, *saving, "--run-dir", home / "runs", *more)
-    assert ran.code == 0, f"{ran.out}\n{ran.err}"
-    return ran.out
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A job that nothing happened to."""
     home = tmp_path_factory.mktemp("whole")
-    train(home)
+    trained(JOB, home, *OPTIONS)
     return home
 
 
 def assert_same_end(ours: Path, theirs: Path) -> None:
-    last = f"ckpt-{5 * VERSIONS:010d}"  # its callbacks end it an epoch early
-    one, other = open_checkpoint(ours / "saved" / last), open_checkpoint(theirs / "saved" / last)
-    assert compare_dense(one, other) == []
-    assert all(table.same for table in compare_tables(one, other))
+    one, other = (kept(home, 5 * VERSIONS) for home in (ours, theirs))  # its callbacks end it an epoch early
+    assert_same(one, other)
     assert dict(one.progress().hooks) == dict(other.progress().hooks)
 
 
 def test_a_job_that_goes_on_has_the_numbers_of_one_that_never_stopped(whole: Path, tmp_path: Path) -> None:
-    states = open_checkpoint(whole / "saved" / f"ckpt-{5 * VERSIONS:010d}").progress().hooks
+    states = kept(whole, 5 * VERSIONS).progress().hooks
     assert states["EarlyStopping"]["wait"] == 4
     assert states["Slower"] == {"epochs": [0, 1, 2, 3, 4]}
-    shutil.copytree(whole / "saved", tmp_path / "saved")
-    for version in (12, 15, 18, 20):
-        shutil.rmtree(tmp_path / "saved" / f"ckpt-{version:010d}")
-    assert "resuming at version 9" in train(tmp_path, "--resume")
+    killed_at(9, whole, tmp_path)
+    assert "resuming at version 9" in trained(JOB, tmp_path, *OPTIONS, "--resume")
     assert_same_end(tmp_path, whole)
 
 
 def test_a_job_that_goes_on_from_a_store_does_too(whole: Path, tmp_path: Path) -> None:
     """From the record that stands with a version in the middle of the last epoch."""
     url = f"memory?log={tmp_path / 'log'}"
-    train(tmp_path, "--store", url)
+    trained(JOB, tmp_path, *OPTIONS, "--store", url)
     with open_store(url) as store:
         assert store.recover(5 * VERSIONS - 1) > 0
         assert store.version() == 5 * VERSIONS - 1
     shutil.rmtree(tmp_path / "saved")
-    assert "resuming at version 19" in train(tmp_path, "--store", url, "--resume")
+    assert "resuming at version 19" in trained(JOB, tmp_path, *OPTIONS, "--store", url, "--resume")
     assert_same_end(tmp_path, whole)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,16 +12,14 @@ import tensorflow as tf
 
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
-from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import Unsupported
-from elastable.master.checkpoints.checkpoint import open_checkpoint
-from elastable.master.checkpoints.restoring import restore_tables
 from tests.elastable.callbacks import averaging_job
-from tests.elastable.processes import Finished, run_elastable
+from tests.elastable.kept_jobs import kept, killed_at, refusal, store_of, trained
 from tests.untyped import Keyword
 
 ROWS, DIM, BATCH, STEPS = 24, 4, 12, 5
 JOB = Path(__file__).with_name("averaging_job.py")
+JOB_OPTIONS = ("--epochs", "2", "--micro-batch-size", str(BATCH), "--workers", "1", "--checkpoint-every", "2")
 
 OPTIMIZERS: dict[str, Callable[..., object]] = {
     "sgd": lambda **ema: keras.optimizers.SGD(0.05, **ema),
@@ -46,7 +43,7 @@ def model(embedding: keras.layers.Layer, optimizer: keras.optimizers.Optimizer) 
     return made
 
 
-def trained(optimizer: keras.optimizers.Optimizer, passes: tuple[int, ...], **layer: Keyword) -> list[Array]:
+def fitted(optimizer: keras.optimizers.Optimizer, passes: tuple[int, ...], **layer: Keyword) -> list[Array]:
     """The rows, the kernel and the bias after one call of `et.fit` for each number of epochs."""
     made = model(et.Embedding(ROWS, DIM, embeddings_initializer="ones", name="ids", **layer), optimizer)
     for epochs in passes:
@@ -74,8 +71,8 @@ def test_a_model_equals_one_of_plain_keras(name: str, every: int | None) -> None
         return OPTIMIZERS[name](use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=every)
 
     theirs = trained_by_keras(optimizer(), (2, 1))
-    require_equal(trained(optimizer(), (2, 1)), theirs)
-    plain = trained(OPTIMIZERS[name](), (2, 1))
+    require_equal(fitted(optimizer(), (2, 1)), theirs)
+    plain = fitted(OPTIMIZERS[name](), (2, 1))
     assert np.abs(plain[0] - theirs[0]).max() > 1e-3
 
 
@@ -86,7 +83,7 @@ def test_a_constraint_holds_after_the_average_as_in_keras() -> None:
     def optimizer() -> object:
         return OPTIMIZERS["sgd"](use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3)
 
-    require_equal(trained(optimizer(), (2,), **layer()), trained_by_keras(optimizer(), (2,), **layer()))
+    require_equal(fitted(optimizer(), (2,), **layer()), trained_by_keras(optimizer(), (2,), **layer()))
 
 
 def test_a_row_that_comes_late_begins_its_average_where_it_was() -> None:
@@ -126,41 +123,26 @@ def test_what_has_no_meaning_is_refused_by_name() -> None:
         step.apply(tape, loss)
 
 
-def train(home: Path, *more: str | Path) -> Finished:
-    options = ("--epochs", "2", "--micro-batch-size", str(BATCH), "--workers", "1", "--no-export", "--deadline", "60")
-    saving = ("--checkpoint-dir", home / "saved", "--checkpoint-every", "2", "--keep", "0")
-    return run_elastable("train", JOB, *options, *saving, "--run-dir", home / "runs", *more)
-
-
 def content(home: Path) -> dict[str, bytes]:
     """Rows, slots, dense variables and their averages of the last checkpoint."""
-    checkpoint = open_checkpoint(sorted((home / "saved").glob("ckpt-*"))[-1])
-    store = MemoryStore()
-    restore_tables(checkpoint, store)
-    block = store.read_rows("words", np.arange(averaging_job.ROWS))
+    checkpoint = kept(home)
+    block = store_of(checkpoint).read_rows("words", np.arange(averaging_job.ROWS))
     dense = {key: value.tobytes() for key, value in checkpoint.dense().items()}
     return {"rows": block.weights.tobytes(), "slots": block.slots.tobytes(), **dense}
 
 
 def test_a_job_that_is_resumed_ends_with_the_same_averages(tmp_path: Path) -> None:
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    ran = train(whole)
-    assert ran.code == 0, ran.err
+    trained(JOB, whole, *JOB_OPTIONS)
     ended = content(whole)
     rows, slots = (np.frombuffer(ended[key], np.float32).reshape(averaging_job.ROWS, -1) for key in ("rows", "slots"))
     np.testing.assert_array_equal(rows, slots[:, -1 - averaging_job.DIM : -1])
 
-    shutil.copytree(whole / "saved", resumed / "saved")
-    versions = sorted((resumed / "saved").glob("ckpt-*"))
-    for checkpoint in versions[len(versions) // 2 :]:
-        shutil.rmtree(checkpoint)
-    ran = train(resumed, "--resume")
-    assert ran.code == 0, ran.err
-    assert "resuming at version" in ran.out
+    killed_at(kept(whole).version // 2, whole, resumed)
+    assert "resuming at version" in trained(JOB, resumed, *JOB_OPTIONS, "--resume")
     assert content(resumed) == ended
 
 
 def test_a_store_that_a_job_is_resumed_from_is_refused(tmp_path: Path, redis_url: str) -> None:
-    ran = train(tmp_path, "--store", redis_url)
-    assert ran.code != 0
-    assert "use_ema=True (the model's optimizer, table 'words')" in " ".join((ran.out + ran.err).split())
+    told = refusal(JOB, tmp_path, *JOB_OPTIONS, "--checkpoint-dir", tmp_path / "saved", "--store", redis_url)
+    assert "use_ema=True (the model's optimizer, table 'words')" in told

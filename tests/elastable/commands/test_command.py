@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import queue
+import re
 import signal
 import sys
 import threading
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,8 @@ from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 from elastable.embedding_store.wire.remote_store import RemoteStore
 from elastable.master.api import AsyncPushId, Push, PushOutcome, Slices
 from elastable.master.wire.client import MasterClient
-from elastable.process.exit_codes import ExitCode, error_of, exit_code_of
-from tests.elastable.processes import CLICK_JOB, Finished, elastable, run_elastable
+from elastable.process.exit_codes import ExitCode, error_of
+from tests.elastable.processes import CLICK_JOB, elastable, run_elastable
 
 COMMANDS = ("train", "master", "worker", "serve", "evaluate", "predict", "export", "plan", "status", "lookup")
 
@@ -112,26 +113,6 @@ class TestHelp:
         assert CliRunner().invoke(app, arguments).exit_code == ExitCode.USAGE
 
 
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (errors.IdOutOfRange, ExitCode.BAD_INPUT),
-        (errors.SpecConflict, ExitCode.BAD_INPUT),
-        (errors.NotFinite, ExitCode.BAD_INPUT),
-        (errors.ModelError, ExitCode.BAD_MODEL),
-        (errors.Unsupported, ExitCode.BAD_MODEL),
-        (errors.DeadlineExceeded, ExitCode.UNAVAILABLE),
-        (errors.StoreFailed, ExitCode.STORE_FAILED),
-        (errors.JobFailed, ExitCode.JOB_FAILED),
-        (errors.StaleVersion, ExitCode.JOB_FAILED),
-        (errors.CheckpointError, ExitCode.BAD_CHECKPOINT),
-        (errors.ElastableError, ExitCode.UNEXPECTED),
-    ],
-)
-def test_every_error_has_an_exit_code(error: type[errors.ElastableError], code: ExitCode) -> None:
-    assert exit_code_of(error("x")) is code
-
-
 def test_an_exit_code_tells_of_the_kind_of_error() -> None:
     assert error_of(ExitCode.UNAVAILABLE) is errors.Unavailable
     assert error_of(ExitCode.BAD_MODEL) is errors.ModelError
@@ -139,106 +120,77 @@ def test_an_exit_code_tells_of_the_kind_of_error() -> None:
     assert error_of(ExitCode.UNEXPECTED) is errors.JobFailed
 
 
+REFUSED: dict[ExitCode, dict[str, str]] = {
+    ExitCode.BAD_MODEL: {
+        "train HOME/raises_at_once.py": "raised RuntimeError at raises_at_once.py:2: no such luck",
+        "train HOME/model_raises.py": "model() raised NameError at model_raises.py:7",
+        "train HOME/model_kind.py": "model() returned a int; return a compiled keras.Model",
+        "train HOME/data_raises.py": "data('train') raised FileNotFoundError at data_raises.py:5",
+        "train HOME/data_none.py": "data('train') returned None",
+        "train HOME/exits.py": "exits.py: loading it raised SystemExit at exits.py:2",
+        "train HOME/no_data.py": "no_data.py: defines no data()",
+        "train HOME/syntax.py": "syntax.py: loading it raised SyntaxError",
+        "train HOME/absent.py": "absent.py: no such model file",
+    },
+    ExitCode.BAD_INPUT: {
+        "train HOME/data_empty.py": "data_empty.py: data('train'): ",
+        "train HOME/data_kind.py": "data_kind.py: data('train'): data is a int; give a Reader",
+        "worker --master 127.0.0.1:1 --deadline 0.5": "no model file is named: write `elastable worker MODEL.py",
+        "train JOB --store postgres://127.0.0.1": "store 'postgres://127.0.0.1' is unknown",
+        "train JOB --resume": "--resume needs --checkpoint-dir",
+        "train JOB --run-dir HOME/file/runs": "file/runs cannot be written",
+        "train JOB --checkpoint-dir HOME/file/kept": "checkpoints cannot be written to",
+        "worker JOB --master nowhere": "address 'nowhere': write host:port",
+        "predict JOB --checkpoint HOME --output HOME/p.csv": "predictions are written as .npy",
+        "export JOB --checkpoint HOME --output HOME/m.h5": "models are written as .keras",
+        "lookup users 3": "exactly one of --master, --store and --checkpoint",
+        "serve --client-bytes 0MiB": "--client-bytes 0MiB: must be above 0",
+        "serve --store token:memory,memory --transport shared": "are not in shared memory",
+    },
+    ExitCode.UNAVAILABLE: {
+        "train JOB --store redis://127.0.0.1:1?deadline=0.5": "redis at 127.0.0.1:1 cannot be reached",
+        "worker JOB --master 127.0.0.1:1 --deadline 0.5": "127.0.0.1:1 cannot be reached within the deadline of 0.5 s",
+        "status --master 127.0.0.1:1 --deadline 0.5": "127.0.0.1:1 cannot be reached within the deadline of 0.5 s",
+        "lookup users 3 --store redis://127.0.0.1:1?deadline=0.5": "redis at 127.0.0.1:1 cannot be reached",
+        "lookup users 3 --store redis://127.0.0.1:1 --deadline 0.5": "(the deadline was 0.5 s)",
+        "lookup users 3 --store grpc://127.0.0.1:1 --deadline 0.5": "within the deadline of 0.5 s",
+        "lookup u 3 --store redis://127.0.0.1:1?deadline=0.3 --deadline 9": "(the deadline was 0.3 s)",
+        "train JOB --store redis://127.0.0.1:1 --deadline 0.5": "(the deadline was 0.5 s)",
+    },
+    ExitCode.USAGE: {
+        "train JOB --mode eventually": "Invalid value for '--mode': eventually must be one of sync, async",
+        "train JOB --deadline 0": "Invalid value for '--deadline': 0.0 must be above 0",
+        "serve --not-finite ignore": "'--not-finite': ignore must be one of refuse, skip",
+        "serve --deadline -1": "Invalid value for '--deadline': -1.0 must be above 0",
+        "serve --client-calls 3": "'--client-calls': 3 must be at least 16",
+        "serve --transport pigeon": "'--transport': pigeon must be one of auto, grpc, shared",
+    },
+    ExitCode.BAD_CHECKPOINT: {
+        "evaluate JOB --checkpoint HOME": "no checkpoint there",
+        "checkpoint list HOME/nowhere": "nowhere: no checkpoint there",
+        "checkpoint list HOME/file --json": "no checkpoint there",
+    },
+}
+"""Command lines, by the code that they end with, and what they say; JOB is a model that trains."""
+
+
 @pytest.fixture(scope="module")
-def refused(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Finished]:
-    """Command lines that end in an error, by name, run in one process."""
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the broken model files, and a file where a folder is wanted."""
     home = tmp_path_factory.mktemp("refused")
     for name, text in BROKEN.items():
         (home / f"{name}.py").write_text(text)
     (home / "file").write_text("no directory")
-    train = ("train", "--run-dir", home / "runs")
-    commands: dict[str, tuple[str | Path, ...]] = {
-        **{name: (*train, home / f"{name}.py") for name in BROKEN},
-        "no_such_file": (*train, home / "absent.py"),
-        "redis_away": (*train, CLICK_JOB, "--store", "redis://127.0.0.1:1?deadline=0.5"),
-        "store_unknown": (*train, CLICK_JOB, "--store", "postgres://127.0.0.1"),
-        "mode_unknown": (*train, CLICK_JOB, "--mode", "eventually"),
-        "resume_from_nowhere": (*train, CLICK_JOB, "--resume"),
-        "run_dir": ("train", CLICK_JOB, "--run-dir", home / "file" / "runs"),
-        "checkpoint_dir": (*train, CLICK_JOB, "--checkpoint-dir", home / "file" / "kept"),
-        "deadline": (*train, CLICK_JOB, "--deadline", "0"),
-        "master_away": ("worker", CLICK_JOB, "--master", "127.0.0.1:1", "--deadline", "0.5"),
-        "master_address": ("worker", CLICK_JOB, "--master", "nowhere"),
-        "worker_without_a_file": ("worker", "--master", "127.0.0.1:1", "--deadline", "0.5"),
-        "no_checkpoint": ("evaluate", CLICK_JOB, "--checkpoint", home),
-        "predict_suffix": ("predict", CLICK_JOB, "--checkpoint", home, "--output", home / "p.csv"),
-        "export_suffix": ("export", CLICK_JOB, "--checkpoint", home, "--output", home / "m.h5"),
-        "status_away": ("status", "--master", "127.0.0.1:1", "--deadline", "0.5"),
-        "lookup_nowhere": ("lookup", "users", "3"),
-        "lookup_redis_away": ("lookup", "users", "3", "--store", "redis://127.0.0.1:1?deadline=0.5"),
-        "lookup_redis_deadline": ("lookup", "users", "3", "--store", "redis://127.0.0.1:1", "--deadline", "0.5"),
-        "lookup_grpc_deadline": ("lookup", "users", "3", "--store", "grpc://127.0.0.1:1", "--deadline", "0.5"),
-        "lookup_url_deadline": ("lookup", "u", "3", "--store", "redis://127.0.0.1:1?deadline=0.3", "--deadline", "9"),
-        "job_deadline": (*train, CLICK_JOB, "--store", "redis://127.0.0.1:1", "--deadline", "0.5"),
-        "list_nowhere": ("checkpoint", "list", home / "nowhere"),
-        "list_empty": ("checkpoint", "list", home / "file", "--json"),
-        "serve_not_finite": ("serve", "--not-finite", "ignore"),
-        "serve_deadline": ("serve", "--deadline", "-1"),
-        "serve_calls": ("serve", "--client-calls", "3"),
-        "serve_bytes": ("serve", "--client-bytes", "0MiB"),
-        "serve_transport": ("serve", "--transport", "pigeon"),
-        "serve_shared": ("serve", "--store", "token:memory,memory", "--transport", "shared"),
-    }
-    with elastable(home, "serve", "--listen", "127.0.0.1:0") as bare:
-        commands["no_model_there"] = ("worker", CLICK_JOB, "--master", bare.address())
-        ran = [run_elastable(*command) for command in commands.values()]
-        bare.signal(signal.SIGTERM)
-        assert bare.wait() == ExitCode.DONE, bare.err
-    return dict(zip(commands, ran, strict=True))
+    return home
 
 
-@pytest.mark.parametrize(
-    ("name", "code", "told"),
-    [
-        ("raises_at_once", ExitCode.BAD_MODEL, "raised RuntimeError at raises_at_once.py:2: no such luck"),
-        ("model_raises", ExitCode.BAD_MODEL, "model() raised NameError at model_raises.py:7"),
-        ("model_kind", ExitCode.BAD_MODEL, "model() returned a int; return a compiled keras.Model"),
-        ("data_raises", ExitCode.BAD_MODEL, "data('train') raised FileNotFoundError at data_raises.py:5"),
-        ("data_none", ExitCode.BAD_MODEL, "data('train') returned None"),
-        ("data_empty", ExitCode.BAD_INPUT, "data_empty.py: data('train'): "),
-        ("data_kind", ExitCode.BAD_INPUT, "data_kind.py: data('train'): data is a int; give a Reader"),
-        ("exits", ExitCode.BAD_MODEL, "exits.py: loading it raised SystemExit at exits.py:2"),
-        ("no_data", ExitCode.BAD_MODEL, "no_data.py: defines no data()"),
-        ("syntax", ExitCode.BAD_MODEL, "syntax.py: loading it raised SyntaxError"),
-        ("worker_without_a_file", ExitCode.BAD_INPUT, "no model file is named: write `elastable worker MODEL.py"),
-        ("no_such_file", ExitCode.BAD_MODEL, "absent.py: no such model file"),
-        ("redis_away", ExitCode.UNAVAILABLE, "redis at 127.0.0.1:1 cannot be reached"),
-        ("store_unknown", ExitCode.BAD_INPUT, "store 'postgres://127.0.0.1' is unknown"),
-        ("mode_unknown", ExitCode.USAGE, "Invalid value for '--mode': eventually must be one of sync, async"),
-        ("resume_from_nowhere", ExitCode.BAD_INPUT, "--resume needs --checkpoint-dir"),
-        ("run_dir", ExitCode.BAD_INPUT, "file/runs cannot be written"),
-        ("checkpoint_dir", ExitCode.BAD_INPUT, "checkpoints cannot be written to"),
-        ("deadline", ExitCode.USAGE, "Invalid value for '--deadline': 0.0 must be above 0"),
-        ("master_away", ExitCode.UNAVAILABLE, "127.0.0.1:1 cannot be reached within the deadline of 0.5 s"),
-        ("master_address", ExitCode.BAD_INPUT, "address 'nowhere': write host:port"),
-        (
-            "no_model_there",
-            ExitCode.BAD_MODEL,
-            "the server trains no model (it is the parameter server of elastable serve)",
-        ),
-        ("no_checkpoint", ExitCode.BAD_CHECKPOINT, "no checkpoint there"),
-        ("predict_suffix", ExitCode.BAD_INPUT, "predictions are written as .npy"),
-        ("export_suffix", ExitCode.BAD_INPUT, "models are written as .keras"),
-        ("status_away", ExitCode.UNAVAILABLE, "127.0.0.1:1 cannot be reached within the deadline of 0.5 s"),
-        ("lookup_nowhere", ExitCode.BAD_INPUT, "exactly one of --master, --store and --checkpoint"),
-        ("lookup_redis_away", ExitCode.UNAVAILABLE, "redis at 127.0.0.1:1 cannot be reached"),
-        ("lookup_redis_deadline", ExitCode.UNAVAILABLE, "(the deadline was 0.5 s)"),
-        ("lookup_grpc_deadline", ExitCode.UNAVAILABLE, "within the deadline of 0.5 s"),
-        ("lookup_url_deadline", ExitCode.UNAVAILABLE, "(the deadline was 0.3 s)"),
-        ("job_deadline", ExitCode.UNAVAILABLE, "(the deadline was 0.5 s)"),
-        ("list_nowhere", ExitCode.BAD_CHECKPOINT, "nowhere: no checkpoint there"),
-        ("list_empty", ExitCode.BAD_CHECKPOINT, "no checkpoint there"),
-        ("serve_not_finite", ExitCode.USAGE, "'--not-finite': ignore must be one of refuse, skip"),
-        ("serve_deadline", ExitCode.USAGE, "Invalid value for '--deadline': -1.0 must be above 0"),
-        ("serve_calls", ExitCode.USAGE, "'--client-calls': 3 must be at least 16"),
-        ("serve_bytes", ExitCode.BAD_INPUT, "--client-bytes 0MiB: must be above 0"),
-        ("serve_transport", ExitCode.USAGE, "'--transport': pigeon must be one of auto, grpc, shared"),
-        ("serve_shared", ExitCode.BAD_INPUT, "are not in shared memory"),
-    ],
-)
-def test_refused(refused: Mapping[str, Finished], name: str, code: ExitCode, told: str) -> None:
-    ran = refused[name]
-    assert told in " ".join(ran.err.replace("│", " ").split())
+@pytest.mark.parametrize(("code", "line"), [(code, line) for code, lines in REFUSED.items() for line in lines])
+def test_refused(home: Path, code: ExitCode, line: str) -> None:
+    places = {"JOB": str(CLICK_JOB), "HOME": str(home)}
+    words = [re.sub("JOB|HOME", lambda found: places[found[0]], word) for word in line.split()]
+    runs = ("--run-dir", home / "runs") if words[0] == "train" and "--run-dir" not in words else ()
+    ran = run_elastable(*words, *runs)
+    assert REFUSED[code][line] in " ".join(ran.err.replace("│", " ").split())
     assert ran.code == code
     # One line for a person, and no traceback.
     assert "Traceback" not in ran.err
@@ -304,6 +256,9 @@ class TestServe:
             (pin,) = json.loads(shown.out)["pins"]
             assert (pin["version"], pin["rows"], pin["bytes"]) == (1, 0, 0)
             assert 500 < pin["lease_left_s"] <= 600
+            worker = run_elastable("worker", CLICK_JOB, "--master", address)
+            assert worker.code == ExitCode.BAD_MODEL
+            assert "trains no model (it is the parameter server of elastable serve)" in " ".join(worker.err.split())
             occupied = run_elastable("serve", "--listen", address)
             assert occupied.code == ExitCode.BAD_INPUT
             assert f"cannot listen on {address}: Address already in use" in occupied.err

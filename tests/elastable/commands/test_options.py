@@ -24,8 +24,7 @@ from elastable.embedding_store.option import (
     required,
     setting,
 )
-from elastable.jobs.options import JobOptions, TrainOptions, WorkerOptions
-from elastable.jobs.servers.server_options import ServerOptions
+from elastable.jobs.options import JobOptions, ServerOptions, TrainOptions, WorkerOptions
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 from tests.untyped import Keywords
 

@@ -70,6 +70,10 @@ HELD_OUT = records(40, seed=1)
 WEIGHTS = np.random.default_rng(5).random(len(Y)).astype(np.float32)
 
 
+def fitted(**arguments: Keyword) -> Callable[[keras.Model], keras.callbacks.History]:
+    return lambda model: model.fit(X, Y, BATCH, shuffle=False, verbose=0, **arguments)
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "arguments",
@@ -99,21 +103,19 @@ def test_what_fit_takes_has_the_numbers_of_keras(arguments: dict[str, object]) -
     assert_same(ours, theirs, history, expected)
 
 
-@pytest.mark.parametrize("steps", [2, 3, 7])
-def test_epochs_of_steps_are_those_of_keras(steps: int) -> None:
-    """Five batches a pass: epochs end within one, go on with its rest, and are short where it ends."""
+@pytest.mark.parametrize(
+    ("arguments", "batches"),
+    [
+        *[({"epochs": 5, "steps_per_epoch": steps}, 5) for steps in (2, 3, 7)],
+        ({"epochs": 2, "validation_data": HELD_OUT, "validation_steps": 9}, 3),
+    ],
+)
+def test_data_that_ends_early_ends_as_in_keras(arguments: dict[str, Keyword], batches: int) -> None:
+    """Epochs of five batches' data end within a pass, go on with its rest, and are short where it ends."""
 
     def fit(model: keras.Model) -> keras.callbacks.History:
-        with pytest.warns(UserWarning, match=r"ran out of data|data ends after 5 batches"):
-            return model.fit(X, Y, batch_size=BATCH, epochs=5, steps_per_epoch=steps, shuffle=False, verbose=0)
-
-    assert_same(*both(fit))
-
-
-def test_validation_steps_beyond_the_data_are_those_of_keras() -> None:
-    def fit(model: keras.Model) -> keras.callbacks.History:
-        with pytest.warns(UserWarning, match=r"ran out of data|data ends after 3 batches"):
-            return model.fit(X, Y, BATCH, 2, 0, validation_data=HELD_OUT, validation_steps=9, shuffle=False)
+        with pytest.warns(UserWarning, match=rf"ran out of data|data ends after {batches} batches"):
+            return fitted(**arguments)(model)
 
     assert_same(*both(fit))
 
@@ -181,11 +183,7 @@ def test_evaluate_predict_and_test_on_batch_before_and_after() -> None:
 
 def test_dropout_and_initial_values_are_keras_own_draws() -> None:
     """One seed in the program, none at the layers: every random number is Keras'."""
-
-    def fit(model: keras.Model) -> keras.callbacks.History:
-        return model.fit(X, Y, BATCH, epochs=3, shuffle=False, verbose=0, validation_data=HELD_OUT)
-
-    assert_same(*both(fit, dropout=0.5))
+    assert_same(*both(fitted(epochs=3, validation_data=HELD_OUT), dropout=0.5))
 
 
 @pytest.mark.parametrize("subclassed", [False, True])
@@ -281,10 +279,7 @@ def test_what_a_callback_assigns_before_a_batch_is_of_that_batch(together: int) 
                 dense = self.model.layers[-1]
                 dense.set_weights([0.5 * weight for weight in dense.get_weights()])
 
-    def fit(model: keras.Model) -> keras.callbacks.History:
-        return model.fit(X, Y, BATCH, epochs=2, shuffle=False, verbose=0, callbacks=[Before()])
-
-    assert_same(*both(fit, steps_per_execution=together))
+    assert_same(*both(fitted(epochs=2, callbacks=[Before()]), steps_per_execution=together))
 
 
 def test_a_callback_that_stops_training_within_an_epoch_ends_it_there() -> None:
@@ -292,10 +287,7 @@ def test_a_callback_that_stops_training_within_an_epoch_ends_it_there() -> None:
         def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
             self.model.stop_training = batch == 1
 
-    def fit(model: keras.Model) -> keras.callbacks.History:
-        return model.fit(X, Y, BATCH, epochs=3, shuffle=False, verbose=0, callbacks=[Stop()], validation_data=HELD_OUT)
-
-    assert_same(*both(fit))
+    assert_same(*both(fitted(epochs=3, callbacks=[Stop()], validation_data=HELD_OUT)))
 
 
 def test_several_inputs_and_outputs_with_weights() -> None:
@@ -508,31 +500,15 @@ class Noisy(keras.Model):
         return self.out(rows + keras.random.normal((DIM,)) if training else rows)
 
 
-def noisy(layer: Layer) -> Noisy:
-    keras.utils.set_random_seed(7)
-    model = Noisy(layer)
-    model.compile(keras.optimizers.SGD(0.1), "mse")
-    return model
-
-
-class TestTheGlobalSeedGenerator:
-    def test_its_draws_are_those_of_keras(self) -> None:
-        ours, theirs = noisy(et.Embedding), noisy(keras.layers.Embedding)
-        losses = []
-        for model in (ours, theirs):
-            keras.utils.set_random_seed(8)
-            fits = [model.fit(X, Y, BATCH, epochs=2, shuffle=False, verbose=0) for _ in range(2)]
-            losses.append([fit.history["loss"] for fit in fits])
-        np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
-        np.testing.assert_allclose(ours.predict(X, verbose=0), theirs.predict(X, verbose=0), rtol=1e-4, atol=1e-6)
-
-    def test_a_seed_of_the_job_decides_them(self) -> None:
-        trained = []
-        for _ in range(2):
-            model = noisy(et.Embedding)
-            keras.random.normal((2,))  # whatever it has drawn before
-            trained.append(et.fit(model, X, Y, BATCH, epochs=2, seed=3, verbose=0).history["loss"])
-        assert trained[0] == trained[1]
+def test_a_seed_of_the_job_decides_what_the_global_generator_draws() -> None:
+    trained = []
+    for _ in range(2):
+        keras.utils.set_random_seed(7)
+        model = Noisy(et.Embedding)
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        keras.random.normal((2,))  # whatever it has drawn before
+        trained.append(et.fit(model, X, Y, BATCH, epochs=2, seed=3, verbose=0).history["loss"])
+    assert trained[0] == trained[1]
 
 
 def test_a_layer_that_the_model_does_not_know_is_refused() -> None:

@@ -19,11 +19,13 @@ from tests.elastable.small_models import (
     DIM,
     USERS,
     WORDS,
+    assert_close,
     clicks,
     model_of,
     plain_model,
     store_model,
     tables_and_weights,
+    trained_by_tape,
 )
 from tests.untyped import Keyword, Keywords
 
@@ -90,37 +92,10 @@ def fitted(
 
 def by_keras(
     optimizer: keras.optimizers.Optimizer,
-    epochs: int = 3,
     loss: Callable[..., object] | keras.losses.Loss | str = "binary_crossentropy",
-    model: keras.Model | None = None,
 ) -> keras.Model:
     """Plain Keras' own train step in a loop, with the gradients of an id summed."""
-    model = plain_model() if model is None else model
-    model.compile(optimizer, loss)
-    optimizer = model.optimizer
-    optimizer.build(model.trainable_variables)
-    x, y = clicks(RECORDS)
-
-    @tf.function
-    def step(batch: object, wanted: object) -> None:
-        with tf.GradientTape() as tape:
-            found = optimizer.scale_loss(model.compute_loss(y=wanted, y_pred=model(batch, training=True)))
-        values = [variable.value for variable in model.trainable_variables]
-        gradients = [tf.convert_to_tensor(gradient) for gradient in tape.gradient(found, values)]
-        optimizer.apply(gradients, model.trainable_variables)
-
-    for _ in range(epochs):
-        for start in range(0, RECORDS, BATCH):
-            batch = {name: tf.constant(values[start : start + BATCH]) for name, values in x.items()}
-            step(batch, tf.constant(y[start : start + BATCH]))
-    return model
-
-
-def assert_close(one: keras.Model, other: keras.Model, relative: float = 2e-5) -> None:
-    ours, theirs = tables_and_weights(one), tables_and_weights(other)
-    for name, values in theirs.items():
-        difference = np.linalg.norm(ours[name] - values) / np.linalg.norm(values)
-        assert difference <= relative, f"{name}: {difference}"
+    return trained_by_tape(optimizer, clicks(RECORDS), BATCH, 3, loss=loss)
 
 
 def decaying() -> object:

@@ -11,9 +11,9 @@ import tensorflow as tf
 
 import elastable as et
 from elastable.embedding_store.errors import ModelError, Unsupported
-from tests.untyped import Keyword
+from tests.elastable.gan_job import LABELS, NOISE, Gan, dense, in_keras, in_store, net, rows, same_start
 
-LABELS, DIM, NOISE, BATCH, STEPS = 8, 4, 3, 16, 5
+BATCH, STEPS = 16, 5
 RANDOM = np.random.default_rng(0)
 IDS = np.concatenate([np.arange(LABELS), RANDOM.integers(0, LABELS, BATCH - LABELS)])
 REAL = RANDOM.normal(size=(BATCH, 2)).astype(np.float32)
@@ -21,62 +21,22 @@ Z = [tf.constant(RANDOM.normal(size=(BATCH, NOISE)).astype(np.float32)) for _ in
 Rows = dict[str, np.ndarray]
 
 
-def in_store(name: str, **arguments: Keyword) -> keras.layers.Layer:
-    """A table in a store."""
-    return et.Embedding(LABELS, DIM, name=name, **arguments)
+def gan(layer: Callable[..., object]) -> Gan:
+    """Two networks, each with a table and an optimizer."""
+    model = Gan(layer, lambda *_: None)
+    model.compile(keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.1, momentum=0.9))
+    return model
 
 
-def in_keras(name: str, **arguments: object) -> keras.layers.Layer:
-    """The same in plain Keras, with a dense gradient: Keras' Adam takes the sum of an id's gradients then."""
-    return keras.layers.Embedding(LABELS, DIM, name=name, **arguments)
-
-
-def net(embedding: keras.layers.Layer, units: int, inputs: int, seed: int) -> keras.Model:
-    """A conditional network: something and a label go in."""
-    given, label = keras.Input((inputs,)), keras.Input((), dtype="int64")
-    start = keras.initializers.GlorotUniform(seed=seed)
-    joined = keras.ops.concatenate([given, embedding(label)], axis=1)
-    hidden = keras.layers.Dense(6, "tanh", kernel_initializer=start)(joined)
-    return keras.Model([given, label], keras.layers.Dense(units, kernel_initializer=start)(hidden))
-
-
-class Gan(keras.Model):
-    """Two networks, each with a table and an optimizer of its own."""
-
-    def __init__(self, layer: Callable[..., object]) -> None:
-        super().__init__()
-        self.generator = net(layer("makes"), 2, NOISE, 1)
-        self.discriminator = net(layer("judges"), 1, 2, 2)
-        self.optimizers = (keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.1, momentum=0.9))
-
-    def losses_of(self, real: tf.Tensor, labels: tf.Tensor, z: tf.Tensor) -> tuple[object, object]:
-        """Of the discriminator, and of the generator."""
-        real, labels = tf.constant(real), tf.constant(labels)
-        made = self.generator([z, labels])
-        false, true = self.discriminator([made, labels]), self.discriminator([real, labels])
-        judged = tf.reduce_mean(tf.nn.softplus(false)) + tf.reduce_mean(tf.nn.softplus(-true))
-        return judged, tf.reduce_mean(tf.nn.softplus(-false))
-
-
-def same_start(ours: object, plain: object) -> None:
-    """Gives the plain model the rows that ours begins with."""
-    for name, layer in tables(plain).items():
-        layer.set_weights([tables(ours)[name].read_rows(np.arange(LABELS))])
-
-
-def tables(model: keras.Model) -> dict[str, keras.layers.Layer]:
-    """Embedding layers by name."""
-    kinds = (et.Embedding, keras.layers.Embedding)
-    return {layer.name: layer for layer in model._flatten_layers() if isinstance(layer, kinds)}
-
-
-def rows(model: keras.Model) -> Rows:
-    """All rows of all tables, wherever they are."""
-    found = {}
-    for name, layer in tables(model).items():
-        in_store = isinstance(layer, et.Embedding)
-        found[name] = layer.read_rows(np.arange(LABELS)) if in_store else np.asarray(layer.embeddings)
-    return found
+def losses_of(
+    model: Gan, z: tf.Tensor
+) -> list[tuple[keras.Model, keras.optimizers.Optimizer, Callable[[], tf.Tensor]]]:
+    """Of the discriminator, and of the generator: what is trained, by which optimizer, by which loss."""
+    labels, real = tf.constant(IDS), tf.constant(REAL)
+    return [
+        (model.discriminator, model.judge, lambda: model.judge_loss(z, labels, real)),
+        (model.generator, model.make, lambda: model.make_loss(z, labels)),
+    ]
 
 
 def assert_same(ours: keras.Model, plain: keras.Model, before: Rows, tolerance: float = 1e-5) -> None:
@@ -90,43 +50,37 @@ def assert_same(ours: keras.Model, plain: keras.Model, before: Rows, tolerance: 
 
 def test_a_gan_updates_its_networks_in_turn() -> None:
     """The generator's loss is computed with the discriminator's new weights and rows, as in Keras' own example."""
-    ours, plain = Gan(in_store), Gan(in_keras)
+    ours, plain = gan(in_store), gan(in_keras)
     same_start(ours, plain)
     before = rows(ours)
     for z in Z:
         with et.step(ours) as step:
-            for place, part in ((0, ours.discriminator), (1, ours.generator)):
+            for part, optimizer, loss in losses_of(ours, z):
                 with tf.GradientTape() as tape:
-                    loss = ours.losses_of(REAL, IDS, z)[place]
-                step.apply(tape, loss, of=part, optimizer=ours.optimizers[place])
-        for place, part in ((0, plain.discriminator), (1, plain.generator)):
+                    found = loss()
+                step.apply(tape, found, of=part, optimizer=optimizer)
+        for part, optimizer, loss in losses_of(plain, z):
             with tf.GradientTape() as tape:
-                loss = plain.losses_of(REAL, IDS, z)[place]
-            dense(part, tape.gradient(loss, part.trainable_weights), plain.optimizers[place])
+                found = loss()
+            dense(part, tape, found, optimizer)
     assert_same(ours, plain, before)
-    assert [int(optimizer.iterations) for optimizer in ours.optimizers] == [STEPS, STEPS]
-
-
-def dense(part: keras.Model, gradients: tf.Tensor, optimizer: keras.optimizers.Optimizer) -> None:
-    """Applies gradients as Keras would, those of tables as dense ones."""
-    optimizer.apply([tf.convert_to_tensor(gradient) for gradient in gradients], part.trainable_weights)
+    assert [int(optimizer.iterations) for optimizer in (ours.judge, ours.make)] == [STEPS, STEPS]
 
 
 def test_two_losses_of_one_forward_pass_with_a_persistent_tape() -> None:
-    ours, plain = Gan(in_store), Gan(in_keras)
+    ours, plain = gan(in_store), gan(in_keras)
     same_start(ours, plain)
     before = rows(ours)
     for z in Z:
         with et.step(ours) as step, tf.GradientTape(persistent=True) as tape:
-            losses = ours.losses_of(REAL, IDS, z)
-        step.apply(tape, losses[0], of=[ours.discriminator], optimizer=ours.optimizers[0])
-        step.apply(tape, losses[1], of=[ours.generator], optimizer=ours.optimizers[1])
+            losses = [(part, optimizer, loss()) for part, optimizer, loss in losses_of(ours, z)]
+        for part, optimizer, found in losses:
+            step.apply(tape, found, of=[part], optimizer=optimizer)
         with tf.GradientTape(persistent=True) as tape:
-            losses = plain.losses_of(REAL, IDS, z)
-        parts = (plain.discriminator, plain.generator)
-        found = [tape.gradient(loss, part.trainable_weights) for loss, part in zip(losses, parts, strict=True)]
-        for part, gradients, optimizer in zip(parts, found, plain.optimizers, strict=True):
-            dense(part, gradients, optimizer)
+            losses = [(part, optimizer, loss()) for part, optimizer, loss in losses_of(plain, z)]
+        gradients = [tape.gradient(found, part.trainable_weights) for part, _, found in losses]
+        for (part, optimizer, _), each in zip(losses, gradients, strict=True):
+            optimizer.apply(list(map(tf.convert_to_tensor, each)), part.trainable_weights)
     assert_same(ours, plain, before)
 
 
@@ -149,7 +103,7 @@ def test_the_whole_model_with_the_optimizer_of_compile(clipping: dict[str, float
             step.apply(tape, loss)
         with tf.GradientTape() as tape:
             loss = plain.compute_loss(y=REAL[:, :1], y_pred=plain([REAL, IDS], training=True))
-        dense(plain, tape.gradient(loss, plain.trainable_weights), plain.optimizer)
+        dense(plain, tape, loss, plain.optimizer)
     assert_same(ours, plain, before)
     assert ours.predict([REAL, IDS], verbose=0) == pytest.approx(plain.predict([REAL, IDS], verbose=0), abs=1e-4)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -11,36 +12,29 @@ import tensorflow as tf
 
 import elastable as et
 from elastable.embedding_store.errors import Unsupported
-from tests.elastable.gan_job import DATA, LABELS, MICRO, Gan, at_once, at_once_plainly, dense, in_keras, in_store
+from tests.elastable.gan_job import (
+    DATA,
+    MICRO,
+    Gan,
+    at_once,
+    at_once_plainly,
+    dense,
+    in_keras,
+    in_store,
+    rows,
+    same_start,
+)
 from tests.untyped import Keyword
 
 Rows = dict[str, np.ndarray]
 
 
-def tables(model: Gan | Towers) -> dict[str, keras.layers.Layer]:
-    """Embedding layers by name."""
-    kinds = (et.Embedding, keras.layers.Embedding)
-    return {layer.name: layer for layer in model._flatten_layers() if isinstance(layer, kinds)}
-
-
-def rows(model: Gan | Towers) -> Rows:
-    """All rows of all tables, wherever they are."""
-    return {
-        name: layer.read_rows(np.arange(LABELS)) if isinstance(layer, et.Embedding) else np.asarray(layer.embeddings)
-        for name, layer in tables(model).items()
-    }
-
-
 def pair(
-    ours: Callable[..., object],
-    theirs: Callable[..., object],
-    optimizers: Callable[[], tuple[object, object]],
-    **arguments: object,
+    ours: Callable[..., object], theirs: Callable[..., object], optimizers: Callable[[], tuple[object, object]]
 ) -> tuple[Gan, Gan]:
     """The same GAN with tables in a store and in plain Keras, from the same start."""
-    mine, plain = Gan(in_store, ours, **arguments), Gan(in_keras, theirs)
-    for name, layer in tables(plain).items():
-        layer.set_weights([tables(mine)[name].read_rows(np.arange(LABELS))])
+    mine, plain = Gan(in_store, ours), Gan(in_keras, theirs)
+    same_start(mine, plain)
     for model in (mine, plain):
         model.compile(*optimizers())
     plain.run_eagerly = True  # for a few steps, a graph costs more
@@ -93,9 +87,7 @@ def touching() -> tuple[keras.Model, keras.Model]:
     ],
 )
 def test_a_gan_has_the_numbers_of_plain_keras(
-    wait: int,
-    lazy: bool,
-    optimizers: Callable[[], tuple[object, object]],
+    wait: int, lazy: bool, optimizers: Callable[[], tuple[object, object]]
 ) -> None:
     """One step of `wait` micro-batches is one batch of plain Keras; the last of an epoch has fewer."""
     mine, plain = pair(at_once, at_once_plainly, optimizers)
@@ -132,16 +124,14 @@ def test_a_part_of_a_model_takes_a_step_of_another_optimizer_and_the_rest_stays(
 
 
 class Towers(keras.Model):
-    """Two towers with dropout and batch normalisation, trained by two losses of the one optimizer of `compile()`."""
+    """Two towers with batch normalisation, trained by two losses of the one optimizer of `compile()`."""
 
-    def __init__(
-        self, layer: Callable[[str], keras.layers.Layer], updates: Callable[..., object], dropout: float = 0.0
-    ) -> None:
+    def __init__(self, updates: Callable[..., object]) -> None:
         super().__init__()
         start = keras.initializers.GlorotUniform(seed=3)
         self.updates = updates
-        self.rows, self.other = layer("rows"), layer("other")
-        self.norm, self.drop = keras.layers.BatchNormalization(), keras.layers.Dropout(dropout, seed=5)
+        self.rows, self.other = in_store("rows"), in_store("other")
+        self.norm = keras.layers.BatchNormalization()
         self.out = keras.layers.Dense(1, kernel_initializer=start)
         self.left = keras.layers.Dense(1, kernel_initializer=start)
         self.error = keras.metrics.MeanSquaredError(name="error")
@@ -151,7 +141,7 @@ class Towers(keras.Model):
         self.built = True
 
     def call(self, labels: tf.Tensor, training: bool = False) -> tf.Tensor:
-        return self.out(self.drop(self.norm(self.rows(labels), training=training), training=training))
+        return self.out(self.norm(self.rows(labels), training=training))
 
     def error_of(self, labels: object, real: object) -> tf.Tensor:
         """The loss of the first update, and what it was computed of."""
@@ -170,37 +160,32 @@ class Towers(keras.Model):
         return {"error": self.error.result()}
 
 
+def applied(step: Any, compute: Callable[[], Any], **how: object) -> tf.Tensor:
+    """One update by a loss, or by the first of (loss, what it was computed of); the last of what was computed."""
+    with tf.GradientTape() as tape:
+        found = compute()
+        found = found if isinstance(found, tuple) else (found,)
+    step.apply(tape, found[0], **how)
+    return found[-1]
+
+
 def two_losses(model: Towers, labels: tf.Tensor, real: tf.Tensor) -> tf.Tensor:
     """One after the other."""
     with et.step(model) as step:
-        with tf.GradientTape() as tape:
-            loss, predicted = model.error_of(labels, real)
-        step.apply(tape, loss)
-        with tf.GradientTape() as tape:
-            loss = model.apart(labels)
-        step.apply(tape, loss)
+        predicted = applied(step, lambda: model.error_of(labels, real))
+        applied(step, lambda: model.apart(labels))
     return predicted
 
 
 IDS, Y = DATA[0][1], DATA[1][:, :1]
 
 
-def towers(
-    updates: Callable[..., object],
-    layer: Callable[..., keras.layers.Layer] = in_store,
-    dropout: float = 0.0,
-    **arguments: object,
-) -> keras.Model:
-    """A model of two towers, compiled."""
-    model = Towers(layer, updates, dropout)
+def refused(model: Towers, **arguments: Keyword) -> None:
+    """Builds the model and trains it."""
     model(IDS[:2])
     model.apart(IDS[:2])
     model.compile(keras.optimizers.AdamW(0.02, weight_decay=0.1, **arguments))
-    return model
-
-
-def refused(updates: Callable[..., object], **arguments: Keyword) -> None:
-    et.fit(towers(updates, **arguments), IDS, Y, batch_size=8, verbose=0)
+    et.fit(model, IDS, Y, batch_size=8, verbose=0)
 
 
 def both_tapes(model: keras.Model, labels: tf.Tensor, real: tf.Tensor) -> object:
@@ -217,21 +202,15 @@ def both_tapes(model: keras.Model, labels: tf.Tensor, real: tf.Tensor) -> object
 def mixed(model: keras.Model, labels: tf.Tensor, real: tf.Tensor) -> object:
     """The second loss is computed of numbers from before and after the first update."""
     with et.step(model) as step:
-        with tf.GradientTape(persistent=True) as tape:
-            loss, predicted = model.error_of(labels, real)
-        step.apply(tape, loss)
-        with tf.GradientTape() as tape:
-            loss = model.apart(labels) * tf.reduce_mean(predicted)
-        step.apply(tape, loss)
+        predicted = applied(step, lambda: model.error_of(labels, real))
+        applied(step, lambda: model.apart(labels) * tf.reduce_mean(predicted))
     return predicted
 
 
 def measured_late(model: keras.Model, labels: tf.Tensor, real: tf.Tensor) -> object:
     """A metric of the weights after the last update."""
     with et.step(model) as step:
-        with tf.GradientTape() as tape:
-            loss, _ = model.error_of(labels, real)
-        step.apply(tape, loss)
+        applied(step, lambda: model.error_of(labels, real))
     return model(labels)
 
 
@@ -251,21 +230,15 @@ OTHER = keras.optimizers.SGD(0.1)
 def two_optimizers(model: keras.Model, labels: tf.Tensor, real: tf.Tensor) -> object:
     """A table that two optimizers train."""
     with et.step(model) as step:
-        with tf.GradientTape() as tape:
-            loss, predicted = model.error_of(labels, real)
-        step.apply(tape, loss)
-        with tf.GradientTape() as tape:
-            loss = model.apart(labels)
-        step.apply(tape, loss, optimizer=OTHER)
+        predicted = applied(step, lambda: model.error_of(labels, real))
+        applied(step, lambda: model.apart(labels), optimizer=OTHER)
     return predicted
 
 
 def not_its_own(model: keras.Model, labels: tf.Tensor, real: tf.Tensor) -> object:
     """A layer that the model does not hold."""
     with et.step(model) as step:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(STRAY(model.rows(labels)))
-        step.apply(tape, loss, of=[model.rows, STRAY])
+        applied(step, lambda: tf.reduce_mean(STRAY(model.rows(labels))), of=[model.rows, STRAY])
     return model.rows(labels)[:, :1]
 
 
@@ -296,23 +269,23 @@ SECOND = (
 )
 def test_what_cannot_be_computed_of_one_version_is_refused_by_name(updates: Callable[..., object], told: str) -> None:
     with pytest.raises(Unsupported, match=told):
-        refused(updates)
+        refused(Towers(updates))
 
 
 def test_settings_of_an_optimizer_that_are_for_a_whole_training_are_refused_by_name() -> None:
     with pytest.raises(
         Unsupported, match=r"AdamW\(use_ema=True\) is not supported in a train_step that applies several times"
     ):
-        refused(two_losses, use_ema=True)
+        refused(Towers(two_losses), use_ema=True)
     with pytest.raises(Unsupported, match=r"AdamW\(gradient_accumulation_steps=2\) is not supported in a train_step"):
-        refused(two_losses, gradient_accumulation_steps=2)
+        refused(Towers(two_losses), gradient_accumulation_steps=2)
 
 
 class Follows(Towers):
     """A layer's weights follow another's, which the update has just changed."""
 
-    def __init__(self, layer: Callable[..., object], updates: Callable[..., object], dropout: float = 0.0) -> None:
-        super().__init__(layer, updates, dropout)
+    def __init__(self, updates: Callable[..., object]) -> None:
+        super().__init__(updates)
         self.slow = keras.layers.Dense(1, trainable=False)
         self.slow.build((None, 4))
 
@@ -325,18 +298,11 @@ class Follows(Towers):
 def apart_alone(model: keras.Model, labels: tf.Tensor, real: tf.Tensor) -> object:
     """One update, which changes the weights that the state follows."""
     with et.step(model) as step:
-        with tf.GradientTape() as tape:
-            predicted, loss = model(labels), model.apart(labels)
-        step.apply(tape, loss)
-    return predicted
+        return applied(step, lambda: (model.apart(labels), model(labels)))
 
 
 def test_a_state_that_follows_weights_just_updated_is_refused() -> None:
-    model = Follows(in_store, apart_alone)
-    model(IDS[:2])
-    model.apart(IDS[:2])
-    model.compile("sgd")
     with pytest.raises(
         Unsupported, match=r"assigned to '.*kernel' is computed from .*, which a step\.apply before it changes"
     ):
-        et.fit(model, IDS, Y, batch_size=8, verbose=0)
+        refused(Follows(apart_alone))

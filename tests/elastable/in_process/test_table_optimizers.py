@@ -8,10 +8,8 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import elastable as et
-from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadSpec, SpecConflict, Unsupported
 from elastable.master.keras.dense import DenseState
 from elastable.master.keras.discovery import discover_tables
@@ -22,8 +20,8 @@ from tests.elastable.small_models import (
     assert_close,
     clicks,
     model_of,
-    plain_model,
     tables_and_weights,
+    trained_by_tape,
 )
 from tests.untyped import Keyword, Keywords
 
@@ -56,27 +54,8 @@ def by_hand(
     epochs: int = 2,
 ) -> keras.Model:
     """Plain Keras: each optimizer applied to its own variables in a tape loop, ids' gradients summed."""
-    model = plain_model()
-    model.compile(optimizer, "binary_crossentropy")
-    x, y = clicks(BATCH * 4)
-    own = {"users": users, "words": words}
-    for _ in range(epochs):
-        for start in range(0, len(y), BATCH):
-            batch = {name: values[start : start + BATCH] for name, values in x.items()}
-            with tf.GradientTape() as tape:
-                loss = model.compute_loss(y=y[start : start + BATCH], y_pred=model(batch, training=True))
-            variables = model.trainable_variables
-            found = tape.gradient(loss, [variable.value for variable in variables])
-            gradients = [tf.convert_to_tensor(gradient) for gradient in found]
-            rest = []
-            for variable, gradient in zip(variables, gradients, strict=True):
-                its = own.get(variable.path.split("/")[0])
-                if its is None:
-                    rest.append((gradient, variable))
-                else:
-                    its.apply([gradient], [variable])
-            optimizer.apply(*zip(*rest, strict=True))
-    return model
+    own = {name: its for name, its in (("users", users), ("words", words)) if its is not None}
+    return trained_by_tape(optimizer, clicks(BATCH * 4), BATCH, epochs, own=own)
 
 
 @pytest.mark.parametrize(
@@ -144,9 +123,7 @@ class TestGoingOn:
         ours = fitted(fitted(model_with(None), K.Adagrad(0.3), **stores), K.Adagrad(0.3), **stores)
         theirs = by_hand(K.Adagrad(0.3), None)
         theirs.compile(K.Adagrad(0.3), "binary_crossentropy")
-        x, y = clicks(BATCH * 4)
-        reference = by_hand_on(theirs, x, y)
-        assert_close(ours, reference, 1e-4)
+        assert_close(ours, trained_by_tape(theirs.optimizer, clicks(BATCH * 4), BATCH, model=theirs), 1e-4)
 
     def test_a_rate_that_a_callback_assigned_belongs_to_the_version(self) -> None:
         model = model_with(K.Adagrad(0.3))
@@ -158,18 +135,6 @@ class TestGoingOn:
         assert changed.steps()[0].own["users"].rate == pytest.approx(0.1)
         changed.restore(saved)
         assert changed.steps()[0].own["users"].rate == pytest.approx(0.3)
-
-
-def by_hand_on(model: keras.Model, x: dict[str, Array], y: Array) -> object:
-    """Two more epochs of a plain model by its own optimizer, ids' gradients summed."""
-    for _ in range(2):
-        for start in range(0, len(y), BATCH):
-            batch = {name: values[start : start + BATCH] for name, values in x.items()}
-            with tf.GradientTape() as tape:
-                loss = model.compute_loss(y=y[start : start + BATCH], y_pred=model(batch, training=True))
-            found = tape.gradient(loss, [variable.value for variable in model.trainable_variables])
-            model.optimizer.apply([tf.convert_to_tensor(gradient) for gradient in found], model.trainable_variables)
-    return model
 
 
 class TestCallbacks:

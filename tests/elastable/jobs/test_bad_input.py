@@ -110,10 +110,6 @@ class TestModels:
         model = two_tables(et.Embedding(None, 4), et.Embedding(None, 4))
         assert fit(model, np.zeros((48, 2), np.int64)).history["loss"]
 
-    def test_not_compiled(self) -> None:
-        with pytest.raises(errors.ModelError, match="not compiled"):
-            et.fit(store_model(), (X, Y), verbose=False)
-
     def test_that_fails_on_its_own_records(self) -> None:
         with pytest.raises(errors.ModelError, match="fails on the first records of its data"):
             fit(store_model(), {"user": X["user"]})
@@ -123,16 +119,6 @@ def two_tables(first: keras.layers.Layer, second: keras.layers.Layer) -> keras.M
     ids = keras.Input((2,), dtype="int64")
     both = keras.layers.Concatenate()([first(ids), second(ids)])
     return keras.Model(ids, keras.layers.Dense(1, activation="sigmoid")(keras.layers.Flatten()(both)))
-
-
-class TestRecords:
-    def test_none(self) -> None:
-        with pytest.raises(errors.BadInput, match="there must be at least one"):
-            fit(store_model(), {name: ids[:0] for name, ids in X.items()}, Y[:0])
-
-    def test_of_different_lengths(self) -> None:
-        with pytest.raises(errors.BadInput, match=r"48.*47|47.*48"):
-            fit(store_model(), X, Y[:47])
 
 
 def exploding(y: object, predicted: keras.KerasTensor) -> object:

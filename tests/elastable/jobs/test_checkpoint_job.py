@@ -8,28 +8,27 @@ from pathlib import Path
 
 import pytest
 
-from elastable.embedding_store.errors import BadInput, CheckpointError
+from elastable.embedding_store.errors import CheckpointError
 from elastable.jobs.options import JobOptions
 from elastable.jobs.prepare import prepare_job
 from elastable.master.checkpoints.checkpoint import list_checkpoints, open_checkpoint
-from elastable.master.checkpoints.comparing import compare_dense, compare_tables
-from tests.elastable.processes import CLICK_JOB, Finished, run_elastable
+from tests.elastable.kept_jobs import assert_same, kept, killed_at, trained
+from tests.elastable.processes import CLICK_JOB
 
 MODEL = Path(__file__).with_name("large_vocabulary.py")
 
 
-def train(home: Path, url: str, *more: str) -> Finished:
-    options = ("--epochs", "1", "--micro-batch-size", "8", "--grads-to-wait", "2", "--workers", "1", "--no-export")
-    saving = ("--checkpoint-every", "3", "--full-every", "3", "--keep", "0", "--checkpoint-dir", url)
-    return run_elastable("train", MODEL, *options, *saving, "--run-dir", home / "runs", "--deadline", "60", *more)
+OPTIONS = (
+    *("--epochs", "1", "--micro-batch-size", "8", "--grads-to-wait", "2", "--workers", "1"),
+    *("--checkpoint-every", "3", "--full-every", "3"),
+)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoints of a job of 20 versions that nothing happened to."""
     home = tmp_path_factory.mktemp("whole")
-    ran = train(home, f"file://{home}/saved")
-    assert ran.code == 0, f"{ran.out}\n{ran.err}"
+    trained(MODEL, home, *OPTIONS, "--checkpoint-dir", f"file://{home}/saved")
     result = json.loads((home / "runs" / "latest" / "result.json").read_text())
     assert result["checkpoint"] == str(home / "saved" / "ckpt-0000000020")
     return home / "saved"
@@ -44,19 +43,12 @@ def test_of_three_one_is_full(whole: Path) -> None:
 
 
 def test_a_job_that_goes_on_from_an_increment_ends_with_the_same_numbers(whole: Path, tmp_path: Path) -> None:
-    saved = tmp_path / "saved"
-    shutil.copytree(whole, saved)
-    for version in (18, 20):
-        shutil.rmtree(saved / f"ckpt-{version:010d}")
-    assert open_checkpoint(saved).manifest.kind == "increment"
-    ran = train(tmp_path, str(saved), "--resume")
-    assert ran.code == 0, f"{ran.out}\n{ran.err}"
-    assert "resuming at version 15" in ran.out
-    for name, kind in (("ckpt-0000000018", "increment"), ("ckpt-0000000020", "full")):
-        ours, theirs = open_checkpoint(saved / name), open_checkpoint(whole / name)
-        assert ours.manifest.kind == kind
-        assert compare_dense(ours, theirs) == []
-        assert [table.same for table in compare_tables(ours, theirs)] == [True, True]
+    killed_at(15, whole.parent, tmp_path)
+    assert kept(tmp_path).manifest.kind == "increment"
+    assert "resuming at version 15" in trained(MODEL, tmp_path, *OPTIONS, "--resume")
+    for version, kind in ((18, "increment"), (20, "full")):
+        assert kept(tmp_path, version).manifest.kind == kind
+        assert_same(kept(tmp_path, version), kept(whole.parent, version))
 
 
 def test_a_damaged_one_is_refused_by_command(whole: Path, tmp_path: Path) -> None:
@@ -81,10 +73,3 @@ def test_a_warm_start_by_options(whole: Path) -> None:
         assert store.row_count("any") == 0
     with pytest.raises(CheckpointError, match="its rows have 4 values in the checkpoint and 8 in the model"):
         prepare_job(JobOptions(CLICK_JOB, warm_start=whole))
-
-
-def test_settings_that_cannot_be_are_refused() -> None:
-    with pytest.raises(BadInput, match="--full-every 0: must be at least 1"):
-        JobOptions(MODEL, full_every=0)
-    with pytest.raises(BadInput, match="--warm-tables needs --warm-start"):
-        JobOptions(MODEL, warm_tables=("users",))

@@ -25,9 +25,12 @@ from tests.untyped import Keywords
         ({"store": "token:memory,grpc://nowhere"}, "address 'nowhere'"),
         ({"http": "8080"}, "--http: address '8080': write host:port"),
         ({"listen": "here"}, "--listen: address 'here': write host:port"),
+        ({"full_every": 0}, "--full-every 0: must be at least 1"),
+        ({"warm_tables": ("users",)}, "--warm-tables needs --warm-start"),
+        ({"rerun": True}, "--rerun needs --resume"),
     ],
 )
-def test_addresses_that_cannot_be_are_refused_with_the_options(options: Keywords, told: str) -> None:
+def test_what_cannot_be_is_refused_with_the_options(options: Keywords, told: str) -> None:
     with pytest.raises(BadInput, match=told):
         JobOptions(CLICK_JOB, **options)
 

@@ -15,7 +15,7 @@ import pytest
 from elastable.embedding_store.errors import JobFailed
 from elastable.jobs.worker_process import refuse_early_end
 from elastable.master.api import JobStatus
-from elastable.master.checkpoints.checkpoint import open_checkpoint
+from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tests.elastable.conftest import JOB, Trained
 from tests.elastable.processes import CLICK_JOB, Hold, elastable, is_running, run_elastable
 
@@ -31,15 +31,14 @@ def assert_same_model(one: str | Path, other: str | Path) -> None:
     assert set(ours.manifest.tables) == set(theirs.manifest.tables)
     for table in ours.manifest.tables:
         for field in ("ids", "weights", "slots"):
-            parts = [
-                np.concatenate([getattr(block, field) for block in checkpoint.rows(table)])
-                for checkpoint in (ours, theirs)
-            ]
-            order = [
-                np.argsort(np.concatenate([block.ids for block in checkpoint.rows(table)]))
-                for checkpoint in (ours, theirs)
-            ]
-            np.testing.assert_array_equal(parts[0][order[0]], parts[1][order[1]], err_msg=f"{table} {field}")
+            mine, others = (_by_id(checkpoint, table, field) for checkpoint in (ours, theirs))
+            np.testing.assert_array_equal(mine, others, err_msg=f"{table} {field}")
+
+
+def _by_id(checkpoint: Checkpoint, table: str, field: str) -> np.ndarray:
+    blocks = list(checkpoint.rows(table))
+    order = np.argsort(np.concatenate([block.ids for block in blocks]))
+    return np.concatenate([getattr(block, field) for block in blocks])[order]
 
 
 def command_to_go_on(out: str) -> list[str]:
@@ -112,15 +111,8 @@ def test_a_worker_is_started_again_where_its_master_will_be(state: str, stopped:
 def test_a_worker_of_a_stopped_master_does_not_end_as_one_whose_job_is_done(tmp_path: Path) -> None:
     # Containers and Kubernetes start it again for the master that resumes the job; one that ends with 0 is done.
     hold = Hold(tmp_path / "hold", 7)
-    where = (
-        "--listen",
-        "127.0.0.1:0",
-        "--run-dir",
-        tmp_path / "runs",
-        "--no-export",
-        "--checkpoint-dir",
-        tmp_path / "c",
-    )
+    places = ("--run-dir", tmp_path / "runs", "--checkpoint-dir", tmp_path / "c")
+    where = ("--listen", "127.0.0.1:0", "--no-export", *places)
     with elastable(tmp_path, "master", CLICK_JOB, *JOB, *where, env=hold.environment, name="master") as master:
         address = master.address()
         with elastable(tmp_path, "worker", CLICK_JOB, "--master", address, "--deadline", "60", name="worker") as worker:

@@ -38,26 +38,8 @@ def fixture_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[st
 def test_killed_twice_and_resumed_equals_undisturbed(trained: Trained, store: str, tmp_path: Path) -> None:
     """The rows were in memory alone there; no checkpoint is written here before the end."""
     checkpoints = tmp_path / "checkpoints"
-    places: list[str | Path] = [
-        "--store",
-        store,
-        "--run-dir",
-        tmp_path / "runs",
-        "--checkpoint-dir",
-        checkpoints,
-        "--resume",
-    ]
-    job: list[str | Path] = [
-        "train",
-        CLICK_JOB,
-        *JOB,
-        "--deadline",
-        "60",
-        "--no-export",
-        "--evaluate-every",
-        "8",
-        *places,
-    ]
+    places = ("--store", store, "--run-dir", tmp_path / "runs", "--checkpoint-dir", checkpoints, "--resume")
+    job = ("train", CLICK_JOB, *JOB, "--deadline", "60", "--no-export", "--evaluate-every", "8", *places)
     for version, workers in ((7, "2"), (28, "1")):
         hold = Hold(tmp_path / f"hold-{version}", version)
         with elastable(tmp_path, *job, "--workers", workers, env=hold.environment, name=f"to-{version}") as train:

@@ -7,7 +7,6 @@ import logging
 import pytest
 
 from elastable.embedding_store.contract.row_data import Commit
-from elastable.embedding_store.errors import BadInput
 from elastable.jobs.options import JobOptions
 from elastable.jobs.prepare import PreparedJob, prepare_job
 from elastable.master.commits.version_record import VersionRecord, job_as_json
@@ -39,8 +38,3 @@ def test_a_finished_job_makes_room_and_another_goes_on(
         assert (second.progress.version, store.version()) == (expected, expected)
         assert (second.job.job == first.job.job) is (begins_at < 0)
     assert any("is finished" in message for message in caplog.messages) is (begins_at == 0)
-
-
-def test_rerun_alone_says_nothing() -> None:
-    with pytest.raises(BadInput, match="--rerun needs --resume"):
-        JobOptions(CLICK_JOB, rerun=True)

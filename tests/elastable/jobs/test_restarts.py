@@ -53,21 +53,9 @@ def restarts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restarts]:
                 processes.enter_context(elastable(home, *map(str, arguments), env=hold.environment, name=name))
             )
             if not workers:
-                workers.extend(
-                    processes.enter_context(
-                        elastable(
-                            home,
-                            "worker",
-                            str(CLICK_JOB),
-                            "--master",
-                            f"{first},{second}",
-                            "--deadline",
-                            "60",
-                            name=f"w{number}",
-                        )
-                    )
-                    for number in range(2)
-                )
+                words = ("worker", str(CLICK_JOB), "--master", f"{first},{second}", "--deadline", "60")
+                both = [elastable(home, *words, name=f"w{number}") for number in range(2)]
+                workers.extend(map(processes.enter_context, both))
             hold.wait(masters[-1])
             with MasterClient(address, deadline_s=60) as client:
                 wait_until(lambda: len(client.status().workers) == 2, "both workers", masters[-1])

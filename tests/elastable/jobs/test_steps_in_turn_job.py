@@ -8,39 +8,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store.engine import MemoryStore
-from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from elastable.master.checkpoints.restoring import restore_tables
 from tests.elastable import gan_job
-from tests.elastable.processes import Finished, counted_by_workers, run_elastable
+from tests.elastable.kept_jobs import kept, refusal, store_of, trained
+from tests.elastable.processes import counted_by_workers
 
 JOB = Path(gan_job.__file__)
 EPOCHS, WAIT = 2, 2
 VERSIONS = EPOCHS * gan_job.RECORDS // (gan_job.MICRO * WAIT)
 
 
-def train(home: Path, *more: str, job: Path = JOB) -> Finished:
-    options = ("--epochs", str(EPOCHS), "--micro-batch-size", str(gan_job.MICRO), "--grads-to-wait", str(WAIT))
-    plainly = ("--no-shuffle", "--no-lazy", "--no-export", "--deadline", "60")
-    saving = ("--checkpoint-every", "3", "--keep", "0", "--checkpoint-dir", str(home / "saved"))
-    return run_elastable("train", job, *options, *plainly, *saving, "--run-dir", home / "runs", *more)
-
-
-def content(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
-    """All rows and dense weights."""
-    store = MemoryStore()
-    restore_tables(checkpoint, store)
-    ids = np.arange(gan_job.LABELS)
-    rows = {name: store.lookup({name: ids})[name] for name in store.specs()}
-    return {**rows, **checkpoint.dense()}
+OPTIONS = (
+    *("--epochs", str(EPOCHS), "--micro-batch-size", str(gan_job.MICRO), "--grads-to-wait", str(WAIT)),
+    *("--no-shuffle", "--no-lazy"),
+)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A job of two workers that nothing happened to."""
     home = tmp_path_factory.mktemp("whole")
-    ran = train(home, "--workers", "2")
-    assert ran.code == 0, f"{ran.out}\n{ran.err}"
+    trained(JOB, home, *OPTIONS, "--workers", "2")
     return home
 
 
@@ -52,10 +39,11 @@ def test_two_workers_train_a_gan_as_plain_keras(whole: Path) -> None:
     assert result["examples"] == EPOCHS * gan_job.RECORDS
     assert result["metrics"] == pytest.approx({name: values[-1] for name, values in history.history.items()}, rel=1e-4)
     assert sum(counted_by_workers(whole / "runs" / "latest")) == EPOCHS * gan_job.RECORDS // gan_job.MICRO
-    saved = content(open_checkpoint(whole / "saved" / f"ckpt-{VERSIONS:010d}"))
+    saved, store = kept(whole).dense(), store_of(kept(whole))
     tables = {weight.path.split("/")[0]: weight for weight in plain.weights if "embeddings" in weight.path}
     for name, weight in tables.items():
-        np.testing.assert_allclose(saved[name], weight, rtol=1e-4, atol=1e-5, err_msg=name)
+        rows = store.lookup({name: np.arange(gan_job.LABELS)})[name]
+        np.testing.assert_allclose(rows, weight, rtol=1e-4, atol=1e-5, err_msg=name)
     others = [weight for weight in plain.weights if "embeddings" not in weight.path]
     for place, weight in enumerate(others):
         np.testing.assert_allclose(saved[f"variables/{place:05d}"], weight, rtol=1e-4, atol=1e-5, err_msg=weight.path)
@@ -69,9 +57,7 @@ def test_a_step_that_needs_a_second_version_is_refused_with_what_to_write(tmp_pa
         "def model():\n"
         "    return gan_job.model(updates=gan_job.in_turn)\n"
     )
-    ran = train(tmp_path, "--workers", "1", job=job)
-    told = " ".join((ran.out + ran.err).split())
-    assert ran.code != 0
+    told = refusal(job, tmp_path, *OPTIONS, "--workers", "1")
     assert "That needs a second version, and a step makes one" in told
     assert "as other:" in told
     assert "with et.step(model) as step:" in told

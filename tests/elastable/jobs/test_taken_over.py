@@ -33,18 +33,8 @@ def test_a_store_in_use_is_refused_by_name(
 def test_a_job_whose_store_is_taken_fails_at_once_by_name(redis_url: str, tmp_path: Path) -> None:
     """Long before its deadline: repeating the commit would never help."""
     hold = Hold(tmp_path / "hold", 7)
-    job: list[str | Path] = [
-        "train",
-        CLICK_JOB,
-        *JOB,
-        "--store",
-        redis_url,
-        "--run-dir",
-        tmp_path / "runs",
-        "--deadline",
-        "100000",
-    ]
-    with elastable(tmp_path, *job, "--no-export", env=hold.environment, name="first") as first:
+    where = ("--store", redis_url, "--run-dir", tmp_path / "runs", "--deadline", "100000", "--no-export")
+    with elastable(tmp_path, "train", CLICK_JOB, *JOB, *where, env=hold.environment, name="first") as first:
         hold.wait(first)
         options: Keywords = {"model_file": CLICK_JOB, "store": redis_url, "overwrite": True, "take_over": True}
         with prepare_job(JobOptions(**options)).store as taken:

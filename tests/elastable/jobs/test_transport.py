@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from elastable.embedding_store.errors import BadInput
-from elastable.jobs.servers.server_options import ServerOptions
 from tests.elastable.conftest import JOB, Trained
 from tests.elastable.processes import CLICK_JOB, run_elastable
 
@@ -28,8 +24,3 @@ def test_a_job_over_grpc_gives_the_bits_of_one_from_shared_memory(trained: Train
     run = (tmp_path / "latest").resolve()
     assert not any(ATTACHED in log or LAID_DOWN in log for log in logs(run))
     trained.require_same_numbers(run)
-
-
-def test_an_unknown_transport_is_refused_by_name() -> None:
-    with pytest.raises(BadInput, match="--transport pigeon: must be one of auto, grpc, shared"):
-        ServerOptions(transport="pigeon")

@@ -13,7 +13,7 @@ import tensorflow as tf
 import elastable as et
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import ModelError
-from elastable.models.untrained import UntrainedTables
+from elastable.jobs.job_hooks import UntrainedTables
 from tests.untyped import Keyword, Keywords
 
 USERS, ITEMS, DIM, BATCH = 20, 30, 4, 16
@@ -170,7 +170,7 @@ def test_a_table_without_a_gradient_is_warned_of_by_name(caplog: pytest.LogCaptu
 
     model = Idle(in_store)
     model.compile("sgd")
-    with caplog.at_level(logging.WARNING, "elastable.models.untrained"):
+    with caplog.at_level(logging.WARNING, "elastable.jobs.job_hooks"):
         et.fit(model, (X, ITEM), batch_size=BATCH, verbose=False)
     assert [record.args[0] for record in caplog.records] == ["idle"]  # type: ignore[index]
 
@@ -190,7 +190,7 @@ def test_steps_that_overflowed_say_nothing_of_tables(caplog: pytest.LogCaptureFi
     scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=2.0**126)
     model.compile(scaled, "mse")
     before = model.get_layer("rows").read_rows(np.arange(10))
-    with caplog.at_level(logging.WARNING, "elastable.models.untrained"):
+    with caplog.at_level(logging.WARNING, "elastable.jobs.job_hooks"):
         model.fit(np.arange(9), np.full((9, 1), 1e9), batch_size=3, epochs=1, verbose=0)
     assert not caplog.records
     np.testing.assert_array_equal(model.get_layer("rows").read_rows(np.arange(10)), before)  # it has overflowed
@@ -200,7 +200,7 @@ def test_bags_that_were_empty_are_no_table_that_nothing_looks_up(caplog: pytest.
     bags = keras.Input((0,), dtype="int64")
     model = keras.Model(bags, keras.layers.Dense(1)(et.Embedding(10, 2, name="rows", combiner="sum")(bags)))
     model.compile("sgd", "mse")
-    with caplog.at_level(logging.WARNING, "elastable.models.untrained"):
+    with caplog.at_level(logging.WARNING, "elastable.jobs.job_hooks"):
         model.fit(np.zeros((4, 0), np.int64), np.ones((4, 1)), verbose=0)
     (record,) = caplog.records
     assert "or all bags and lists of ids that it was given were empty" in record.getMessage()

@@ -284,22 +284,6 @@ def test_a_checkpoint_of_an_offloaded_table_is_restored_before_it_is_offloaded_a
         np.testing.assert_array_equal(weight, expected)
 
 
-def test_an_optimizer_whose_slots_another_one_has_replaced_is_refused() -> None:
-    layer = et.Embedding(ROWS, DIM, name="shared")
-    one, two = model_of(layer), model_of(layer)
-    fit(one)
-    fit(one)
-    fit(two)
-    with pytest.raises(
-        Unsupported, match=r"'shared': the optimizer 'adagrad.*trained its table before, and another one"
-    ):
-        fit(one)
-    one.compile("sgd", "mse")
-    fit(one)
-    with pytest.raises(Unsupported, match="'shared'"):
-        fit(two)
-
-
 def test_an_optimizer_that_is_replaced_without_compile_is_refused() -> None:
     keras.utils.set_random_seed(1)
     model, x, y = keras.Sequential([et.Embedding(ROWS, DIM), keras.layers.Dense(1)]), np.arange(ROWS), np.ones(ROWS)

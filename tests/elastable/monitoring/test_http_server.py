@@ -18,9 +18,8 @@ from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.monitoring import http_server
 from elastable.monitoring.endpoints import Endpoints
 from elastable.monitoring.http_server import HttpServer
-from elastable.monitoring.metric import Source
-from elastable.monitoring.sources.process_source import process_source
-from elastable.monitoring.watched import Watched
+from elastable.monitoring.metrics import Source, process_source
+from elastable.monitoring.page.views import Watched
 from tests.certificates import TOKEN, Authority
 from tests.elastable.monitoring.http_client import LIMIT_S, get
 

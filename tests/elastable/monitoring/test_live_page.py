@@ -29,8 +29,7 @@ from elastable.monitoring import endpoints as event_stream
 from elastable.monitoring.checkpoint_log import CheckpointLog
 from elastable.monitoring.endpoints import PAGE, Endpoints
 from elastable.monitoring.http_server import HttpServer
-from elastable.monitoring.page.views import JobView, ServerView, ShardView, View, advice_on
-from elastable.monitoring.watched import Watched
+from elastable.monitoring.page.views import JobView, ServerView, ShardView, View, Watched, advice_on
 from elastable.output.curves import Curves
 from elastable.process.child import EndedChild
 from tests.certificates import TOKEN

@@ -22,11 +22,16 @@ from elastable.embedding_store.errors import ElastableError, Unavailable
 from elastable.embedding_store.support.retry import retry
 from elastable.master.api import AsyncPushId, Push, Slices, WorkerIdentity
 from elastable.master.wire.client import MasterClient
-from elastable.monitoring.catalogue import METRICS
 from elastable.monitoring.endpoints import registry_of
-from elastable.monitoring.metric import Metric, MetricKind, Source
-from elastable.monitoring.sources.process_source import process_source
-from elastable.monitoring.sources.shard_source import servers_source, shard_lookups_source
+from elastable.monitoring.metrics import (
+    METRICS,
+    Metric,
+    MetricKind,
+    Source,
+    process_source,
+    servers_source,
+    shard_lookups_source,
+)
 from tests.elastable.conftest import JOB
 from tests.elastable.monitoring.http_client import get
 from tests.elastable.monitoring.otlp_collector import ExportedSpan, collecting

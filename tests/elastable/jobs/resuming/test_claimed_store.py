@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput
+from elastable.jobs.options import JobOptions
 from elastable.jobs.resuming.resume import fill_store
 from elastable.master.api import JobSpec
 from elastable.master.commits.dense_part import DensePart
@@ -30,10 +32,8 @@ def left_behind() -> MemoryStore:
 
 
 def begin(store: MemoryStore) -> Progress:
-    begun = fill_store(
-        store, {"t": SPEC}, DensePart(), JobSpec(), checkpoint=None, resume=False, overwrite=True  # type: ignore[arg-type]
-    )  # fmt: skip
-    return begun.progress
+    options = JobOptions(Path("job.py"), overwrite=True)
+    return fill_store(store, {"t": SPEC}, DensePart(), JobSpec(), options, None).progress  # type: ignore[arg-type]
 
 
 def test_leases_of_the_dead_are_waited_for(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,6 +16,7 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, CheckpointError, StoreBroken, StoreFailed, Unsupported
 from elastable.embedding_store.open_store import open_store
+from elastable.jobs.options import JobOptions
 from elastable.jobs.prepare import giving_way_to
 from elastable.jobs.resuming.resume import Beginning, fill_store
 from elastable.master.api import JobSpec
@@ -42,6 +43,7 @@ from tests.master.checkpoints.jobs import (
 from tests.servers import Server, running_cluster, running_server
 
 SPECS = (FIXED, DYNAMIC, AGED)
+RESUMING = JobOptions(Path("job.py"), resume=True, checkpoint_dir="kept")
 
 
 class Dense(DensePart):
@@ -54,16 +56,13 @@ class Dense(DensePart):
 def resume(store: EmbeddingStore, home: Path, specs: Sequence[TableSpec] = SPECS, job: JobSpec = JOB) -> Beginning:
     """As `elastable train --resume` fills a store that is open."""
     tables = {spec.name: spec for spec in specs}
-    checkpoint = open_checkpoint(home)
-    return fill_store(
-        store, tables, Dense(), job, checkpoint=checkpoint, resume=True, overwrite=False  # type: ignore[arg-type]
-    )  # fmt: skip
+    return fill_store(store, tables, Dense(), job, RESUMING, open_checkpoint(home))  # type: ignore[arg-type]
 
 
 def resumed(url: str, home: Path, job: JobSpec = JOB) -> tuple[EmbeddingStore, Beginning]:
     """As it opens and fills a store."""
     tables = {spec.name: spec for spec in SPECS}
-    giving_way = giving_way_to(open_checkpoint(home), tables, job, overwrite=False, take_over=False, rerun=False)
+    giving_way = giving_way_to(open_checkpoint(home), tables, job, RESUMING)
     store = open_store(url, on_broken=giving_way)
     return store, resume(store, home, job=job)
 

@@ -17,9 +17,9 @@ from elastable.embedding_store.wire.access.credentials import (
     Credentials,
 )
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
+from elastable.jobs.local_processes import StoreAccess
 from elastable.jobs.master_process import JobAccess
 from elastable.jobs.options import TrainOptions
-from elastable.jobs.servers.local_stores import StoreAccess
 from tests.certificates import TOKEN
 from tests.elastable.conftest import JOB
 from tests.elastable.processes import CLICK_JOB, Hold, elastable

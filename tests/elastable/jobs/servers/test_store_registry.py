@@ -9,8 +9,7 @@ import pytest
 
 from elastable.embedding_store.errors import BadInput, TakenOver, Unavailable
 from elastable.embedding_store.tiers.redis.url import RedisUrl
-from elastable.jobs.options import JobOptions
-from elastable.jobs.servers.server_options import StoreServerOptions
+from elastable.jobs.options import JobOptions, StoreServerOptions
 from elastable.jobs.servers.store_registry import Registration, StoreRegistry, is_registry
 from tests.elastable.processes import CLICK_JOB
 

@@ -1,7 +1,9 @@
-"""`elastable store rescale`: the rows of a job moved to another number of store servers, or to other hosts."""
+"""`elastable store`: a store server, and below it what is done to a store while no job has it."""
 
 from __future__ import annotations
 
+import os
+import signal
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
@@ -9,16 +11,19 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
-from elastable.commands.command_line import takes
+from elastable.commands.command_line import takes, without_subcommand
 from elastable.embedding_store.composite import move_job
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.option import Option, check_options, required, setting
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
-from elastable.jobs.shared_options import deadline
+from elastable.jobs.options import StoreServerOptions, deadline
 from elastable.master.keras.wrapping_optimizers import register_job_optimizers
+from elastable.output.progress_bars import JobConsole
+from elastable.process.child import when_parent_ends
 from elastable.process.repeating import repeating
 
-__all__ = ["rescale"]
+__all__ = ["store"]
+
 
 _RENEW_EVERY_S = 1.0
 
@@ -71,12 +76,29 @@ def rescale(options: _RescaleOptions) -> None:
         def copied(table: str, done: int, rows: int) -> None:
             progress.update(shown, description=f"{table}: {done:,} of {rows:,} rows")
 
-        moved = move_job(
-            {address: clients[address] for address in options.old},
-            {address: clients[address] for address in options.new},
-            copied,
-        )
+        old, new = ({address: clients[address] for address in side} for side in (options.old, options.new))
+        moved = move_job(old, new, copied)
     typer.echo(
         f"{sum(moved.rows.values()):,} rows of {len(moved.rows)} tables copied; version {moved.version:,} is at the "
         f"new store servers: go on with --stores {','.join(options.new)} --resume. Servers in --from alone are done"
     )
+
+
+store = typer.Typer(name="store", add_completion=False, invoke_without_command=True)
+store.command()(rescale)
+
+
+@store.callback()
+@without_subcommand
+@takes(StoreServerOptions)
+def serve(options: StoreServerOptions) -> None:
+    """Serve one shard of a job's tables, or look after a store while no job has it.
+
+    Workers look rows up here and push their gradients; their job's master only says when these are committed
+    (elastable master --stores). The server serves one job at a time, until a signal ends it.
+    """
+    # Started by `elastable train --stores N`: it writes what its store keeps, and makes room for the next one.
+    when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    from elastable.jobs.serving import run_store_server
+
+    raise typer.Exit(run_store_server(options, JobConsole()))

@@ -1,4 +1,4 @@
-"""`elastable kg evaluate`, `score` and `classify`: how good a trained model of a knowledge graph is."""
+"""`elastable kg evaluate`, `score`, `classify`, `predict` and `export`: what to do with a trained knowledge graph."""
 
 from __future__ import annotations
 
@@ -22,6 +22,14 @@ from elastable.process.quiet import import_tensorflow
 from elastable.process.stopping import OutputConsole
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from elastable.replicas.knowledge_graphs.evaluation import Candidates
+    from elastable.replicas.knowledge_graphs.trained import Answer, Query, TrainedGraph
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
     from elastable.embedding_store.contract.arrays import Int32
     from elastable.replicas.knowledge_graphs.evaluation import Candidates, TripleCandidates
     from elastable.replicas.knowledge_graphs.trained import TrainedGraph
@@ -31,8 +39,10 @@ __all__ = [
     "RUN",
     "classify_triples",
     "evaluate_run",
+    "export_run",
     "listed_entities",
     "open_run",
+    "predict_links",
     "rank_table",
     "score_triples",
 ]
@@ -157,12 +167,16 @@ def _candidates(trained: TrainedGraph, options: _EvaluateOptions) -> Candidates 
         return read_triple_candidates(options.listed, trained.graph)
     if not options.of_type:
         return None
+    return Candidates.of_types(_entity_types(trained), len(trained.entities), trained.graph.further_types)
+
+
+def _entity_types(trained: TrainedGraph) -> Int32:
     types = trained.graph.entity_types
     if types is None:
         raise BadInput(
             f"{trained.source} has no entity_types.txt (entity and type, one per line), which --of-type needs"
         )
-    return Candidates.of_types(types, len(trained.entities), trained.graph.further_types)
+    return types
 
 
 def rank_table(report: Mapping[str, object], hits: Sequence[int]) -> Table:
@@ -209,7 +223,6 @@ def score_triples(options: _ScoreOptions) -> None:
     """Score triples; higher is more plausible."""
     trained = open_run(options.run, None)
     import pyarrow as pa
-    import pyarrow.parquet
 
     triples = _read(trained, options.triples)
     scores = trained.triple_scores(triples, "head" if options.side == "head" else "tail")
@@ -222,10 +235,7 @@ def score_triples(options: _ScoreOptions) -> None:
         )
         return
     table = pa.table({**dict(zip(("head", "relation", "tail"), columns, strict=True)), "score": scores})
-    try:
-        pyarrow.parquet.write_table(table, options.output)
-    except OSError as error:
-        raise BadInput(f"{options.output} cannot be written: {error}") from error
+    _write_parquet(table, options.output)
     typer.echo(f"{len(scores):,} scores in {options.output}")
 
 
@@ -293,3 +303,158 @@ def _read(trained: TrainedGraph, file: Path) -> Int32:
     except BadInput as error:
         raise BadInput(f"{file}: {error}") from error
     return np.stack(ids, axis=1).astype(np.int32)
+
+
+def _write_parquet(table: pa.Table, path: Path) -> None:
+    import pyarrow.parquet
+
+    try:
+        pyarrow.parquet.write_table(table, path)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be written: {error}") from error
+
+
+# The best answers to queries, and embeddings in files
+
+
+_UNKNOWN = "?"
+_query = partial(Option, group="One query")
+_file = partial(Option, group="A file of queries")
+
+
+@dataclass(frozen=True, slots=True)
+class _PredictOptions:
+    run: Path = required(RUN)
+    graph: str | None = setting(None, GRAPH)
+    relation: str | None = setting(None, _query("Name of the relation."))
+    head: str | None = setting(None, _query("Name of the head; asks for tails."))
+    tail: str | None = setting(None, _query("Name of the tail; asks for heads."))
+    queries: Path | None = setting(
+        None, _file("Head, relation and tail, tab-separated, with ? for what is asked.", metavar="FILE")
+    )
+    output: Path | None = setting(
+        None,
+        _file("Write the answers to this Parquet file.", metavar="FILE.parquet", unset="print JSON, a line a query"),
+    )
+    top: int = setting(10, Option("Number of answers.", flags=("--top", "-k"), at_least=1))
+    new: bool = setting(False, Option("Leave out triples that the graph already has."))
+    among: Path | None = setting(
+        None, Option("Only these entities may answer: a file with a name per line.", metavar="FILE")
+    )
+    of_type: str | None = setting(None, Option("Only entities of this type may answer.", metavar="TYPE"))
+    as_json: bool = setting(False, AS_JSON)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if (self.relation is None) == (self.queries is None):
+            raise BadInput("give --relation with --head or --tail, or a file of --queries")
+        if self.queries is not None and (self.head is not None or self.tail is not None):
+            raise BadInput("--queries names heads and tails in its file; leave out --head and --tail")
+        if self.output is not None and self.queries is None:
+            raise BadInput("--output is for a file of --queries; one query is printed")
+        if self.among is not None and self.of_type is not None:
+            raise BadInput("--of-type and --among both restrict the answers; give one of them")
+
+
+@takes(_PredictOptions)
+def predict_links(options: _PredictOptions) -> None:
+    """Answer (head, relation, ?) or (?, relation, tail)."""
+    trained = open_run(options.run, options.graph)
+    from elastable.replicas.knowledge_graphs.trained import LinkPredictor, Query
+
+    if options.queries is not None:
+        queries = _read_queries(trained, options.queries)
+    else:
+        queries = [Query(options.relation or "", options.head, options.tail)]
+    among = _entities_among(trained, options)
+    found = LinkPredictor(trained).answer(queries, k=options.top, new=options.new, among=among)
+    if options.output is not None:
+        _save(options.output, queries, found)
+        typer.echo(f"answers to {len(queries):,} queries in {options.output}")
+    elif options.queries is not None:
+        for query, answers in zip(queries, found, strict=True):
+            asked = {"head": query.head, "relation": query.relation, "tail": query.tail}
+            typer.echo(json.dumps({**asked, "answers": _answers_as_json(answers)}))
+    elif options.as_json:
+        typer.echo(json.dumps(_answers_as_json(found[0])))
+    else:
+        OutputConsole().print(_table(queries[0], found[0]))
+
+
+def _entities_among(trained: TrainedGraph, options: _PredictOptions) -> Candidates | None:
+    from elastable.replicas.knowledge_graphs.evaluation import Candidates
+
+    if options.among is not None:
+        return listed_entities(trained, options.among)
+    if options.of_type is None:
+        return None
+    _entity_types(trained)
+    return Candidates.of_list(trained.graph.entities_of_type(options.of_type), len(trained.entities))
+
+
+def _read_queries(trained: TrainedGraph, file: Path) -> list[Query]:
+    from elastable.replicas.knowledge_graphs.graph import line_of, read_columns
+    from elastable.replicas.knowledge_graphs.trained import Query
+
+    if _UNKNOWN in trained.entities:
+        raise BadInput(
+            f"an entity is named {_UNKNOWN!r}, which means the unknown end in {file}; ask by --head and --tail"
+        )
+    columns = [[names[code] for code in codes] for names, codes in read_columns(file)]
+    found = []
+    for record, (head, relation, tail) in enumerate(zip(*columns, strict=True)):
+        if (head == _UNKNOWN) == (tail == _UNKNOWN):
+            raise BadInput(f"{file}, line {line_of(file, record)}: head or tail must be {_UNKNOWN}, and not both")
+        found.append(Query(relation, None if head == _UNKNOWN else head, None if tail == _UNKNOWN else tail))
+    return found
+
+
+def _save(path: Path, queries: Sequence[Query], found: Sequence[Sequence[Answer]]) -> None:
+    """A row per answer: query (its number, from 0), head, relation, tail, side, rank (from 1), score."""
+    import pyarrow as pa
+
+    names = ("query", "head", "relation", "tail", "side", "rank", "score")
+    kinds = (pa.int64(), *[pa.string()] * 4, pa.int64(), pa.float32())
+    rows = [
+        (number, *_triple(query, answer.entity), query.side, rank, answer.score)
+        for number, (query, answers) in enumerate(zip(queries, found, strict=True))
+        for rank, answer in enumerate(answers, start=1)
+    ]
+    columns = [pa.array([row[place] for row in rows], kind) for place, kind in enumerate(kinds)]
+    _write_parquet(pa.table(columns, names), path)
+
+
+def _triple(query: Query, answer: str) -> tuple[str, str, str]:
+    head, tail = query.head, query.tail
+    return answer if head is None else head, query.relation, answer if tail is None else tail
+
+
+def _answers_as_json(answers: Sequence[Answer]) -> list[dict[str, object]]:
+    return [{"entity": answer.entity, "score": answer.score} for answer in answers]
+
+
+def _table(query: Query, answers: Sequence[Answer]) -> Table:
+    title = f"({query.head or _UNKNOWN}, {query.relation}, {query.tail or _UNKNOWN})"
+    table = Table(title=title, title_justify="left")
+    for column in ("", "entity", "score"):
+        table.add_column(column, justify="left" if column == "entity" else "right")
+    for rank, answer in enumerate(answers, start=1):
+        table.add_row(str(rank), answer.entity, f"{answer.score:.4f}")
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class _ExportOptions:
+    run: Path = required(RUN)
+    output: Path = required(Option("A new folder.", metavar="DIR"))
+    format: str = required(Option("Format of the embeddings.", choices=("numpy", "parquet")))
+
+
+@takes(_ExportOptions)
+def export_run(options: _ExportOptions) -> None:
+    """Write the embeddings for other programs."""
+    trained = open_run(options.run, None)
+    from elastable.replicas.knowledge_graphs.trained import export_embeddings
+
+    for file in export_embeddings(trained, options.output, options.format):
+        typer.echo(str(file))

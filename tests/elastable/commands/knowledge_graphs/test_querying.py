@@ -15,7 +15,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from elastable.command import app
-from elastable.commands.knowledge_graphs.evaluating import rank_table
+from elastable.commands.knowledge_graphs.querying import rank_table
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph import load_graph

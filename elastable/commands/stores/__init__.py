@@ -1,1 +1,0 @@
-"""Commands that look after a store while no job has it."""
