@@ -122,7 +122,7 @@ class Partition:
             slots, touches = slots[part.places], None if touches is None else touches[part.places]
         if not self.whole_rows:
             slots = slots[:, self.slot_columns[part.shard]]
-        return RowBlock(part.ids, self._cut(part, block.weights), slots, touches)
+        return RowBlock(part.ids, self._cut(part, block.weights), slots, touches, block.trained)
 
     def whole_ids(self, shard: int, ids: Int64) -> Int64:
         """The table's ids of a shard's ids."""
@@ -136,7 +136,7 @@ class Partition:
         for number, block in zip(self.holders, blocks, strict=True):
             weights[:, self.columns[number]] = block.weights
             slots[:, self.slot_columns[number]] = block.slots
-        return RowBlock(blocks[0].ids, weights, slots, blocks[0].touches)
+        return RowBlock(blocks[0].ids, weights, slots, blocks[0].touches, blocks[0].trained)
 
     def _cut(self, part: Part, rows: Float32) -> Float32:
         if part.places is not None:

@@ -115,12 +115,14 @@ class RowBlock:
         slots: float32 `[n, slot_width]`: the optimizer's slots side by side.
         touches: int64 `[n, 2]`, of tables with eviction: the version that last touched a row, and how often it was
             since the last look at rows; None: once, at the version committed next.
+        trained: Whether a store or checkpoint held them: training may have made them infinite, and they stay so.
     """
 
     ids: Int64
     weights: Float32
     slots: Float32
     touches: Int64 | None = None
+    trained: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,7 @@ class MemoryTable(TableReader):
     def scan(self, cursor: int, limit: int) -> tuple[RowBlock, int]:
         """The next block of rows from `cursor` (first 0), and the next cursor; an empty block ends it."""
         ids, positions, cursor = self.directory.scan(cursor, limit)
-        return RowBlock(ids, *self.rows.block(positions), self.members.touches(positions)), cursor
+        return RowBlock(ids, *self.rows.block(positions), self.members.touches(positions), trained=True), cursor
 
     def stored(self, ids: Int64) -> RowBlock:
         """Of `ids` int64 `[n]` the rows that hold a value of their own, in that order."""
@@ -151,7 +151,7 @@ class MemoryTable(TableReader):
         if self.directory.find(ids, positions):
             live = positions >= 0
             ids, positions = ids[live], positions[live]
-        return RowBlock(ids, *self.rows.block(positions), self.members.touches(positions))
+        return RowBlock(ids, *self.rows.block(positions), self.members.touches(positions), trained=True)
 
     def statistics(self) -> TableStatistics:
         """As in `EmbeddingStore.table_statistics`; bytes of the address space that rows have come to use."""

@@ -81,7 +81,7 @@ class PinnedTable(TableReader):
             if len(of):
                 some = places[of] & _PLACE
                 weights[of], slots[of] = self._standing_rows.seen(*images.block(some))
-        return RowBlock(ids, weights, slots, self._touches(places))
+        return RowBlock(ids, weights, slots, self._touches(places), trained=True)
 
     def unchanged(self, cursor: int, limit: int) -> tuple[RowBlock | None, int]:
         """Of the next up to `limit` rows that stand, those that have not changed since the version.
@@ -102,7 +102,7 @@ class PinnedTable(TableReader):
             if images.rows and images.find(ids, places) < len(ids):
                 same = places < 0
                 ids, positions, places = ids[same], positions[same], places[same]
-        return RowBlock(ids, *self._standing_rows.block(positions), self._touches(positions)), cursor
+        return RowBlock(ids, *self._standing_rows.block(positions), self._touches(positions), trained=True), cursor
 
     def changed(self, ends: Sequence[int], sequences: Sequence[int]) -> Int64:
         """int64: ids of rows that have changed since the version, but for those that `unchanged` gave before.

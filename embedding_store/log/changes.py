@@ -211,7 +211,7 @@ def _decoded(payload: Payload) -> Change:
         change = ClearTable(_text(fields["table"]))
     elif kind == "put":
         ids, weights, slots = _ids(next(arrays)), _matrix(next(arrays)), _matrix(next(arrays))
-        change = PutRows(_text(fields["table"]), RowBlock(ids, weights, slots, _touches(next(arrays, None))))
+        change = PutRows(_text(fields["table"]), RowBlock(ids, weights, slots, _touches(next(arrays, None)), True))
     elif kind == "delete":
         change = DeleteRows(_text(fields["table"]), _ids(next(arrays)))
     elif kind == "state":

@@ -222,15 +222,28 @@ def require_block(spec: TableSpec, optimizer: RowOptimizer, block: RowBlock) -> 
         BadIds, IdOutOfRange: as `require_ids`, and for an id that stands twice.
         BadInput: weights, slots or touches of another dtype or shape, weights that
             the table's dtype cannot hold, or a negative sum of squares.
-        NotFinite: a weight or slot that is NaN or infinite.
+        NotFinite: a weight or slot that is NaN or infinite, unless training made it so (`block.trained`).
     """
     ids = require_ids(spec, block.ids)
     _require_once(spec.name, ids)
     _require_float32(spec, "weights", block.weights, len(ids), spec.dim, BadInput)
     _require_float32(spec, "slots", block.slots, len(ids), optimizer.slot_width(spec.dim), BadInput)
     weights, slots = np.ascontiguousarray(block.weights), np.ascontiguousarray(block.slots)
-    _require_finite_values(spec.name, "weight", ids, weights)
+    if not block.trained or spec.dtype == "int8":
+        _require_finite_values(spec.name, "weight", ids, weights)
+        _require_sums(spec, optimizer, ids, slots)
     _require_holdable(spec, ids, weights)
+    touches = block.touches
+    if touches is not None and (
+        not isinstance(touches, np.ndarray) or touches.dtype != np.int64 or touches.shape != (len(ids), 2)
+    ):
+        raise BadInput(f"table {spec.name!r}: touches must be int64 [{len(ids)}, 2], got {array_kind(touches)}")
+    if touches is not None and len(touches):
+        _require_touches(spec, ids, touches)
+    return RowBlock(ids, weights, slots, touches, block.trained)
+
+
+def _require_sums(spec: TableSpec, optimizer: RowOptimizer, ids: Int64, slots: Float32) -> None:
     begin, finite = 0, _all_finite(slots.ravel())
     for slot in optimizer.slots:
         end = begin + (spec.dim if slot.columns is None else slot.columns)
@@ -244,14 +257,6 @@ def require_block(spec: TableSpec, optimizer: RowOptimizer, block: RowBlock) -> 
                 "fresh_rows makes the slots of new rows"
             )
         begin = end
-    touches = block.touches
-    if touches is not None and (
-        not isinstance(touches, np.ndarray) or touches.dtype != np.int64 or touches.shape != (len(ids), 2)
-    ):
-        raise BadInput(f"table {spec.name!r}: touches must be int64 [{len(ids)}, 2], got {array_kind(touches)}")
-    if touches is not None and len(touches):
-        _require_touches(spec, ids, touches)
-    return RowBlock(ids, weights, slots, touches)
 
 
 def _require_finite_values(table: str, what: str, ids: Int64, values: Float32) -> None:
@@ -285,7 +290,7 @@ def _require_float32(
 
 def _require_holdable(spec: TableSpec, ids: Int64, weights: Float32) -> None:
     """Refuses what a narrow dtype would turn into something else than a rounded number."""
-    if spec.dtype == "float16" and (beyond := np.abs(weights) >= _BEYOND_FLOAT16).any():
+    if spec.dtype == "float16" and (beyond := np.isfinite(weights) & (np.abs(weights) >= _BEYOND_FLOAT16)).any():
         row, column = np.argwhere(beyond)[0]
         raise BadInput(
             f"table {spec.name!r}: the weight of id {ids[row]} (position {row}) is {weights[row, column]} in column "

@@ -21,7 +21,7 @@ __all__ = ["chosen_rows", "fresh_rows", "joined_rows", "put_weights", "rows_by_s
 def chosen_rows(block: RowBlock, choice: npt.NDArray[np.bool_] | Int64) -> RowBlock:
     """The rows that `choice` picks: bool `[n]`, or int64 places in the block."""
     touches = None if block.touches is None else block.touches[choice]
-    return RowBlock(block.ids[choice], block.weights[choice], block.slots[choice], touches)
+    return RowBlock(block.ids[choice], block.weights[choice], block.slots[choice], touches, block.trained)
 
 
 def joined_rows(spec: TableSpec, blocks: Sequence[RowBlock]) -> RowBlock:
@@ -35,6 +35,7 @@ def joined_rows(spec: TableSpec, blocks: Sequence[RowBlock]) -> RowBlock:
         np.concatenate([block.weights for block in blocks]),
         np.concatenate([block.slots for block in blocks]),
         np.concatenate(touches) if len(touches) == len(blocks) else None,
+        all(block.trained for block in blocks),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -162,7 +163,7 @@ class EmbeddingTable:
         Raises:
             Whatever `EmbeddingStore.put` raises.
         """
-        self.store.put(self.name, blocks)
+        self.store.put(self.name, (replace(block, trained=False) for block in blocks))
 
     def delete(self, ids: npt.ArrayLike) -> int:
         """Takes rows away by their ids, as in `EmbeddingStore.delete`; returns how many there were."""

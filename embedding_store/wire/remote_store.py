@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import TypeVar
@@ -109,7 +110,7 @@ class RemoteReads(BaseSource):
             found = self.connection.decoded(lambda blocks: next(blocks, None), blocks)
         finally:
             timer.cancel()
-        return None if found is None else found[1]
+        return None if found is None else replace(found[1], trained=True)
 
     def read_rows(self, table: str, ids: Int64) -> RowBlock:
         self.require_open()
@@ -121,7 +122,7 @@ class RemoteReads(BaseSource):
         blocks = self.connection.call(attempt)
         if len(blocks) != 1:
             raise StoreFailed(f"{self.connection.address} answered with {len(blocks)} blocks instead of one")
-        return blocks[0][1]
+        return replace(blocks[0][1], trained=True)
 
     def table_state(self, table: str) -> TableState:
         self.require_open()

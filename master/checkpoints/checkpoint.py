@@ -364,7 +364,7 @@ def chained_rows(chain: Sequence[Checkpoint], table: str) -> Iterator[RowBlock]:
         entry = checkpoint.manifest.tables[table]
         last = entry.whole or place == len(chain) - 1
         for tensors in in_order(partial(_tensors_of, checkpoint, names=_ROWS), entry.files):
-            block = RowBlock(tensors["ids"], tensors["weights"], tensors["slots"], tensors.get("touches"))
+            block = RowBlock(tensors["ids"], tensors["weights"], tensors["slots"], tensors.get("touches"), trained=True)
             counts = ~newer.hold(block.ids)
             if live is not None:
                 counts &= live.hold(block.ids)

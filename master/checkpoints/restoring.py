@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 
@@ -225,9 +226,7 @@ def _put(checkpoint: Checkpoint, store: EmbeddingStore, spec: TableSpec) -> int:
         nonlocal rows
         for block in checkpoint.rows(spec.name):
             rows += len(block.ids)
-            yield (
-                RowBlock(block.ids, block.weights, block.slots) if same else fresh_rows(spec, block.ids, block.weights)
-            )
+            yield replace(block, touches=None) if same else fresh_rows(spec, block.ids, block.weights)
 
     store.put(spec.name, blocks())
     return rows

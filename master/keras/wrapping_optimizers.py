@@ -141,7 +141,10 @@ def rows_become_averages(
             averages = block.slots[have, -1 - specs[name].dim : -1]
             touches = None if block.touches is None else block.touches[have]
             if have.any():
-                store.put(name, [RowBlock(block.ids[have], np.ascontiguousarray(averages), block.slots[have], touches)])
+                averaged = RowBlock(
+                    block.ids[have], np.ascontiguousarray(averages), block.slots[have], touches, block.trained
+                )
+                store.put(name, [averaged])
                 changed(name, block.ids[have])
 
 

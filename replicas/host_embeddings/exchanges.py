@@ -107,7 +107,7 @@ def rows_with_slots(store: EmbeddingStore, spec: TableSpec) -> RowBlock:
     slots = np.tile(optimizer.initial_slots(spec.dim), (size, 1))
     held = store.read_rows(spec.name, ids)
     slots[held.ids] = held.slots
-    return RowBlock(ids, weights, slots)
+    return RowBlock(ids, weights, slots, trained=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -281,7 +281,7 @@ class RemoteBuffers(RowExchange):
     def _block_of(self, rank: int, weights: Float32, slots: Float32) -> RowBlock:
         """One shard's rows, from its flat values."""
         ids = self.kept_ids(rank)
-        return RowBlock(ids, weights.reshape(len(ids), -1), slots.reshape(len(ids), -1))
+        return RowBlock(ids, weights.reshape(len(ids), -1), slots.reshape(len(ids), -1), trained=True)
 
     @abstractmethod
     def _joined_blocks(self, blocks: Sequence[RowBlock]) -> RowBlock:
@@ -321,7 +321,8 @@ class TokenBuffers(RemoteBuffers):
     def _joined_blocks(self, blocks: Sequence[RowBlock]) -> RowBlock:
         order = np.argsort(np.concatenate([block.ids for block in blocks]), kind="stable")
         weights = np.concatenate([block.weights for block in blocks])[order]
-        return RowBlock(np.arange(len(order)), weights, np.concatenate([block.slots for block in blocks])[order])
+        slots = np.concatenate([block.slots for block in blocks])[order]
+        return RowBlock(np.arange(len(order)), weights, slots, trained=True)
 
 
 class TokenSums(TokenBuffers):

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange, NotFinite
 from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.embedding_store.tables import EmbeddingTable
 from elastable.embedding_store.tables.checks import (
     as_ids,
     require_block,
@@ -131,3 +135,20 @@ def test_slots_that_no_step_can_leave(name: str, value: float) -> None:
             require_block(FIXED, optimizer, block)
         begin += slot.columns or 3
     assert refused
+
+
+def test_rows_that_training_made_infinite_are_moved_and_restored() -> None:
+    """A row that overflowed is refused from a program's hand, and is kept where a store held it."""
+    spec = TableSpec("t", 2, None, optimizer=OptimizerSpec("adagrad"), dtype="float16")
+    ids, slots = np.array([4]), np.full((1, 2), np.inf, np.float32)
+    block = RowBlock(ids, np.array([[1, np.inf]], np.float32), slots)
+    with MemoryStore(threads=1) as store, MemoryStore(threads=1) as other:
+        for held in (store, other):
+            held.create_table(spec)
+        with pytest.raises(NotFinite, match="'t'"):
+            store.put("t", [block])
+        store.put("t", [replace(block, trained=True)])
+        other.put("t", store.scan("t"))
+        assert np.isinf(other.read_rows("t", ids).slots).all()
+        with pytest.raises(NotFinite, match="'t'"):
+            EmbeddingTable(other, "t").put(store.scan("t"))
