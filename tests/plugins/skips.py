@@ -11,7 +11,6 @@ __all__ = ["MAY_BE_SKIPPED", "pytest_make_collect_report", "pytest_runtest_maker
 
 #: Reason -> why it is no gap. A new one is a decision, not a way to pass.
 MAY_BE_SKIPPED = {
-    "this store says that a lookup may meet a commit halfway": "its contract does not promise what is tested",
     "the shared test data are not beside this checkout": "reference data of another repository, too large for this one",
     "the graphs of ../shared/data are not here": "data sets of other people, which may not be copied",
     "grpcio-tools is part of the dev extra": "`make proto-check`, a step of its own in .ci/run, compares the stubs",
