@@ -262,7 +262,8 @@ def audited(method: str, handler: Handler, callers: Callers) -> Handler:
         try:
             reply: Body = behaviour(seen, context)
         except BaseException as error:
-            why = context.details() or (str(error) if isinstance(error, ElastableError) else repr(error))  # type: ignore[attr-defined]
+            details: str | bytes = context.details()  # type: ignore[attr-defined]
+            why = details or (str(error) if isinstance(error, ElastableError) else repr(error))
             note(context, seen, f"failed: {why.decode('utf-8', 'replace') if isinstance(why, bytes) else why}")
             raise
         note(context, seen, "done")
