@@ -39,12 +39,7 @@ class ShardClient(RemoteStore, shards.ShardServer):
     started again is claimed again.
 
     Args:
-        target: `host:port`, or a `ServerConnection`, which stays its owner's to close.
-        deadline_s: Seconds for each call, where `target` is an address.
-        credentials: Of this client, where `target` is an address; None: those of the environment.
-
-    Raises:
-        BadInput: no such address or deadline can be, or it cannot be called with such credentials.
+        target, deadline_s, credentials: As of `RemoteSource`, which also says what is raised.
     """
 
     def __init__(
